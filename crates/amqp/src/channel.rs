@@ -1,0 +1,187 @@
+//! The life cycle of channels, and of the connection around them, at the server's end.
+//!
+//! For every frame ask [`ConnectionLife::frame`] first; what it calls [`ConnectionStep::Channel`] goes to
+//! [`ChannelTable::method`] or [`ChannelTable::content`]. Neither sends anything: the caller does, and reports back by
+//! [`ChannelTable::open`], [`ChannelTable::start_closing`] and [`ChannelTable::remove`].
+//!
+//! A channel is closed, open, or closing. It is closing from the server's `channel.close` to the client's `close-ok`;
+//! whatever comes in between was sent by a client that did not know yet, and is discarded.
+
+mod connection;
+#[cfg(test)]
+mod tests;
+
+pub use connection::{ConnectionLife, ConnectionStep};
+
+use crate::error::{Fault, ReplyCode};
+use crate::method::Method;
+
+/// The channels of a connection; `T` is what the caller keeps for an open one. Best boxed when it is large, for the
+/// table is one contiguous piece.
+#[derive(Debug)]
+pub struct ChannelTable<T> {
+    /// Sorted by number.
+    slots: Vec<Slot<T>>,
+    /// 0 means no limit.
+    channel_max: u16,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    number: u16,
+    /// `None` while the channel is closing.
+    open: Option<T>,
+}
+
+/// What to do about a method on a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChannelStep {
+    /// `channel.open`: call [`ChannelTable::open`] and send `channel.open-ok`.
+    Open,
+    /// A method for an open channel.
+    Deliver,
+    /// The client closes an open channel: clean up, call [`ChannelTable::remove`], send `channel.close-ok`.
+    Close,
+    /// Send `channel.close-ok`: both ends closed at the same time. The client's `close-ok` is still to come.
+    AnswerClose,
+    /// The client confirmed; the channel is closed now.
+    Closed,
+    /// Nothing: it was sent before the client knew that the channel is closing.
+    Discard,
+}
+
+impl<T> ChannelTable<T> {
+    /// No channel is open; `channel_max` (0: no limit) of them may be.
+    pub const fn new(channel_max: u16) -> Self {
+        Self { slots: Vec::new(), channel_max }
+    }
+
+    /// Judges a method frame.
+    ///
+    /// # Errors
+    /// 504 CHANNEL_ERROR for a method on a closed channel or a second `channel.open`; 530 NOT_ALLOWED when all
+    /// channels are taken. Both end the connection, with RabbitMQ's texts.
+    #[inline]
+    pub fn method(&mut self, channel: u16, method: &Method<'_>) -> Result<ChannelStep, Fault> {
+        let Ok(at) = self.find(channel) else { return self.on_closed(method) };
+        let is_open = self.slots[at].open.is_some();
+        Ok(match (is_open, method) {
+            (true, Method::ChannelClose(_)) => ChannelStep::Close,
+            (true, Method::ChannelOpen(_)) => {
+                let fault = Fault::new(ReplyCode::ChannelError, "second 'channel.open' seen");
+                return Err(fault.caused_by(method.ids()));
+            }
+            (true, _) => ChannelStep::Deliver,
+            (false, Method::ChannelClose(_)) => ChannelStep::AnswerClose,
+            (false, Method::ChannelCloseOk(_)) => {
+                self.slots.remove(at);
+                ChannelStep::Closed
+            }
+            (false, _) => ChannelStep::Discard,
+        })
+    }
+
+    /// Judges a header or body frame: `None` means that it is to be discarded.
+    ///
+    /// # Errors
+    /// 505 UNEXPECTED_FRAME on a closed channel.
+    #[inline]
+    pub fn content(&mut self, channel: u16) -> Result<Option<&mut T>, Fault> {
+        match self.find(channel) {
+            Ok(at) => Ok(self.slots[at].open.as_mut()),
+            Err(_) => {
+                self.check_room()?;
+                let text = "expected method frame, got non method frame instead";
+                Err(Fault::new(ReplyCode::UnexpectedFrame, text))
+            }
+        }
+    }
+
+    /// Opens a channel after [`ChannelStep::Open`].
+    pub fn open(&mut self, channel: u16, state: T) -> &mut T {
+        let at = match self.find(channel) {
+            Ok(at) => at,
+            Err(at) => {
+                self.slots.insert(at, Slot { number: channel, open: None });
+                at
+            }
+        };
+        self.slots[at].open.insert(state)
+    }
+
+    /// The server closes a channel, and sends `channel.close`: returns what was kept for it.
+    pub fn start_closing(&mut self, channel: u16) -> Option<T> {
+        let at = self.find(channel).ok()?;
+        self.slots[at].open.take()
+    }
+
+    /// The client closes a channel: returns what was kept for it.
+    pub fn remove(&mut self, channel: u16) -> Option<T> {
+        let at = self.find(channel).ok()?;
+        self.slots.remove(at).open
+    }
+
+    /// What is kept for an open channel.
+    #[inline]
+    pub fn get_mut(&mut self, channel: u16) -> Option<&mut T> {
+        let at = self.find(channel).ok()?;
+        self.slots[at].open.as_mut()
+    }
+
+    /// What is kept for an open channel.
+    #[inline]
+    pub fn get(&self, channel: u16) -> Option<&T> {
+        let at = self.find(channel).ok()?;
+        self.slots[at].open.as_ref()
+    }
+
+    /// The open channels, in the order of their numbers.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
+        self.slots.iter_mut().filter_map(|slot| Some((slot.number, slot.open.as_mut()?)))
+    }
+
+    /// Empties the table and returns what was kept for open channels: the connection is over.
+    pub fn drain(&mut self) -> impl Iterator<Item = (u16, T)> {
+        self.slots.drain(..).filter_map(|slot| Some((slot.number, slot.open?)))
+    }
+
+    /// How many channels are open or closing.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether every channel is closed.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Clients number their channels from 1 on, so a channel mostly stands where its number says.
+    #[inline]
+    fn find(&self, channel: u16) -> Result<usize, usize> {
+        let guess = usize::from(channel).wrapping_sub(1);
+        match self.slots.get(guess) {
+            Some(slot) if slot.number == channel => Ok(guess),
+            _ => self.slots.binary_search_by_key(&channel, |slot| slot.number),
+        }
+    }
+
+    #[cold]
+    fn on_closed(&self, method: &Method<'_>) -> Result<ChannelStep, Fault> {
+        self.check_room().map_err(|fault| fault.caused_by(method.ids()))?;
+        if matches!(method, Method::ChannelOpen(_)) {
+            return Ok(ChannelStep::Open);
+        }
+        Err(Fault::new(ReplyCode::ChannelError, "expected 'channel.open'").caused_by(method.ids()))
+    }
+
+    /// RabbitMQ counts channels and does not look at their numbers.
+    fn check_room(&self) -> Result<(), Fault> {
+        let (count, max) = (self.slots.len(), self.channel_max);
+        if max == 0 || count < usize::from(max) {
+            return Ok(());
+        }
+        let text =
+            format!("number of channels opened ({count}) has reached the negotiated channel_max ({max})");
+        Err(Fault::new(ReplyCode::NotAllowed, text))
+    }
+}

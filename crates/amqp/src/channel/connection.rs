@@ -1,0 +1,100 @@
+//! The connection's own life cycle, after the handshake.
+
+use crate::error::{Fault, ReplyCode};
+use crate::frame::{Frame, FrameKind};
+use crate::method::Method;
+
+/// Where a connection stands, at the server's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ConnectionLife {
+    /// Open.
+    #[default]
+    Running,
+    /// The server sent `connection.close`: everything but close and close-ok is discarded.
+    Closing,
+    /// Over; the socket is to be closed once everything is sent.
+    Closed,
+}
+
+/// What to do about a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConnectionStep<'a> {
+    /// It belongs to a channel, and is no heartbeat.
+    Channel,
+    /// A sign of life.
+    Heartbeat,
+    /// A method for the connection, of those that a client may send at any time: `update-secret`.
+    Deliver(Method<'a>),
+    /// The client closes: clean up, send `connection.close-ok`, close the socket.
+    Close,
+    /// Send `connection.close-ok`: both ends closed at the same time. The client's `close-ok` is still to come.
+    AnswerClose,
+    /// The client confirmed: close the socket.
+    Closed,
+    /// Nothing: it was sent before the client knew that the connection is closing.
+    Discard,
+}
+
+impl ConnectionLife {
+    /// Judges a frame.
+    ///
+    /// # Errors
+    /// While running: 504 CHANNEL_ERROR for a method that has no place on channel 0, 505 UNEXPECTED_FRAME for a
+    /// heartbeat elsewhere or content on channel 0, 502 and 503 for methods that cannot be decoded. Answer with
+    /// `connection.close` and [`Self::start_closing`].
+    #[inline]
+    pub fn frame<'a>(&mut self, frame: &Frame<'a>) -> Result<ConnectionStep<'a>, Fault> {
+        if *self == Self::Running && frame.channel != 0 && frame.kind != FrameKind::Heartbeat {
+            return Ok(ConnectionStep::Channel);
+        }
+        self.seldom(frame)
+    }
+
+    /// The server sent `connection.close`.
+    pub fn start_closing(&mut self) {
+        if *self == Self::Running {
+            *self = Self::Closing;
+        }
+    }
+
+    fn seldom<'a>(&mut self, frame: &Frame<'a>) -> Result<ConnectionStep<'a>, Fault> {
+        match self {
+            Self::Running => self.while_running(frame),
+            Self::Closing => Ok(self.while_closing(frame)),
+            Self::Closed => Ok(ConnectionStep::Discard),
+        }
+    }
+
+    fn while_running<'a>(&mut self, frame: &Frame<'a>) -> Result<ConnectionStep<'a>, Fault> {
+        match frame.kind {
+            FrameKind::Heartbeat if frame.channel == 0 => return Ok(ConnectionStep::Heartbeat),
+            FrameKind::Method => {}
+            _ => return Err(frame.unexpected()),
+        }
+        match Method::decode(frame.payload)? {
+            Method::ConnectionClose(_) => {
+                *self = Self::Closed;
+                Ok(ConnectionStep::Close)
+            }
+            method @ Method::ConnectionUpdateSecret(_) => Ok(ConnectionStep::Deliver(method)),
+            method => {
+                let text = "unexpected method in connection state running";
+                Err(Fault::new(ReplyCode::ChannelError, text).caused_by(method.ids()))
+            }
+        }
+    }
+
+    fn while_closing<'a>(&mut self, frame: &Frame<'a>) -> ConnectionStep<'a> {
+        if frame.channel != 0 || frame.kind != FrameKind::Method {
+            return ConnectionStep::Discard;
+        }
+        match Method::decode(frame.payload) {
+            Ok(Method::ConnectionClose(_)) => ConnectionStep::AnswerClose,
+            Ok(Method::ConnectionCloseOk(_)) => {
+                *self = Self::Closed;
+                ConnectionStep::Closed
+            }
+            _ => ConnectionStep::Discard,
+        }
+    }
+}

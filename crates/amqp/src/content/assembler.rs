@@ -1,0 +1,324 @@
+//! Putting a message together from its frames.
+
+use std::borrow::Cow;
+
+use super::check_size;
+use crate::error::{Fault, ReplyCode};
+use crate::method::BASIC_CLASS;
+use crate::properties::ContentHeader;
+
+/// The content assembly of one channel. `M` is what the caller wants to keep of the method until its content is
+/// there, such as exchange and routing key. One word while idle.
+#[derive(Debug)]
+pub struct Assembler<M>(Option<Box<Pending<M>>>);
+
+#[derive(Debug)]
+struct Pending<M> {
+    method: M,
+    /// Class and method id, to blame it for what follows.
+    ids: (u16, u16),
+    /// `None` until the header is there.
+    body: Option<PendingBody>,
+}
+
+#[derive(Debug)]
+struct PendingBody {
+    properties: Vec<u8>,
+    octets: Vec<u8>,
+    size: usize,
+}
+
+/// A complete message. Lent from the frame that completed it where possible.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Content<'a, M> {
+    /// As given to [`Assembler::expect`].
+    pub method: M,
+    /// Property flags and list as they stand on the wire, not checked.
+    pub properties: Cow<'a, [u8]>,
+    /// The whole body.
+    pub body: Cow<'a, [u8]>,
+}
+
+/// What a frame led to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress<'a, M> {
+    /// Frames are missing.
+    More,
+    /// The message is complete, and the assembler idle.
+    Complete(Content<'a, M>),
+}
+
+impl<M> Assembler<M> {
+    /// Idle.
+    pub const fn new() -> Self {
+        Self(None)
+    }
+
+    /// Whether no content is expected.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Starts on the content of `method`, whose class and method id are `ids`. Call [`Self::check_method`] first.
+    pub fn expect(&mut self, method: M, ids: (u16, u16)) {
+        self.0 = Some(Box::new(Pending { method, ids, body: None }));
+    }
+
+    /// Drops what has come so far, for the channel is closing.
+    pub fn abandon(&mut self) {
+        self.0 = None;
+    }
+
+    /// Whether a method frame may come now.
+    ///
+    /// # Errors
+    /// 505 UNEXPECTED_FRAME while content is expected.
+    #[inline]
+    pub fn check_method(&self) -> Result<(), Fault> {
+        match &self.0 {
+            None => Ok(()),
+            Some(pending) => Err(pending.unexpected()),
+        }
+    }
+
+    /// Takes a content header. `max_size` limits the body, in octets.
+    ///
+    /// # Errors
+    /// 505 UNEXPECTED_FRAME out of order or for another class; 406 or 501 for a body that is too large
+    /// ([`check_size`]). After an error the assembler is idle.
+    pub fn header<'a>(&mut self, header: ContentHeader<'a>, max_size: u64) -> Result<Progress<'a, M>, Fault> {
+        let mut pending = self.0.take().ok_or_else(expected_method)?;
+        if pending.body.is_some() {
+            return Err(pending.unexpected());
+        }
+        if !header.is_basic() {
+            let text = format!(
+                "expected content header for class {BASIC_CLASS}, got one for class {} instead",
+                header.class_id
+            );
+            return Err(Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(pending.ids));
+        }
+        check_size(header.body_size, max_size).map_err(|fault| fault.caused_by(pending.ids))?;
+        if header.body_size == 0 {
+            return Ok(Progress::Complete(Content {
+                method: pending.method,
+                properties: Cow::Borrowed(header.properties),
+                body: Cow::Borrowed(&[]),
+            }));
+        }
+        // check_size has bounded it far below what usize holds.
+        let size = header.body_size as usize;
+        pending.body = Some(PendingBody { properties: header.properties.to_vec(), octets: Vec::new(), size });
+        self.0 = Some(pending);
+        Ok(Progress::More)
+    }
+
+    /// Takes the payload of a body frame.
+    ///
+    /// # Errors
+    /// 505 UNEXPECTED_FRAME out of order; 501 FRAME_ERROR for more octets than the header announced. After an error
+    /// the assembler is idle.
+    pub fn body<'a>(&mut self, piece: &'a [u8]) -> Result<Progress<'a, M>, Fault> {
+        let Some(body) = self.0.as_mut().and_then(|pending| pending.body.as_mut()) else {
+            return Err(self.0.take().map_or_else(expected_method, |pending| pending.unexpected()));
+        };
+        let missing = body.size - body.octets.len();
+        if piece.len() < missing {
+            body.keep(piece);
+            return Ok(Progress::More);
+        }
+        let Some(Pending { method, ids, body: Some(mut body) }) = self.0.take().map(|pending| *pending)
+        else {
+            return Err(expected_method());
+        };
+        if piece.len() > missing {
+            let text = "content body frame exceeds remaining content size";
+            return Err(Fault::new(ReplyCode::FrameError, text).caused_by(ids));
+        }
+        let whole = if body.octets.is_empty() {
+            Cow::Borrowed(piece)
+        } else {
+            body.keep(piece);
+            Cow::Owned(body.octets)
+        };
+        Ok(Progress::Complete(Content { method, properties: Cow::Owned(body.properties), body: whole }))
+    }
+}
+
+impl<M> Default for Assembler<M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PendingBody {
+    /// Appends `piece`; the space grows with what has come, to at most the announced size.
+    fn keep(&mut self, piece: &[u8]) {
+        let needed = self.octets.len() + piece.len();
+        if needed > self.octets.capacity() {
+            let target = needed.max(self.octets.capacity() * 2).max(INITIAL_CAPACITY).min(self.size);
+            self.octets.reserve_exact(target - self.octets.len());
+        }
+        self.octets.extend_from_slice(piece);
+    }
+}
+
+impl<M> Pending<M> {
+    #[cold]
+    fn unexpected(&self) -> Fault {
+        let text = match self.body {
+            None => "expected content header for class 60, got non content header frame instead",
+            Some(_) => "expected content body, got non content body frame instead",
+        };
+        Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(self.ids)
+    }
+}
+
+#[cold]
+fn expected_method() -> Fault {
+    Fault::new(ReplyCode::UnexpectedFrame, "expected method frame, got non method frame instead")
+}
+
+/// Space for a body's first pieces: the whole body up to this many octets, so that common messages are allocated once,
+/// while a peer that announces much and sends little costs little.
+const INITIAL_CAPACITY: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::properties::NO_PROPERTIES;
+
+    const PUBLISH: (u16, u16) = (60, 40);
+    const LIMIT: u64 = 16 * 1024 * 1024;
+
+    fn header(body_size: u64) -> ContentHeader<'static> {
+        ContentHeader { class_id: BASIC_CLASS, body_size, properties: NO_PROPERTIES }
+    }
+
+    fn expecting() -> Assembler<&'static str> {
+        let mut assembler = Assembler::new();
+        assembler.expect("publish", PUBLISH);
+        assembler
+    }
+
+    fn complete<'a, M: std::fmt::Debug>(progress: Progress<'a, M>) -> Content<'a, M> {
+        match progress {
+            Progress::Complete(content) => content,
+            Progress::More => panic!("incomplete"),
+        }
+    }
+
+    #[test]
+    fn an_idle_assembler_is_one_word() {
+        assert_eq!(size_of::<Assembler<[u64; 100]>>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn a_message_without_body_is_complete_with_its_header() {
+        let mut assembler = expecting();
+        let content = complete(assembler.header(header(0), LIMIT).unwrap());
+        assert_eq!((content.method, &*content.body), ("publish", &b""[..]));
+        assert!(assembler.is_idle());
+    }
+
+    #[test]
+    fn a_body_in_one_frame_is_lent_not_copied() {
+        let mut assembler = expecting();
+        assert_eq!(assembler.header(header(5), LIMIT), Ok(Progress::More));
+        let content = complete(assembler.body(b"hello").unwrap());
+        assert!(matches!(content.body, Cow::Borrowed(b"hello")));
+        assert!(assembler.is_idle());
+    }
+
+    #[test]
+    fn pieces_of_any_size_are_joined() {
+        let mut assembler = expecting();
+        assembler.header(header(6), LIMIT).unwrap();
+        for piece in [&b"ab"[..], b"", b"c", b"d"] {
+            assert_eq!(assembler.body(piece), Ok(Progress::More));
+        }
+        assert_eq!(complete(assembler.body(b"ef").unwrap()).body, &b"abcdef"[..]);
+    }
+
+    #[test]
+    fn an_announced_size_is_refused_before_anything_is_kept() {
+        let fault = expecting().header(header(17), 16).unwrap_err();
+        assert_eq!(
+            fault.to_string(),
+            "406 PRECONDITION_FAILED - message size 17 is larger than configured max size 16"
+        );
+        assert!(!fault.is_hard());
+        assert_eq!(fault.method, PUBLISH);
+        let fault = expecting().header(header(u64::MAX), u64::MAX).unwrap_err();
+        assert_eq!(
+            fault.to_string(),
+            "501 FRAME_ERROR - content body size 18446744073709551615 exceeds maximum allowed size 536870912"
+        );
+        assert!(fault.is_hard());
+    }
+
+    #[test]
+    fn space_grows_with_what_arrived() {
+        let mut assembler = expecting();
+        assembler.header(header(LIMIT), LIMIT).unwrap();
+        let capacity =
+            |assembler: &Assembler<_>| assembler.0.as_ref().unwrap().body.as_ref().unwrap().octets.capacity();
+        assert_eq!(capacity(&assembler), 0);
+        assembler.body(b"x").unwrap();
+        assert!(capacity(&assembler) <= INITIAL_CAPACITY);
+        let piece = vec![0; 100_000];
+        let mut sent = 1;
+        while sent + piece.len() < LIMIT as usize {
+            assembler.body(&piece).unwrap();
+            sent += piece.len();
+            assert!(capacity(&assembler) <= (2 * sent).max(INITIAL_CAPACITY));
+        }
+        let content = complete(assembler.body(&piece[..LIMIT as usize - sent]).unwrap());
+        let Cow::Owned(body) = content.body else { panic!("borrowed") };
+        assert_eq!((body.len(), body.capacity()), (LIMIT as usize, LIMIT as usize));
+    }
+
+    #[test]
+    fn wrong_order_has_rabbitmqs_texts() {
+        let text = |fault: Fault| {
+            assert!(fault.is_hard());
+            fault.reply_text()
+        };
+        let mut idle = Assembler::<()>::new();
+        let expected = "UNEXPECTED_FRAME - expected method frame, got non method frame instead";
+        assert_eq!(text(idle.body(b"x").unwrap_err()), expected);
+        assert_eq!(text(idle.header(header(1), LIMIT).unwrap_err()), expected);
+
+        let expected =
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead";
+        assert_eq!(text(expecting().check_method().unwrap_err()), expected);
+        assert_eq!(text(expecting().body(b"x").unwrap_err()), expected);
+
+        let in_body = || {
+            let mut assembler = expecting();
+            assembler.header(header(5), LIMIT).unwrap();
+            assembler
+        };
+        let expected = "UNEXPECTED_FRAME - expected content body, got non content body frame instead";
+        assert_eq!(text(in_body().check_method().unwrap_err()), expected);
+        assert_eq!(text(in_body().header(header(1), LIMIT).unwrap_err()), expected);
+
+        let other = ContentHeader { class_id: 50, ..header(1) };
+        assert_eq!(
+            text(expecting().header(other, LIMIT).unwrap_err()),
+            "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead"
+        );
+        assert_eq!(
+            text(in_body().body(b"123456").unwrap_err()),
+            "FRAME_ERROR - content body frame exceeds remaining content size"
+        );
+    }
+
+    #[test]
+    fn abandoning_makes_it_idle() {
+        let mut assembler = expecting();
+        assembler.abandon();
+        assert_eq!(assembler.check_method(), Ok(()));
+    }
+}

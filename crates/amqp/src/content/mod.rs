@@ -1,0 +1,44 @@
+//! Content: a method that carries a message, then a header frame, then body frames, on one channel
+//! (specification section 4.2.6).
+//!
+//! Reading, fast: after a content-carrying method, [`Whole::peek`] finds a message whose other frames already lie in
+//! the receive buffer, and lends it without a copy. Reading, always: an [`Assembler`] per channel takes the frames one
+//! by one. Writing: [`write_content`].
+
+mod assembler;
+mod whole;
+mod write;
+
+pub use assembler::{Assembler, Content, Progress};
+pub use whole::Whole;
+pub use write::{body_frames, content_wire_len, write_content};
+
+use crate::error::{Fault, ReplyCode};
+
+/// The largest message that any configuration allows, in octets; RabbitMQ's bound, too.
+pub const MAX_MESSAGE_SIZE: u64 = 512 * 1024 * 1024;
+
+/// Judges an announced body size before anything is allocated for it. `limit` is the configured one, in octets.
+///
+/// # Errors
+/// Past the configured limit 406 PRECONDITION_FAILED, which ends the channel; past [`MAX_MESSAGE_SIZE`]
+/// 501 FRAME_ERROR, which ends the connection. Both with RabbitMQ's texts.
+#[inline]
+pub fn check_size(body_size: u64, limit: u64) -> Result<(), Fault> {
+    if body_size <= limit && body_size <= MAX_MESSAGE_SIZE {
+        Ok(())
+    } else {
+        Err(too_large(body_size, limit))
+    }
+}
+
+#[cold]
+fn too_large(size: u64, limit: u64) -> Fault {
+    if size > MAX_MESSAGE_SIZE {
+        let text = format!("content body size {size} exceeds maximum allowed size {MAX_MESSAGE_SIZE}");
+        return Fault::new(ReplyCode::FrameError, text);
+    }
+    let configured = if limit == MAX_MESSAGE_SIZE { "" } else { "configured " };
+    let text = format!("message size {size} is larger than {configured}max size {limit}");
+    Fault::new(ReplyCode::PreconditionFailed, text)
+}

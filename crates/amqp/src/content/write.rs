@@ -1,0 +1,118 @@
+//! Writing a message as frames.
+
+use crate::frame::{
+    FRAME_END, FrameKind, HEADER_LEN, OVERHEAD, header, max_body_payload, write_body, write_content_header,
+    write_method,
+};
+use crate::method::Method;
+
+/// Appends a content-carrying method, the content header, and the body in as many frames as `frame_max` (0: no limit)
+/// asks for. `properties` are flags and list as they stand on the wire.
+///
+/// The header frame cannot be split: properties must fit `frame_max`, as those received within the same limit do.
+#[inline]
+pub fn write_content<'a>(
+    out: &mut Vec<u8>,
+    channel: u16,
+    method: impl Into<Method<'a>>,
+    properties: &[u8],
+    body: &[u8],
+    frame_max: u32,
+) {
+    let method = method.into();
+    out.reserve(METHOD_ESTIMATE + content_wire_len(properties.len(), body.len(), frame_max));
+    write_method(out, channel, method);
+    write_content_header(out, channel, body.len() as u64, properties);
+    for piece in body.chunks(piece_len(frame_max)) {
+        write_body(out, channel, piece);
+    }
+}
+
+/// Octets that header and body frames take on the wire.
+#[inline]
+pub fn content_wire_len(properties_len: usize, body_len: usize, frame_max: u32) -> usize {
+    let pieces = body_len.div_ceil(piece_len(frame_max));
+    OVERHEAD + FIXED_HEADER_LEN + properties_len + body_len + pieces * OVERHEAD
+}
+
+/// The frames of a body, each as the octets to send before it and the piece itself, for bodies that are sent without
+/// being copied. [`FRAME_END`] follows each piece.
+pub fn body_frames(
+    channel: u16,
+    body: &[u8],
+    frame_max: u32,
+) -> impl ExactSizeIterator<Item = ([u8; HEADER_LEN], &[u8], u8)> {
+    // A piece is at most a u32 long, see piece_len.
+    body.chunks(piece_len(frame_max))
+        .map(move |piece| (header(FrameKind::Body, channel, piece.len() as u32), piece, FRAME_END))
+}
+
+/// Octets of body in a full frame. Without a limit the 32-bit length field is one.
+fn piece_len(frame_max: u32) -> usize {
+    max_body_payload(frame_max).min(u32::MAX as usize)
+}
+
+/// Octets of a content header before the properties: class, weight, body size.
+const FIXED_HEADER_LEN: usize = 12;
+/// Octets that most content-carrying methods fit into; a guess to reserve space once, no limit.
+const METHOD_ESTIMATE: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Frame, MIN_FRAME_MAX};
+    use crate::method::basic;
+    use crate::properties::NO_PROPERTIES;
+
+    const PIECE: usize = MIN_FRAME_MAX as usize - OVERHEAD;
+
+    fn kinds(mut input: &[u8]) -> Vec<(FrameKind, usize)> {
+        let mut kinds = Vec::new();
+        while let Some(frame) = Frame::parse(input, MIN_FRAME_MAX).unwrap() {
+            kinds.push((frame.kind, frame.payload.len()));
+            input = &input[frame.wire_len()..];
+        }
+        assert!(input.is_empty());
+        kinds
+    }
+
+    #[test]
+    fn bodies_are_split_to_frame_max() {
+        for (length, pieces) in [
+            (0, vec![]),
+            (1, vec![1]),
+            (PIECE, vec![PIECE]),
+            (PIECE + 1, vec![PIECE, 1]),
+            (2 * PIECE, vec![PIECE, PIECE]),
+        ] {
+            let mut out = Vec::new();
+            let body = vec![7; length];
+            write_content(&mut out, 1, basic::Publish::default(), NO_PROPERTIES, &body, MIN_FRAME_MAX);
+            let frames = kinds(&out);
+            assert_eq!((frames[0].0, frames[1].0), (FrameKind::Method, FrameKind::Header));
+            let bodies: Vec<usize> = frames[2..].iter().map(|(_, length)| *length).collect();
+            assert_eq!(bodies, pieces, "{length} octets");
+            let method_len = OVERHEAD + frames[0].1;
+            assert_eq!(out.len(), method_len + content_wire_len(NO_PROPERTIES.len(), length, MIN_FRAME_MAX));
+        }
+    }
+
+    #[test]
+    fn body_frames_give_the_same_octets() {
+        let body: Vec<u8> = (0..3 * PIECE + 5).map(|n| n as u8).collect();
+        let mut written = Vec::new();
+        body.chunks(PIECE).for_each(|piece| write_body(&mut written, 9, piece));
+        let mut lent = Vec::new();
+        for (head, piece, end) in body_frames(9, &body, MIN_FRAME_MAX) {
+            lent.extend_from_slice(&head);
+            lent.extend_from_slice(piece);
+            lent.push(end);
+        }
+        assert_eq!(lent, written);
+    }
+
+    #[test]
+    fn without_a_limit_there_is_one_body_frame() {
+        assert_eq!(body_frames(1, &vec![0; 1 << 20], 0).len(), 1);
+    }
+}

@@ -1,0 +1,317 @@
+//! The client's end.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::capabilities::Capabilities;
+use super::negotiate::Negotiated;
+use super::{HANDSHAKE_FRAME_MAX, LOCALE};
+use crate::error::{Fault, ReplyCode};
+use crate::frame::{Frame, FrameKind, PROTOCOL_HEADER, write_method};
+use crate::method::{Method, connection};
+use crate::sasl::{Credentials, Mechanism};
+use crate::table::{FieldTable, RawTable};
+
+/// What a client presents and asks for.
+#[derive(Debug, Clone)]
+pub struct ClientOffer {
+    /// Shared, for many connections may present the same.
+    pub credentials: Arc<Credentials>,
+    /// The vhost's name, such as `/`.
+    pub virtual_host: String,
+    /// Product, version, `connection_name` and so on. Its `capabilities` are the caller's to add
+    /// ([`Capabilities::add_to`]).
+    pub client_properties: FieldTable,
+    /// The most channels wanted; 0 leaves it to the server.
+    pub channel_max: u16,
+    /// Octets of the largest frame wanted, at least [`crate::frame::MIN_FRAME_MAX`]; 0 leaves it to the server.
+    pub frame_max: u32,
+    /// The longest heartbeat interval wanted, in seconds; 0 leaves it to the server.
+    pub heartbeat: u16,
+}
+
+/// What the client's end has to tell its caller. Each but the challenge is the last.
+#[derive(Debug)]
+pub enum ClientEvent {
+    /// The mechanism needs another step: answer with [`ClientHandshake::respond`].
+    Challenge(Vec<u8>),
+    /// The connection is open.
+    Opened(Box<Opened>),
+    /// The server said no. Send what `poll_output` gives, then close the socket.
+    Refused(ServerClose),
+    /// The handshake cannot go on. Send what `poll_output` gives, then close the socket.
+    Failed(ClientFailure),
+}
+
+/// What is known of an open connection.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Opened {
+    /// The limits of this connection.
+    pub negotiated: Negotiated,
+    /// As the server sent them.
+    pub server_properties: FieldTable,
+    /// Taken from the server properties.
+    pub capabilities: Capabilities,
+}
+
+/// A server's `connection.close`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerClose {
+    /// The number on the wire; [`ReplyCode::from_code`] may know it.
+    pub code: u16,
+    /// As the server sent it, with the code's name in front.
+    pub text: String,
+    /// Class and method id that the server blames.
+    pub method: (u16, u16),
+}
+
+impl fmt::Display for ServerClose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.code, self.text)
+    }
+}
+
+/// Why a handshake failed without the server saying so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientFailure {
+    /// The server answered with another protocol header: it does not speak AMQP 0-9-1.
+    WrongProtocol([u8; 8]),
+    /// The server does not offer the mechanism of the credentials; here is what it offers.
+    MechanismNotOffered(String),
+    /// The server closed the stream after it saw the credentials: how servers refuse a login to clients without
+    /// `authentication_failure_close`.
+    ClosedDuringLogin,
+    /// The server closed the stream at any other time.
+    Eof,
+    /// The server broke the protocol.
+    Fault(Fault),
+}
+
+impl fmt::Display for ClientFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongProtocol(header) => {
+                write!(f, "server speaks another protocol: {}", header.escape_ascii())
+            }
+            Self::MechanismNotOffered(offered) => write!(f, "server offers other mechanisms: {offered}"),
+            Self::ClosedDuringLogin => f.write_str("server closed the connection during login"),
+            Self::Eof => f.write_str("server closed the connection during the handshake"),
+            Self::Fault(fault) => write!(f, "server broke the protocol: {fault}"),
+        }
+    }
+}
+
+impl std::error::Error for ClientFailure {}
+
+/// The client's end of the handshake. See the [module](super) for the order of the calls.
+#[derive(Debug)]
+pub struct ClientHandshake {
+    offer: ClientOffer,
+    state: State,
+    /// What is to be sent; taken by [`Self::poll_output`].
+    output: Vec<u8>,
+    /// At most one event is pending, for each needs an answer or is the last.
+    event: Option<ClientEvent>,
+    /// From `start` on; moved out when the connection is open.
+    server_properties: FieldTable,
+    /// The offer at first, the outcome after `tune`.
+    negotiated: Negotiated,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Starting,
+    /// The credentials were sent.
+    LoggingIn,
+    /// The caller is to answer a challenge.
+    ChallengePending,
+    Opening,
+    Open,
+    Ended,
+}
+
+impl ClientHandshake {
+    /// Has the protocol header ready to be sent.
+    pub fn new(offer: ClientOffer) -> Self {
+        Self {
+            negotiated: Negotiated {
+                channel_max: offer.channel_max,
+                frame_max: offer.frame_max,
+                heartbeat_secs: offer.heartbeat,
+            },
+            offer,
+            state: State::Starting,
+            output: PROTOCOL_HEADER.to_vec(),
+            event: None,
+            server_properties: FieldTable::new(),
+        }
+    }
+
+    /// Takes what it can from the front of `input` and returns how many octets that were.
+    pub fn handle_input(&mut self, input: &[u8]) -> usize {
+        let mut taken = 0;
+        loop {
+            match self.step(&input[taken..]) {
+                0 => return taken,
+                n => taken += n,
+            }
+        }
+    }
+
+    /// The server closed the stream.
+    pub fn handle_eof(&mut self) {
+        match self.state {
+            State::Open | State::Ended => {}
+            State::LoggingIn | State::ChallengePending => self.finish(ClientFailure::ClosedDuringLogin),
+            State::Starting | State::Opening => self.finish(ClientFailure::Eof),
+        }
+    }
+
+    /// The next event, if there is one.
+    pub fn poll_event(&mut self) -> Option<ClientEvent> {
+        self.event.take()
+    }
+
+    /// Appends what is to be sent.
+    pub fn poll_output(&mut self, out: &mut Vec<u8>) {
+        out.append(&mut self.output);
+    }
+
+    /// Answers a challenge. Without effect when none is pending.
+    pub fn respond(&mut self, response: &[u8]) {
+        if self.state == State::ChallengePending {
+            self.state = State::LoggingIn;
+            self.send(connection::SecureOk { response });
+        }
+    }
+
+    /// Whether the connection is open, so that the handshake is over.
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Takes one frame; 0 when there is nothing to take.
+    fn step(&mut self, input: &[u8]) -> usize {
+        if matches!(self.state, State::ChallengePending | State::Open | State::Ended) {
+            return 0;
+        }
+        if self.state == State::Starting && input.first() == Some(&PROTOCOL_HEADER[0]) {
+            let Some(header) = input.first_chunk::<8>() else { return 0 };
+            self.finish(ClientFailure::WrongProtocol(*header));
+            return header.len();
+        }
+        match Frame::parse(input, HANDSHAKE_FRAME_MAX) {
+            Ok(None) => 0,
+            Ok(Some(frame)) => {
+                if let Err(fault) = self.frame(frame) {
+                    self.fail(fault);
+                }
+                frame.wire_len()
+            }
+            Err(fault) => {
+                self.fail(fault);
+                input.len()
+            }
+        }
+    }
+
+    fn frame(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
+        match frame.kind {
+            FrameKind::Heartbeat if frame.channel == 0 => return Ok(()),
+            FrameKind::Method if frame.channel == 0 => {}
+            _ => return Err(frame.unexpected()),
+        }
+        let method = Method::decode(frame.payload)?;
+        match (self.state, method) {
+            (_, Method::ConnectionClose(close)) => self.refused(&close),
+            (State::Starting, Method::ConnectionStart(start)) => self.start(&start)?,
+            (State::LoggingIn, Method::ConnectionSecure(connection::Secure { challenge })) => {
+                self.state = State::ChallengePending;
+                self.event = Some(ClientEvent::Challenge(challenge.to_vec()));
+            }
+            (State::LoggingIn, Method::ConnectionTune(tune)) => self.tune(&tune)?,
+            (State::Opening, Method::ConnectionOpenOk(_)) => self.opened(),
+            _ => {
+                let text = format!("unexpected {} during the handshake", method.name());
+                return Err(Fault::new(ReplyCode::CommandInvalid, text).caused_by(method.ids()));
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, start: &connection::Start<'_>) -> Result<(), Fault> {
+        if (start.version_major, start.version_minor) != (0, 9) {
+            let text = format!("server version {}-{}", start.version_major, start.version_minor);
+            return Err(Fault::new(ReplyCode::NotImplemented, text));
+        }
+        let mechanism: Mechanism = self.offer.credentials.mechanism;
+        let mut offered = start.mechanisms.split(|&octet| octet == b' ');
+        if !offered.any(|name| name == mechanism.name().as_bytes()) {
+            let offered = String::from_utf8_lossy(start.mechanisms).into_owned();
+            self.finish(ClientFailure::MechanismNotOffered(offered));
+            return Ok(());
+        }
+        self.server_properties = start.server_properties.decode();
+        let properties = self.offer.client_properties.encode();
+        let response = self.offer.credentials.response();
+        self.send(connection::StartOk {
+            // What was just encoded is well-formed unless the caller nested it too deeply.
+            client_properties: RawTable::check(&properties).unwrap_or_default(),
+            mechanism: mechanism.name(),
+            response: response.expose(),
+            locale: LOCALE,
+        });
+        self.state = State::LoggingIn;
+        Ok(())
+    }
+
+    /// Sends `open` right after `tune-ok`: the server answers only the second.
+    fn tune(&mut self, tune: &connection::Tune) -> Result<(), Fault> {
+        self.negotiated = Negotiated::answer(self.negotiated, tune)?;
+        let Negotiated { channel_max, frame_max, heartbeat_secs } = self.negotiated;
+        self.send(connection::TuneOk { channel_max, frame_max, heartbeat: heartbeat_secs });
+        let virtual_host = std::mem::take(&mut self.offer.virtual_host);
+        self.send(connection::Open { virtual_host: &virtual_host, ..Default::default() });
+        self.state = State::Opening;
+        Ok(())
+    }
+
+    fn opened(&mut self) {
+        self.state = State::Open;
+        self.event = Some(ClientEvent::Opened(Box::new(Opened {
+            negotiated: self.negotiated,
+            capabilities: Capabilities::from_properties(&self.server_properties),
+            server_properties: std::mem::take(&mut self.server_properties),
+        })));
+    }
+
+    fn refused(&mut self, close: &connection::Close<'_>) {
+        self.send(connection::CloseOk {});
+        self.state = State::Ended;
+        self.event = Some(ClientEvent::Refused(ServerClose {
+            code: close.reply_code,
+            text: close.reply_text.to_owned(),
+            method: (close.class_id, close.method_id),
+        }));
+    }
+
+    /// Tells the server, but does not wait for its `close-ok`: it has already shown that it does not follow.
+    fn fail(&mut self, fault: Fault) {
+        self.send(connection::Close {
+            reply_code: fault.code.code(),
+            reply_text: &fault.reply_text(),
+            class_id: fault.method.0,
+            method_id: fault.method.1,
+        });
+        self.finish(ClientFailure::Fault(fault));
+    }
+
+    fn finish(&mut self, failure: ClientFailure) {
+        self.state = State::Ended;
+        self.event = Some(ClientEvent::Failed(failure));
+    }
+
+    fn send<'a>(&mut self, method: impl Into<Method<'a>>) {
+        write_method(&mut self.output, 0, method);
+    }
+}

@@ -1,0 +1,171 @@
+//! Content headers: body size and the fourteen properties of a basic message.
+
+use crate::method::BASIC_CLASS;
+use crate::table::RawTable;
+use crate::wire::{DecodeError, Field, Reader, Writer};
+
+/// A decoded content header whose properties are still on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContentHeader<'a> {
+    /// The class id; 60 (basic) in every valid header.
+    pub class_id: u16,
+    /// Octets of body that follow.
+    pub body_size: u64,
+    /// Property flags and property list, not checked yet.
+    pub properties: &'a [u8],
+}
+
+impl<'a> ContentHeader<'a> {
+    /// Decodes the payload of a header frame.
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`] when it is shorter than its fixed part.
+    #[inline]
+    pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(payload);
+        let (class_id, _weight): (u16, u16) = (reader.read()?, reader.read()?);
+        Ok(Self { class_id, body_size: reader.read()?, properties: reader.rest() })
+    }
+
+    /// Whether the header belongs to the class that carries content.
+    pub fn is_basic(&self) -> bool {
+        self.class_id == BASIC_CLASS
+    }
+}
+
+macro_rules! properties {
+    ($($bit:literal $name:ident $set:ident $kind:ty),* $(,)?) => {
+        /// The properties of a basic message, each present or absent.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[expect(missing_docs, reason = "named as in the specification")]
+        pub struct Properties<'a> { $(pub $name: Option<$kind>),* }
+
+        impl<'a> Properties<'a> {
+            /// Decodes flags and list as they stand in a content header.
+            ///
+            /// # Errors
+            /// Malformed fields, unknown flags (as [`DecodeError::TrailingData`]), or octets left over.
+            pub fn decode(octets: &'a [u8]) -> Result<Self, DecodeError> {
+                let mut reader = Reader::new(octets);
+                let flags: u16 = reader.read()?;
+                if flags & !KNOWN_FLAGS != 0 {
+                    return Err(DecodeError::TrailingData);
+                }
+                let properties = Self {
+                    $($name: if flags & (1 << $bit) == 0 { None } else { Some(reader.read()?) }),*
+                };
+                reader.finish()?;
+                Ok(properties)
+            }
+
+            /// Appends flags and list.
+            pub fn encode(&self, out: &mut Vec<u8>) {
+                let flags: u16 = 0 $(| if self.$name.is_some() { 1 << $bit } else { 0 })*;
+                let mut writer = Writer::new(out);
+                writer.write(&flags);
+                $(if let Some(value) = &self.$name { Field::write(value, &mut writer); })*
+            }
+
+            $(
+                #[doc = concat!("These properties with `", stringify!($name), "` set.")]
+                #[must_use]
+                pub fn $set(mut self, value: $kind) -> Self {
+                    self.$name = Some(value);
+                    self
+                }
+            )*
+        }
+
+        const KNOWN_FLAGS: u16 = 0 $(| 1 << $bit)*;
+    };
+}
+
+properties! {
+    15 content_type with_content_type &'a str,
+    14 content_encoding with_content_encoding &'a str,
+    13 headers with_headers RawTable<'a>,
+    12 delivery_mode with_delivery_mode u8,
+    11 priority with_priority u8,
+    10 correlation_id with_correlation_id ShortBytes<'a>,
+    9 reply_to with_reply_to &'a str,
+    8 expiration with_expiration &'a str,
+    7 message_id with_message_id ShortBytes<'a>,
+    6 timestamp with_timestamp u64,
+    5 kind with_kind &'a str,
+    4 user_id with_user_id &'a str,
+    3 app_id with_app_id &'a str,
+    2 cluster_id with_cluster_id &'a str,
+}
+
+/// The delivery_mode of a message that is to survive a restart.
+pub const PERSISTENT: u8 = 2;
+
+/// Property flags and list of a message without properties.
+pub const NO_PROPERTIES: &[u8] = &[0, 0];
+
+/// A short string that applications also use for binary identifiers, so that it is not held to UTF-8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShortBytes<'a>(pub &'a [u8]);
+
+impl<'a> Field<'a> for ShortBytes<'a> {
+    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+        let length: u8 = reader.read()?;
+        reader.take(usize::from(length)).map(Self)
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        let octets = &self.0[..self.0.len().min(255)];
+        writer.put(&[octets.len() as u8]);
+        writer.put(octets);
+    }
+}
+
+impl<'a> From<&'a str> for ShortBytes<'a> {
+    fn from(text: &'a str) -> Self {
+        Self(text.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{FieldTable, FieldValue};
+
+    #[test]
+    fn all_fourteen_survive_a_round_trip() {
+        let headers: FieldTable = [("n", FieldValue::I32(1))].into_iter().collect();
+        let headers = headers.encode();
+        let properties = Properties::default()
+            .with_content_type("text/plain")
+            .with_content_encoding("gzip")
+            .with_headers(RawTable::check(&headers).unwrap())
+            .with_delivery_mode(PERSISTENT)
+            .with_priority(9)
+            .with_correlation_id(ShortBytes(&[0xff, 0]))
+            .with_reply_to("r")
+            .with_expiration("1000")
+            .with_message_id("m".into())
+            .with_timestamp(1)
+            .with_kind("t")
+            .with_user_id("u")
+            .with_app_id("a")
+            .with_cluster_id("c");
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        assert_eq!(octets[..2], [0xff, 0xfc]);
+        assert_eq!(Properties::decode(&octets), Ok(properties));
+    }
+
+    #[test]
+    fn absent_properties_take_no_space() {
+        let mut octets = Vec::new();
+        Properties::default().encode(&mut octets);
+        assert_eq!(octets, NO_PROPERTIES);
+    }
+
+    #[test]
+    fn unknown_flags_are_refused() {
+        assert_eq!(Properties::decode(&[0, 1]), Err(DecodeError::TrailingData));
+        assert_eq!(Properties::decode(&[0x80]), Err(DecodeError::Truncated));
+    }
+}

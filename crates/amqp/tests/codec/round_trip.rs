@@ -1,0 +1,100 @@
+//! Whatever is written is read back the same, whole or in pieces; whatever is read does no harm.
+
+use amqp::content::write_content;
+use amqp::method::basic;
+use amqp::properties::NO_PROPERTIES;
+use amqp::{Frame, FrameKind, Method, Properties, RawTable, frame};
+use proptest::prelude::*;
+
+use crate::bodies;
+use crate::common::{any_method_payload, any_properties, any_table, golden_methods};
+
+/// A stream of one frame each: method, header with properties, body.
+fn any_stream() -> impl Strategy<Value = Vec<u8>> {
+    let frame = (any::<u16>(), 0..4, any_method_payload(|_| true), any_properties(), 0..300usize).prop_map(
+        |(channel, kind, method, properties, length)| {
+            let mut out = Vec::new();
+            match kind {
+                0 => frame::write_frame(&mut out, FrameKind::Method, channel, |out| out.extend(method)),
+                1 => frame::write_content_header(&mut out, channel, length as u64, &properties),
+                2 => frame::write_body(&mut out, channel, &vec![7; length]),
+                _ => out.extend_from_slice(&frame::HEARTBEAT),
+            }
+            out
+        },
+    );
+    prop::collection::vec(frame, 0..6).prop_map(|frames| frames.concat())
+}
+
+proptest! {
+    #[test]
+    fn every_method(payload in any_method_payload(|_| true)) {
+        let method = Method::decode(&payload).unwrap();
+        let mut encoded = Vec::new();
+        method.encode(&mut encoded);
+        prop_assert_eq!(&encoded, &payload);
+        bodies::method(&payload);
+    }
+
+    #[test]
+    fn every_cut_of_a_method_is_noticed(payload in any_method_payload(|_| true), cut in any::<prop::sample::Index>()) {
+        prop_assert!(Method::decode(&payload[..cut.index(payload.len())]).is_err());
+    }
+
+    #[test]
+    fn all_properties(octets in any_properties()) {
+        let properties = Properties::decode(&octets).unwrap();
+        let mut encoded = Vec::new();
+        properties.encode(&mut encoded);
+        prop_assert_eq!(encoded, octets);
+    }
+
+    #[test]
+    fn every_table(table in any_table()) {
+        let octets = table.encode();
+        prop_assert_eq!(RawTable::check(&octets).unwrap().decode(), table);
+        bodies::table(&octets);
+    }
+
+    #[test]
+    fn streams_in_pieces_give_the_same_frames(stream in any_stream(), cut in any::<prop::sample::Index>()) {
+        bodies::frame_stream(&stream);
+        bodies::frame_stream(&stream[..cut.index(stream.len() + 1)]);
+    }
+
+    #[test]
+    fn messages_survive_at_any_frame_max(length in 0..20_000usize, frame_max in 4096..9000u32) {
+        let body: Vec<u8> = (0..length).map(|n| n as u8).collect();
+        let mut stream = Vec::new();
+        write_content(&mut stream, 1, basic::Publish::default(), NO_PROPERTIES, &body, frame_max);
+        let mut joined = Vec::new();
+        let mut rest = &stream[..];
+        while let Some(frame) = Frame::parse(rest, frame_max).unwrap() {
+            rest = &rest[frame.wire_len()..];
+            if frame.kind == FrameKind::Body {
+                joined.extend_from_slice(frame.payload);
+            }
+        }
+        prop_assert!(rest.is_empty());
+        prop_assert_eq!(joined, body);
+        bodies::content(&stream);
+    }
+
+    #[test]
+    fn random_octets_do_no_harm(octets in prop::collection::vec(any::<u8>(), 0..400)) {
+        for (_, body) in bodies::TARGETS {
+            body(&octets);
+        }
+    }
+
+    #[test]
+    fn random_arguments_do_no_harm(
+        at in 0..golden_methods().count(),
+        arguments in prop::collection::vec(any::<u8>(), 0..100),
+    ) {
+        let mut payload = golden_methods().nth(at).unwrap().payload;
+        payload.truncate(4);
+        payload.extend(arguments);
+        bodies::method(&payload);
+    }
+}
