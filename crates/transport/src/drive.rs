@@ -1,0 +1,401 @@
+//! The loop of a connection: read, let the protocol work, write what gathered.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::Sleep;
+
+use crate::buffer::OutBuf;
+use crate::outbox::Outbox;
+
+/// Octets of the per-thread read buffer: what was left unconsumed in front, then what is read.
+const SCRATCH: usize = 256 * 1024;
+
+/// Most octets that a protocol may leave unconsumed: a whole frame of 128 KiB fits, and half of the scratch buffer is
+/// always there to read into.
+pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
+
+/// Octets read from one connection before others get their turn. In octets, not messages, so that large messages
+/// do not take more than their share.
+const READ_BUDGET: usize = 512 * 1024;
+
+/// What a connection is to do next, as its protocol sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Read and write.
+    Run,
+    /// Write, but do not read: what was read last cannot be taken any further now.
+    Pause,
+    /// Write what is in the outbox, then end.
+    Finish,
+}
+
+/// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
+pub trait Protocol {
+    /// Takes octets from the front of `input`, and returns how many. What it leaves is shown again, with more behind
+    /// it; it may leave at most [`MAX_UNCONSUMED`].
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
+    /// The peer will send nothing more.
+    fn handle_eof(&mut self);
+    /// Somebody called [`Outbox::nudge`].
+    fn handle_nudge(&mut self, now: Instant);
+    /// The outbox has room again after it had none.
+    fn handle_room(&mut self);
+    /// Octets were written to the peer.
+    fn handle_written(&mut self, now: Instant);
+    /// The time of [`Protocol::next_deadline`] has come.
+    fn handle_deadline(&mut self, now: Instant);
+    /// When to call [`Protocol::handle_deadline`], at the latest.
+    fn next_deadline(&self) -> Option<Instant>;
+    /// What to do next. Asked after each of the calls above.
+    fn intent(&self) -> Intent;
+}
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// The protocol was done and everything was written.
+    Finished,
+    /// The peer closed its side and the protocol has no more to do.
+    Eof,
+    /// The peer took nothing for the write time-out.
+    WriteTimeout,
+    /// The socket failed.
+    Io(io::Error),
+}
+
+thread_local! {
+    static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
+}
+
+/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` octets or more;
+/// a peer that takes nothing for `write_timeout` is given up.
+pub async fn drive<S, P>(
+    stream: &mut S,
+    protocol: &mut P,
+    outbox: &Arc<Outbox>,
+    read_limit: usize,
+    write_timeout: Duration,
+) -> Ended
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    P: Protocol,
+{
+    let mut connection = Connection {
+        stream,
+        protocol,
+        outbox,
+        read_limit,
+        write_timeout,
+        unconsumed: Vec::new(),
+        writing: OutBuf::default(),
+        stuck_since: None,
+        eof: false,
+        timer: None,
+    };
+    let ended = poll_fn(|cx| connection.poll(cx)).await;
+    outbox.close();
+    if matches!(ended, Ended::Finished) {
+        linger(stream).await;
+    }
+    ended
+}
+
+/// Closes our side, then waits a moment for the peer to close its own. Closing a socket with unread input resets the
+/// connection, and the reset could overtake the last words that explain the close.
+async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+    let closing = async {
+        stream.shutdown().await?;
+        let mut sink = [0; LINGER_READ];
+        let mut budget = LINGER_OCTETS;
+        while budget > 0 {
+            match stream.read(&mut sink).await? {
+                0 => break,
+                octets => budget = budget.saturating_sub(octets),
+            }
+        }
+        io::Result::Ok(())
+    };
+    // Whatever happens now, the connection is over.
+    let _ = tokio::time::timeout(LINGER, Box::pin(closing)).await;
+}
+
+/// How long [`linger`] waits for the peer.
+const LINGER: Duration = Duration::from_secs(1);
+/// Most octets that [`linger`] reads and throws away.
+const LINGER_OCTETS: usize = 4 * 1024 * 1024;
+/// Octets that [`linger`] reads at once.
+const LINGER_READ: usize = 4096;
+
+struct Connection<'c, S, P> {
+    stream: &'c mut S,
+    protocol: &'c mut P,
+    outbox: &'c Outbox,
+    read_limit: usize,
+    write_timeout: Duration,
+    /// Input that the protocol has not taken; empty, and without memory, between whole frames.
+    unconsumed: Vec<u8>,
+    /// What was taken from the outbox and not written yet.
+    writing: OutBuf,
+    /// Since when the socket has taken nothing of `writing`.
+    stuck_since: Option<Instant>,
+    /// The peer closed its side.
+    eof: bool,
+    /// Made when the first deadline is known, then reset.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S, P> Connection<'_, S, P>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    P: Protocol,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+        self.outbox.register(cx);
+        let mut budget = READ_BUDGET;
+        loop {
+            let mut progress = false;
+            if self.outbox.take_nudge() {
+                self.protocol.handle_nudge(Instant::now());
+                progress = true;
+            }
+            match self.poll_write(cx) {
+                Ok(wrote) => progress |= wrote,
+                Err(error) => return Poll::Ready(Ended::Io(error)),
+            }
+            if self.outbox.take_starved() {
+                self.protocol.handle_room();
+                progress = true;
+            }
+            match self.protocol.intent() {
+                Intent::Finish if self.stuck_since.is_none() => return Poll::Ready(self.finished()),
+                Intent::Run if !self.eof && self.outbox.backlog() < self.read_limit => {
+                    match self.poll_read(cx) {
+                        Poll::Ready(Ok(0)) => {
+                            self.eof = true;
+                            self.protocol.handle_eof();
+                            progress = true;
+                        }
+                        Poll::Ready(Ok(octets)) => {
+                            budget = budget.saturating_sub(octets);
+                            progress = true;
+                        }
+                        Poll::Ready(Err(error)) => return Poll::Ready(Ended::Io(error)),
+                        Poll::Pending => {}
+                    }
+                }
+                _ => {}
+            }
+            if let Poll::Ready(ended) = self.poll_deadline(cx, &mut progress) {
+                return Poll::Ready(ended);
+            }
+            if !progress {
+                return Poll::Pending;
+            }
+            if budget == 0 {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn finished(&self) -> Ended {
+        if self.eof { Ended::Eof } else { Ended::Finished }
+    }
+
+    /// Reads once and lets the protocol work; returns the octets read, 0 at the end of the stream.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        SCRATCH_BUFFER.with_borrow_mut(|scratch| {
+            let kept = self.unconsumed.len();
+            let mut buf = ReadBuf::new(&mut scratch[kept..]);
+            ready!(Pin::new(&mut *self.stream).poll_read(cx, &mut buf))?;
+            let octets = buf.filled().len();
+            if octets == 0 {
+                return Poll::Ready(Ok(0));
+            }
+            scratch[..kept].copy_from_slice(&self.unconsumed);
+            let input = &scratch[..kept + octets];
+            let consumed = self.protocol.handle_input(input, Instant::now());
+            let left = &input[consumed..];
+            if left.len() > MAX_UNCONSUMED {
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "frame larger than the read buffer",
+                )));
+            }
+            if left.is_empty() {
+                self.unconsumed = Vec::new();
+            } else {
+                self.unconsumed.clear();
+                self.unconsumed.extend_from_slice(left);
+            }
+            Poll::Ready(Ok(octets))
+        })
+    }
+
+    /// Writes until nothing is left or the socket takes no more; returns whether anything was written.
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        let mut wrote = false;
+        while !self.writing.is_empty() || self.outbox.take(&mut self.writing) {
+            let mut slices = OutBuf::slices();
+            let used = self.writing.fill_slices(&mut slices);
+            match Pin::new(&mut *self.stream).poll_write_vectored(cx, &slices[..used]) {
+                Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(Ok(octets)) => {
+                    self.writing.advance(octets);
+                    self.outbox.written(octets);
+                    self.stuck_since = None;
+                    wrote = true;
+                }
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Pending => {
+                    self.stuck_since.get_or_insert_with(Instant::now);
+                    break;
+                }
+            }
+        }
+        if wrote {
+            self.protocol.handle_written(Instant::now());
+        }
+        Ok(wrote)
+    }
+
+    fn poll_deadline(&mut self, cx: &mut Context<'_>, progress: &mut bool) -> Poll<Ended> {
+        let write_deadline = self.stuck_since.map(|since| since + self.write_timeout);
+        let Some(deadline) = self.protocol.next_deadline().into_iter().chain(write_deadline).min() else {
+            return Poll::Pending;
+        };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
+        // A later deadline is left to the timer's next firing: moving the timer at every read would cost more.
+        if deadline < timer.deadline().into_std() {
+            timer.as_mut().reset(deadline.into());
+        }
+        while timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            if write_deadline.is_some_and(|deadline| deadline <= now) {
+                return Poll::Ready(Ended::WriteTimeout);
+            }
+            if self.protocol.next_deadline().is_some_and(|deadline| deadline <= now) {
+                self.protocol.handle_deadline(now);
+                *progress = true;
+            }
+            let Some(next) = self.protocol.next_deadline().into_iter().chain(write_deadline).min() else {
+                self.timer = None;
+                break;
+            };
+            timer.as_mut().reset(next.max(now + MIN_TIMER).into());
+        }
+        Poll::Pending
+    }
+}
+
+/// The shortest time to the timer's next firing, so that a protocol which leaves a deadline in the past cannot spin.
+const MIN_TIMER: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Echoes whole lines; `quit` ends.
+    struct Lines {
+        outbox: Arc<Outbox>,
+        intent: Intent,
+        deadline: Option<Instant>,
+    }
+
+    impl Protocol for Lines {
+        fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
+            let mut consumed = 0;
+            while let Some(end) = input[consumed..].iter().position(|octet| *octet == b'\n') {
+                let line = &input[consumed..=consumed + end];
+                self.outbox.append(|buf| buf.tail().extend_from_slice(line));
+                consumed += end + 1;
+                if line == b"quit\n" {
+                    self.intent = Intent::Finish;
+                }
+            }
+            consumed
+        }
+        fn handle_eof(&mut self) {
+            self.intent = Intent::Finish;
+        }
+        fn handle_nudge(&mut self, _now: Instant) {
+            self.outbox.append(|buf| buf.tail().extend_from_slice(b"nudged\n"));
+        }
+        fn handle_room(&mut self) {}
+        fn handle_written(&mut self, _now: Instant) {}
+        fn handle_deadline(&mut self, _now: Instant) {
+            self.deadline = None;
+            self.intent = Intent::Finish;
+        }
+        fn next_deadline(&self) -> Option<Instant> {
+            self.deadline
+        }
+        fn intent(&self) -> Intent {
+            self.intent
+        }
+    }
+
+    fn lines(limit: usize) -> (Lines, Arc<Outbox>) {
+        let outbox = Arc::new(Outbox::new(limit));
+        (Lines { outbox: outbox.clone(), intent: Intent::Run, deadline: None }, outbox)
+    }
+
+    #[tokio::test]
+    async fn input_in_any_pieces_is_answered_in_order() {
+        let (mut near, mut far) = tokio::io::duplex(3);
+        let (mut protocol, outbox) = lines(1024);
+        let peer = tokio::spawn(async move {
+            near.write_all(b"one\ntwo\nquit\n").await.unwrap();
+            let mut answer = String::new();
+            near.read_to_string(&mut answer).await.unwrap();
+            answer
+        });
+        let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
+        assert!(matches!(ended, Ended::Finished));
+        drop(far);
+        assert_eq!(peer.await.unwrap(), "one\ntwo\nquit\n");
+    }
+
+    #[tokio::test]
+    async fn a_nudge_reaches_a_connection_that_waits() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let (mut protocol, outbox) = lines(1024);
+        let peer = tokio::spawn(async move {
+            let mut near = tokio::io::BufReader::new(near);
+            outbox.nudge();
+            let mut answer = String::new();
+            tokio::io::AsyncBufReadExt::read_line(&mut near, &mut answer).await.unwrap();
+            answer
+        });
+        let outbox = protocol.outbox.clone();
+        let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
+        assert!(matches!(ended, Ended::Eof));
+        assert_eq!(peer.await.unwrap(), "nudged\n");
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_takes_nothing_is_given_up() {
+        let (_near, mut far) = tokio::io::duplex(4);
+        let (mut protocol, outbox) = lines(1024);
+        outbox.append(|buf| buf.tail().extend_from_slice(b"more than four octets"));
+        let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_millis(20)).await;
+        assert!(matches!(ended, Ended::WriteTimeout));
+        assert!(outbox.is_closed());
+    }
+
+    #[tokio::test]
+    async fn a_deadline_is_kept() {
+        let (_near, mut far) = tokio::io::duplex(4);
+        let (mut protocol, outbox) = lines(1024);
+        protocol.deadline = Some(Instant::now() + Duration::from_millis(5));
+        let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
+        assert!(matches!(ended, Ended::Finished));
+    }
+}

@@ -1,0 +1,23 @@
+//! Byte streams and their buffers: what every connection of Leveret, to a client or to an upstream, is made of.
+//!
+//! - [`Stream`]: TCP and Unix sockets behind one type.
+//! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
+//! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
+//!   and writes what gathered in the outbox, once per batch.
+//!
+//! What always holds: an idle connection holds neither a read nor a write buffer; reading stops while the peer does
+//! not take what was written to it; a peer that takes nothing for the write time-out is given up.
+//!
+//! Lock order: an outbox's lock is a leaf. Nothing else is locked, and nothing waits, while it is held.
+//!
+//! What must never be added: knowledge of any protocol.
+
+mod buffer;
+mod drive;
+mod outbox;
+mod stream;
+
+pub use buffer::OutBuf;
+pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive};
+pub use outbox::Outbox;
+pub use stream::{ConnectOptions, Peer, Stream};

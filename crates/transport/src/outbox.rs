@@ -1,0 +1,216 @@
+//! The out-buffer of one connection, shared by everybody who has something to say to its peer.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Waker};
+
+use atomic_waker::AtomicWaker;
+use parking_lot::Mutex;
+
+use crate::buffer::OutBuf;
+
+/// Where tasks leave octets for a connection's peer; the connection's own task writes them out ([`crate::drive`]).
+///
+/// The connection's task is woken only when the buffer turns from empty to non-empty, so a burst of messages costs one
+/// wake-up and few writes.
+#[derive(Debug)]
+pub struct Outbox {
+    inner: Mutex<Inner>,
+    /// Octets in `inner` and with the writer.
+    backlog: AtomicUsize,
+    /// Wakes the connection's task.
+    waker: AtomicWaker,
+    /// Somebody wants the connection's task to look at its protocol, without octets to write.
+    nudged: AtomicBool,
+    /// Somebody was told that there is no room, and waits to hear that there is again.
+    starved: AtomicBool,
+    /// Octets of backlog from which on [`Outbox::has_room`] says no.
+    limit: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    buf: OutBuf,
+    /// The connection's task has been told, or is busy writing, and will look here again by itself.
+    scheduled: bool,
+    /// The connection has ended: whatever is appended goes nowhere.
+    closed: bool,
+}
+
+impl Outbox {
+    /// An empty outbox that [has room](Self::has_room) up to a backlog of `limit` octets.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            inner: Mutex::default(),
+            backlog: AtomicUsize::new(0),
+            waker: AtomicWaker::new(),
+            nudged: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
+            limit,
+        }
+    }
+
+    /// Appends what `write` appends, and sees to it that it gets written. `write` runs under the outbox's lock: it
+    /// must be short and lock nothing. Not called when the connection has ended, whence `None`.
+    #[inline]
+    pub fn append<R>(&self, write: impl FnOnce(&mut OutBuf) -> R) -> Option<R> {
+        let mut inner = self.inner.lock();
+        if inner.closed {
+            return None;
+        }
+        let before = inner.buf.len();
+        let result = write(&mut inner.buf);
+        let after = inner.buf.len();
+        self.backlog.fetch_add(after - before, Ordering::Relaxed);
+        let wake = after > 0 && !inner.scheduled;
+        inner.scheduled |= wake;
+        drop(inner);
+        if wake {
+            self.waker.wake();
+        }
+        Some(result)
+    }
+
+    /// Octets appended and not yet taken by the peer's socket.
+    #[inline]
+    pub fn backlog(&self) -> usize {
+        self.backlog.load(Ordering::Relaxed)
+    }
+
+    /// Whether the backlog is within the limit. Who can wait (a queue with deliveries, a relay) appends only then;
+    /// after a no, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the limit.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        if self.backlog() < self.limit {
+            return true;
+        }
+        // First leave word, then look again: the writer first writes, then looks for word. One of the two sees the
+        // other, so nobody waits for a call that never comes.
+        self.starved.store(true, Ordering::SeqCst);
+        self.backlog.load(Ordering::SeqCst) < self.limit
+    }
+
+    /// The limit given to [`Outbox::new`], in octets.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Makes the connection's task call [`crate::Protocol::handle_nudge`] soon.
+    pub fn nudge(&self) {
+        if !self.nudged.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    /// Whether the connection has ended.
+    pub fn is_closed(&self) -> bool {
+        self.inner.lock().closed
+    }
+
+    /// Takes everything that has gathered, as a peer that reads at once would: for sessions that are driven without a
+    /// socket.
+    pub fn read_all(&self) -> Vec<u8> {
+        let mut taken = OutBuf::default();
+        let mut octets = Vec::new();
+        while self.take(&mut taken) {
+            let len = taken.len();
+            taken.copy_to(&mut octets);
+            taken = OutBuf::default();
+            self.written(len);
+        }
+        octets
+    }
+
+    pub(crate) fn take_nudge(&self) -> bool {
+        self.nudged.load(Ordering::Relaxed) && self.nudged.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether somebody waits for room and there is some now.
+    pub(crate) fn take_starved(&self) -> bool {
+        self.starved.load(Ordering::SeqCst)
+            && self.backlog.load(Ordering::SeqCst) <= self.limit / 2
+            && self.starved.swap(false, Ordering::SeqCst)
+    }
+
+    pub(crate) fn register(&self, context: &Context<'_>) {
+        let waker: &Waker = context.waker();
+        self.waker.register(waker);
+    }
+
+    /// Gives the writer what has gathered, for its empty `taken`, whose memory serves the next burst. Returns false,
+    /// and re-arms the wake-up, when there is nothing.
+    pub(crate) fn take(&self, taken: &mut OutBuf) -> bool {
+        debug_assert!(taken.is_empty());
+        let mut inner = self.inner.lock();
+        if inner.buf.is_empty() {
+            inner.scheduled = false;
+            inner.buf.release();
+            drop(inner);
+            taken.release();
+            return false;
+        }
+        inner.scheduled = true;
+        std::mem::swap(&mut inner.buf, taken);
+        true
+    }
+
+    /// The writer got rid of `octets`.
+    pub(crate) fn written(&self, octets: usize) {
+        self.backlog.fetch_sub(octets, Ordering::SeqCst);
+    }
+
+    /// The connection has ended.
+    pub(crate) fn close(&self) {
+        let mut inner = self.inner.lock();
+        inner.closed = true;
+        inner.buf = OutBuf::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backlog_counts_what_the_writer_still_holds() {
+        let outbox = Outbox::new(10);
+        outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
+        assert!(!outbox.has_room());
+        let mut taken = OutBuf::default();
+        assert!(outbox.take(&mut taken));
+        assert!(!outbox.has_room(), "taken is not written");
+        taken.advance(10);
+        outbox.written(10);
+        assert!(outbox.has_room());
+        assert!(!outbox.take(&mut taken));
+    }
+
+    #[test]
+    fn a_closed_outbox_takes_nothing() {
+        let outbox = Outbox::new(10);
+        outbox.close();
+        assert_eq!(outbox.append(|_| unreachable!()), None::<()>);
+    }
+
+    #[test]
+    fn who_found_no_room_is_remembered_until_half_is_free() {
+        let outbox = Outbox::new(10);
+        outbox.append(|buf| buf.tail().extend_from_slice(b"0123456789"));
+        outbox.written(1);
+        assert!(!outbox.take_starved(), "nobody asked");
+        outbox.append(|buf| buf.tail().push(b'x'));
+        assert!(!outbox.has_room());
+        assert!(!outbox.take_starved());
+        outbox.written(5);
+        assert!(outbox.take_starved());
+        assert!(!outbox.take_starved());
+    }
+
+    #[test]
+    fn a_nudge_is_taken_once() {
+        let outbox = Outbox::new(10);
+        outbox.nudge();
+        outbox.nudge();
+        assert!(outbox.take_nudge());
+        assert!(!outbox.take_nudge());
+    }
+}

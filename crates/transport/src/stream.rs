@@ -1,0 +1,152 @@
+//! Sockets of every kind behind one type.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A connected socket.
+#[derive(Debug)]
+pub enum Stream {
+    /// TCP, with TCP_NODELAY on: writes are coalesced here, not in the kernel.
+    Tcp(TcpStream),
+    /// A Unix domain socket.
+    Unix(UnixStream),
+}
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// A host and port.
+    Ip(SocketAddr),
+    /// A process on this machine, through a Unix socket.
+    Unix,
+}
+
+impl Peer {
+    /// Whether the peer is on this machine: what the `guest` user is restricted to.
+    pub fn is_loopback(&self) -> bool {
+        match self {
+            Self::Ip(address) => address.ip().to_canonical().is_loopback(),
+            Self::Unix => true,
+        }
+    }
+
+    /// The peer's address, without its port.
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Ip(address) => Some(address.ip()),
+            Self::Unix => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::Unix => f.write_str("unix"),
+        }
+    }
+}
+
+/// How to reach a server.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectOptions {
+    /// Gives up on one address after this long.
+    pub timeout: Duration,
+    /// Written octets that the peer does not acknowledge for this long end the connection (TCP_USER_TIMEOUT).
+    pub user_timeout: Duration,
+}
+
+impl Stream {
+    /// Wraps an accepted TCP connection.
+    ///
+    /// # Errors
+    /// When the socket is gone already.
+    pub fn from_tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    /// Connects to `host`:`port`, trying each of its addresses in turn.
+    ///
+    /// # Errors
+    /// The last address's error, or [`io::ErrorKind::TimedOut`].
+    pub async fn connect(host: &str, port: u16, options: ConnectOptions) -> io::Result<Self> {
+        let mut last_error = io::Error::new(io::ErrorKind::NotFound, format!("no address for {host}"));
+        for address in tokio::net::lookup_host((host, port)).await? {
+            match tokio::time::timeout(options.timeout, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    let socket = SockRef::from(&stream);
+                    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(options.user_timeout))?;
+                    socket.set_tcp_user_timeout(Some(options.user_timeout))?;
+                    return Self::from_tcp(stream);
+                }
+                Ok(Err(error)) => last_error = error,
+                Err(_) => {
+                    last_error =
+                        io::Error::new(io::ErrorKind::TimedOut, format!("no answer from {address} in time"));
+                }
+            }
+        }
+        Err(last_error)
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// When the peer is gone already.
+    pub fn peer(&self) -> io::Result<Peer> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().map(Peer::Ip),
+            Self::Unix(_) => Ok(Peer::Unix),
+        }
+    }
+}
+
+macro_rules! delegate {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            Stream::Tcp($stream) => $call,
+            Stream::Unix($stream) => $call,
+        }
+    };
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => Pin::new(stream).poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        delegate!(self, stream => Pin::new(stream).poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        delegate!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
