@@ -1,0 +1,229 @@
+//! Whether a redeclaration means the same thing as the first declaration.
+
+use std::fmt::Write;
+
+use amqp::{FieldTable, FieldValue};
+
+use crate::error::BrokerError;
+
+/// Compares the arguments named by `keys`; `resource` is described as in `queue 'q' in vhost '/'`.
+pub(crate) fn check_arguments(
+    keys: &[&str],
+    current: &FieldTable,
+    received: &FieldTable,
+    resource: &str,
+) -> Result<(), BrokerError> {
+    for key in keys {
+        check_argument(key, current.get(key), received.get(key), resource)?;
+    }
+    Ok(())
+}
+
+/// Compares one boolean property.
+pub(crate) fn check_flag(
+    key: &str,
+    current: bool,
+    received: bool,
+    resource: &str,
+) -> Result<(), BrokerError> {
+    check_field(
+        key,
+        if current { "true" } else { "false" },
+        if received { "true" } else { "false" },
+        resource,
+    )
+}
+
+/// Compares one property that is always there.
+pub(crate) fn check_field(
+    key: &str,
+    current: &str,
+    received: &str,
+    resource: &str,
+) -> Result<(), BrokerError> {
+    if current == received {
+        return Ok(());
+    }
+    Err(inequivalent(key, resource, &format!("'{received}'"), &format!("'{current}'")))
+}
+
+fn check_argument(
+    key: &str,
+    current: Option<&FieldValue>,
+    received: Option<&FieldValue>,
+    resource: &str,
+) -> Result<(), BrokerError> {
+    if key == "x-queue-type" && queue_type_of(current) == queue_type_of(received) {
+        return Ok(());
+    }
+    match (current, received) {
+        (None, None) => Ok(()),
+        (Some(current), Some(received)) if same_value(current, received) => Ok(()),
+        (Some(current), Some(received)) => {
+            let quote = |value| format!("'{}'", in_erlang(value));
+            Err(inequivalent(key, resource, &quote(received), &quote(current)))
+        }
+        _ => {
+            let typed = |value: Option<&FieldValue>| match value {
+                None => "none".to_owned(),
+                Some(value) => {
+                    format!("the value '{}' of type '{}'", in_erlang(value), value.type_name())
+                }
+            };
+            Err(inequivalent(key, resource, &typed(received), &typed(current)))
+        }
+    }
+}
+
+fn inequivalent(key: &str, resource: &str, received: &str, current: &str) -> BrokerError {
+    BrokerError::precondition(format!(
+        "inequivalent arg '{key}' for {resource}: received {received} but current is {current}"
+    ))
+}
+
+/// A queue without the argument is a classic one.
+fn queue_type_of(value: Option<&FieldValue>) -> Option<&str> {
+    value.map_or(Some("classic"), FieldValue::as_text)
+}
+
+/// Integers of all widths are compared by value.
+fn same_value(one: &FieldValue, other: &FieldValue) -> bool {
+    match (one.as_integer(), other.as_integer()) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// The value as Erlang prints it.
+pub(crate) fn in_erlang(value: &FieldValue) -> String {
+    match value {
+        FieldValue::LongString(octets) | FieldValue::ByteArray(octets) => {
+            String::from_utf8_lossy(octets).into_owned()
+        }
+        FieldValue::Boolean(value) => value.to_string(),
+        FieldValue::Timestamp(seconds) => seconds.to_string(),
+        FieldValue::F32(value) => format!("{value:?}"),
+        FieldValue::F64(value) => format!("{value:?}"),
+        FieldValue::Decimal { scale, value } => format!("{{{scale},{value}}}"),
+        FieldValue::Void => "undefined".into(),
+        FieldValue::Array(items) => {
+            let items: Vec<String> =
+                items.iter().map(|item| format!("{{{},{}}}", item.type_name(), term(item))).collect();
+            format!("[{}]", items.join(","))
+        }
+        FieldValue::Table(table) => {
+            let mut text = String::from("[");
+            for (at, (key, value)) in table.iter().enumerate() {
+                let comma = if at == 0 { "" } else { "," };
+                // Writing to a string cannot fail.
+                let _ = write!(text, "{comma}{{<<\"{key}\">>,{},{}}}", value.type_name(), term(value));
+            }
+            text + "]"
+        }
+        integer => integer.as_integer().unwrap_or_default().to_string(),
+    }
+}
+
+/// The value as Erlang prints it inside of a larger term.
+fn term(value: &FieldValue) -> String {
+    match value {
+        FieldValue::LongString(_) | FieldValue::ByteArray(_) => format!("<<\"{}\">>", in_erlang(value)),
+        other => in_erlang(other),
+    }
+}
+
+/// The arguments of exchanges that are compared.
+pub(crate) const EXCHANGE_ARGUMENTS: &[&str] = &["alternate-exchange"];
+
+pub(super) const CLASSIC_ARGUMENTS: &[&str] = &[
+    "x-expires",
+    "x-message-ttl",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-priority",
+    "x-overflow",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-single-active-consumer",
+    "x-queue-type",
+    "x-queue-master-locator",
+];
+
+pub(super) const QUORUM_ARGUMENTS: &[&str] = &[
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-dead-letter-strategy",
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-overflow",
+    "x-single-active-consumer",
+    "x-queue-type",
+    "x-quorum-initial-group-size",
+    "x-delivery-limit",
+    "x-message-ttl",
+    "x-queue-leader-locator",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compare(current: Option<FieldValue>, received: Option<FieldValue>) -> Result<(), String> {
+        let table =
+            |value: Option<FieldValue>| value.into_iter().map(|value| ("x-message-ttl", value)).collect();
+        check_arguments(&["x-message-ttl"], &table(current), &table(received), "queue 'q' in vhost '/'")
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn integers_compare_by_value() {
+        assert_eq!(compare(Some(FieldValue::I32(60)), Some(FieldValue::I64(60))), Ok(()));
+    }
+
+    #[test]
+    fn differences_are_told_in_rabbitmqs_words() {
+        let cases = [
+            (
+                None,
+                Some(FieldValue::I32(60000)),
+                "received the value '60000' of type 'signedint' but current is none",
+            ),
+            (
+                Some(FieldValue::I32(60000)),
+                None,
+                "received none but current is the value '60000' of type 'signedint'",
+            ),
+            (
+                Some(FieldValue::I32(60000)),
+                Some(FieldValue::I32(50000)),
+                "received '50000' but current is '60000'",
+            ),
+            (
+                Some(FieldValue::I32(60000)),
+                Some(FieldValue::text("a")),
+                "received 'a' but current is '60000'",
+            ),
+        ];
+        for (current, received, end) in cases {
+            let expected = format!("inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': {end}");
+            assert_eq!(compare(current, received), Err(expected));
+        }
+    }
+
+    #[test]
+    fn a_missing_queue_type_equals_classic() {
+        let classic: FieldTable = [("x-queue-type", FieldValue::text("classic"))].into_iter().collect();
+        let quorum: FieldTable = [("x-queue-type", FieldValue::text("quorum"))].into_iter().collect();
+        let check = |current: &FieldTable, received: &FieldTable| {
+            check_arguments(CLASSIC_ARGUMENTS, current, received, "queue 'q' in vhost '/'")
+        };
+        assert_eq!(check(&classic, &FieldTable::new()), Ok(()));
+        assert_eq!(check(&FieldTable::new(), &classic), Ok(()));
+        assert!(check(&FieldTable::new(), &quorum).is_err());
+    }
+}

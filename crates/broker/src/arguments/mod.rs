@@ -1,0 +1,187 @@
+//! The arguments of queues and exchanges: checked, parsed once, and compared on redeclaration.
+
+mod check;
+mod equivalence;
+
+use std::sync::Arc;
+
+use amqp::{FieldTable, FieldValue};
+
+pub(crate) use check::{MAX_EXPIRY, check_consumer_priority, check_exchange_name_argument};
+pub(crate) use equivalence::{EXCHANGE_ARGUMENTS, check_arguments, check_field, check_flag, in_erlang};
+
+use crate::error::BrokerError;
+
+/// The kind of queue asked for by `x-queue-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum QueueKind {
+    /// The default.
+    #[default]
+    Classic,
+    /// On a single node: a durable queue that understands the arguments of quorum queues.
+    Quorum,
+}
+
+impl QueueKind {
+    /// The name that RabbitMQ's error texts give it.
+    fn erlang_module(self) -> &'static str {
+        match self {
+            Self::Classic => "rabbit_classic_queue",
+            Self::Quorum => "rabbit_quorum_queue",
+        }
+    }
+
+    /// The arguments that take part in the comparison with a redeclaration.
+    pub(crate) fn known_arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Classic => equivalence::CLASSIC_ARGUMENTS,
+            Self::Quorum => equivalence::QUORUM_ARGUMENTS,
+        }
+    }
+}
+
+/// What happens to a message when the queue is full (`x-overflow`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overflow {
+    /// The oldest message makes room.
+    #[default]
+    DropHead,
+    /// The new message is refused.
+    RejectPublish,
+    /// The new message is refused and dead-lettered.
+    RejectPublishDlx,
+}
+
+/// Where messages go that a queue drops.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeadLettering {
+    /// `x-dead-letter-exchange`; empty for the default exchange.
+    pub exchange: Arc<str>,
+    /// `x-dead-letter-routing-key`; without it messages keep theirs.
+    pub routing_key: Option<Arc<str>>,
+}
+
+/// A queue's arguments, parsed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct QueueArguments {
+    /// `x-queue-type`.
+    pub kind: QueueKind,
+    /// `x-message-ttl` in milliseconds.
+    pub message_ttl: Option<u64>,
+    /// `x-expires` in milliseconds.
+    pub expires: Option<u64>,
+    /// `x-max-length` in ready messages.
+    pub max_length: Option<u64>,
+    /// `x-max-length-bytes` in octets of ready messages' bodies.
+    pub max_length_bytes: Option<u64>,
+    /// `x-overflow`.
+    pub overflow: Overflow,
+    /// `x-dead-letter-exchange` and `x-dead-letter-routing-key`.
+    pub dead_lettering: Option<DeadLettering>,
+    /// `x-max-priority`.
+    pub max_priority: Option<u8>,
+    /// `x-single-active-consumer`.
+    pub single_active_consumer: bool,
+    /// `x-delivery-limit` (quorum).
+    pub delivery_limit: Option<u64>,
+}
+
+impl QueueArguments {
+    /// Checks and parses the arguments of a new queue.
+    ///
+    /// # Errors
+    /// 406 `invalid arg 'K' for queue 'q' in vhost '/': …`, as RabbitMQ words it.
+    pub(crate) fn parse(table: &FieldTable, queue: &str, vhost: &str) -> Result<Self, BrokerError> {
+        let kind = check::check_queue_arguments(table, queue, vhost)?;
+        // Everything has been checked: what follows only reads.
+        let number = |key: &str| table.get(key).and_then(FieldValue::as_integer).map(|n| n.max(0) as u64);
+        let text = |key: &str| table.get(key).and_then(FieldValue::as_text);
+        let dead_lettering = text("x-dead-letter-exchange").map(|exchange| DeadLettering {
+            exchange: exchange.into(),
+            routing_key: text("x-dead-letter-routing-key").map(Into::into),
+        });
+        Ok(Self {
+            kind,
+            message_ttl: number("x-message-ttl"),
+            expires: number("x-expires"),
+            max_length: number("x-max-length"),
+            max_length_bytes: number("x-max-length-bytes"),
+            overflow: match text("x-overflow") {
+                Some("reject-publish") => Overflow::RejectPublish,
+                Some("reject-publish-dlx") => Overflow::RejectPublishDlx,
+                _ => Overflow::DropHead,
+            },
+            dead_lettering,
+            max_priority: number("x-max-priority").map(|n| n.min(u64::from(u8::MAX)) as u8),
+            single_active_consumer: table.get("x-single-active-consumer") == Some(&FieldValue::Boolean(true)),
+            delivery_limit: number("x-delivery-limit"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(entries: &[(&str, FieldValue)]) -> Result<QueueArguments, String> {
+        let table: FieldTable = entries.iter().cloned().collect();
+        QueueArguments::parse(&table, "q", "/").map_err(|error| {
+            let text = error.to_string();
+            text.split_once(" in vhost '/'").map_or(text.clone(), |(_, reason)| reason.to_owned())
+        })
+    }
+
+    #[test]
+    fn every_argument_is_read() {
+        let arguments = parse(&[
+            ("x-message-ttl", FieldValue::I32(5)),
+            ("x-expires", FieldValue::I64(6)),
+            ("x-max-length", FieldValue::U8(7)),
+            ("x-max-length-bytes", FieldValue::I16(8)),
+            ("x-overflow", FieldValue::text("reject-publish")),
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-dead-letter-routing-key", FieldValue::text("k")),
+            ("x-max-priority", FieldValue::I32(255)),
+            ("x-single-active-consumer", FieldValue::Boolean(true)),
+        ])
+        .unwrap();
+        let expected = QueueArguments {
+            kind: QueueKind::Classic,
+            message_ttl: Some(5),
+            expires: Some(6),
+            max_length: Some(7),
+            max_length_bytes: Some(8),
+            overflow: Overflow::RejectPublish,
+            dead_lettering: Some(DeadLettering { exchange: "".into(), routing_key: Some("k".into()) }),
+            max_priority: Some(255),
+            single_active_consumer: true,
+            delivery_limit: None,
+        };
+        assert_eq!(arguments, expected);
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused_in_rabbitmqs_words() {
+        let cases = [
+            ("x-message-ttl", FieldValue::text("1"), ": \"expected integer, got longstr\""),
+            ("x-message-ttl", FieldValue::I32(-1), ": {value_negative,-1}"),
+            ("x-expires", FieldValue::I32(0), ": {value_zero,0}"),
+            ("x-max-length", FieldValue::I32(-5), ": {value_negative,-5}"),
+            ("x-max-priority", FieldValue::I32(400), ": {max_value_exceeded,400}"),
+            ("x-dead-letter-routing-key", FieldValue::text("k"), ": routing_key_but_no_dlx_defined"),
+            ("x-overflow", FieldValue::text("maybe"), ": invalid_overflow"),
+            ("x-queue-type", FieldValue::text("nope"), ": \"unsupported queue type 'nope'\""),
+            ("x-message-ttl", FieldValue::I64(315_360_000_001), ": {value_too_large,315360000001}"),
+            ("x-delivery-limit", FieldValue::I32(5), " of queue type rabbit_classic_queue"),
+            ("x-queue-mode", FieldValue::text("nope"), ": \"unsupported queue mode 'nope'\""),
+        ];
+        for (key, value, reason) in cases {
+            assert_eq!(parse(&[(key, value)]).unwrap_err(), reason, "{key}");
+        }
+    }
+
+    #[test]
+    fn unknown_arguments_are_ignored() {
+        assert_eq!(parse(&[("x-unknown", FieldValue::Void)]), Ok(QueueArguments::default()));
+    }
+}

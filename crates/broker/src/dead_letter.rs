@@ -1,0 +1,171 @@
+//! Dead-lettering: the message that takes the place of a dropped one (RabbitMQ, "Dead Letter Exchanges").
+
+use std::sync::Arc;
+
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use smallvec::SmallVec;
+
+use crate::inspect::with_headers;
+use crate::message::{Body, BodyView, Message, Traits};
+use crate::queue::{DeadLetter, DeathReason, Queue};
+use crate::table_view::{ValueView, entries, texts_in};
+use crate::time::Timestamp;
+
+/// A dead letter, ready to be routed.
+pub(crate) struct Letter {
+    pub(crate) message: Message,
+    /// The routing keys, the first of which is the message's.
+    pub(crate) keys: Vec<Box<str>>,
+    deaths: Vec<FieldValue>,
+    reason: DeathReason,
+}
+
+impl Letter {
+    /// Writes the letter that `queue` sends to its dead-letter exchange.
+    pub(crate) fn write(
+        queue: &Queue,
+        exchange: &Arc<str>,
+        routing_key: Option<&str>,
+        dead: &DeadLetter,
+        now: Timestamp,
+    ) -> Self {
+        let old = &dead.message;
+        let properties = Properties::decode(old.properties()).unwrap_or_default();
+        let mut headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+        let info = death(queue, dead, &properties, now);
+        let deaths = record(&mut headers, info, queue, old, dead.reason);
+        let mut keys: Vec<Box<str>> = Vec::new();
+        match routing_key {
+            Some(key) => {
+                headers.remove("CC");
+                keys.push(key.into());
+            }
+            None => {
+                keys.push(old.routing_key().into());
+                keys.extend(copies(&properties).into_iter().chain(old.blind_copies()).map(Into::into));
+            }
+        }
+        let without_expiration = Properties { expiration: None, ..properties };
+        let octets = with_headers(&without_expiration, &headers);
+        let body = match old.body() {
+            BodyView::Inline(octets) => Body::Copied(octets),
+            BodyView::Chunks(chunks) => Body::Chunks(chunks),
+        };
+        let traits = Traits { expiration: None, ..old.traits() };
+        let mut message = Message::new(exchange.clone(), &keys[0], &octets, body, traits);
+        if routing_key.is_none() {
+            let blind: SmallVec<[&str; 2]> = old.blind_copies().collect();
+            message = message.with_blind_copies(&blind);
+        }
+        Self { message, keys, deaths, reason: dead.reason }
+    }
+
+    /// The headers, for routing.
+    pub(crate) fn headers(&self) -> FieldTable {
+        let properties = Properties::decode(self.message.properties()).unwrap_or_default();
+        properties.headers.map(|headers| headers.decode()).unwrap_or_default()
+    }
+
+    /// Whether the letter has been in `queue` before, and no client has rejected it since: such a letter would go
+    /// round for ever, and is dropped.
+    pub(crate) fn circles_to(&self, queue: &str) -> bool {
+        if self.reason == DeathReason::Rejected {
+            return false;
+        }
+        let field = |death: &FieldValue, key: &str, text: &str| match death {
+            FieldValue::Table(table) => table.get(key).and_then(FieldValue::as_text) == Some(text),
+            _ => false,
+        };
+        let Some(at) = self.deaths.iter().position(|death| field(death, "queue", queue)) else {
+            return false;
+        };
+        !self.deaths[..=at].iter().any(|death| field(death, "reason", DeathReason::Rejected.name()))
+    }
+}
+
+impl DeathReason {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rejected => "rejected",
+            Self::Expired => "expired",
+            Self::MaxLength => "maxlen",
+            Self::DeliveryLimit => "delivery_limit",
+        }
+    }
+}
+
+/// The table that describes this death.
+fn death(queue: &Queue, dead: &DeadLetter, properties: &Properties<'_>, now: Timestamp) -> FieldTable {
+    let old = &dead.message;
+    let mut keys = vec![FieldValue::text(old.routing_key())];
+    keys.extend(copies(properties).into_iter().map(FieldValue::text));
+    let mut info: FieldTable = [
+        ("count", FieldValue::I64(1)),
+        ("reason", FieldValue::text(dead.reason.name())),
+        ("queue", FieldValue::text(&**queue.name())),
+        ("time", FieldValue::Timestamp(now.seconds())),
+        ("exchange", FieldValue::text(old.exchange())),
+        ("routing-keys", FieldValue::Array(keys)),
+    ]
+    .into_iter()
+    .collect();
+    if let Some(expiration) = properties.expiration {
+        info.insert("original-expiration", FieldValue::text(expiration));
+    }
+    info
+}
+
+/// Puts a death in front of the header `x-death`: in place of an earlier one of the same queue and reason, whose
+/// count goes up. Returns the whole list.
+fn record(
+    headers: &mut FieldTable,
+    info: FieldTable,
+    queue: &Queue,
+    old: &Message,
+    reason: DeathReason,
+) -> Vec<FieldValue> {
+    let mut deaths = match headers.get("x-death") {
+        Some(FieldValue::Array(deaths)) => deaths.clone(),
+        None => {
+            headers.insert("x-first-death-reason", FieldValue::text(reason.name()));
+            headers.insert("x-first-death-queue", FieldValue::text(&**queue.name()));
+            headers.insert("x-first-death-exchange", FieldValue::text(old.exchange()));
+            Vec::new()
+        }
+        Some(_) => Vec::new(),
+    };
+    let same = |death: &FieldValue| {
+        let FieldValue::Table(table) = death else { return false };
+        let is = |key, text: &str| table.get(key).and_then(FieldValue::as_text) == Some(text);
+        is("queue", queue.name()) && is("reason", reason.name())
+    };
+    let newest = match deaths.iter().position(same) {
+        None => info,
+        Some(at) => match deaths.remove(at) {
+            FieldValue::Table(mut again) => {
+                let count = again.get("count").and_then(FieldValue::as_integer).unwrap_or(1);
+                again.insert("count", FieldValue::I64(count.saturating_add(1)));
+                again
+            }
+            _ => info,
+        },
+    };
+    deaths.insert(0, FieldValue::Table(newest));
+    headers.insert("x-death", FieldValue::Array(deaths.clone()));
+    // RabbitMQ sorts the headers whenever it sets one.
+    let mut sorted: Vec<_> = headers.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    sorted.sort_by(|(one, _), (other, _)| one.cmp(other));
+    *headers = sorted.into_iter().collect();
+    deaths
+}
+
+/// The routing keys in the header CC.
+fn copies<'a>(properties: &Properties<'a>) -> SmallVec<[&'a str; 2]> {
+    let headers: RawTable<'a> = properties.headers.unwrap_or_default();
+    let array = entries(headers.octets()).find_map(|(name, value)| match value {
+        ValueView::Array(array) if name == "CC" => Some(array),
+        _ => None,
+    });
+    let texts = array.into_iter().flat_map(texts_in);
+    texts.filter_map(|text| std::str::from_utf8(text).ok()).collect()
+}

@@ -1,0 +1,73 @@
+//! Which queues have something to do, and when.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::queue::Queue;
+use crate::time::Timestamp;
+
+/// Told that the earliest deadline has moved forward.
+pub type DeadlineWaker = Arc<dyn Fn() + Send + Sync>;
+
+/// A broker's deadlines. Each queue stands here once at most. The lock is the last in the lock order.
+pub(crate) struct Deadlines {
+    due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>>,
+    /// The first of them, in milliseconds; `u64::MAX` when there is none.
+    earliest: AtomicU64,
+    waker: Option<DeadlineWaker>,
+}
+
+impl Deadlines {
+    pub(crate) fn new(waker: Option<DeadlineWaker>) -> Self {
+        Self { due: Mutex::default(), earliest: AtomicU64::new(u64::MAX), waker }
+    }
+
+    pub(crate) fn earliest(&self) -> Option<Timestamp> {
+        let earliest = self.earliest.load(Ordering::Acquire);
+        (earliest != u64::MAX).then_some(Timestamp(earliest))
+    }
+
+    /// Puts a queue in, in place of its old deadline.
+    pub(crate) fn replace(&self, old: Option<Timestamp>, new: Timestamp, queue: u64, target: &Weak<Queue>) {
+        let mut due = self.due.lock();
+        if let Some(old) = old {
+            due.remove(&(old, queue));
+        }
+        due.insert((new, queue), target.clone());
+        let before = self.earliest.load(Ordering::Relaxed);
+        self.refresh(&due);
+        drop(due);
+        if new.0 < before
+            && let Some(wake) = &self.waker
+        {
+            wake();
+        }
+    }
+
+    pub(crate) fn remove(&self, deadline: Timestamp, queue: u64) {
+        let mut due = self.due.lock();
+        due.remove(&(deadline, queue));
+        self.refresh(&due);
+    }
+
+    /// Takes a queue whose deadline has come.
+    pub(crate) fn take_due(&self, now: Timestamp) -> Option<Arc<Queue>> {
+        let mut due = self.due.lock();
+        loop {
+            let entry = due.first_entry().filter(|entry| entry.key().0 <= now)?;
+            let queue = entry.remove().upgrade();
+            self.refresh(&due);
+            if queue.is_some() {
+                return queue;
+            }
+        }
+    }
+
+    fn refresh(&self, due: &BTreeMap<(Timestamp, u64), Weak<Queue>>) {
+        let earliest = due.first_key_value().map_or(u64::MAX, |((at, _), _)| at.0);
+        self.earliest.store(earliest, Ordering::Release);
+    }
+}

@@ -1,0 +1,107 @@
+//! What the broker refuses, with RabbitMQ's reply codes and texts.
+
+use std::fmt;
+
+use amqp::{DecodeError, Fault, ReplyCode};
+
+/// A refused operation. `Display` gives the reply text without the code's name in front (`no queue 'q' in vhost '/'`),
+/// to the letter of RabbitMQ 3.10.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BrokerError {
+    /// 404: no queue of this name.
+    NoQueue {
+        /// The queue asked for.
+        name: String,
+        /// Its virtual host.
+        vhost: String,
+    },
+    /// 404: no exchange of this name.
+    NoExchange {
+        /// The exchange asked for.
+        name: String,
+        /// Its virtual host.
+        vhost: String,
+    },
+    /// 404: the empty queue name stands for the channel's last declared queue, and there is none.
+    NoPreviousQueue,
+    /// 403, 405, 406 and 503: the operation was understood and is not allowed. The text is RabbitMQ's.
+    Refused {
+        /// Why.
+        code: ReplyCode,
+        /// RabbitMQ's text.
+        text: String,
+    },
+    /// 530: no virtual host of this name.
+    NoVirtualHost(String),
+    /// 530: the user has no permissions in the virtual host.
+    VirtualHostRefused {
+        /// The virtual host asked for.
+        vhost: String,
+        /// Who asked.
+        user: String,
+    },
+    /// 502: the message's properties cannot be decoded.
+    MalformedProperties(DecodeError),
+}
+
+impl BrokerError {
+    /// The code of the `channel.close` or `connection.close` to send.
+    pub fn reply_code(&self) -> ReplyCode {
+        match self {
+            Self::NoQueue { .. } | Self::NoExchange { .. } | Self::NoPreviousQueue => ReplyCode::NotFound,
+            Self::Refused { code, .. } => *code,
+            Self::NoVirtualHost(_) | Self::VirtualHostRefused { .. } => ReplyCode::NotAllowed,
+            Self::MalformedProperties(_) => ReplyCode::SyntaxError,
+        }
+    }
+
+    pub(crate) fn no_queue(name: &str, vhost: &str) -> Self {
+        Self::NoQueue { name: name.into(), vhost: vhost.into() }
+    }
+
+    pub(crate) fn no_exchange(name: &str, vhost: &str) -> Self {
+        Self::NoExchange { name: name.into(), vhost: vhost.into() }
+    }
+
+    pub(crate) fn precondition(text: impl Into<String>) -> Self {
+        Self::Refused { code: ReplyCode::PreconditionFailed, text: text.into() }
+    }
+
+    pub(crate) fn access(text: impl Into<String>) -> Self {
+        Self::Refused { code: ReplyCode::AccessRefused, text: text.into() }
+    }
+
+    pub(crate) fn locked(queue: &str, vhost: &str) -> Self {
+        let text = format!(
+            "cannot obtain exclusive access to locked queue '{queue}' in vhost '{vhost}'. It could be originally \
+             declared on another connection or the exclusive property value does not match that of the original \
+             declaration."
+        );
+        Self::Refused { code: ReplyCode::ResourceLocked, text }
+    }
+}
+
+impl fmt::Display for BrokerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoQueue { name, vhost } => write!(f, "no queue '{name}' in vhost '{vhost}'"),
+            Self::NoExchange { name, vhost } => write!(f, "no exchange '{name}' in vhost '{vhost}'"),
+            Self::NoPreviousQueue => f.write_str("no previously declared queue"),
+            Self::Refused { text, .. } => f.write_str(text),
+            Self::NoVirtualHost(name) => write!(f, "vhost {name} not found"),
+            Self::VirtualHostRefused { vhost, user } => {
+                write!(f, "access to vhost '{vhost}' refused for user '{user}'")
+            }
+            Self::MalformedProperties(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for BrokerError {}
+
+impl From<BrokerError> for Fault {
+    fn from(error: BrokerError) -> Self {
+        Self::new(error.reply_code(), error.to_string())
+    }
+}

@@ -1,0 +1,184 @@
+//! What the broker reads from a message's properties when it is published, and what it refuses there.
+
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use smallvec::SmallVec;
+
+use crate::arguments::MAX_EXPIRY;
+use crate::error::BrokerError;
+use crate::message::Traits;
+use crate::table_view::{ValueView, entries, texts_in};
+use crate::users::Identity;
+
+/// A message's properties, checked.
+#[derive(Debug, Default)]
+pub(crate) struct Inspected<'a> {
+    pub(crate) traits: Traits,
+    /// The headers, encoded, without the length in front.
+    pub(crate) headers: &'a [u8],
+    /// Further routing keys from the header CC.
+    pub(crate) copies: SmallVec<[&'a str; 2]>,
+    /// Further routing keys from the header BCC.
+    pub(crate) blind_copies: SmallVec<[&'a str; 2]>,
+    /// The properties without BCC, if it was there: receivers must not see it.
+    pub(crate) rewritten: Option<Vec<u8>>,
+}
+
+/// Checks properties in RabbitMQ's order.
+///
+/// # Errors
+/// 502 when they are malformed; 406 for a foreign user_id, an invalid expiration, CC or BCC, or an unknown
+/// delivery_mode.
+pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Inspected<'a>, BrokerError> {
+    // No properties at all: nothing to look at.
+    if octets == amqp::properties::NO_PROPERTIES {
+        return Ok(Inspected::default());
+    }
+    let properties = Properties::decode(octets).map_err(BrokerError::MalformedProperties)?;
+    if let Some(user) = properties.user_id
+        && user != publisher.user()
+        && !publisher.may_impersonate()
+    {
+        let text =
+            format!("user_id property set to '{user}' but authenticated user was '{}'", publisher.user());
+        return Err(BrokerError::precondition(text));
+    }
+    let expiration = properties.expiration.map(expiration_of).transpose()?;
+    let persistent = match properties.delivery_mode {
+        None | Some(1) => false,
+        Some(2) => true,
+        Some(mode) => return Err(invalid(&format!("{{delivery_mode_unknown,{mode}}}"))),
+    };
+    let traits = Traits { persistent, priority: properties.priority, expiration };
+    let headers = properties.headers.unwrap_or_default();
+    let mut inspected = Inspected { traits, headers: headers.octets(), ..Inspected::default() };
+    if let Some(copies) = routes_in(headers, "CC")? {
+        inspected.copies = copies;
+    }
+    if let Some(copies) = routes_in(headers, "BCC")? {
+        inspected.blind_copies = copies;
+        inspected.rewritten = Some(without_header(&properties, headers, "BCC"));
+    }
+    Ok(inspected)
+}
+
+/// The properties with other headers.
+pub(crate) fn with_headers(properties: &Properties<'_>, headers: &FieldTable) -> Vec<u8> {
+    let encoded = headers.encode();
+    let mut properties = *properties;
+    // What has just been encoded from a table is one, and no deeper than what was received.
+    properties.headers = RawTable::check(&encoded).ok();
+    let mut octets = Vec::new();
+    properties.encode(&mut octets);
+    octets
+}
+
+fn without_header(properties: &Properties<'_>, headers: RawTable<'_>, name: &str) -> Vec<u8> {
+    let mut headers = headers.decode();
+    while headers.remove(name).is_some() {}
+    with_headers(properties, &headers)
+}
+
+fn routes_in<'a>(headers: RawTable<'a>, name: &str) -> Result<Option<SmallVec<[&'a str; 2]>>, BrokerError> {
+    match entries(headers.octets()).find(|(found, _)| *found == name) {
+        None => Ok(None),
+        Some((_, ValueView::Array(array))) => {
+            Ok(Some(texts_in(array).filter_map(|text| std::str::from_utf8(text).ok()).collect()))
+        }
+        Some(_) => {
+            let kind = headers.decode().get(name).map_or("void", FieldValue::type_name);
+            Err(invalid(&format!("{{unacceptable_type_in_header,\"{name}\",{kind}}}")))
+        }
+    }
+}
+
+/// Milliseconds of an expiration, which is a number in a string (RabbitMQ, "Time-To-Live and Expiration").
+fn expiration_of(text: &str) -> Result<u64, BrokerError> {
+    let digits_from = usize::from(text.starts_with(['+', '-']));
+    let digits = text[digits_from..].bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = text.split_at(digits_from + digits);
+    let reason = match number.parse::<i128>() {
+        _ if digits == 0 => "no_integer".to_owned(),
+        Ok(_) | Err(_) if !rest.is_empty() => format!("{{leftover_string,\"{rest}\"}}"),
+        Ok(n) if n < 0 => format!("{{value_negative,{n}}}"),
+        Ok(n) if n <= i128::from(MAX_EXPIRY) => return Ok(n as u64),
+        _ => format!("{{value_too_large,{number}}}"),
+    };
+    Err(BrokerError::precondition(format!("invalid expiration '{text}': {reason}")))
+}
+
+fn invalid(reason: &str) -> BrokerError {
+    BrokerError::precondition(format!("invalid message: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::users::tests::identity;
+
+    fn encode(properties: Properties<'_>) -> Vec<u8> {
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        octets
+    }
+
+    fn refusal(properties: Properties<'_>) -> String {
+        inspect(&encode(properties), &identity("guest", false)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn expiration_is_a_number_in_a_string() {
+        let expired = |text| refusal(Properties::default().with_expiration(text));
+        assert_eq!(expired("x"), "invalid expiration 'x': no_integer");
+        assert_eq!(expired(""), "invalid expiration '': no_integer");
+        assert_eq!(expired("-1"), "invalid expiration '-1': {value_negative,-1}");
+        assert_eq!(expired("5s"), "invalid expiration '5s': {leftover_string,\"s\"}");
+        let too_large = "invalid expiration '315360000001': {value_too_large,315360000001}";
+        assert_eq!(expired("315360000001"), too_large);
+        let octets = encode(Properties::default().with_expiration("60000"));
+        assert_eq!(inspect(&octets, &identity("guest", false)).unwrap().traits.expiration, Some(60_000));
+    }
+
+    #[test]
+    fn user_id_has_to_be_the_publishers() {
+        let foreign = Properties::default().with_user_id("x");
+        assert_eq!(refusal(foreign), "user_id property set to 'x' but authenticated user was 'guest'");
+        assert!(inspect(&encode(foreign), &identity("guest", true)).is_ok(), "an impersonator may");
+        assert!(inspect(&encode(Properties::default().with_user_id("u")), &identity("u", false)).is_ok());
+    }
+
+    #[test]
+    fn delivery_mode_is_one_or_two() {
+        assert_eq!(
+            refusal(Properties::default().with_delivery_mode(7)),
+            "invalid message: {delivery_mode_unknown,7}"
+        );
+    }
+
+    #[test]
+    fn blind_copies_are_read_and_taken_out() {
+        let keys = |key: &str| FieldValue::Array(vec![FieldValue::text(key)]);
+        let headers: FieldTable =
+            [("BCC", keys("b")), ("CC", keys("c")), ("x", FieldValue::I32(1))].into_iter().collect();
+        let headers = headers.encode();
+        let octets = encode(Properties::default().with_headers(RawTable::check(&headers).unwrap()));
+        let inspected = inspect(&octets, &identity("guest", false)).unwrap();
+        assert_eq!((inspected.copies[0], inspected.blind_copies[0]), ("c", "b"));
+        let rewritten = inspected.rewritten.unwrap();
+        let left = Properties::decode(&rewritten).unwrap().headers.unwrap().decode();
+        assert_eq!(left.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["CC", "x"]);
+    }
+
+    #[test]
+    fn copies_that_are_no_array_are_refused() {
+        let headers: FieldTable = [("CC", FieldValue::text("c"))].into_iter().collect();
+        let headers = headers.encode();
+        let properties = Properties::default().with_headers(RawTable::check(&headers).unwrap());
+        assert_eq!(refusal(properties), "invalid message: {unacceptable_type_in_header,\"CC\",longstr}");
+    }
+
+    #[test]
+    fn malformed_properties_are_a_syntax_error() {
+        let error = inspect(&[0x80, 0], &identity("guest", false)).unwrap_err();
+        assert_eq!(error.reply_code(), amqp::ReplyCode::SyntaxError);
+    }
+}

@@ -1,0 +1,75 @@
+//! The core of a RabbitMQ-compatible message broker, in memory.
+//!
+//! # Parts
+//!
+//! - [`Broker`]: users and virtual hosts. [`VirtualHost`]: exchanges, queues and bindings by name; what may be done,
+//!   and the error when it may not ([`BrokerError`], to the letter of RabbitMQ 3.10).
+//! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
+//!   in batches. [`Message`]: one immutable object for all its queues.
+//! - [`Queue`]: ready messages in order, and its consumers, which are whatever implements [`Consumer`].
+//! - `deadlines` and [`Timestamp`]: time, which the caller brings. [`Metrics`]: counters.
+//!
+//! # How to use it
+//!
+//! One [`SessionId`] for each connection, one [`Publisher`] for each channel. What a consumer or `get` has taken
+//! ([`Delivery`]) the session keeps until it is settled, and gives back with [`Queue::ack`], [`Queue::requeue`] or
+//! [`Queue::reject`]; the queue only counts it. At its end a session cancels its consumers, requeues what it holds,
+//! and calls [`VirtualHost::end_session`]. A timer calls [`Broker::expire`] at [`Broker::next_deadline`].
+//!
+//! # Lock order
+//!
+//! 1. a queue; 2. a consumer's own lock, taken in [`Consumer::accept`]; 3. the list of deadlines.
+//!
+//! The lock of the topology and that of a virtual host's exclusive queues are taken alone: never together with each
+//! other or with a queue's. Nobody may call a queue with a consumer's lock held.
+//!
+//! # What always holds
+//!
+//! - No input panics, and no lock is held across anything that waits.
+//! - Creating or deleting costs the size of what is created or deleted, whatever else exists; very large deletions
+//!   let others in between.
+//! - Order within a queue is that of publishing; what comes back takes its old place.
+//! - A cached route is used only as long as the topology has not changed.
+//!
+//! # What must never be added
+//!
+//! Sockets, clocks, threads, async, wire frames, front-end protocols. `amqp` is here for field tables, properties and
+//! reply codes.
+
+mod arguments;
+mod broker;
+mod dead_letter;
+mod deadlines;
+mod error;
+mod inspect;
+mod message;
+mod metrics;
+mod names;
+mod publisher;
+mod queue;
+mod routing;
+mod table_view;
+mod time;
+mod topology;
+mod users;
+mod vhost;
+
+pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
+pub use broker::{Broker, BrokerConfig};
+pub use deadlines::DeadlineWaker;
+pub use error::BrokerError;
+pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
+pub use metrics::{Counter, Metrics};
+pub use names::generated_name;
+pub use publisher::{Flushed, Publish, Publisher};
+pub use queue::{
+    Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Got, Offer, Queue, QueueProperties, Room,
+};
+pub use routing::ExchangeKind;
+pub use time::Timestamp;
+pub use users::{Identity, LoginRefused, UserSpec};
+pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};
+
+/// A connection, as the owner of exclusive queues. The caller numbers its connections and never reuses a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(pub u64);

@@ -1,0 +1,218 @@
+//! The immutable message that all its queues share.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+/// Bodies up to this many octets are copied next to the key and the properties; larger ones stay in the chunks they
+/// arrived in. Below it the copy costs less than the bookkeeping, and does not pin a whole read buffer.
+pub const MAX_INLINE_BODY: usize = 1024;
+
+/// Room inside the message itself for key, properties and small body. 16 octets of body with a usual key fit, so
+/// that such a message is one allocation.
+const INLINE_OCTETS: usize = 56;
+
+/// A message body on its way in.
+#[derive(Debug, Clone, Copy)]
+pub enum Body<'a> {
+    /// Copied: lies in a buffer that is about to be reused.
+    Copied(&'a [u8]),
+    /// Larger than [`MAX_INLINE_BODY`]: the chunks are shared, in order. Smaller: copied.
+    Chunks(&'a [Bytes]),
+}
+
+impl Body<'_> {
+    /// Length in octets.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Copied(octets) => octets.len(),
+            Self::Chunks(chunks) => chunks.iter().map(Bytes::len).sum(),
+        }
+    }
+
+    /// Whether the body has no octets.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A message body on its way out.
+#[derive(Debug, Clone, Copy)]
+pub enum BodyView<'a> {
+    /// A small body, in one piece.
+    Inline(&'a [u8]),
+    /// A large body, in the pieces it came in; clone them to share them.
+    Chunks(&'a [Bytes]),
+}
+
+impl BodyView<'_> {
+    /// The body in one piece, copied.
+    pub fn to_vec(&self) -> Vec<u8> {
+        match self {
+            Self::Inline(octets) => octets.to_vec(),
+            Self::Chunks(chunks) => chunks.concat(),
+        }
+    }
+}
+
+/// What the broker itself needs to know of a message's properties, read once when it is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traits {
+    /// delivery_mode 2.
+    pub persistent: bool,
+    /// The priority property.
+    pub priority: Option<u8>,
+    /// The expiration property, in milliseconds.
+    pub expiration: Option<u64>,
+}
+
+/// A published message: immutable, shared by all queues it was routed to.
+#[derive(Debug)]
+pub struct Message {
+    exchange: Arc<str>,
+    /// Routing key, property flags and list, small body.
+    octets: SmallVec<[u8; INLINE_OCTETS]>,
+    key_len: u32,
+    properties_end: u32,
+    traits: Traits,
+    /// What few messages have, kept apart so that the others stay small.
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Debug, Default)]
+struct Rare {
+    /// The body, when it is larger than [`MAX_INLINE_BODY`].
+    chunks: Vec<Bytes>,
+    chunks_len: usize,
+    /// Routing keys from the header BCC, which the properties no longer tell.
+    blind_copies: Vec<Box<str>>,
+}
+
+impl Message {
+    /// Puts a message together. `properties` are flags and list as in a content header, and must be well-formed.
+    pub fn new(
+        exchange: Arc<str>,
+        routing_key: &str,
+        properties: &[u8],
+        body: Body<'_>,
+        traits: Traits,
+    ) -> Self {
+        let len = body.len();
+        let inline = if len <= MAX_INLINE_BODY { len } else { 0 };
+        let mut octets = SmallVec::with_capacity(routing_key.len() + properties.len() + inline);
+        octets.extend_from_slice(routing_key.as_bytes());
+        octets.extend_from_slice(properties);
+        let properties_end = octets.len() as u32;
+        let mut rare = None;
+        match body {
+            Body::Copied(body) if len <= MAX_INLINE_BODY => octets.extend_from_slice(body),
+            Body::Copied(body) => rare = Some(Rare::large(vec![Bytes::copy_from_slice(body)], len)),
+            Body::Chunks(chunks) if len <= MAX_INLINE_BODY => {
+                chunks.iter().for_each(|chunk| octets.extend_from_slice(chunk));
+            }
+            Body::Chunks(chunks) => rare = Some(Rare::large(chunks.to_vec(), len)),
+        }
+        Self { exchange, octets, key_len: routing_key.len() as u32, properties_end, traits, rare }
+    }
+
+    /// With routing keys that receivers must not see.
+    #[must_use]
+    pub(crate) fn with_blind_copies(mut self, keys: &[&str]) -> Self {
+        if !keys.is_empty() {
+            self.rare.get_or_insert_default().blind_copies = keys.iter().map(|&key| key.into()).collect();
+        }
+        self
+    }
+
+    pub(crate) fn blind_copies(&self) -> impl Iterator<Item = &str> {
+        self.rare.iter().flat_map(|rare| rare.blind_copies.iter().map(|key| &**key))
+    }
+
+    /// The exchange it was published to; empty for the default exchange.
+    pub fn exchange(&self) -> &str {
+        &self.exchange
+    }
+
+    /// The routing key it was published with.
+    pub fn routing_key(&self) -> &str {
+        // Made from a `&str` in `new`.
+        std::str::from_utf8(&self.octets[..self.key_len as usize]).unwrap_or_default()
+    }
+
+    /// Property flags and list, as received.
+    pub fn properties(&self) -> &[u8] {
+        &self.octets[self.property_range()]
+    }
+
+    /// The body.
+    pub fn body(&self) -> BodyView<'_> {
+        match self.large() {
+            None => BodyView::Inline(&self.octets[self.properties_end as usize..]),
+            Some(rare) => BodyView::Chunks(&rare.chunks),
+        }
+    }
+
+    /// Length of the body in octets.
+    pub fn body_len(&self) -> usize {
+        match self.large() {
+            None => self.octets.len() - self.properties_end as usize,
+            Some(rare) => rare.chunks_len,
+        }
+    }
+
+    /// What the broker has read from the properties.
+    pub fn traits(&self) -> Traits {
+        self.traits
+    }
+
+    fn large(&self) -> Option<&Rare> {
+        self.rare.as_deref().filter(|rare| rare.chunks_len > 0)
+    }
+
+    fn property_range(&self) -> Range<usize> {
+        self.key_len as usize..self.properties_end as usize
+    }
+}
+
+impl Rare {
+    fn large(chunks: Vec<Bytes>, chunks_len: usize) -> Box<Self> {
+        Box::new(Self { chunks, chunks_len, blind_copies: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(body: Body<'_>) -> Message {
+        Message::new("e".into(), "some.key", &[0, 0], body, Traits::default())
+    }
+
+    #[test]
+    fn small_bodies_lie_in_one_piece() {
+        let chunks = [Bytes::from_static(b"ab"), Bytes::from_static(b"cd")];
+        for message in [message(Body::Copied(b"abcd")), message(Body::Chunks(&chunks))] {
+            assert!(matches!(message.body(), BodyView::Inline(b"abcd")));
+            assert_eq!((message.exchange(), message.routing_key()), ("e", "some.key"));
+            assert_eq!((message.properties(), message.body_len()), (&[0, 0][..], 4));
+        }
+    }
+
+    #[test]
+    fn large_bodies_are_shared_and_not_copied() {
+        let chunks = [Bytes::from(vec![1; MAX_INLINE_BODY]), Bytes::from(vec![2; 10])];
+        let message = message(Body::Chunks(&chunks));
+        let BodyView::Chunks(kept) = message.body() else { panic!("copied") };
+        assert_eq!(kept[0].as_ptr(), chunks[0].as_ptr());
+        assert_eq!(message.body_len(), MAX_INLINE_BODY + 10);
+    }
+
+    #[test]
+    fn a_small_message_is_one_allocation() {
+        let message =
+            Message::new("e".into(), "benchmark", &[0x10, 0, 2], Body::Copied(&[0; 16]), Traits::default());
+        assert!(!message.octets.spilled());
+    }
+}

@@ -1,0 +1,79 @@
+//! Counters, as plain atomics that anyone may read at any time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// What a broker has done since it started, and what it holds now. Each value is exact; two values read one
+        /// after the other need not belong to the same moment.
+        #[derive(Debug, Default)]
+        pub struct Metrics { $($(#[$doc])* pub $name: Counter),* }
+
+        impl Metrics {
+            /// All counters by name.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name.get())),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Published messages that reached at least one queue.
+    messages_routed,
+    /// Published messages that reached none.
+    messages_unroutable,
+    /// Messages put into queues; a message counts once for each of its queues.
+    messages_enqueued,
+    /// Deliveries to consumers.
+    messages_delivered,
+    /// Messages handed out by `get`.
+    messages_got,
+    /// `get` on an empty queue.
+    gets_empty,
+    /// Of deliveries and gets: those that had been delivered before.
+    messages_redelivered,
+    /// Messages acknowledged by clients.
+    messages_acked,
+    /// Messages that clients gave back to their queue.
+    messages_requeued,
+    /// Messages that a full queue refused.
+    messages_refused,
+    /// Messages that were dead-lettered.
+    messages_dead_lettered,
+    /// Queues that exist.
+    queues,
+    /// Queues created.
+    queues_created,
+    /// Queues deleted.
+    queues_deleted,
+    /// Exchanges that exist.
+    exchanges,
+    /// Bindings that exist.
+    bindings,
+    /// Consumers that exist.
+    consumers,
+}
+
+/// A number that goes up, or up and down.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// The present value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn add(&self, n: usize) {
+        if n > 0 {
+            self.0.fetch_add(n as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn sub(&self, n: usize) {
+        if n > 0 {
+            self.0.fetch_sub(n as u64, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! How messages leave a queue: consumers, offers and deliveries.
+
+use std::sync::Arc;
+
+use amqp::RawTable;
+
+use super::ready::ReadyStore;
+use crate::SessionId;
+use crate::message::Message;
+
+/// The receiving end of a consumer.
+///
+/// Lock order: the queue calls [`Consumer::accept`] with its own lock held, so a consumer may take its own lock
+/// inside, and must not call any queue with that lock held.
+pub trait Consumer: Send + Sync {
+    /// Takes deliveries from `offer` until there is no more room (prefetch, bytes waiting to be written), and returns
+    /// whether the consumer is now full. It must neither call the queue back nor block.
+    ///
+    /// After [`Room::Full`] the consumer is left alone until [`super::Queue::resume`]. Taking nothing counts as full.
+    fn accept(&self, offer: &mut Offer<'_>) -> Room;
+
+    /// The queue has been deleted, and the consumer with it. Called once, without any lock held.
+    fn cancelled(&self);
+}
+
+/// Whether a consumer takes more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// It does.
+    More,
+    /// Not before [`super::Queue::resume`].
+    Full,
+}
+
+/// A consumer's number in its queue; never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConsumerId(pub(crate) u64);
+
+/// What `basic.consume` asks for.
+pub struct ConsumerSpec<'a> {
+    /// Where deliveries go.
+    pub consumer: Arc<dyn Consumer>,
+    /// Whose it is.
+    pub session: SessionId,
+    /// Its tag, for introspection. That tags are unique on their channel is the session's care.
+    pub tag: &'a str,
+    /// Deliveries count as acknowledged once taken.
+    pub no_ack: bool,
+    /// No other consumer may exist beside it.
+    pub exclusive: bool,
+    /// `x-priority` is read from here.
+    pub arguments: RawTable<'a>,
+}
+
+/// A message on its way to a client. Unless it was taken with `no_ack`, the session keeps it and gives it back by
+/// [`super::Queue::ack`], [`super::Queue::requeue`] or [`super::Queue::reject`].
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// Place in the queue: ascending in the order of publishing.
+    pub(crate) position: u64,
+    /// When the message expires in milliseconds, [`NEVER`] if it does not.
+    pub(crate) expires: u64,
+    pub(crate) message: Arc<Message>,
+    /// How often it was delivered before.
+    pub(crate) deliveries: u32,
+}
+
+/// Stands for no expiry.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+impl Delivery {
+    /// The message.
+    pub fn message(&self) -> &Arc<Message> {
+        &self.message
+    }
+
+    /// Whether it was delivered before, to whomever.
+    pub fn redelivered(&self) -> bool {
+        self.deliveries > 0
+    }
+}
+
+/// What `basic.get` gives.
+#[derive(Debug)]
+pub struct Got {
+    /// The message.
+    pub delivery: Delivery,
+    /// Ready messages left in the queue.
+    pub remaining: u64,
+}
+
+/// Messages on offer to one consumer.
+pub struct Offer<'a> {
+    pub(super) ready: &'a mut ReadyStore,
+    /// How many it may still take in this turn.
+    pub(super) allowance: usize,
+    pub(super) taken: usize,
+    pub(super) redelivered: usize,
+}
+
+impl Offer<'_> {
+    /// Takes the next message; `None` when the queue is empty or others are to have their turn.
+    #[expect(clippy::should_implement_trait, reason = "an iterator could be drained by accident")]
+    pub fn next(&mut self) -> Option<Delivery> {
+        if self.allowance == 0 {
+            return None;
+        }
+        let delivery = self.ready.pop()?;
+        self.allowance -= 1;
+        self.taken += 1;
+        self.redelivered += usize::from(delivery.redelivered());
+        Some(delivery)
+    }
+
+    /// Length in octets of the body that [`Offer::next`] would give; `None` when it would give nothing. Lets a
+    /// consumer with a limit in octets decline.
+    pub fn peek_len(&self) -> Option<usize> {
+        if self.allowance == 0 {
+            None
+        } else {
+            self.ready.front().map(|delivery| delivery.message.body_len())
+        }
+    }
+}

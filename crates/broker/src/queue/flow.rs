@@ -1,0 +1,204 @@
+//! What goes through a queue: messages in, to consumers, and back again.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use super::consumers::ConsumerEntry;
+use super::state::QueueState;
+use super::{ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Got, Queue};
+use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
+use crate::error::BrokerError;
+use crate::message::Message;
+use crate::names::Resource;
+use crate::time::Timestamp;
+
+impl Queue {
+    /// Registers a consumer. It starts out full, so that the session can write consume-ok before the first delivery:
+    /// nothing is delivered until [`Queue::resume`].
+    ///
+    /// # Errors
+    /// 403 `… in exclusive use`; 406 for a wrong `x-priority`; 404 when the queue has just been deleted.
+    pub fn consume(&self, spec: ConsumerSpec<'_>) -> Result<ConsumerId, BrokerError> {
+        let arguments = spec.arguments.decode();
+        let priority = check_consumer_priority(&arguments, &self.name, &self.vhost)?;
+        let mut state = self.state.lock();
+        if state.deleted {
+            return Err(BrokerError::no_queue(&self.name, &self.vhost));
+        }
+        let consumers = &mut state.consumers;
+        let alone = consumers.is_empty() && !consumers.is_single_active();
+        if consumers.has_exclusive() || (spec.exclusive && !alone) {
+            let queue = Resource::Queue.describe(&self.name, &self.vhost);
+            return Err(BrokerError::access(format!("{queue} in exclusive use")));
+        }
+        self.metrics.consumers.add(1);
+        let entry =
+            ConsumerEntry::new(spec.consumer, spec.session, spec.tag, spec.no_ack, spec.exclusive, priority);
+        Ok(consumers.insert(entry))
+    }
+
+    /// Removes a consumer. Once this returns, it is not called any more. An auto-delete queue goes with its last
+    /// consumer. Unknown consumers are ignored.
+    pub fn cancel(&self, consumer: ConsumerId, now: Timestamp) {
+        let mut state = self.state.lock();
+        if state.consumers.remove(consumer).is_none() {
+            return;
+        }
+        self.metrics.consumers.sub(1);
+        if state.consumers.is_empty() {
+            state.last_used = now;
+            if self.properties.auto_delete && !state.deleted {
+                self.delete_locked(state);
+                return;
+            }
+        }
+        // A consumer that has waited for its turn to be the single active one may be next.
+        self.run(state, now);
+    }
+
+    /// The consumer has room, again or for the first time.
+    pub fn resume(&self, consumer: ConsumerId, now: Timestamp) {
+        let mut state = self.state.lock();
+        if state.consumers.resume(consumer) && !state.ready.is_empty() {
+            self.run(state, now);
+        }
+    }
+
+    /// Takes the next message; `None` when there is none.
+    pub fn get(&self, no_ack: bool, now: Timestamp) -> Option<Got> {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        state.last_used = now;
+        state.drop_expired(now, &mut effects);
+        let got = state.ready.pop().map(|delivery| Got { delivery, remaining: state.ready.len() as u64 });
+        match &got {
+            None => self.metrics.gets_empty.add(1),
+            Some(got) => {
+                state.unacked += u64::from(!no_ack);
+                self.metrics.messages_got.add(1);
+                self.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));
+            }
+        }
+        self.finish(state, effects, now);
+        got
+    }
+
+    /// Settles deliveries of this queue.
+    pub fn ack(&self, deliveries: Vec<Delivery>) {
+        self.metrics.messages_acked.add(deliveries.len());
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
+        drop(state);
+    }
+
+    /// Puts deliveries back to where they were, marked as redelivered (reject, nack and recover with requeue, the end
+    /// of a channel). A quorum queue drops what has come back too often.
+    pub fn requeue(&self, deliveries: Vec<Delivery>, now: Timestamp) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
+        if state.deleted {
+            return;
+        }
+        self.metrics.messages_requeued.add(deliveries.len());
+        for mut delivery in deliveries {
+            delivery.deliveries = delivery.deliveries.saturating_add(1);
+            let limit = self.arguments.delivery_limit.filter(|_| self.arguments.kind == QueueKind::Quorum);
+            if limit.is_some_and(|limit| u64::from(delivery.deliveries) > limit) {
+                effects.bury(delivery.message, DeathReason::DeliveryLimit);
+            } else {
+                state.ready.put_back(delivery);
+            }
+        }
+        state.trim(&self.arguments, &mut effects);
+        state.drop_expired(now, &mut effects);
+        state.pump(&mut effects);
+        self.finish(state, effects, now);
+    }
+
+    /// Drops deliveries (reject and nack without requeue). They go to the dead-letter exchange if there is one.
+    pub fn reject(&self, deliveries: Vec<Delivery>, now: Timestamp) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
+        if !state.deleted {
+            for delivery in deliveries {
+                effects.bury(delivery.message, DeathReason::Rejected);
+            }
+        }
+        self.finish(state, effects, now);
+    }
+
+    /// Drops all ready messages and returns how many there were.
+    pub fn purge(&self) -> u64 {
+        let purged = self.state.lock().ready.take_all();
+        purged.len() as u64
+    }
+
+    /// Appends messages in order and serves the consumers. `refused` is told the place in `messages` of each that a
+    /// full queue does not take. Returns the dead letters, which the caller takes care of.
+    pub(crate) fn append(
+        &self,
+        messages: impl Iterator<Item = Arc<Message>>,
+        now: Timestamp,
+        mut refused: impl FnMut(usize),
+    ) -> Vec<DeadLetter> {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        if state.deleted {
+            return Vec::new();
+        }
+        let (mut taken, mut refusals) = (0, 0);
+        let rejecting = self.arguments.overflow != Overflow::DropHead;
+        for (at, message) in messages.enumerate() {
+            if rejecting && state.would_overflow(&message, &self.arguments) {
+                // Consumers may make room, as they would have had the message come alone.
+                state.pump(&mut effects);
+                if state.would_overflow(&message, &self.arguments) {
+                    refused(at);
+                    refusals += 1;
+                    if self.arguments.overflow == Overflow::RejectPublishDlx {
+                        effects.bury(message, DeathReason::MaxLength);
+                    }
+                    continue;
+                }
+            }
+            state.push(message, &self.arguments, now);
+            taken += 1;
+        }
+        self.metrics.messages_enqueued.add(taken);
+        self.metrics.messages_refused.add(refusals);
+        state.pump(&mut effects);
+        state.trim(&self.arguments, &mut effects);
+        state.drop_expired(now, &mut effects);
+        self.conclude(state, effects)
+    }
+
+    /// Serves consumers and does what that leads to.
+    fn run(&self, mut state: MutexGuard<'_, QueueState>, now: Timestamp) {
+        let mut effects = Effects::default();
+        state.drop_expired(now, &mut effects);
+        state.pump(&mut effects);
+        self.finish(state, effects, now);
+    }
+
+    /// Releases the lock and sends dead letters on.
+    pub(super) fn finish(&self, state: MutexGuard<'_, QueueState>, effects: Effects, now: Timestamp) {
+        let dead = self.conclude(state, effects);
+        if !dead.is_empty()
+            && let Some(home) = self.home.upgrade()
+        {
+            home.dead_letter(self, dead, now);
+        }
+    }
+
+    /// Releases the lock, counts, and returns the dead letters that have somewhere to go.
+    fn conclude(&self, mut state: MutexGuard<'_, QueueState>, effects: Effects) -> Vec<DeadLetter> {
+        self.schedule(&mut state);
+        drop(state);
+        self.metrics.messages_delivered.add(effects.delivered);
+        self.metrics.messages_redelivered.add(effects.redelivered);
+        if self.arguments.dead_lettering.is_some() { effects.dead } else { Vec::new() }
+    }
+}

@@ -1,0 +1,270 @@
+//! Queues: ready messages in order, consumers in turn, and counts.
+//!
+//! A queue has one lock, held for a batch of messages at a time. Under it consumers are called, and nothing else that
+//! takes a lock, except the broker's list of deadlines. What a step leads to outside of the queue (dead letters, the
+//! queue's own deletion) is done after the lock is released.
+
+mod consumers;
+mod delivery;
+mod flow;
+mod ready;
+mod state;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use amqp::FieldTable;
+use parking_lot::{Mutex, MutexGuard};
+
+pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Got, Offer, Room};
+pub(crate) use state::{DeadLetter, DeathReason, Effects};
+
+use crate::SessionId;
+use crate::arguments::QueueArguments;
+use crate::deadlines::Deadlines;
+use crate::error::BrokerError;
+use crate::metrics::Metrics;
+use crate::time::Timestamp;
+use crate::vhost::VirtualHost;
+use consumers::ConsumerEntry;
+use state::QueueState;
+
+/// A queue of one virtual host.
+pub struct Queue {
+    name: Arc<str>,
+    vhost: Arc<str>,
+    properties: QueueProperties,
+    arguments: QueueArguments,
+    /// Unlike the name never used again.
+    id: u64,
+    /// Its place in the topology.
+    slot: AtomicU32,
+    this: Weak<Queue>,
+    home: Weak<VirtualHost>,
+    metrics: Arc<Metrics>,
+    deadlines: Arc<Deadlines>,
+    /// Set under the lock, read without it.
+    deleted: AtomicBool,
+    state: Mutex<QueueState>,
+}
+
+/// What a queue was declared as.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueueProperties {
+    /// Survives a restart.
+    pub durable: bool,
+    /// Goes with its last consumer.
+    pub auto_delete: bool,
+    /// The only session that may use it, and with which it goes.
+    pub owner: Option<SessionId>,
+    /// As they were sent.
+    pub arguments: FieldTable,
+}
+
+/// What a queue is made of.
+pub(crate) struct NewQueue {
+    pub(crate) name: Arc<str>,
+    pub(crate) vhost: Arc<str>,
+    pub(crate) properties: QueueProperties,
+    pub(crate) arguments: QueueArguments,
+    pub(crate) home: Weak<VirtualHost>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) deadlines: Arc<Deadlines>,
+}
+
+/// A consumer, for introspection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumerInfo {
+    /// Its tag.
+    pub tag: String,
+    /// Whose it is.
+    pub session: SessionId,
+    /// Deliveries count as acknowledged once taken.
+    pub no_ack: bool,
+    /// Whether it keeps others out.
+    pub exclusive: bool,
+    /// `x-priority`.
+    pub priority: i64,
+}
+
+/// Why a queue is not deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    InUse,
+    NotEmpty,
+    /// Somebody else has deleted it.
+    Gone,
+}
+
+impl Queue {
+    pub(crate) fn new(new: NewQueue) -> Arc<Self> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let state = Mutex::new(QueueState::new(&new.arguments));
+        Arc::new_cyclic(|this| Self {
+            name: new.name,
+            vhost: new.vhost,
+            properties: new.properties,
+            arguments: new.arguments,
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            slot: AtomicU32::new(u32::MAX),
+            this: this.clone(),
+            home: new.home,
+            metrics: new.metrics,
+            deadlines: new.deadlines,
+            deleted: AtomicBool::new(false),
+            state,
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// What it was declared as.
+    pub fn properties(&self) -> &QueueProperties {
+        &self.properties
+    }
+
+    /// Its arguments, parsed.
+    pub fn arguments(&self) -> &QueueArguments {
+        &self.arguments
+    }
+
+    /// Messages ready for delivery.
+    pub fn message_count(&self) -> u64 {
+        self.state.lock().ready.len() as u64
+    }
+
+    /// Messages delivered and not settled yet.
+    pub fn unacked_count(&self) -> u64 {
+        self.state.lock().unacked
+    }
+
+    /// Consumers.
+    pub fn consumer_count(&self) -> u64 {
+        self.state.lock().consumers.len() as u64
+    }
+
+    /// Ready messages and consumers, read at the same moment.
+    pub fn counts(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.ready.len() as u64, state.consumers.len() as u64)
+    }
+
+    /// Its consumers.
+    pub fn consumers(&self) -> Vec<ConsumerInfo> {
+        let info = |entry: &ConsumerEntry| ConsumerInfo {
+            tag: entry.tag.to_string(),
+            session: entry.session,
+            no_ack: entry.no_ack,
+            exclusive: entry.exclusive,
+            priority: entry.priority,
+        };
+        self.state.lock().consumers.iter().map(info).collect()
+    }
+
+    /// Whether it has been deleted. A deleted queue takes no message and has none.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    /// Called under the topology's lock, which is what makes the slot visible to others.
+    pub(crate) fn set_slot(&self, slot: u32) {
+        self.slot.store(slot, Ordering::Relaxed);
+    }
+
+    /// Refuses sessions that the queue does not belong to.
+    pub(crate) fn check_access(&self, session: SessionId) -> Result<(), BrokerError> {
+        match self.properties.owner {
+            Some(owner) if owner != session => Err(BrokerError::locked(&self.name, &self.vhost)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins or renews the lease of `x-expires`.
+    pub(crate) fn touch(&self, now: Timestamp) {
+        let mut state = self.state.lock();
+        state.last_used = now;
+        self.schedule(&mut state);
+    }
+
+    /// Marks the queue as deleted, unless a condition forbids it; the caller takes it out of the topology. Returns
+    /// the number of messages that were ready.
+    pub(crate) fn delete(&self, if_unused: bool, if_empty: bool) -> Result<u64, Kept> {
+        let state = self.state.lock();
+        if state.deleted {
+            return Err(Kept::Gone);
+        }
+        if if_empty && !state.ready.is_empty() {
+            return Err(Kept::NotEmpty);
+        }
+        if if_unused && !state.consumers.is_empty() {
+            return Err(Kept::InUse);
+        }
+        Ok(self.mark_deleted(state))
+    }
+
+    /// Does what has fallen due.
+    pub(crate) fn expire(&self, now: Timestamp) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        state.scheduled = None;
+        let unused = state.consumers.is_empty() && !state.deleted;
+        if unused && self.arguments.expires.is_some_and(|lease| state.last_used.after(lease) <= now) {
+            self.delete_locked(state);
+            return;
+        }
+        state.drop_expired(now, &mut effects);
+        self.finish(state, effects, now);
+    }
+
+    /// Puts the next deadline into the broker's list, if it is earlier than what stands there.
+    fn schedule(&self, state: &mut QueueState) {
+        let lease = self.arguments.expires.filter(|_| state.consumers.is_empty());
+        let lease = lease.map(|lease| state.last_used.after(lease));
+        let head = state.ready.next_expiry().map(Timestamp);
+        let Some(due) = lease.into_iter().chain(head).min() else { return };
+        if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {
+            self.deadlines.replace(state.scheduled, due, self.id, &self.this);
+            state.scheduled = Some(due);
+        }
+    }
+
+    /// Deletes the queue for a reason of its own.
+    fn delete_locked(&self, state: MutexGuard<'_, QueueState>) {
+        self.mark_deleted(state);
+        if let Some(home) = self.home.upgrade() {
+            home.forget_queue(self);
+        }
+    }
+
+    fn mark_deleted(&self, mut state: MutexGuard<'_, QueueState>) -> u64 {
+        state.deleted = true;
+        self.deleted.store(true, Ordering::Release);
+        if let Some(scheduled) = state.scheduled.take() {
+            self.deadlines.remove(scheduled, self.id);
+        }
+        let messages = state.ready.take_all();
+        let consumers = std::mem::take(&mut state.consumers);
+        drop(state);
+        self.metrics.consumers.sub(consumers.len());
+        consumers.iter().for_each(|entry| entry.consumer.cancelled());
+        messages.len() as u64
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("name", &self.name).field("id", &self.id).finish_non_exhaustive()
+    }
+}

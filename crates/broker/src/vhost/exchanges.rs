@@ -1,0 +1,189 @@
+//! Exchanges and the bindings between them, and the part of binding that queues share.
+
+use amqp::{FieldTable, RawTable, ReplyCode};
+
+use super::{Binding, ExchangeDeclare, VirtualHost};
+use crate::arguments::{
+    EXCHANGE_ARGUMENTS, check_arguments, check_exchange_name_argument, check_field, check_flag,
+};
+use crate::error::BrokerError;
+use crate::names::{Resource, strip_line_ends};
+use crate::routing::{ExchangeKind, check_headers_arguments};
+use crate::topology::{BindingKey, Destination, Exchange, Topology};
+
+impl VirtualHost {
+    /// Declares an exchange.
+    ///
+    /// # Errors
+    /// 503 unknown type; 403 the default exchange or a reserved name; 404 passive and missing; 406 inequivalent
+    /// arguments.
+    pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<(), BrokerError> {
+        let name = &*strip_line_ends(declare.name);
+        if declare.passive {
+            check_not_default(name)?;
+            let found = self.topology.read().exchange(name).is_some();
+            return if found { Ok(()) } else { Err(BrokerError::no_exchange(name, &self.name)) };
+        }
+        let kind = ExchangeKind::from_name(declare.kind).ok_or_else(|| BrokerError::Refused {
+            code: ReplyCode::CommandInvalid,
+            text: format!("unknown exchange type '{}'", declare.kind),
+        })?;
+        check_not_default(name)?;
+        let arguments = declare.arguments.decode();
+        // The usual case first: it is there, and nobody has to be kept waiting.
+        if let Some((_, exchange)) = self.topology.read().exchange(name) {
+            return self.check_equivalent(exchange, kind, declare, &arguments);
+        }
+        Resource::Exchange.check_reserved(name)?;
+        check_exchange_name_argument(&arguments, "alternate-exchange", Resource::Exchange, name, &self.name)?;
+        let mut topology = self.topology.write();
+        if let Some((_, exchange)) = topology.exchange(name) {
+            return self.check_equivalent(exchange, kind, declare, &arguments);
+        }
+        topology.insert_exchange(Exchange {
+            name: name.into(),
+            kind,
+            durable: declare.durable,
+            auto_delete: declare.auto_delete,
+            internal: declare.internal,
+            alternate: arguments.get("alternate-exchange").and_then(|name| name.as_text()).map(Into::into),
+            arguments,
+        });
+        self.topology_changed();
+        self.metrics.exchanges.add(1);
+        Ok(())
+    }
+
+    /// Deletes an exchange with all its bindings. A missing one is no error.
+    ///
+    /// # Errors
+    /// 403 the default exchange or one of the standard ones; 406 in use (it has bindings from it) with `if_unused`.
+    pub fn delete_exchange(&self, name: &str, if_unused: bool) -> Result<(), BrokerError> {
+        let name = &*strip_line_ends(name);
+        check_not_default(name)?;
+        let described = || Resource::Exchange.describe(name, &self.name);
+        if name.starts_with("amq.") {
+            return Err(BrokerError::access(format!("deletion of system {} not allowed", described())));
+        }
+        let mut topology = self.topology.write();
+        let Some((slot, _)) = topology.exchange(name) else { return Ok(()) };
+        if if_unused && topology.is_source(slot) {
+            return Err(BrokerError::precondition(format!("{} in use", described())));
+        }
+        let doomed = topology.doom_exchange(slot);
+        self.topology_changed();
+        drop(topology);
+        self.metrics.exchanges.sub(1);
+        self.demolish(vec![doomed]);
+        Ok(())
+    }
+
+    /// Binds an exchange to another.
+    ///
+    /// # Errors
+    /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match`.
+    pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
+        check_not_default(&destination)?;
+        check_not_default(&source)?;
+        let mut topology = self.topology.write();
+        let source = self.find_exchange(&topology, &source)?;
+        let destination = self.find_exchange(&topology, &destination)?;
+        self.add_binding(&mut topology, source, Destination::exchange(destination), binding)
+    }
+
+    /// Unbinds an exchange from another. What is missing is no error.
+    ///
+    /// # Errors
+    /// 403 either is the default exchange.
+    pub fn unbind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
+        check_not_default(&destination)?;
+        check_not_default(&source)?;
+        let mut topology = self.topology.write();
+        let slots = topology.exchange(&source).zip(topology.exchange(&destination));
+        let Some(((source, _), (destination, _))) = slots else { return Ok(()) };
+        let arguments = canonical(binding.arguments);
+        let mut doomed = Vec::new();
+        let removed = topology
+            .unbind(key_of(source, Destination::exchange(destination), binding, &arguments), &mut doomed);
+        if removed {
+            self.topology_changed();
+        }
+        drop(topology);
+        self.after_unbind(removed, doomed);
+        Ok(())
+    }
+
+    /// Counts, and removes exchanges that have gone with their last binding.
+    pub(super) fn after_unbind(&self, removed: bool, doomed: Vec<Destination>) {
+        self.metrics.bindings.sub(usize::from(removed));
+        self.metrics.exchanges.sub(doomed.len());
+        self.demolish(doomed);
+    }
+
+    pub(super) fn find_exchange(&self, topology: &Topology, name: &str) -> Result<u32, BrokerError> {
+        let found = topology.exchange(name).map(|(slot, _)| slot);
+        found.ok_or_else(|| BrokerError::no_exchange(name, &self.name))
+    }
+
+    pub(super) fn add_binding(
+        &self,
+        topology: &mut Topology,
+        source: u32,
+        destination: Destination,
+        binding: &Binding<'_>,
+    ) -> Result<(), BrokerError> {
+        if topology.exchange_at(source).kind == ExchangeKind::Headers {
+            check_headers_arguments(&binding.arguments.decode())?;
+        }
+        let arguments = canonical(binding.arguments);
+        if topology.bind(key_of(source, destination, binding, &arguments)) {
+            self.topology_changed();
+            self.metrics.bindings.add(1);
+        }
+        Ok(())
+    }
+
+    fn check_equivalent(
+        &self,
+        current: &Exchange,
+        kind: ExchangeKind,
+        declare: &ExchangeDeclare<'_>,
+        arguments: &FieldTable,
+    ) -> Result<(), BrokerError> {
+        let resource = Resource::Exchange.describe(&current.name, &self.name);
+        check_field("type", current.kind.name(), kind.name(), &resource)?;
+        check_flag("durable", current.durable, declare.durable, &resource)?;
+        check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
+        check_flag("internal", current.internal, declare.internal, &resource)?;
+        check_arguments(EXCHANGE_ARGUMENTS, &current.arguments, arguments, &resource)
+    }
+}
+
+pub(super) fn key_of<'a>(
+    source: u32,
+    destination: Destination,
+    binding: &Binding<'a>,
+    arguments: &'a [u8],
+) -> BindingKey<'a> {
+    BindingKey { source, destination, key: binding.routing_key, arguments }
+}
+
+/// Arguments as part of a binding's identity: encoded, sorted by name.
+pub(super) fn canonical(arguments: RawTable<'_>) -> Vec<u8> {
+    if arguments.is_empty() {
+        return Vec::new();
+    }
+    let table = arguments.decode();
+    let mut entries: Vec<_> = table.iter().map(|(name, value)| (name, value.clone())).collect();
+    entries.sort_by_key(|(name, _)| *name);
+    entries.into_iter().collect::<FieldTable>().encode()
+}
+
+pub(super) fn check_not_default(exchange: &str) -> Result<(), BrokerError> {
+    if exchange.is_empty() {
+        return Err(BrokerError::access("operation not permitted on the default exchange"));
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! Sending dead letters on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::VirtualHost;
+use crate::dead_letter::Letter;
+use crate::queue::{DeadLetter, Queue};
+use crate::routing::Routed;
+use crate::time::Timestamp;
+
+impl VirtualHost {
+    /// Routes what `from` has dropped to its dead-letter exchange, and what that makes other queues drop, and so on.
+    /// Called without any lock held. A missing exchange swallows the letters.
+    pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
+        let mut pending: VecDeque<(Arc<Queue>, Vec<DeadLetter>)> = VecDeque::new();
+        self.send_letters(from, dead, now, &mut pending);
+        while let Some((queue, dead)) = pending.pop_front() {
+            self.send_letters(&queue, dead, now, &mut pending);
+        }
+    }
+
+    fn send_letters(
+        &self,
+        from: &Queue,
+        dead: Vec<DeadLetter>,
+        now: Timestamp,
+        pending: &mut VecDeque<(Arc<Queue>, Vec<DeadLetter>)>,
+    ) {
+        let Some(target) = from.arguments().dead_lettering.as_ref() else { return };
+        for dead in dead {
+            let letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), &dead, now);
+            self.metrics.messages_dead_lettered.add(1);
+            let queues = self.queues_of(&target.exchange, &letter);
+            let message = Arc::new(letter.message);
+            for queue in queues {
+                // Its confirm, if there was one, has been given; a queue that is full loses the letter.
+                let dropped = queue.append(std::iter::once(message.clone()), now, |_| {});
+                if !dropped.is_empty() {
+                    pending.push_back((queue, dropped));
+                }
+            }
+        }
+    }
+
+    fn queues_of(&self, exchange: &str, letter: &Letter) -> Vec<Arc<Queue>> {
+        let headers = letter.headers().encode();
+        let keys: Vec<&str> = letter.keys.iter().map(|key| &**key).collect();
+        let routed = Routed { keys: &keys, headers: &headers };
+        let topology = self.topology.read();
+        let slot = match exchange {
+            "" => None,
+            name => match topology.exchange(name) {
+                None => return Vec::new(),
+                Some((slot, _)) => Some(slot),
+            },
+        };
+        let mut queues = topology.route(slot, routed).queues;
+        queues.retain(|queue| !letter.circles_to(queue.name()));
+        queues
+    }
+}

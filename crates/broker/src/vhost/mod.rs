@@ -1,0 +1,219 @@
+//! Virtual hosts: exchanges, queues and bindings by name, with RabbitMQ's checks in RabbitMQ's order.
+
+mod exchanges;
+mod letters;
+mod queues;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use amqp::{FieldTable, RawTable};
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+
+use crate::SessionId;
+use crate::deadlines::Deadlines;
+use crate::error::BrokerError;
+use crate::metrics::Metrics;
+use crate::names::Resource;
+use crate::publisher::Publisher;
+use crate::queue::Queue;
+use crate::routing::{ExchangeKind, Routed};
+use crate::topology::{Destination, Exchange, Routes, Topology};
+use crate::users::Identity;
+
+/// `exchange.declare`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ExchangeDeclare<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its type: `direct`, `fanout`, `topic` or `headers`. Ignored when passive.
+    pub kind: &'a str,
+    /// Only check that it exists.
+    pub passive: bool,
+    /// Survives a restart.
+    pub durable: bool,
+    /// Goes with the last binding from it.
+    pub auto_delete: bool,
+    /// Clients cannot publish to it.
+    pub internal: bool,
+    /// `alternate-exchange` is known.
+    pub arguments: RawTable<'a>,
+}
+
+/// `queue.declare`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QueueDeclare<'a> {
+    /// Its name. When it is empty the broker makes one up.
+    pub name: &'a str,
+    /// Only check that it exists.
+    pub passive: bool,
+    /// Survives a restart.
+    pub durable: bool,
+    /// Belongs to the declaring session and goes with it.
+    pub exclusive: bool,
+    /// Goes with its last consumer.
+    pub auto_delete: bool,
+    /// See [`crate::QueueArguments`].
+    pub arguments: RawTable<'a>,
+}
+
+/// A binding, to a queue (`queue.bind`, `queue.unbind`) or to an exchange (`exchange.bind`, `exchange.unbind`).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Binding<'a> {
+    /// The exchange that messages come from.
+    pub source: &'a str,
+    /// The queue or exchange that they go to.
+    pub destination: &'a str,
+    /// The binding key.
+    pub routing_key: &'a str,
+    /// The pattern of a headers exchange; otherwise only part of the binding's identity.
+    pub arguments: RawTable<'a>,
+}
+
+/// What `queue.declare-ok` tells.
+#[derive(Debug, Clone)]
+pub struct DeclaredQueue {
+    /// The queue; its name may have been made up.
+    pub queue: Arc<Queue>,
+    /// Ready messages in it.
+    pub messages: u64,
+    /// Its consumers.
+    pub consumers: u64,
+}
+
+/// A virtual host. All its methods may be called from any thread.
+pub struct VirtualHost {
+    name: Arc<str>,
+    topology: RwLock<Topology>,
+    /// Goes up with every change of the topology, before its lock is released. Routes found at one value hold until
+    /// the next.
+    generation: AtomicU64,
+    /// Exclusive queues by owner, so that a session's end costs only what it owned.
+    exclusive: Mutex<HashMap<SessionId, HashMap<u64, Arc<Queue>>>>,
+    metrics: Arc<Metrics>,
+    deadlines: Arc<Deadlines>,
+}
+
+impl VirtualHost {
+    pub(crate) fn new(name: &str, metrics: Arc<Metrics>, deadlines: Arc<Deadlines>) -> Arc<Self> {
+        let vhost = Arc::new(Self {
+            name: name.into(),
+            topology: RwLock::default(),
+            generation: AtomicU64::new(1),
+            exclusive: Mutex::default(),
+            metrics,
+            deadlines,
+        });
+        let mut topology = vhost.topology.write();
+        for (name, kind, internal) in STANDARD_EXCHANGES {
+            vhost.metrics.exchanges.add(1);
+            topology.insert_exchange(Exchange {
+                name: (*name).into(),
+                kind: *kind,
+                durable: true,
+                auto_delete: false,
+                internal: *internal,
+                alternate: None,
+                arguments: FieldTable::new(),
+            });
+        }
+        drop(topology);
+        vhost
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A publisher, for one channel.
+    pub fn publisher(self: &Arc<Self>, identity: &Identity) -> Publisher {
+        Publisher::new(self.clone(), identity.clone())
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Refuses to publish to an exchange that is missing or internal.
+    pub(crate) fn check_publish(&self, exchange: &str) -> Result<(), BrokerError> {
+        self.publish_slot(&self.topology.read(), exchange).map(drop)
+    }
+
+    /// The name of the exchange, the queues that a message published to it goes to, and the generation for which
+    /// that holds.
+    pub(crate) fn route(
+        &self,
+        exchange: &str,
+        routed: Routed<'_>,
+    ) -> Result<(Arc<str>, Routes, u64), BrokerError> {
+        let topology = self.topology.read();
+        let generation = self.generation();
+        let slot = self.publish_slot(&topology, exchange)?;
+        let name = slot.map_or_else(|| "".into(), |slot| topology.exchange_at(slot).name.clone());
+        Ok((name, topology.route(slot, routed), generation))
+    }
+
+    /// `None` for the default exchange.
+    fn publish_slot(&self, topology: &Topology, exchange: &str) -> Result<Option<u32>, BrokerError> {
+        if exchange.is_empty() {
+            return Ok(None);
+        }
+        let found = topology.exchange(exchange);
+        let (slot, found) = found.ok_or_else(|| BrokerError::no_exchange(exchange, &self.name))?;
+        if found.internal {
+            let exchange = Resource::Exchange.describe(exchange, &self.name);
+            return Err(BrokerError::access(format!("cannot publish to internal {exchange}")));
+        }
+        Ok(Some(slot))
+    }
+
+    /// Makes routes found so far void. Called with the topology's write lock held.
+    fn topology_changed(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Removes what has lost its name, with all its bindings, and what goes with those. The lock is released now and
+    /// then, so that others do not wait for something with very many bindings.
+    fn demolish(&self, mut doomed: Vec<Destination>) {
+        while let Some(what) = doomed.pop() {
+            let mut topology = self.topology.write();
+            let mut more = Vec::new();
+            let (bindings, done) = topology.demolish(what, DEMOLITION_CHUNK, &mut more);
+            self.topology_changed();
+            // Fair, or this thread would have the next chunk done before a waiting publisher has woken up.
+            RwLockWriteGuard::unlock_fair(topology);
+            self.metrics.bindings.sub(bindings);
+            self.metrics.exchanges.sub(more.len());
+            if !done {
+                doomed.push(what);
+            }
+            doomed.append(&mut more);
+        }
+    }
+}
+
+impl fmt::Debug for VirtualHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtualHost").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Bindings removed in one go, with the topology locked: about a millisecond.
+const DEMOLITION_CHUNK: usize = 1000;
+
+/// Name, type, and whether it is internal, of the exchanges that every virtual host has.
+const STANDARD_EXCHANGES: &[(&str, ExchangeKind, bool)] = &[
+    ("amq.direct", ExchangeKind::Direct, false),
+    ("amq.fanout", ExchangeKind::Fanout, false),
+    ("amq.topic", ExchangeKind::Topic, false),
+    ("amq.headers", ExchangeKind::Headers, false),
+    ("amq.match", ExchangeKind::Headers, false),
+    ("amq.rabbitmq.trace", ExchangeKind::Topic, true),
+];

@@ -1,0 +1,257 @@
+//! Queues, their bindings, and whose they are.
+
+use std::sync::Arc;
+
+use amqp::FieldTable;
+
+use super::exchanges::{canonical, check_not_default, key_of};
+use super::{Binding, DeclaredQueue, QueueDeclare, VirtualHost};
+use crate::SessionId;
+use crate::arguments::{QueueArguments, QueueKind, check_arguments, check_flag};
+use crate::error::BrokerError;
+use crate::names::{Resource, generate_queue_name, strip_line_ends};
+use crate::queue::{Kept, NewQueue, Queue, QueueProperties};
+use crate::time::Timestamp;
+use crate::topology::Destination;
+
+impl VirtualHost {
+    /// Declares a queue.
+    ///
+    /// # Errors
+    /// 403 a reserved name; 404 passive and missing; 405 another session's; 406 inequivalent or wrong arguments.
+    pub fn declare_queue(
+        self: &Arc<Self>,
+        session: SessionId,
+        declare: &QueueDeclare<'_>,
+        now: Timestamp,
+    ) -> Result<DeclaredQueue, BrokerError> {
+        let stripped = strip_line_ends(declare.name);
+        if declare.passive {
+            let queue = self.queue(session, &stripped)?;
+            queue.touch(now);
+            return Ok(describe(queue));
+        }
+        let name = if stripped.is_empty() {
+            generate_queue_name()
+        } else {
+            Resource::Queue.check_reserved(&stripped)?;
+            stripped.into_owned()
+        };
+        let owner = declare.exclusive.then_some(session);
+        let arguments = declare.arguments.decode();
+        // The usual case first: it is there, and nobody has to be kept waiting.
+        let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
+        if let Some(queue) = found {
+            return self.redeclare(queue, owner, declare, &arguments, now);
+        }
+        let parsed = QueueArguments::parse(&arguments, &name, &self.name)?;
+        self.check_kind(&name, declare, &parsed)?;
+        let properties = QueueProperties {
+            durable: declare.durable,
+            auto_delete: declare.auto_delete,
+            owner,
+            arguments: arguments.clone(),
+        };
+        let new = NewQueue {
+            name: name.as_str().into(),
+            vhost: self.name.clone(),
+            properties,
+            arguments: parsed,
+            home: Arc::downgrade(self),
+            metrics: self.metrics.clone(),
+            deadlines: self.deadlines.clone(),
+        };
+        let queue = Queue::new(new);
+        let mut topology = self.topology.write();
+        if let Some((_, other)) = topology.queue(&name) {
+            let other = other.clone();
+            drop(topology);
+            return self.redeclare(other, owner, declare, &arguments, now);
+        }
+        topology.insert_queue(queue.clone());
+        self.topology_changed();
+        drop(topology);
+        // Not before the queue stands in the topology, for its lease may be over at once.
+        queue.touch(now);
+        self.metrics.queues.add(1);
+        self.metrics.queues_created.add(1);
+        if let Some(owner) = owner {
+            self.exclusive.lock().entry(owner).or_default().insert(queue.id(), queue.clone());
+        }
+        Ok(DeclaredQueue { queue, messages: 0, consumers: 0 })
+    }
+
+    /// Deletes a queue with its messages, consumers and bindings; returns the number of ready messages it had. A
+    /// missing queue is no error, and had none.
+    ///
+    /// # Errors
+    /// 405 another session's; 406 in use or not empty, with `if_unused` or `if_empty`.
+    pub fn delete_queue(
+        &self,
+        session: SessionId,
+        name: &str,
+        if_unused: bool,
+        if_empty: bool,
+    ) -> Result<u64, BrokerError> {
+        let queue = match self.queue(session, name) {
+            Ok(queue) => queue,
+            Err(BrokerError::NoQueue { .. }) => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let refuse = |why: &str| {
+            let queue = Resource::Queue.describe(queue.name(), &self.name);
+            Err(BrokerError::precondition(format!("{queue} {why}")))
+        };
+        match queue.delete(if_unused, if_empty) {
+            Ok(messages) => {
+                self.forget_queue(&queue);
+                Ok(messages)
+            }
+            Err(Kept::InUse) => refuse("in use"),
+            Err(Kept::NotEmpty) => refuse("not empty"),
+            Err(Kept::Gone) => Ok(0),
+        }
+    }
+
+    /// Binds a queue to an exchange.
+    ///
+    /// # Errors
+    /// 403 the default exchange; 404 either is missing, the exchange named first; 405 another session's queue; 406
+    /// an unknown `x-match`.
+    pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
+        check_not_default(&source)?;
+        let mut topology = self.topology.write();
+        let source = self.find_exchange(&topology, &source)?;
+        let (slot, queue) = topology.queue(&name).ok_or_else(|| self.missing(&name))?;
+        queue.check_access(session)?;
+        self.add_binding(&mut topology, source, Destination::queue(slot), binding)
+    }
+
+    /// Unbinds a queue from an exchange. What is missing is no error.
+    ///
+    /// # Errors
+    /// 403 the default exchange; 405 another session's queue.
+    pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
+        check_not_default(&source)?;
+        let arguments = canonical(binding.arguments);
+        let mut topology = self.topology.write();
+        let found = topology.exchange(&source).zip(topology.queue(&name));
+        let Some(((source, _), (slot, queue))) = found else { return Ok(()) };
+        let key = key_of(source, Destination::queue(slot), binding, &arguments);
+        if topology.is_bound(key) {
+            queue.check_access(session)?;
+        }
+        let mut doomed = Vec::new();
+        let removed = topology.unbind(key, &mut doomed);
+        if removed {
+            self.topology_changed();
+        }
+        drop(topology);
+        self.after_unbind(removed, doomed);
+        Ok(())
+    }
+
+    /// Drops the ready messages of a queue and returns how many there were.
+    ///
+    /// # Errors
+    /// 404 missing; 405 another session's.
+    pub fn purge(&self, session: SessionId, name: &str) -> Result<u64, BrokerError> {
+        Ok(self.queue(session, name)?.purge())
+    }
+
+    /// The queue with this name, to consume or get from.
+    ///
+    /// # Errors
+    /// 404 missing; 405 another session's.
+    pub fn queue(&self, session: SessionId, name: &str) -> Result<Arc<Queue>, BrokerError> {
+        let name = strip_line_ends(name);
+        let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
+        let queue = found.ok_or_else(|| self.missing(&name))?;
+        queue.check_access(session)?;
+        Ok(queue)
+    }
+
+    /// Deletes the exclusive queues of a session that has ended.
+    pub fn end_session(&self, session: SessionId) {
+        let owned = self.exclusive.lock().remove(&session).unwrap_or_default();
+        for queue in owned.into_values() {
+            if queue.delete(false, false).is_ok() {
+                self.forget_queue(&queue);
+            }
+        }
+    }
+
+    /// Takes a queue that has been marked as deleted out of the topology: this very one, even if another queue has
+    /// its name by now. Called by whoever has marked it, once.
+    pub(crate) fn forget_queue(&self, queue: &Queue) {
+        self.metrics.queues.sub(1);
+        self.metrics.queues_deleted.add(1);
+        if let Some(owner) = queue.properties().owner {
+            let mut exclusive = self.exclusive.lock();
+            if let Some(owned) = exclusive.get_mut(&owner) {
+                owned.remove(&queue.id());
+                if owned.is_empty() {
+                    exclusive.remove(&owner);
+                }
+            }
+        }
+        let mut topology = self.topology.write();
+        let doomed = topology.doom_queue(queue.slot());
+        self.topology_changed();
+        drop(topology);
+        self.demolish(vec![doomed]);
+    }
+
+    fn redeclare(
+        &self,
+        queue: Arc<Queue>,
+        owner: Option<SessionId>,
+        declare: &QueueDeclare<'_>,
+        arguments: &FieldTable,
+        now: Timestamp,
+    ) -> Result<DeclaredQueue, BrokerError> {
+        let current = queue.properties();
+        if current.owner != owner {
+            return Err(BrokerError::locked(queue.name(), &self.name));
+        }
+        let resource = Resource::Queue.describe(queue.name(), &self.name);
+        check_flag("durable", current.durable, declare.durable, &resource)?;
+        check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
+        let keys = queue.arguments().kind.known_arguments();
+        check_arguments(keys, &current.arguments, arguments, &resource)?;
+        queue.touch(now);
+        Ok(describe(queue))
+    }
+
+    /// A quorum queue cannot be transient, exclusive or auto-delete.
+    fn check_kind(
+        &self,
+        name: &str,
+        declare: &QueueDeclare<'_>,
+        arguments: &QueueArguments,
+    ) -> Result<(), BrokerError> {
+        let wrong = match arguments.kind {
+            QueueKind::Classic => return Ok(()),
+            QueueKind::Quorum if declare.auto_delete => "auto-delete",
+            QueueKind::Quorum if declare.exclusive => "exclusive-owner",
+            QueueKind::Quorum if !declare.durable => "non-durable",
+            QueueKind::Quorum => return Ok(()),
+        };
+        let queue = Resource::Queue.describe(name, &self.name);
+        Err(BrokerError::precondition(format!("invalid property '{wrong}' for {queue}")))
+    }
+
+    fn missing(&self, queue: &str) -> BrokerError {
+        match queue {
+            "" => BrokerError::NoPreviousQueue,
+            name => BrokerError::no_queue(name, &self.name),
+        }
+    }
+}
+
+fn describe(queue: Arc<Queue>) -> DeclaredQueue {
+    let (messages, consumers) = queue.counts();
+    DeclaredQueue { queue, messages, consumers }
+}

@@ -1,0 +1,168 @@
+use amqp::{FieldTable, FieldValue, Properties};
+
+use crate::world::*;
+
+fn dead_letter_to(key: &str) -> [(&'static str, FieldValue); 2] {
+    [("x-dead-letter-exchange", FieldValue::text("")), ("x-dead-letter-routing-key", FieldValue::text(key))]
+}
+
+fn deaths(headers: &FieldTable) -> Vec<FieldTable> {
+    let Some(FieldValue::Array(deaths)) = headers.get("x-death") else { panic!("{headers:?}") };
+    deaths
+        .iter()
+        .map(|death| match death {
+            FieldValue::Table(table) => table.clone(),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+fn field(table: &FieldTable, key: &str) -> String {
+    table.get(key).and_then(FieldValue::as_text).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_rejected_message_tells_its_story() {
+    let mut world = world();
+    let queue = world.queue_with("q", &dead_letter_to("dead"));
+    let dead = world.queue("dead");
+    world.bind("q", "amq.direct", "k");
+    let properties = Properties::default().with_expiration("60000").with_message_id("id".into());
+    world.try_publish("amq.direct", "k", "m", properties).unwrap();
+    queue.reject(vec![world.get(&queue)], world.now);
+    assert_eq!(queue.unacked_count(), 0);
+    let letter = world.get(&dead);
+    assert_eq!((text(&letter), letter.redelivered()), ("m".into(), false));
+    assert_eq!((letter.message().exchange(), letter.message().routing_key()), ("", "dead"));
+    let properties = Properties::decode(letter.message().properties()).unwrap();
+    assert_eq!((properties.expiration, properties.message_id), (None, Some("id".into())));
+    let headers = headers_of(&letter);
+    let names: Vec<&str> = headers.iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason"]);
+    let death = &deaths(&headers)[0];
+    let fields: Vec<&str> = death.iter().map(|(name, _)| name).collect();
+    let expected = ["count", "reason", "queue", "time", "exchange", "routing-keys", "original-expiration"];
+    assert_eq!(fields, expected);
+    assert_eq!((field(death, "reason"), field(death, "queue")), ("rejected".into(), "q".into()));
+    assert_eq!(
+        (field(death, "exchange"), field(death, "original-expiration")),
+        ("amq.direct".into(), "60000".into())
+    );
+    assert_eq!(death.get("time"), Some(&FieldValue::Timestamp(world.now.seconds())));
+    assert_eq!(death.get("routing-keys"), Some(&FieldValue::Array(vec![FieldValue::text("k")])));
+}
+
+#[test]
+fn a_second_death_counts_up_and_comes_first() {
+    let mut world = world();
+    let one = world.queue_with("one", &dead_letter_to("two"));
+    let two = world.queue_with("two", &dead_letter_to("one"));
+    world.publish("", "one", "m");
+    for _ in 0..2 {
+        one.reject(vec![world.get(&one)], world.now);
+        two.reject(vec![world.get(&two)], world.now);
+    }
+    let deaths = deaths(&headers_of(&world.get(&one)));
+    let summary: Vec<_> = deaths
+        .iter()
+        .map(|death| (field(death, "queue"), death.get("count").unwrap().as_integer()))
+        .collect();
+    assert_eq!(summary, [("two".into(), Some(2)), ("one".into(), Some(2))]);
+}
+
+#[test]
+fn dropping_from_a_full_queue_and_expiring_dead_letter_too() {
+    let mut world = world();
+    let [exchange, key] = dead_letter_to("dead");
+    let dead = world.queue("dead");
+    world.queue_with("short", &[exchange.clone(), key.clone(), ("x-max-length", FieldValue::I32(1))]);
+    world.publish_all("short", &["1", "2"]);
+    let letter = world.get(&dead);
+    assert_eq!(
+        (text(&letter), field(&headers_of(&letter), "x-first-death-reason")),
+        ("1".into(), "maxlen".into())
+    );
+    world.queue_with("brief", &[exchange, key, ("x-message-ttl", FieldValue::I32(10))]);
+    world.publish_all("brief", &["3"]);
+    world.wait(10);
+    let letter = world.get(&dead);
+    assert_eq!(
+        (text(&letter), field(&headers_of(&letter), "x-first-death-reason")),
+        ("3".into(), "expired".into())
+    );
+}
+
+#[test]
+fn a_refused_message_is_dead_lettered_if_asked_for() {
+    let mut world = world();
+    let [exchange, key] = dead_letter_to("dead");
+    let dead = world.queue("dead");
+    let overflow = ("x-overflow", FieldValue::text("reject-publish-dlx"));
+    world.queue_with("q", &[exchange, key, overflow, ("x-max-length", FieldValue::I32(1))]);
+    world.publish_all("q", &["1", "2"]);
+    assert_eq!(world.drain(&dead), ["2"]);
+}
+
+#[test]
+fn letters_go_round_only_if_clients_reject_them() {
+    let mut world = world();
+    let [exchange, to_wait] = dead_letter_to("wait");
+    let [_, to_work] = dead_letter_to("work");
+    let ttl = ("x-message-ttl", FieldValue::I32(10));
+    let work = world.queue_with("work", &[exchange.clone(), to_wait]);
+    let wait = world.queue_with("wait", &[exchange.clone(), to_work, ttl.clone()]);
+    world.publish("", "work", "m");
+    for _ in 0..3 {
+        work.reject(vec![world.get(&work)], world.now);
+        assert_eq!(wait.message_count(), 1);
+        world.wait(10);
+    }
+    assert_eq!(work.message_count(), 1, "a rejection lies between");
+    let alone = world.queue_with("alone", &[exchange, ttl]);
+    world.publish("", "alone", "m");
+    alone.reject(vec![world.get(&alone)], world.now);
+    assert_eq!(alone.message_count(), 1, "rejected: back to where it came from");
+    world.wait(10);
+    assert_eq!(alone.message_count(), 0, "expired: a cycle without a rejection ends");
+}
+
+#[test]
+fn without_a_key_of_its_own_a_letter_keeps_its_keys() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-dead-letter-exchange", FieldValue::text("amq.topic"))]);
+    for name in ["dead", "copied", "blind"] {
+        world.queue(name);
+    }
+    for (name, key) in [("dead", "q"), ("copied", "cc"), ("blind", "bcc")] {
+        world.bind(name, "amq.topic", key);
+    }
+    let keys = |key: &str| FieldValue::Array(vec![FieldValue::text(key)]);
+    let headers = table(&[("CC", keys("cc")), ("BCC", keys("bcc"))]);
+    world.try_publish("", "q", "m", Properties::default().with_headers(raw(&headers))).unwrap();
+    queue.reject(vec![world.get(&queue)], world.now);
+    for name in ["dead", "copied", "blind"] {
+        let letters = world.vhost.queue(ME, name).unwrap();
+        assert_eq!(world.drain(&letters), ["m"], "{name}");
+    }
+}
+
+#[test]
+fn without_an_exchange_and_with_a_missing_one_messages_just_go() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-dead-letter-exchange", FieldValue::text("missing"))]);
+    world.publish("", "q", "m");
+    queue.reject(vec![world.get(&queue)], world.now);
+    assert_eq!(queue.message_count(), 0);
+}
+
+#[test]
+fn a_queue_that_expires_or_is_deleted_takes_its_messages_along() {
+    let mut world = world();
+    let [exchange, key] = dead_letter_to("dead");
+    let dead = world.queue("dead");
+    world.queue_with("q", &[exchange, key, ("x-expires", FieldValue::I32(10))]);
+    world.publish("", "q", "m");
+    world.wait(10);
+    assert!(world.vhost.queue(ME, "q").is_err());
+    assert_eq!(dead.message_count(), 0);
+}

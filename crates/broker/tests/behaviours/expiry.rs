@@ -1,0 +1,99 @@
+use amqp::{FieldValue, Properties};
+use broker::*;
+
+use crate::world::*;
+
+#[test]
+fn messages_expire_by_the_smaller_of_both_times() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-message-ttl", FieldValue::I32(100))]);
+    let expiring = |ms| Properties::default().with_expiration(ms);
+    world.try_publish("", "q", "short", expiring("10")).unwrap();
+    world.try_publish("", "q", "long", expiring("1000")).unwrap();
+    assert_eq!(world.broker.next_deadline(), Some(world.now.after(10)));
+    world.wait(10);
+    assert_eq!(queue.message_count(), 1);
+    world.wait(89);
+    assert_eq!(queue.message_count(), 1);
+    world.wait(1);
+    assert_eq!((queue.message_count(), world.broker.next_deadline()), (0, None));
+}
+
+#[test]
+fn a_ttl_of_zero_delivers_only_at_once() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-message-ttl", FieldValue::I32(0))]);
+    world.publish("", "q", "nobody there");
+    assert_eq!(queue.message_count(), 0);
+    let (_, recorder) = world.consume(&queue, 1, 0);
+    world.publish("", "q", "taken");
+    assert_eq!(recorder.bodies(), ["taken"]);
+}
+
+#[test]
+fn an_expired_message_is_not_delivered_though_no_timer_has_run() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.try_publish("", "q", "m", Properties::default().with_expiration("5")).unwrap();
+    world.now = world.now.after(5);
+    assert!(queue.get(true, world.now).is_none());
+}
+
+#[test]
+fn a_requeued_message_keeps_its_deadline() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-message-ttl", FieldValue::I32(50))]);
+    world.publish("", "q", "m");
+    let held = world.get(&queue);
+    world.wait(60);
+    queue.requeue(vec![held], world.now);
+    assert_eq!(queue.message_count(), 0);
+}
+
+#[test]
+fn an_unused_queue_expires_and_use_renews_its_lease() {
+    let mut world = world();
+    let arguments = table(&[("x-expires", FieldValue::I32(100))]);
+    let declare = QueueDeclare { name: "q", arguments: raw(&arguments), ..Default::default() };
+    let queue = world.declare(declare).unwrap().queue;
+    world.wait(90);
+    queue.get(true, world.now);
+    world.wait(90);
+    world.declare(declare).unwrap();
+    world.wait(90);
+    let (id, recorder) = world.consume(&queue, 1, 0);
+    world.wait(500);
+    assert!(!queue.is_deleted(), "it has a consumer");
+    queue.cancel(id, world.now);
+    world.wait(99);
+    assert!(!queue.is_deleted());
+    world.wait(1);
+    assert!(queue.is_deleted());
+    assert!(world.vhost.queue(ME, "q").is_err());
+    assert!(!recorder.was_cancelled());
+}
+
+#[test]
+fn the_timer_is_woken_when_an_earlier_deadline_comes() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let woken = Arc::new(AtomicUsize::new(0));
+    let counter = woken.clone();
+    let waker: DeadlineWaker = Arc::new(move || {
+        counter.fetch_add(1, Ordering::SeqCst);
+    });
+    let broker = Broker::new(BrokerConfig { deadline_waker: Some(waker), ..BrokerConfig::default() });
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let vhost = broker.open(&guest, "/").unwrap();
+    let mut world = World { publisher: vhost.publisher(&guest), broker, vhost, now: Timestamp(1) };
+    world.queue("q");
+    world.queue("r");
+    for (queue, expiration, wakes) in [("q", "100", 1), ("r", "200", 1), ("r", "50", 1), ("q", "10", 1)] {
+        let properties = Properties::default().with_expiration(expiration);
+        world.try_publish("", queue, "m", properties).unwrap();
+        assert_eq!(woken.load(Ordering::SeqCst), wakes, "only heads of queues expire");
+    }
+    world.queue("s");
+    world.try_publish("", "s", "m", Properties::default().with_expiration("10")).unwrap();
+    assert_eq!(woken.load(Ordering::SeqCst), 2);
+}

@@ -1,0 +1,28 @@
+//! What applications written for RabbitMQ rely on, and brokers often get wrong.
+//!
+//! | behaviour | tests in |
+//! |---|---|
+//! | confirms: unroutable is acked, refused by a full queue is nacked, a deleted queue is no reason to nack | `confirms` |
+//! | deliveries are not repeated or lost by prefetch, priorities, cancelling | `consuming` |
+//! | requeue restores the place and marks as redelivered | `requeue_order` |
+//! | exclusive queues belong to a session and go with it | `exclusive_queues` |
+//! | declare, passive, redeclare, names, delete with conditions | `declaring` |
+//! | bindings, exchanges that go with them, cycles, duplicates, the default exchange | `bindings` |
+//! | CC and BCC, alternate exchanges, headers, user-id, expiration | `routing` |
+//! | length limits and what they refuse or drop | `length_limits` |
+//! | time to live, of messages and queues | `expiry` |
+//! | dead letters, and their header | `dead_letters` |
+//! | many threads at once | `many_threads` |
+
+mod bindings;
+mod confirms;
+mod consuming;
+mod dead_letters;
+mod declaring;
+mod exclusive_queues;
+mod expiry;
+mod length_limits;
+mod many_threads;
+mod requeue_order;
+mod routing;
+mod world;

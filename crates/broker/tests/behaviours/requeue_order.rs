@@ -1,0 +1,41 @@
+use crate::world::*;
+
+#[test]
+fn requeue_restores_the_place_and_marks_as_redelivered() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.publish_all("q", &["1", "2", "3", "4"]);
+    let (one, two, three) = (world.get(&queue), world.get(&queue), world.get(&queue));
+    assert!(!two.redelivered());
+    queue.requeue(vec![three], world.now);
+    queue.requeue(vec![two, one], world.now);
+    assert_eq!((queue.message_count(), queue.unacked_count()), (4, 0));
+    let again: Vec<_> = (0..4).map(|_| world.get(&queue)).collect();
+    assert_eq!(again.iter().map(text).collect::<Vec<_>>(), ["1", "2", "3", "4"]);
+    assert_eq!(again.iter().map(|d| d.redelivered()).collect::<Vec<_>>(), [true, true, true, false]);
+}
+
+#[test]
+fn requeued_messages_go_to_whoever_has_room() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.publish_all("q", &["1"]);
+    let held = world.get(&queue);
+    let (_, recorder) = world.consume(&queue, 1, 0);
+    queue.requeue(vec![held], world.now);
+    assert_eq!(recorder.bodies(), ["1"]);
+}
+
+#[test]
+fn what_comes_back_after_the_queue_was_deleted_is_dropped() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.publish_all("q", &["1", "2", "3"]);
+    let held: Vec<_> = (0..3).map(|_| world.get(&queue)).collect();
+    world.vhost.delete_queue(ME, "q", false, false).unwrap();
+    let mut held = held.into_iter();
+    queue.ack(held.next().into_iter().collect());
+    queue.requeue(held.next().into_iter().collect(), world.now);
+    queue.reject(held.collect(), world.now);
+    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
+}
