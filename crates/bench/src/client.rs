@@ -1,0 +1,285 @@
+//! A blocking AMQP client: opens connections and channels for the workloads, which then take over the socket.
+//!
+//! Threads and blocking sockets, because a load generator has few connections and each is busy: one thread per
+//! direction, large reads and writes, and no scheduler between the socket and the clock.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::frame::{HEARTBEAT, write_method};
+use amqp::handshake::{Capabilities, ClientEvent, ClientHandshake, ClientOffer, Opened};
+use amqp::method::{channel, connection};
+use amqp::sasl::Credentials;
+use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
+
+use crate::error::ClientError;
+use crate::uri::Uri;
+
+/// How long a blocked read or write lasts before its thread looks whether the round has ended.
+pub(crate) const POLL: Duration = Duration::from_millis(50);
+/// How long a server may take for a step of the set-up.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+/// Largest frame asked for: what RabbitMQ offers.
+const FRAME_MAX: u32 = 131_072;
+/// Size of the receive buffer: thousands of small messages a read, and at least two of the largest frames.
+const RECEIVE_BYTES: usize = 2 * FRAME_MAX as usize;
+
+/// An open connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    pub(crate) receiver: Receiver,
+    pub(crate) opened: Opened,
+}
+
+impl Connection {
+    /// Connects, logs in and opens the vhost. `name` is shown by the broker's tools.
+    pub(crate) fn open(uri: &Uri, name: &str) -> Result<Self, ClientError> {
+        let mut stream = connect(uri)?;
+        let mut client_properties: FieldTable = [
+            ("product", FieldValue::text("Leveret bench")),
+            ("version", FieldValue::text(env!("CARGO_PKG_VERSION"))),
+            ("connection_name", FieldValue::text(name)),
+        ]
+        .into_iter()
+        .collect();
+        CAPABILITIES.add_to(&mut client_properties);
+        let mut handshake = ClientHandshake::new(ClientOffer {
+            credentials: Arc::new(Credentials::plain(&uri.user, uri.password.as_bytes())),
+            virtual_host: uri.vhost.clone(),
+            client_properties,
+            channel_max: 0,
+            frame_max: FRAME_MAX,
+            heartbeat: 0,
+        });
+        let deadline = Instant::now() + SETUP_TIMEOUT;
+        let mut receiver = Receiver::new();
+        let mut output = Vec::new();
+        loop {
+            handshake.poll_output(&mut output);
+            if !output.is_empty() {
+                stream.write_all(&output).map_err(ClientError::io("logging in"))?;
+                output.clear();
+            }
+            match handshake.poll_event() {
+                Some(ClientEvent::Opened(opened)) => {
+                    receiver.frame_max = opened.negotiated.frame_max;
+                    return Ok(Self { stream, receiver, opened: *opened });
+                }
+                Some(ClientEvent::Refused(close)) => return Err(ClientError::Closed(close.to_string())),
+                Some(ClientEvent::Failed(failure)) => return Err(ClientError::Protocol(failure.to_string())),
+                Some(ClientEvent::Challenge(_)) => {
+                    return Err(ClientError::Protocol("PLAIN was answered with a challenge".into()));
+                }
+                None if Instant::now() > deadline => {
+                    return Err(ClientError::TimedOut("opening a connection"));
+                }
+                None => {}
+            }
+            if receiver.fill(&stream).map_err(ClientError::io("logging in"))? == Fill::Eof {
+                handshake.handle_eof();
+            }
+            let taken = handshake.handle_input(receiver.unread());
+            receiver.take(taken);
+        }
+    }
+
+    /// Opens a channel.
+    pub(crate) fn open_channel(&mut self, id: u16) -> Result<(), ClientError> {
+        self.call(id, channel::Open::default(), |method| {
+            matches!(method, Method::ChannelOpenOk(_)).then_some(())
+        })
+    }
+
+    /// Sends `request` and waits for the method that `accept` takes as its answer. Content frames are refused:
+    /// set-up ends before any can come.
+    pub(crate) fn call<'m, T>(
+        &mut self,
+        channel: u16,
+        request: impl Into<Method<'m>>,
+        accept: impl Fn(&Method<'_>) -> Option<T>,
+    ) -> Result<T, ClientError> {
+        let request = request.into();
+        let mut output = Vec::new();
+        write_method(&mut output, channel, request);
+        self.stream.write_all(&output).map_err(ClientError::io("sending a request"))?;
+        let deadline = Instant::now() + SETUP_TIMEOUT;
+        loop {
+            while let Some(frame) = self.receiver.next_frame()? {
+                if frame.kind == FrameKind::Heartbeat {
+                    continue;
+                }
+                let method = expect_method(&frame)?;
+                check_close(&method)?;
+                if let Some(answer) = accept(&method) {
+                    return Ok(answer);
+                }
+                if !matches!(method, Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_)) {
+                    let text = format!("{} in answer to {}", method.name(), request.name());
+                    return Err(ClientError::Protocol(text));
+                }
+            }
+            if Instant::now() > deadline {
+                return Err(ClientError::TimedOut(request.name()));
+            }
+            if self.receiver.fill(&self.stream).map_err(ClientError::io("waiting for an answer"))?
+                == Fill::Eof
+            {
+                return Err(ClientError::Closed("the server closed the socket".into()));
+            }
+        }
+    }
+
+    /// Says goodbye; without waiting long, and without caring whether it was heard.
+    pub(crate) fn close(mut self) {
+        let goodbye = connection::Close { reply_code: 200, reply_text: "Goodbye", ..Default::default() };
+        drop(self.call(0, goodbye, |method| matches!(method, Method::ConnectionCloseOk(_)).then_some(())));
+    }
+
+    /// How often a heartbeat is to be sent, at least; `None` when none is wanted.
+    pub(crate) fn heartbeat_interval(&self) -> Option<Duration> {
+        let seconds = self.opened.negotiated.heartbeat_secs;
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()) / 2)
+    }
+}
+
+/// When the next heartbeat is due. It is sent at half the negotiated interval, whether other frames were sent or not.
+#[derive(Debug)]
+pub(crate) struct HeartbeatTimer {
+    interval: Option<Duration>,
+    last: Instant,
+}
+
+impl HeartbeatTimer {
+    pub(crate) fn new(interval: Option<Duration>) -> Self {
+        Self { interval, last: Instant::now() }
+    }
+
+    /// The frame to send, when it is time.
+    pub(crate) fn poll(&mut self) -> Option<&'static [u8]> {
+        if self.last.elapsed() < self.interval? {
+            return None;
+        }
+        self.last = Instant::now();
+        Some(&HEARTBEAT)
+    }
+}
+
+/// The error that a closing method stands for.
+pub(crate) fn check_close(method: &Method<'_>) -> Result<(), ClientError> {
+    match method {
+        Method::ConnectionClose(connection::Close { reply_code, reply_text, .. })
+        | Method::ChannelClose(channel::Close { reply_code, reply_text, .. }) => {
+            Err(ClientError::Closed(format!("{reply_code} {reply_text}")))
+        }
+        Method::BasicCancel(_) => Err(ClientError::Closed("the consumer was cancelled".into())),
+        _ => Ok(()),
+    }
+}
+
+/// The method in a frame.
+pub(crate) fn expect_method<'a>(frame: &Frame<'a>) -> Result<Method<'a>, ClientError> {
+    match frame.kind {
+        FrameKind::Method => Ok(Method::decode(frame.payload)?),
+        kind => Err(ClientError::Protocol(format!("a {kind:?} frame where a method was expected"))),
+    }
+}
+
+/// A receive buffer that frames are parsed in.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    frame_max: u32,
+}
+
+/// What a read brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fill {
+    Data,
+    /// Nothing within [`POLL`].
+    Quiet,
+    Eof,
+}
+
+impl Receiver {
+    fn new() -> Self {
+        Self { buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(), start: 0, end: 0, frame_max: FRAME_MAX }
+    }
+
+    /// Reads once.
+    pub(crate) fn fill(&mut self, mut stream: &TcpStream) -> io::Result<Fill> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        match stream.read(&mut self.buffer[self.end..]) {
+            Ok(0) => Ok(Fill::Eof),
+            Ok(n) => {
+                self.end += n;
+                Ok(Fill::Data)
+            }
+            Err(error) if is_timeout(&error) => Ok(Fill::Quiet),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next complete frame.
+    #[inline]
+    pub(crate) fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ClientError> {
+        let frame = Frame::parse(&self.buffer[self.start..self.end], self.frame_max)?;
+        self.start += frame.map_or(0, |frame| frame.wire_len());
+        Ok(frame)
+    }
+
+    fn unread(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    fn take(&mut self, octets: usize) {
+        self.start += octets;
+    }
+}
+
+/// Whether a blocking call ended because its time was up.
+pub(crate) fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// What this client understands.
+const CAPABILITIES: Capabilities = Capabilities {
+    publisher_confirms: true,
+    exchange_exchange_bindings: false,
+    basic_nack: true,
+    consumer_cancel_notify: true,
+    connection_blocked: true,
+    consumer_priorities: false,
+    authentication_failure_close: true,
+    per_consumer_qos: false,
+    direct_reply_to: false,
+};
+
+fn connect(uri: &Uri) -> Result<TcpStream, ClientError> {
+    let resolving = ClientError::io("resolving the host name");
+    let addresses = (uri.host.as_str(), uri.port).to_socket_addrs().map_err(resolving)?;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, SETUP_TIMEOUT) {
+            Ok(stream) => {
+                let set_up = || -> io::Result<()> {
+                    stream.set_nodelay(true)?;
+                    stream.set_read_timeout(Some(POLL))?;
+                    stream.set_write_timeout(Some(POLL))
+                };
+                set_up().map_err(ClientError::io("configuring the socket"))?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(ClientError::Io { doing: "connecting", cause: last })
+}

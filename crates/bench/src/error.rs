@@ -1,0 +1,135 @@
+//! What can end a run.
+
+use std::fmt;
+use std::io;
+
+use crate::expect::ExpectError;
+use crate::uri::UriError;
+
+/// Why a run could not be made or finished.
+#[derive(Debug)]
+pub enum Error {
+    /// Arguments that contradict each other or make no sense.
+    Usage(String),
+    /// A `--uri` or `--system` that is not an AMQP URI.
+    Uri(UriError),
+    /// An `--expect` that cannot be read, or that names an unknown system.
+    Expect(ExpectError),
+    /// The system under test, or the connection to it, failed.
+    System {
+        /// Its name on the command line.
+        system: String,
+        /// What happened.
+        cause: ClientError,
+    },
+    /// The report could not be written.
+    Report {
+        /// Where to.
+        path: String,
+        /// Why not.
+        cause: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the command line is at fault (exit code 2), rather than the run (exit code 1).
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Usage(_) | Self::Uri(_) | Self::Expect(_))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(text) => f.write_str(text),
+            Self::Uri(error) => error.fmt(f),
+            Self::Expect(error) => error.fmt(f),
+            Self::System { system, cause } => write!(f, "system {system}: {cause}"),
+            Self::Report { path, cause } => write!(f, "cannot write the report to {path}: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Usage(_) => None,
+            Self::Uri(error) => Some(error),
+            Self::Expect(error) => Some(error),
+            Self::System { cause, .. } => Some(cause),
+            Self::Report { cause, .. } => Some(cause),
+        }
+    }
+}
+
+impl From<UriError> for Error {
+    fn from(error: UriError) -> Self {
+        Self::Uri(error)
+    }
+}
+
+impl From<ExpectError> for Error {
+    fn from(error: ExpectError) -> Self {
+        Self::Expect(error)
+    }
+}
+
+/// Why talking to one AMQP server failed.
+#[derive(Debug)]
+pub enum ClientError {
+    /// The socket failed, or could not be opened.
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        cause: io::Error,
+    },
+    /// The server closed the connection or the channel, in these words.
+    Closed(String),
+    /// The server broke the protocol, or did something that no step of the workload expects.
+    Protocol(String),
+    /// The server did not answer in time.
+    TimedOut(&'static str),
+    /// A thread of the load generator panicked; a defect of this crate.
+    Panicked(&'static str),
+}
+
+impl ClientError {
+    /// For `map_err` on I/O: names what was being done.
+    pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |cause| Self::Io { doing, cause }
+    }
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io { doing, cause } => write!(f, "{doing}: {cause}"),
+            Self::Closed(text) => write!(f, "closed by the server: {text}"),
+            Self::Protocol(text) => write!(f, "protocol error: {text}"),
+            Self::TimedOut(what) => write!(f, "no answer in time: {what}"),
+            Self::Panicked(what) => write!(f, "the {what} thread panicked"),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<amqp::DecodeError> for ClientError {
+    fn from(error: amqp::DecodeError) -> Self {
+        Self::Protocol(error.to_string())
+    }
+}
+
+impl From<amqp::Fault> for ClientError {
+    fn from(fault: amqp::Fault) -> Self {
+        Self::Protocol(fault.to_string())
+    }
+}

@@ -1,0 +1,122 @@
+//! Latency histograms (HDR) and the percentiles that reports show.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+/// The longest latency told apart, in nanoseconds: ten minutes. Longer ones count as this.
+const LONGEST: u64 = 600_000_000_000;
+/// Decimal digits that are kept: values are exact to one in a thousand.
+const DIGITS: u8 = 3;
+
+/// Latencies of one thread, in nanoseconds.
+#[derive(Debug, Clone)]
+pub struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    /// An empty histogram, about 200 KiB.
+    pub fn new() -> Self {
+        Self(Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("constant bounds are valid"))
+    }
+
+    /// Records one latency in nanoseconds.
+    #[inline]
+    pub fn record(&mut self, nanos: u64) {
+        self.0.saturating_record(nanos);
+    }
+
+    /// Adds what another thread recorded.
+    pub fn add(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("all histograms have the same bounds");
+    }
+
+    /// The percentiles; `None` when nothing was recorded.
+    pub fn percentiles(&self) -> Option<Percentiles> {
+        let h = &self.0;
+        (!h.is_empty()).then(|| Percentiles {
+            count: h.len(),
+            min: seconds(h.min()),
+            mean: h.mean() / 1e9,
+            p50: seconds(h.value_at_quantile(0.5)),
+            p90: seconds(h.value_at_quantile(0.9)),
+            p99: seconds(h.value_at_quantile(0.99)),
+            p99_9: seconds(h.value_at_quantile(0.999)),
+            p99_99: seconds(h.value_at_quantile(0.9999)),
+            max: seconds(h.max()),
+        })
+    }
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Latency figures in seconds, each within a thousandth of the true value.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Percentiles {
+    /// Messages measured.
+    pub count: u64,
+    pub min: f64,
+    pub mean: f64,
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    #[serde(rename = "p99.9")]
+    pub p99_9: f64,
+    #[serde(rename = "p99.99")]
+    pub p99_99: f64,
+    pub max: f64,
+}
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(actual: f64, expected: f64) -> bool {
+        (actual - expected).abs() <= expected * 0.002
+    }
+
+    #[test]
+    fn a_uniform_distribution_has_its_percentiles() {
+        let mut latencies = Latencies::new();
+        (1..=100_000).for_each(|micros| latencies.record(micros * 1000));
+        let p = latencies.percentiles().unwrap();
+        for (actual, expected) in [
+            (p.p50, 0.050),
+            (p.p90, 0.090),
+            (p.p99, 0.099),
+            (p.p99_9, 0.0999),
+            (p.p99_99, 0.09999),
+            (p.max, 0.1),
+            (p.mean, 0.05),
+            (p.min, 1e-6),
+        ] {
+            assert!(near(actual, expected), "{actual} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn merging_equals_recording_in_one_place() {
+        let (mut both, mut odd, mut even) = (Latencies::new(), Latencies::new(), Latencies::new());
+        for n in 1..=10_000u64 {
+            both.record(n * n);
+            if n % 2 == 0 { even.record(n * n) } else { odd.record(n * n) }
+        }
+        odd.add(&even);
+        assert_eq!(odd.percentiles(), both.percentiles());
+    }
+
+    #[test]
+    fn an_empty_histogram_claims_nothing_and_a_giant_is_kept_as_the_longest() {
+        let mut latencies = Latencies::new();
+        assert_eq!(latencies.percentiles(), None);
+        latencies.record(u64::MAX);
+        assert!(near(latencies.percentiles().unwrap().max, 600.0));
+    }
+}

@@ -1,0 +1,68 @@
+//! The machine that a run was made on, for its report.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// What a reader needs to judge whether figures compare with theirs.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// CPU model, as the kernel names it.
+    pub cpu: String,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Kernel release.
+    pub kernel: String,
+    /// Distribution, as it calls itself.
+    pub system: String,
+    /// Version of the load generator.
+    pub generator: String,
+}
+
+impl Machine {
+    /// Describes the machine; what cannot be found out is `unknown` or 0.
+    pub fn describe() -> Self {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self {
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            cpu: or_unknown(value_of(&read("/proc/cpuinfo"), "model name", ':')),
+            memory_bytes: value_of(&read("/proc/meminfo"), "MemTotal", ':')
+                .and_then(|text| text.strip_suffix(" kB")?.trim().parse::<u64>().ok())
+                .map_or(0, |kib| kib * 1024),
+            kernel: or_unknown(Some(read("/proc/sys/kernel/osrelease").trim().to_owned())),
+            system: or_unknown(value_of(&read("/etc/os-release"), "PRETTY_NAME", '=')),
+            generator: concat!("leveret bench ", env!("CARGO_PKG_VERSION")).into(),
+        }
+    }
+}
+
+fn value_of(text: &str, key: &str, separator: char) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (name, value) = line.split_once(separator)?;
+        (name.trim() == key).then(|| value.trim().trim_matches('"').to_owned())
+    })
+}
+
+fn or_unknown(text: Option<String>) -> String {
+    text.filter(|t| !t.is_empty()).unwrap_or_else(|| "unknown".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_found_whatever_surrounds_them() {
+        assert_eq!(value_of("a\t: 1\nmodel name\t: X: Y\n", "model name", ':').as_deref(), Some("X: Y"));
+        assert_eq!(value_of("PRETTY_NAME=\"D 12\"", "PRETTY_NAME", '=').as_deref(), Some("D 12"));
+        assert_eq!(value_of("", "k", ':'), None);
+    }
+
+    #[test]
+    fn this_machine_has_cores_and_memory() {
+        let machine = Machine::describe();
+        assert!(machine.cores > 0 && machine.memory_bytes > 0);
+    }
+}

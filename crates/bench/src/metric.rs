@@ -1,0 +1,167 @@
+//! The figures that a report holds, by the names that expectations use.
+
+use std::fmt;
+
+/// A figure of one system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Metric {
+    /// End-to-end messages per second: consumed; without consumers, confirmed or else published.
+    Rate,
+    /// Messages published per second.
+    Publish,
+    /// Messages consumed per second.
+    Consume,
+    /// End-to-end latency in seconds.
+    Latency(Point),
+    /// Publish-to-confirm latency in seconds.
+    ConfirmLatency(Point),
+    /// How many messages met this fate, over all rounds.
+    Count(Fate),
+    /// Cores that the measured processes used: 1.5 is one and a half.
+    Cpu,
+    /// CPU time of the measured processes for each message, in seconds.
+    CpuPerMessage,
+    /// Largest resident memory of the measured processes, in bytes.
+    Rss,
+}
+
+/// A point of a latency distribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Point {
+    Min,
+    Mean,
+    P50,
+    P90,
+    P99,
+    P99_9,
+    P99_99,
+    Max,
+}
+
+/// What should happen to no message, or only knowingly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Published (and not returned or nacked), never delivered.
+    Lost,
+    /// Delivered again, not marked as redelivered by intention of the workload.
+    Duplicated,
+    /// Delivered after a later one of the same producer, to the same consumer.
+    Reordered,
+    /// Refused by basic.nack.
+    Nacked,
+    /// Sent back by basic.return.
+    Returned,
+}
+
+const POINTS: [(&str, Point); 8] = [
+    ("min", Point::Min),
+    ("mean", Point::Mean),
+    ("p50", Point::P50),
+    ("p90", Point::P90),
+    ("p99", Point::P99),
+    ("p99.9", Point::P99_9),
+    ("p99.99", Point::P99_99),
+    ("max", Point::Max),
+];
+
+const OTHERS: [(&str, Metric); 11] = [
+    ("rate", Metric::Rate),
+    ("publish", Metric::Publish),
+    ("consume", Metric::Consume),
+    ("lost", Metric::Count(Fate::Lost)),
+    ("duplicated", Metric::Count(Fate::Duplicated)),
+    ("reordered", Metric::Count(Fate::Reordered)),
+    ("nacked", Metric::Count(Fate::Nacked)),
+    ("returned", Metric::Count(Fate::Returned)),
+    ("cpu", Metric::Cpu),
+    ("cpu_per_message", Metric::CpuPerMessage),
+    ("rss", Metric::Rss),
+];
+
+impl Metric {
+    /// The metric with this name: `rate`, `p99`, `confirm.p99.9`, `lost`, and so on.
+    pub fn from_name(name: &str) -> Option<Self> {
+        let point = |name| POINTS.iter().find(|(known, _)| *known == name).map(|&(_, point)| point);
+        if let Some(name) = name.strip_prefix("confirm.") {
+            return point(name).map(Self::ConfirmLatency);
+        }
+        let other = OTHERS.iter().find(|(known, _)| *known == name).map(|&(_, metric)| metric);
+        other.or_else(|| point(name).map(Self::Latency))
+    }
+
+    /// A value of this metric for people, with its unit.
+    pub fn show(self, value: f64) -> String {
+        match self {
+            Self::Rate | Self::Publish | Self::Consume => format!("{}/s", grouped(value)),
+            Self::Latency(_) | Self::ConfirmLatency(_) | Self::CpuPerMessage => duration(value),
+            Self::Count(_) => grouped(value),
+            Self::Cpu => format!("{value:.2} cores"),
+            Self::Rss => bytes(value),
+        }
+    }
+}
+
+impl fmt::Display for Metric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let point = |wanted| POINTS.iter().find(|(_, point)| *point == wanted).map_or("", |(name, _)| name);
+        match *self {
+            Self::Latency(wanted) => f.write_str(point(wanted)),
+            Self::ConfirmLatency(wanted) => write!(f, "confirm.{}", point(wanted)),
+            other => f.write_str(OTHERS.iter().find(|(_, m)| *m == other).map_or("", |(name, _)| name)),
+        }
+    }
+}
+
+/// Rounded to an integer, with commas between thousands.
+pub(crate) fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut out = String::from(if value <= -0.5 { "-" } else { "" });
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Seconds in the unit that reads best, with three digits.
+pub(crate) fn duration(seconds: f64) -> String {
+    let (value, unit) = match seconds {
+        s if s < 1e-3 => (s * 1e6, "µs"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s => (s, "s"),
+    };
+    let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// Bytes in MiB.
+pub(crate) fn bytes(value: f64) -> String {
+    format!("{:.1} MiB", value / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_read_back_from_what_is_shown() {
+        let points = POINTS.iter().flat_map(|&(_, p)| [Metric::Latency(p), Metric::ConfirmLatency(p)]);
+        for metric in points.chain(OTHERS.iter().map(|&(_, metric)| metric)) {
+            assert_eq!(Metric::from_name(&metric.to_string()), Some(metric));
+        }
+        assert_eq!(Metric::from_name("p98"), None);
+    }
+
+    #[test]
+    fn values_are_shown_with_units() {
+        assert_eq!(Metric::Rate.show(1_234_567.4), "1,234,567/s");
+        assert_eq!(Metric::Latency(Point::P50).show(0.001_234), "1.23 ms");
+        assert_eq!(Metric::Latency(Point::P50).show(0.000_123), "123 µs");
+        assert_eq!(Metric::Rss.show(3.0 * 1_048_576.0), "3.0 MiB");
+        assert_eq!(grouped(-1000.0), "-1,000");
+        assert_eq!(grouped(-0.2), "0");
+    }
+}

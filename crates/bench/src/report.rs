@@ -1,0 +1,302 @@
+//! What a run found, for people (tables) and programs (JSON).
+
+use serde::Serialize;
+
+use crate::expect::{Figures, Verdict};
+use crate::latency::Percentiles;
+use crate::machine::Machine;
+use crate::metric::{Fate, Metric, Point};
+use crate::stats::Summary;
+use crate::stream::arguments::Workload;
+
+/// Everything about one run of `bench stream`.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Where it ran.
+    pub machine: Machine,
+    /// What each round did.
+    pub workload: Workload,
+    /// In the order given; ratios are relative to the first.
+    pub systems: Vec<SystemReport>,
+    /// What a reader must know to judge the figures.
+    pub notes: Vec<String>,
+    /// What became of the expectations.
+    pub expectations: Vec<Verdict>,
+}
+
+/// One system under test.
+#[derive(Debug, Clone, Serialize)]
+pub struct SystemReport {
+    /// Its name on the command line.
+    pub name: String,
+    /// Where it listens, without the password.
+    pub uri: String,
+    /// Product, version and platform, as it announces them.
+    pub server: String,
+    /// Processes that were sampled.
+    pub pids: Vec<u32>,
+    /// Each round, in order.
+    pub rounds: Vec<Round>,
+    /// The main figures over all rounds.
+    pub summary: Vec<NamedSummary>,
+}
+
+/// A figure over all rounds.
+#[derive(Debug, Clone, Serialize)]
+pub struct NamedSummary {
+    /// The metric's name, as in expectations.
+    pub metric: String,
+    /// Location and spread; seconds, bytes, cores, or messages per second.
+    #[serde(flatten)]
+    pub summary: Summary,
+}
+
+/// One round on one system.
+#[derive(Debug, Clone, Serialize)]
+pub struct Round {
+    /// Length of the measured part, in seconds.
+    pub seconds: f64,
+    /// Messages per second handed to sockets.
+    pub publish_rate: f64,
+    /// Messages per second delivered; `None` without consumers.
+    pub consume_rate: Option<f64>,
+    /// Messages per second confirmed; `None` without confirms.
+    pub confirm_rate: Option<f64>,
+    /// From when a message was sent (at a fixed rate: was due) until it was received.
+    pub latency: Option<Percentiles>,
+    /// From then until it was confirmed.
+    pub confirm_latency: Option<Percentiles>,
+    /// Over the whole round, warm-up included.
+    pub counts: Counts,
+    /// The measured processes, if any were named.
+    pub processes: Option<ProcessUsage>,
+    /// The load generator itself.
+    pub generator: GeneratorUsage,
+}
+
+/// What became of a round's messages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Handed to sockets.
+    pub published: u64,
+    /// Deliveries, repeated ones included.
+    pub consumed: u64,
+    /// Confirmed by basic.ack.
+    pub confirmed: u64,
+    /// Refused by basic.nack.
+    pub nacked: u64,
+    /// Sent back by basic.return.
+    pub returned: u64,
+    /// Waiting for a confirm when the round ended.
+    pub unconfirmed: u64,
+    /// Confirms of messages that waited for none.
+    pub odd_confirms: u64,
+    /// Published, neither nacked nor returned, but never delivered.
+    pub lost: u64,
+    /// Deliveries beyond each message's first.
+    pub duplicated: u64,
+    /// First deliveries after a later message of the same producer, at the same consumer.
+    pub reordered: u64,
+    /// Deliveries with the redelivered flag.
+    pub redelivered: u64,
+    /// Deliveries of messages that this round did not send.
+    pub foreign: u64,
+    /// Times that connection.blocked was received.
+    pub blocked: u64,
+}
+
+/// CPU and memory of the measured processes with their children.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ProcessUsage {
+    /// Cores in use, user and system.
+    pub cpu_cores: f64,
+    /// CPU time per message consumed (without consumers: published), in seconds.
+    pub cpu_seconds_per_message: f64,
+    /// Largest resident memory seen, in bytes.
+    pub rss_bytes: u64,
+}
+
+/// CPU of the load generator, to tell whether it was the bottleneck.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct GeneratorUsage {
+    /// Cores in use, user and system.
+    pub cpu_cores: f64,
+    /// Share of one core that its busiest thread used, 0 to 1.
+    pub busiest_thread: f64,
+    /// Cores of the machine that idled; `None` when unknown.
+    pub idle_cores: Option<f64>,
+}
+
+impl GeneratorUsage {
+    /// Whether a thread of the generator had no time left: the system under test might be faster than measured.
+    pub fn is_saturated(&self) -> bool {
+        self.busiest_thread > SATURATED
+    }
+
+    /// Whether all cores of the machine were busy, so that generator and system took time from each other.
+    pub fn machine_is_full(&self, cores: usize) -> bool {
+        self.idle_cores.is_some_and(|idle| idle < cores as f64 * (1.0 - FULL))
+    }
+}
+
+/// A thread that is busy for this share of the time is a bottleneck; the rest is measuring error.
+const SATURATED: f64 = 0.9;
+/// A machine whose cores are busy for this share of the time has nothing left to give.
+const FULL: f64 = 0.95;
+
+impl Round {
+    /// The rate that counts: consumed; without consumers, confirmed or else published.
+    pub fn end_to_end_rate(&self) -> f64 {
+        self.consume_rate.or(self.confirm_rate).unwrap_or(self.publish_rate)
+    }
+
+    /// Cores that neither the measured processes nor the generator used; `None` when either is unknown.
+    pub fn cores_used_by_others(&self, cores: usize) -> Option<f64> {
+        let known = self.processes?.cpu_cores + self.generator.cpu_cores + self.generator.idle_cores?;
+        Some((cores as f64 - known).max(0.0))
+    }
+
+    fn figure(&self, metric: Metric) -> Option<f64> {
+        match metric {
+            Metric::Rate => Some(self.end_to_end_rate()),
+            Metric::Publish => Some(self.publish_rate),
+            Metric::Consume => self.consume_rate,
+            Metric::Latency(point) => self.latency.map(|latency| at(&latency, point)),
+            Metric::ConfirmLatency(point) => self.confirm_latency.map(|latency| at(&latency, point)),
+            Metric::Count(fate) => Some(self.counts.of(fate) as f64),
+            Metric::Cpu => self.processes.map(|usage| usage.cpu_cores),
+            Metric::CpuPerMessage => self.processes.map(|usage| usage.cpu_seconds_per_message),
+            Metric::Rss => self.processes.map(|usage| usage.rss_bytes as f64),
+        }
+    }
+}
+
+impl Counts {
+    fn of(&self, fate: Fate) -> u64 {
+        match fate {
+            Fate::Lost => self.lost,
+            Fate::Duplicated => self.duplicated,
+            Fate::Reordered => self.reordered,
+            Fate::Nacked => self.nacked,
+            Fate::Returned => self.returned,
+        }
+    }
+}
+
+fn at(latency: &Percentiles, point: Point) -> f64 {
+    match point {
+        Point::Min => latency.min,
+        Point::Mean => latency.mean,
+        Point::P50 => latency.p50,
+        Point::P90 => latency.p90,
+        Point::P99 => latency.p99,
+        Point::P99_9 => latency.p99_9,
+        Point::P99_99 => latency.p99_99,
+        Point::Max => latency.max,
+    }
+}
+
+impl SystemReport {
+    /// Location and spread of a figure over the rounds; `None` unless some round measured it.
+    pub fn summary_of(&self, metric: Metric) -> Option<Summary> {
+        Summary::of(self.rounds.iter().filter_map(|round| round.figure(metric)))
+    }
+
+    /// One value for all rounds: counts are added up, of extremes the worst is taken, of all else the median.
+    pub fn figure(&self, metric: Metric) -> Option<f64> {
+        let summary = self.summary_of(metric)?;
+        Some(match metric {
+            Metric::Count(_) => summary.mean * summary.count as f64,
+            Metric::Latency(Point::Max) | Metric::ConfirmLatency(Point::Max) | Metric::Rss => summary.max,
+            Metric::Latency(Point::Min) | Metric::ConfirmLatency(Point::Min) => summary.min,
+            _ => summary.median,
+        })
+    }
+
+    /// Fills [`SystemReport::summary`] from the rounds.
+    pub(crate) fn summarise(&mut self) {
+        let points = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
+        let metrics = [Metric::Rate, Metric::Publish, Metric::Consume]
+            .into_iter()
+            .chain(points.map(Metric::Latency))
+            .chain(points.map(Metric::ConfirmLatency))
+            .chain([Metric::Cpu, Metric::CpuPerMessage, Metric::Rss]);
+        self.summary = metrics
+            .filter_map(|metric| {
+                Some(NamedSummary { metric: metric.to_string(), summary: self.summary_of(metric)? })
+            })
+            .collect();
+    }
+}
+
+impl Figures for Report {
+    fn systems(&self) -> Vec<&str> {
+        self.systems.iter().map(|system| system.name.as_str()).collect()
+    }
+
+    fn figure(&self, system: &str, metric: Metric) -> Option<f64> {
+        self.systems.iter().find(|candidate| candidate.name == system)?.figure(metric)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn round(rate: f64, lost: u64) -> Round {
+        Round {
+            seconds: 1.0,
+            publish_rate: rate * 2.0,
+            consume_rate: Some(rate),
+            confirm_rate: None,
+            latency: None,
+            confirm_latency: None,
+            counts: Counts { lost, ..Counts::default() },
+            processes: None,
+            generator: GeneratorUsage { cpu_cores: 0.5, busiest_thread: 0.5, idle_cores: Some(0.01) },
+        }
+    }
+
+    pub(crate) fn system(name: &str, rounds: Vec<Round>) -> SystemReport {
+        let (uri, server) = ("amqp://guest@localhost:5672/%2f".into(), "Product 1".into());
+        SystemReport { name: name.into(), uri, server, pids: vec![], rounds, summary: vec![] }
+    }
+
+    #[test]
+    fn rates_are_medians_and_counts_are_sums() {
+        let system = system("a", vec![round(10.0, 1), round(30.0, 0), round(1000.0, 4)]);
+        assert_eq!(system.figure(Metric::Rate), Some(30.0));
+        assert_eq!(system.figure(Metric::Publish), Some(60.0));
+        assert_eq!(system.figure(Metric::Count(Fate::Lost)), Some(5.0));
+        assert_eq!(system.figure(Metric::Latency(Point::P99)), None);
+    }
+
+    #[test]
+    fn the_end_to_end_rate_is_what_was_consumed_then_confirmed_then_published() {
+        let mut round = Round { confirm_rate: Some(15.0), ..round(10.0, 0) };
+        assert_eq!(round.end_to_end_rate(), 10.0);
+        round.consume_rate = None;
+        assert_eq!(round.end_to_end_rate(), 15.0);
+        round.confirm_rate = None;
+        assert_eq!(round.end_to_end_rate(), 20.0);
+    }
+
+    #[test]
+    fn a_full_machine_and_a_saturated_generator_are_told_apart() {
+        let usage = round(1.0, 0).generator;
+        assert!(usage.machine_is_full(2) && !usage.is_saturated());
+        let usage = GeneratorUsage { busiest_thread: 0.97, idle_cores: Some(6.0), ..usage };
+        assert!(!usage.machine_is_full(8) && usage.is_saturated());
+    }
+
+    #[test]
+    fn what_other_programs_used_is_what_remains() {
+        let mut round = round(1.0, 0);
+        assert_eq!(round.cores_used_by_others(2), None, "no process was named");
+        let usage = ProcessUsage { cpu_cores: 1.0, cpu_seconds_per_message: 0.0, rss_bytes: 0 };
+        round.processes = Some(usage);
+        assert!((round.cores_used_by_others(2).unwrap() - 0.49).abs() < 1e-9);
+        round.processes = Some(ProcessUsage { cpu_cores: 1.8, ..usage });
+        assert_eq!(round.cores_used_by_others(2), Some(0.0), "never less than nothing");
+    }
+}

@@ -1,0 +1,146 @@
+//! The window of unconfirmed messages of one producer: the sending thread fills it, the reading thread settles it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use super::shared::Signal;
+
+/// Marks a slot that holds no unconfirmed message. Times are stored plus one.
+const FREE: u64 = 0;
+
+/// Unconfirmed messages by delivery tag, with the times they were sent.
+#[derive(Debug)]
+pub(crate) struct ConfirmWindow {
+    window: u64,
+    slots: Box<[AtomicU64]>,
+    /// Highest tag that was sent.
+    sent: AtomicU64,
+    /// All tags up to here are settled.
+    settled_up_to: AtomicU64,
+    /// Number of settled tags.
+    settled: AtomicU64,
+    /// Set while connection.blocked is in force.
+    pub(crate) blocked: AtomicBool,
+    /// Wakes the sending thread when tags were settled or the connection was unblocked.
+    pub(crate) changed: Signal,
+}
+
+impl ConfirmWindow {
+    /// A window of `window` messages; 0 for a producer without confirms.
+    pub(crate) fn new(window: usize) -> Self {
+        // Four times the window, so that one late confirm does not hold up the ones around it.
+        let slots = if window == 0 { 0 } else { (window * 4).next_power_of_two() };
+        Self {
+            window: window as u64,
+            slots: (0..slots).map(|_| AtomicU64::new(FREE)).collect(),
+            sent: AtomicU64::new(0),
+            settled_up_to: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            blocked: AtomicBool::new(false),
+            changed: Signal::default(),
+        }
+    }
+
+    /// How many more messages may be sent now.
+    pub(crate) fn room(&self) -> u64 {
+        let sent = self.sent.load(Relaxed);
+        let by_window = self.window - (sent - self.settled.load(Acquire)).min(self.window);
+        let by_slots = self.slots.len() as u64 - (sent - self.settled_up_to.load(Acquire));
+        by_window.min(by_slots)
+    }
+
+    /// Messages that wait for their confirm.
+    pub(crate) fn unconfirmed(&self) -> u64 {
+        self.sent.load(Relaxed).saturating_sub(self.settled.load(Acquire))
+    }
+
+    /// Notes messages about to be sent, no more than [`ConfirmWindow::room`]. Sending thread only.
+    pub(crate) fn sending(&self, stamps: &[u64]) {
+        let sent = self.sent.load(Relaxed);
+        for (tag, stamp) in (sent + 1..).zip(stamps) {
+            self.slot(tag).store(stamp + 1, Relaxed);
+        }
+        self.sent.store(sent + stamps.len() as u64, Release);
+    }
+
+    /// Settles `tag`, or with `multiple` everything up to it (all when it is 0), and calls `each` with the time each
+    /// message was sent. Returns whether the tag was one that waited. Reading thread only.
+    pub(crate) fn settle(&self, tag: u64, multiple: bool, mut each: impl FnMut(u64)) -> bool {
+        let sent = self.sent.load(Acquire);
+        let lowest = self.settled_up_to.load(Relaxed) + 1;
+        let tag = if multiple && tag == 0 { sent } else { tag };
+        if tag < lowest || tag > sent {
+            return false;
+        }
+        let mut count = 0;
+        for tag in if multiple { lowest } else { tag }..=tag {
+            let stamp = self.slot(tag).swap(FREE, Relaxed);
+            if stamp != FREE {
+                each(stamp - 1);
+                count += 1;
+            }
+        }
+        let mut up_to = if multiple { tag } else { lowest - 1 };
+        while up_to < sent && self.slot(up_to + 1).load(Relaxed) == FREE {
+            up_to += 1;
+        }
+        self.settled_up_to.store(up_to, Release);
+        self.settled.fetch_add(count, Release);
+        self.changed.notify();
+        count > 0
+    }
+
+    fn slot(&self, tag: u64) -> &AtomicU64 {
+        &self.slots[tag as usize & (self.slots.len() - 1)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settle(window: &ConfirmWindow, tag: u64, multiple: bool) -> Vec<u64> {
+        let mut stamps = Vec::new();
+        window.settle(tag, multiple, |stamp| stamps.push(stamp));
+        stamps
+    }
+
+    #[test]
+    fn multiple_settles_everything_before_it_once() {
+        let window = ConfirmWindow::new(4);
+        window.sending(&[0, 10, 20, 30]);
+        assert_eq!(window.room(), 0);
+        assert_eq!(settle(&window, 2, false), [10]);
+        assert_eq!(settle(&window, 3, true), [0, 20]);
+        assert_eq!((window.room(), window.unconfirmed()), (3, 1));
+        assert_eq!(settle(&window, 0, true), [30]);
+        assert_eq!(window.unconfirmed(), 0);
+    }
+
+    #[test]
+    fn unknown_and_repeated_confirms_are_told() {
+        let window = ConfirmWindow::new(4);
+        window.sending(&[1, 2]);
+        assert!(!window.settle(3, false, |_| {}), "never sent");
+        assert!(window.settle(2, false, |_| {}));
+        assert!(!window.settle(2, false, |_| {}), "settled already");
+        assert!(window.settle(1, false, |_| {}));
+        assert!(!window.settle(1, true, |_| {}), "settled already");
+        assert_eq!(window.room(), 4);
+    }
+
+    #[test]
+    fn one_late_confirm_holds_up_the_window_only_when_its_slot_comes_round() {
+        let window = ConfirmWindow::new(2);
+        let mut sent = 0;
+        while window.room() > 0 {
+            window.sending(&[sent]);
+            sent += 1;
+            if sent > 1 {
+                window.settle(sent, false, |_| {});
+            }
+        }
+        assert_eq!((sent, window.unconfirmed()), (8, 1), "eight slots, the first tag still waits");
+        window.settle(1, false, |_| {});
+        assert_eq!(window.room(), 2);
+    }
+}

@@ -1,0 +1,331 @@
+//! The consuming side: one thread reads deliveries straight from the receive buffer and acknowledges them.
+
+use std::net::TcpStream;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use amqp::frame::write_method;
+use amqp::method::{basic, connection};
+use amqp::{ContentHeader, Frame, FrameKind, Method};
+use socket2::SockRef;
+
+use super::arguments::Acks;
+use super::message::{CHANNEL, Identity, STAMPED_LEN, read_stamp};
+use super::shared::Shared;
+use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, expect_method, is_timeout};
+use crate::error::ClientError;
+use crate::latency::Latencies;
+
+/// How long the server may take to answer our goodbye, with what it still delivers before.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Runs of messages that are noted before the ledgers are locked, at most.
+const MAX_RUNS: usize = 4096;
+
+/// What one consumer saw.
+#[derive(Debug, Default)]
+pub(crate) struct Consumed {
+    pub(crate) latencies: Latencies,
+    /// Deliveries with the redelivered flag.
+    pub(crate) redelivered: u64,
+    /// First deliveries that came after a later message of their producer.
+    pub(crate) reordered: u64,
+    /// Messages of another round or another program.
+    pub(crate) foreign: u64,
+}
+
+/// Subscribes to `queue` and consumes until the round stops.
+pub(crate) struct Consumer<'s> {
+    shared: &'s Shared,
+    acks: Acks,
+    /// Whether bodies are long enough to be numbered.
+    numbered: bool,
+    outcome: Consumed,
+    delivery: Delivery,
+    /// Messages noted since the ledgers were last brought up to date.
+    runs: Vec<Run>,
+    /// Highest sequence number seen of each producer, plus one.
+    next: Vec<u64>,
+    count: u64,
+    unacked: u16,
+    last_tag: u64,
+    output: Vec<u8>,
+    closed: bool,
+}
+
+/// The delivery that is being read.
+#[derive(Debug, Default)]
+struct Delivery {
+    state: State,
+    redelivered: bool,
+    /// The first octets of the body.
+    head: [u8; STAMPED_LEN],
+    head_len: usize,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+enum State {
+    #[default]
+    Method,
+    Header,
+    Body(u64),
+}
+
+/// Consecutive messages of one producer.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    producer: u16,
+    first: u64,
+    count: u64,
+    /// Came after a later one, without the redelivered flag.
+    late: bool,
+}
+
+impl<'s> Consumer<'s> {
+    pub(crate) fn new(shared: &'s Shared, producers: usize, acks: Acks, numbered: bool) -> Self {
+        Self {
+            shared,
+            acks,
+            numbered,
+            outcome: Consumed::default(),
+            delivery: Delivery::default(),
+            runs: Vec::with_capacity(MAX_RUNS),
+            next: vec![0; producers],
+            count: 0,
+            unacked: 0,
+            last_tag: 0,
+            output: Vec::new(),
+            closed: false,
+        }
+    }
+
+    /// Consumes until the round stops, then closes the connection.
+    pub(crate) fn run(mut self, connection: Connection) -> Result<Consumed, ClientError> {
+        let mut heartbeat = HeartbeatTimer::new(connection.heartbeat_interval());
+        let Connection { stream, mut receiver, .. } = connection;
+        let mut stopping_since: Option<Instant> = None;
+        loop {
+            // Deliveries may already be in the buffer, behind consume-ok.
+            let now = self.shared.now();
+            self.take_frames(&mut receiver, now)?;
+            self.settle(now);
+            if self.closed {
+                return Ok(self.outcome);
+            }
+            match stopping_since {
+                None if self.shared.stop.load(Relaxed) => {
+                    self.acknowledge();
+                    write_method(&mut self.output, 0, GOODBYE);
+                    stopping_since = Some(Instant::now());
+                }
+                Some(since) if since.elapsed() > CLOSE_TIMEOUT => return Ok(self.outcome),
+                _ => {}
+            }
+            if let Some(frame) = heartbeat.poll() {
+                self.output.extend_from_slice(frame);
+            }
+            self.send(&stream)?;
+            match receiver.fill(&stream).map_err(ClientError::io("consuming"))? {
+                Fill::Data => {}
+                // What is left of a batch of acknowledgements must not wait for messages that may never come.
+                Fill::Quiet => self.acknowledge(),
+                Fill::Eof if stopping_since.is_some() => return Ok(self.outcome),
+                Fill::Eof => return Err(ClientError::Closed("the server closed a consumer's socket".into())),
+            }
+        }
+    }
+
+    fn take_frames(&mut self, receiver: &mut Receiver, now: u64) -> Result<(), ClientError> {
+        while let Some(frame) = receiver.next_frame()? {
+            match (self.delivery.state, frame.kind) {
+                (State::Method, FrameKind::Method) => self.method(&frame)?,
+                (State::Header, FrameKind::Header) => {
+                    self.delivery.head_len = 0;
+                    match ContentHeader::decode(frame.payload)?.body_size {
+                        0 => self.delivered(now),
+                        size => self.delivery.state = State::Body(size),
+                    }
+                }
+                (State::Body(left), FrameKind::Body) => self.body(left, frame.payload, now)?,
+                (_, FrameKind::Heartbeat) => {}
+                // Methods of the connection may come between the frames of a content.
+                (_, FrameKind::Method) if frame.channel == 0 => self.other_method(&frame)?,
+                (state, kind) => {
+                    return Err(ClientError::Protocol(format!("a {kind:?} frame in state {state:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn method(&mut self, frame: &Frame<'_>) -> Result<(), ClientError> {
+        match parse_deliver(frame.payload) {
+            Some((tag, redelivered)) => {
+                self.last_tag = tag;
+                self.delivery.redelivered = redelivered;
+                self.delivery.state = State::Header;
+                Ok(())
+            }
+            None => self.other_method(frame),
+        }
+    }
+
+    fn other_method(&mut self, frame: &Frame<'_>) -> Result<(), ClientError> {
+        let method = expect_method(frame)?;
+        match method {
+            Method::ConnectionCloseOk(_) => self.closed = true,
+            Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_) => {}
+            _ => {
+                check_close(&method)?;
+                return Err(ClientError::Protocol(format!("unexpected {} on a consumer", method.name())));
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn body(&mut self, left: u64, piece: &[u8], now: u64) -> Result<(), ClientError> {
+        let Some(left) = left.checked_sub(piece.len() as u64) else {
+            return Err(ClientError::Protocol("a body longer than its header says".into()));
+        };
+        let delivery = &mut self.delivery;
+        let take = piece.len().min(STAMPED_LEN - delivery.head_len);
+        delivery.head[delivery.head_len..delivery.head_len + take].copy_from_slice(&piece[..take]);
+        delivery.head_len += take;
+        match left {
+            0 => self.delivered(now),
+            left => delivery.state = State::Body(left),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn delivered(&mut self, now: u64) {
+        self.delivery.state = State::Method;
+        self.count += 1;
+        self.outcome.redelivered += u64::from(self.delivery.redelivered);
+        if self.numbered {
+            let head = &self.delivery.head[..self.delivery.head_len];
+            match Identity::read(head, self.shared.salt) {
+                Some(identity) if usize::from(identity.producer) < self.next.len() => {
+                    if let Some(stamp) = read_stamp(head)
+                        && self.shared.measures(stamp)
+                    {
+                        self.outcome.latencies.record(now.saturating_sub(stamp));
+                    }
+                    self.note(identity);
+                }
+                _ => self.outcome.foreign += 1,
+            }
+        }
+        if let Acks::Manual { every, .. } = self.acks {
+            self.unacked += 1;
+            if self.unacked >= every {
+                self.acknowledge();
+            }
+        }
+    }
+
+    #[inline]
+    fn note(&mut self, Identity { producer, sequence }: Identity) {
+        let next = &mut self.next[usize::from(producer)];
+        let late = sequence < *next && !self.delivery.redelivered;
+        *next = (*next).max(sequence + 1);
+        match self.runs.last_mut() {
+            Some(run)
+                if run.producer == producer && run.first + run.count == sequence && run.late == late =>
+            {
+                run.count += 1;
+            }
+            _ => {
+                if self.runs.len() == MAX_RUNS {
+                    self.flush_runs();
+                }
+                self.runs.push(Run { producer, first: sequence, count: 1, late });
+            }
+        }
+    }
+
+    fn flush_runs(&mut self) {
+        if self.runs.is_empty() {
+            return;
+        }
+        let mut ledgers = self.shared.ledgers();
+        for run in self.runs.drain(..) {
+            let ledger = &mut ledgers[usize::from(run.producer)];
+            let before = ledger.received();
+            ledger.arrived(run.first, run.count);
+            if run.late {
+                // A repeated message is a duplicate, not one out of order.
+                self.outcome.reordered += ledger.received() - before;
+            }
+        }
+    }
+
+    /// Makes known what was read at once.
+    fn settle(&mut self, now: u64) {
+        if self.count > 0 {
+            self.flush_runs();
+            self.shared.consumed.fetch_add(self.count, Relaxed);
+            self.shared.last_arrival.fetch_max(now, Relaxed);
+            self.shared.backlog.notify();
+            self.count = 0;
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        if self.unacked > 0 {
+            let ack = basic::Ack { delivery_tag: self.last_tag, multiple: self.unacked > 1 };
+            write_method(&mut self.output, CHANNEL, ack);
+            self.unacked = 0;
+        }
+    }
+
+    /// Sends what the socket takes at once. Were it to block, a server that waits for us to read would wait forever.
+    fn send(&mut self, stream: &TcpStream) -> Result<(), ClientError> {
+        if self.output.is_empty() {
+            return Ok(());
+        }
+        match SockRef::from(stream).send_with_flags(&self.output, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+            Ok(sent) => drop(self.output.drain(..sent)),
+            Err(error) if is_timeout(&error) => {}
+            Err(error) => return Err(ClientError::Io { doing: "acknowledging", cause: error }),
+        }
+        Ok(())
+    }
+}
+
+const GOODBYE: connection::Close<'_> =
+    connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
+
+/// Delivery tag and redelivered flag of a basic.deliver; `None` for any other method. The names in it are skipped,
+/// not checked: nothing here needs them.
+#[inline]
+fn parse_deliver(payload: &[u8]) -> Option<(u64, bool)> {
+    let rest = payload.strip_prefix(&[0, 60, 0, 60])?;
+    let (&tag_len, rest) = rest.split_first()?;
+    let (delivery_tag, rest) = rest.get(usize::from(tag_len)..)?.split_first_chunk()?;
+    Some((u64::from_be_bytes(*delivery_tag), rest.first()? & 1 == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deliveries_are_told_from_other_methods() {
+        let mut payload = Vec::new();
+        let deliver = basic::Deliver {
+            consumer_tag: "tag",
+            delivery_tag: 1 << 40,
+            redelivered: true,
+            exchange: "e",
+            routing_key: "k",
+        };
+        Method::from(deliver).encode(&mut payload);
+        assert_eq!(parse_deliver(&payload), Some((1 << 40, true)));
+        (0..17).for_each(|n| assert_eq!(parse_deliver(&payload[..n]), None));
+        payload[3] = 71;
+        assert_eq!(parse_deliver(&payload), None);
+    }
+}

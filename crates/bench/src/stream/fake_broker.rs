@@ -1,0 +1,251 @@
+//! A broker with one queue that does as little as it can and misbehaves as told: drops, repeats, delays, refuses.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
+use amqp::handshake::{ServerEvent, ServerHandshake, ServerOffer};
+use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::properties::NO_PROPERTIES;
+use amqp::sasl::Mechanism;
+use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
+
+/// What happens to a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Delivered,
+    Dropped,
+    Repeated,
+    /// Delivered after the next one.
+    Late,
+    Nacked,
+    Returned,
+    /// The broker closes the publisher's connection.
+    Forced,
+}
+
+/// Decides by the number of the message, from 0 in the order they came, over all producers.
+pub(super) type Script = fn(u64) -> Fate;
+
+/// A listening broker; its threads end with the process.
+pub(super) struct FakeBroker {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    script: Script,
+    messages: u64,
+    consumers: Vec<TcpStream>,
+    late: Option<Vec<u8>>,
+    delivery_tag: u64,
+    acks: u64,
+}
+
+impl FakeBroker {
+    pub(super) fn start(script: Script) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let state =
+            State { script, messages: 0, consumers: Vec::new(), late: None, delivery_tag: 0, acks: 0 };
+        let state = Arc::new(Mutex::new(state));
+        let shared = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let state = Arc::clone(&shared);
+                thread::spawn(move || Session::new(stream.unwrap(), state).run());
+            }
+        });
+        Self { address, state }
+    }
+
+    pub(super) fn uri(&self) -> String {
+        format!("amqp://{}", self.address)
+    }
+
+    /// Methods basic.ack that consumers sent.
+    pub(super) fn acks(&self) -> u64 {
+        self.state.lock().unwrap().acks
+    }
+}
+
+struct Session {
+    stream: TcpStream,
+    state: Arc<Mutex<State>>,
+    confirming: bool,
+    publish_tag: u64,
+    body: Vec<u8>,
+    body_left: u64,
+    /// What is to be written to this client, and to the consumer, after the present read.
+    replies: Vec<u8>,
+    deliveries: Vec<u8>,
+    closed: bool,
+}
+
+impl Session {
+    fn new(stream: TcpStream, state: Arc<Mutex<State>>) -> Self {
+        let (replies, deliveries, body) = (Vec::new(), Vec::new(), Vec::new());
+        let (confirming, closed) = (false, false);
+        Self { stream, state, confirming, publish_tag: 0, body, body_left: 0, replies, deliveries, closed }
+    }
+
+    fn run(mut self) {
+        let mut handshake = ServerHandshake::new(ServerOffer {
+            server_properties: [("product", FieldValue::text("Fake"))].into_iter().collect::<FieldTable>(),
+            mechanisms: vec![Mechanism::Plain],
+            channel_max: 1,
+            frame_max: FRAME_MAX,
+            heartbeat: 0,
+        });
+        let (mut input, mut chunk) = (Vec::new(), vec![0; 256 * 1024]);
+        while !self.closed {
+            // A reset is as good as an end: the client has left.
+            match self.stream.read(&mut chunk) {
+                Ok(0) | Err(_) => return,
+                Ok(n) => input.extend_from_slice(&chunk[..n]),
+            }
+            while !handshake.is_open() {
+                let taken = handshake.handle_input(&input);
+                input.drain(..taken);
+                match handshake.poll_event() {
+                    Some(ServerEvent::Authenticate(_)) => handshake.accept_login(),
+                    Some(ServerEvent::Open(_)) => handshake.accept_open(),
+                    None if taken == 0 => break,
+                    _ => {}
+                }
+            }
+            handshake.poll_output(&mut self.replies);
+            if handshake.is_open() {
+                self.frames(&mut input);
+            }
+            if self.stream.write_all(&self.replies).is_err() {
+                return;
+            }
+            self.replies.clear();
+        }
+    }
+
+    fn frames(&mut self, input: &mut Vec<u8>) {
+        let state = Arc::clone(&self.state);
+        let mut state = state.lock().unwrap();
+        let mut at = 0;
+        while let Some(frame) = Frame::parse(&input[at..], FRAME_MAX).unwrap() {
+            at += frame.wire_len();
+            match frame.kind {
+                FrameKind::Method => self.method(&mut state, Method::decode(frame.payload).unwrap()),
+                FrameKind::Header => {
+                    self.body_left = amqp::ContentHeader::decode(frame.payload).unwrap().body_size;
+                    self.body.clear();
+                    self.complete(&mut state);
+                }
+                FrameKind::Body => {
+                    self.body.extend_from_slice(frame.payload);
+                    self.body_left -= frame.payload.len() as u64;
+                    self.complete(&mut state);
+                }
+                FrameKind::Heartbeat => {}
+            }
+        }
+        input.drain(..at);
+        if !self.deliveries.is_empty() {
+            let turn = state.messages as usize % state.consumers.len();
+            state.consumers[turn].write_all(&self.deliveries).unwrap();
+            self.deliveries.clear();
+        }
+    }
+
+    fn method(&mut self, state: &mut State, method: Method<'_>) {
+        match method {
+            Method::ChannelOpen(_) => self.reply(1, channel::OpenOk::default()),
+            Method::QueueDeclare(q) => {
+                self.reply(1, queue::DeclareOk { queue: q.queue, ..Default::default() })
+            }
+            Method::QueuePurge(_) => self.reply(1, queue::PurgeOk::default()),
+            Method::QueueDelete(_) => {
+                state.consumers.clear();
+                self.reply(1, queue::DeleteOk::default());
+            }
+            Method::BasicQos(_) => self.reply(1, basic::QosOk {}),
+            Method::BasicConsume(c) => {
+                self.reply(1, basic::ConsumeOk { consumer_tag: c.consumer_tag });
+                state.consumers.push(self.stream.try_clone().unwrap());
+            }
+            Method::ConfirmSelect(_) => {
+                self.confirming = true;
+                self.reply(1, confirm::SelectOk {});
+            }
+            Method::BasicAck(_) => state.acks += 1,
+            Method::BasicPublish(_) => {}
+            Method::ConnectionClose(_) => {
+                self.reply(0, connection::CloseOk {});
+                self.closed = true;
+            }
+            other => panic!("the load generator sent {}", other.name()),
+        }
+    }
+
+    fn reply<'a>(&mut self, channel: u16, method: impl Into<Method<'a>>) {
+        write_method(&mut self.replies, channel, method);
+    }
+
+    fn complete(&mut self, state: &mut State) {
+        if self.body_left > 0 {
+            return;
+        }
+        let fate = (state.script)(state.messages);
+        state.messages += 1;
+        self.publish_tag += 1;
+        match fate {
+            Fate::Delivered => self.deliver(state, 1),
+            Fate::Repeated => self.deliver(state, 2),
+            Fate::Late => state.late = Some(self.body.clone()),
+            Fate::Returned => {
+                self.reply(
+                    1,
+                    basic::Return { reply_code: 312, reply_text: "NO_ROUTE", ..Default::default() },
+                );
+                write_content_header(&mut self.replies, 1, self.body.len() as u64, NO_PROPERTIES);
+                write_body(&mut self.replies, 1, &self.body);
+            }
+            Fate::Forced => {
+                let reply_text = "CONNECTION_FORCED - told to";
+                self.reply(0, connection::Close { reply_code: 320, reply_text, ..Default::default() });
+            }
+            Fate::Dropped | Fate::Nacked => {}
+        }
+        if !matches!(fate, Fate::Late)
+            && let Some(late) = state.late.take()
+        {
+            self.body = late;
+            self.deliver(state, 1);
+        }
+        let (delivery_tag, multiple) = (self.publish_tag, false);
+        match fate {
+            _ if !self.confirming => {}
+            Fate::Nacked => self.reply(1, basic::Nack { delivery_tag, multiple, requeue: false }),
+            _ => self.reply(1, basic::Ack { delivery_tag, multiple }),
+        }
+    }
+
+    fn deliver(&mut self, state: &mut State, times: u64) {
+        for _ in 0..times {
+            state.delivery_tag += 1;
+            let deliver = basic::Deliver {
+                consumer_tag: "c",
+                delivery_tag: state.delivery_tag,
+                redelivered: false,
+                exchange: "",
+                routing_key: "q",
+            };
+            write_method(&mut self.deliveries, 1, deliver);
+            write_content_header(&mut self.deliveries, 1, self.body.len() as u64, NO_PROPERTIES);
+            for piece in self.body.chunks(max_body_payload(FRAME_MAX)) {
+                write_body(&mut self.deliveries, 1, piece);
+            }
+        }
+    }
+}
+
+const FRAME_MAX: u32 = 131_072;

@@ -1,0 +1,111 @@
+//! `bench stream`: the everyday load generator. Producers and consumers on queues, as fast as they go or at a fixed
+//! rate, on one system or several in turn.
+
+pub mod arguments;
+mod confirms;
+mod consumer;
+mod message;
+mod pacer;
+mod producer;
+mod round;
+mod shared;
+mod window;
+
+#[cfg(test)]
+mod fake_broker;
+#[cfg(test)]
+mod tests;
+
+use crate::error::Error;
+use crate::machine::Machine;
+use crate::report::{Report, SystemReport};
+pub use arguments::{Plan, StreamArguments, System, Workload};
+pub use round::Progress;
+
+/// Makes all rounds of a plan, one system after the other in each, and judges the expectations. `watch` is told the
+/// round (from 0), the system's name, and how it goes.
+///
+/// # Errors
+/// The first failure of a system ends the run.
+pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<Report, Error> {
+    let mut systems: Vec<SystemReport> = plan
+        .systems
+        .iter()
+        .map(|system| SystemReport {
+            name: system.name.clone(),
+            uri: system.uri.to_string(),
+            server: String::new(),
+            pids: system.pids.clone(),
+            rounds: Vec::new(),
+            summary: Vec::new(),
+        })
+        .collect();
+    for number in 0..plan.rounds {
+        for (system, report) in plan.systems.iter().zip(&mut systems) {
+            let mut watch = |progress| watch(number, &system.name, progress);
+            let (round, server) = round::run(system, &plan.workload, &mut watch)
+                .map_err(|cause| Error::System { system: system.name.clone(), cause })?;
+            report.rounds.push(round);
+            report.server = server;
+        }
+    }
+    systems.iter_mut().for_each(SystemReport::summarise);
+    let machine = Machine::describe();
+    let notes = notes(&plan.workload, &systems, machine.cores);
+    let mut report =
+        Report { machine, workload: plan.workload.clone(), systems, notes, expectations: Vec::new() };
+    report.expectations = plan.expectations.iter().map(|expectation| expectation.judge(&report)).collect();
+    Ok(report)
+}
+
+/// What a reader must know to judge the figures.
+fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<String> {
+    let mut notes = Vec::new();
+    if workload.consumers > 0 && workload.producers > 0 {
+        notes.push("The end-to-end rate is the rate at which messages were consumed.".to_owned());
+    }
+    if workload.is_coupled() {
+        notes.push(format!(
+            "Publishers waited while {} messages were under way (--limit-backlog), so that the queue could not grow \
+             without bound.",
+            workload.limit_backlog
+        ));
+    }
+    if workload.rate.is_some() {
+        notes.push("Latency counts from when a message was due, not from when it could be sent.".to_owned());
+    }
+    systems.iter().for_each(|system| load_notes(system, cores, &mut notes));
+    notes
+}
+
+/// Cores that other programs may use before the reader is warned: measuring error, and the kernel's own threads.
+const NEGLIGIBLE_CORES: f64 = 0.2;
+
+/// Whether something other than the system limited a system's rounds.
+fn load_notes(system: &SystemReport, cores: usize, notes: &mut Vec<String>) {
+    let rounds = system.rounds.len();
+    let saturated = system.rounds.iter().filter(|round| round.generator.is_saturated()).count();
+    if saturated > 0 {
+        notes.push(format!(
+                "{}: the load generator was saturated in {saturated} of {rounds} rounds (a thread had no time left); \
+                 the system may be faster than shown.",
+                system.name
+            ));
+    }
+    let full = system.rounds.iter().filter(|round| round.generator.machine_is_full(cores)).count();
+    if full > 0 {
+        notes.push(format!(
+                "{}: all {cores} cores were busy in {full} of {rounds} rounds; the generator and the system took time \
+                 from each other.",
+                system.name
+            ));
+    }
+    let others = system.rounds.iter().filter_map(|round| round.cores_used_by_others(cores));
+    let others = others.fold(0.0, f64::max);
+    if others > NEGLIGIBLE_CORES {
+        notes.push(format!(
+            "{}: other programs used up to {others:.1} of {cores} cores; measure again on a quiet machine.",
+            system.name
+        ));
+    }
+}

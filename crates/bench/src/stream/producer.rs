@@ -1,0 +1,295 @@
+//! The publishing side: one thread writes batches, another reads confirms, returns and connection.blocked.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use amqp::frame::write_method;
+use amqp::method::{basic, connection};
+use amqp::{Frame, FrameKind, Method};
+
+use super::confirms::ConfirmWindow;
+use super::message::Batch;
+use super::pacer::Pacer;
+use super::shared::Shared;
+use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, expect_method, is_timeout};
+use crate::error::ClientError;
+use crate::latency::Latencies;
+
+/// How long confirms may take to come after the last publish, and the server to say goodbye.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest sleep of a paced producer, so that it notices the end of the round.
+const LONGEST_SLEEP: Duration = Duration::from_millis(20);
+
+/// What one producer did.
+#[derive(Debug, Default)]
+pub(crate) struct Produced {
+    /// Messages handed to the socket.
+    pub(crate) published: u64,
+    /// From publish to confirm.
+    pub(crate) confirm_latencies: Latencies,
+    /// Messages refused by basic.nack.
+    pub(crate) nacked: u64,
+    /// Messages sent back.
+    pub(crate) returned: u64,
+    /// Confirms of messages that did not wait for one.
+    pub(crate) odd_confirms: u64,
+    /// Messages still unconfirmed at the end.
+    pub(crate) unconfirmed: u64,
+    /// How often the server sent connection.blocked.
+    pub(crate) blocked: u64,
+}
+
+/// What a producer is told to do.
+#[derive(Debug)]
+pub(crate) struct Task<'s> {
+    pub(crate) shared: &'s Shared,
+    pub(crate) batch: Batch,
+    /// Most unconfirmed messages; 0 is no confirms.
+    pub(crate) confirms: usize,
+    pub(crate) rate: Option<f64>,
+    /// Ends by itself after these.
+    pub(crate) messages: Option<u64>,
+    /// Most messages under way; `None` is no limit.
+    pub(crate) backlog: Option<u64>,
+}
+
+/// Publishes until the round stops or `task.messages` are sent, waits for confirms, and closes the connection.
+pub(crate) fn run(task: Task<'_>, connection: Connection) -> Result<Produced, ClientError> {
+    let window = ConfirmWindow::new(task.confirms);
+    let done = AtomicBool::new(false);
+    let heartbeat = HeartbeatTimer::new(connection.heartbeat_interval());
+    let Connection { stream, receiver, .. } = connection;
+    let shared = task.shared;
+    std::thread::scope(|scope| {
+        let watcher =
+            Watcher { shared, window: &window, done: &done, outcome: Produced::default(), content: false };
+        let watching = scope.spawn(|| {
+            shared.timed(|| watcher.run(&stream, receiver)).inspect_err(|_| done.store(true, SeqCst))
+        });
+        let mut sender =
+            Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
+        let sent = sender.run();
+        let published = sender.sequence;
+        // A watcher that failed knows why; the sender only saw the socket die.
+        done.store(true, SeqCst);
+        let mut outcome = watching.join().map_err(|_| ClientError::Panicked("confirm"))??;
+        sent?;
+        outcome.published = published;
+        outcome.unconfirmed = window.unconfirmed();
+        Ok(outcome)
+    })
+}
+
+struct Sender<'a> {
+    task: Task<'a>,
+    window: &'a ConfirmWindow,
+    /// Set when the watcher failed.
+    done: &'a AtomicBool,
+    stream: &'a TcpStream,
+    heartbeat: HeartbeatTimer,
+    /// The next message's number.
+    sequence: u64,
+}
+
+impl Sender<'_> {
+    fn run(&mut self) -> Result<(), ClientError> {
+        let shared = self.task.shared;
+        let mut pacer = Pacer::new(self.task.rate, shared.now());
+        let mut stamps = Vec::with_capacity(self.task.batch.capacity());
+        while !self.is_over() {
+            self.send_heartbeat()?;
+            let room = self.room();
+            if room == 0 {
+                self.wait_for_room();
+                continue;
+            }
+            let now = shared.now();
+            pacer.take_due(now, room, &mut stamps);
+            if stamps.is_empty() {
+                let until_due = Duration::from_nanos(pacer.next_due().saturating_sub(now));
+                std::thread::sleep(until_due.min(LONGEST_SLEEP));
+                continue;
+            }
+            if !self.publish(&stamps)? {
+                return Ok(());
+            }
+        }
+        self.finish()
+    }
+
+    fn is_over(&self) -> bool {
+        self.task.shared.stop_publishing.load(Relaxed)
+            || self.done.load(Relaxed)
+            || self.task.messages.is_some_and(|messages| self.sequence >= messages)
+    }
+
+    /// How many messages may be sent now.
+    fn room(&self) -> usize {
+        if self.window.blocked.load(Relaxed) {
+            return 0;
+        }
+        let mut room = self.task.batch.capacity() as u64;
+        if let Some(messages) = self.task.messages {
+            room = room.min(messages - self.sequence);
+        }
+        if self.task.confirms > 0 {
+            room = room.min(self.window.room());
+        }
+        if let Some(backlog) = self.task.backlog {
+            room = room.min(backlog.saturating_sub(self.task.shared.under_way()));
+        }
+        room as usize
+    }
+
+    fn wait_for_room(&self) {
+        let signal = match self.task.backlog {
+            Some(_) if !self.window.blocked.load(Relaxed) => &self.task.shared.backlog,
+            _ => &self.window.changed,
+        };
+        signal.wait_unless(|| self.room() > 0);
+    }
+
+    /// Sends one batch; false when the round ended before the socket took it.
+    fn publish(&mut self, stamps: &[u64]) -> Result<bool, ClientError> {
+        if self.task.confirms > 0 {
+            self.window.sending(stamps);
+        }
+        let octets = self.task.batch.fill(self.sequence, stamps);
+        let written = write(self.stream, octets, || self.task.shared.stop.load(Relaxed))?;
+        let complete = written == octets.len();
+        let messages = written / self.task.batch.message_len();
+        self.sequence += messages as u64;
+        self.task.shared.published.fetch_add(messages as u64, Relaxed);
+        self.task.shared.last_publish.fetch_max(self.task.shared.now(), Relaxed);
+        Ok(complete)
+    }
+
+    fn send_heartbeat(&mut self) -> Result<(), ClientError> {
+        if let Some(frame) = self.heartbeat.poll() {
+            write(self.stream, frame, || self.done.load(Relaxed))?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), ClientError> {
+        let deadline = Instant::now() + FINISH_TIMEOUT;
+        let over = || self.done.load(Relaxed) || Instant::now() > deadline;
+        while self.window.unconfirmed() > 0 && !over() {
+            self.window.changed.wait_unless(|| self.window.unconfirmed() == 0);
+        }
+        let mut goodbye = Vec::new();
+        write_method(
+            &mut goodbye,
+            0,
+            connection::Close { reply_code: 200, reply_text: "Goodbye", ..Default::default() },
+        );
+        write(self.stream, &goodbye, over)?;
+        Ok(())
+    }
+}
+
+/// Writes everything, unless `give_up` while the socket is blocked; returns how much was written.
+fn write(mut stream: &TcpStream, octets: &[u8], give_up: impl Fn() -> bool) -> Result<usize, ClientError> {
+    let mut written = 0;
+    while written < octets.len() {
+        match stream.write(&octets[written..]) {
+            Ok(n) => written += n,
+            Err(error) if is_timeout(&error) && give_up() => break,
+            Err(error) if is_timeout(&error) => {}
+            Err(error) => return Err(ClientError::Io { doing: "publishing", cause: error }),
+        }
+    }
+    Ok(written)
+}
+
+/// Reads what the server sends to a publisher.
+struct Watcher<'a> {
+    shared: &'a Shared,
+    window: &'a ConfirmWindow,
+    /// Set by the sender when it has sent everything.
+    done: &'a AtomicBool,
+    outcome: Produced,
+    /// Inside a returned message.
+    content: bool,
+}
+
+impl Watcher<'_> {
+    fn run(mut self, stream: &TcpStream, mut receiver: Receiver) -> Result<Produced, ClientError> {
+        let mut done_since: Option<Instant> = None;
+        loop {
+            let now = self.shared.now();
+            while let Some(frame) = receiver.next_frame()? {
+                if self.frame(&frame, now)? {
+                    return Ok(self.outcome);
+                }
+            }
+            if self.done.load(Relaxed) {
+                let since = *done_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > FINISH_TIMEOUT || self.shared.stop.load(Relaxed) {
+                    return Ok(self.outcome);
+                }
+            }
+            match receiver.fill(stream).map_err(ClientError::io("reading confirms"))? {
+                Fill::Data | Fill::Quiet => {}
+                Fill::Eof if self.done.load(Relaxed) => return Ok(self.outcome),
+                Fill::Eof => return Err(ClientError::Closed("the server closed a producer's socket".into())),
+            }
+        }
+    }
+
+    /// Handles a frame; true when it is the server's goodbye.
+    fn frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<bool, ClientError> {
+        match frame.kind {
+            FrameKind::Heartbeat => return Ok(false),
+            FrameKind::Header | FrameKind::Body if self.content => return Ok(false),
+            _ => {}
+        }
+        let method = expect_method(frame)?;
+        match method {
+            Method::BasicAck(basic::Ack { delivery_tag, multiple }) => {
+                self.settled(delivery_tag, multiple, true, now)
+            }
+            Method::BasicNack(basic::Nack { delivery_tag, multiple, .. }) => {
+                self.settled(delivery_tag, multiple, false, now);
+            }
+            Method::BasicReturn(_) => {
+                self.outcome.returned += 1;
+                self.content = true;
+            }
+            Method::ConnectionBlocked(_) => {
+                self.outcome.blocked += 1;
+                self.window.blocked.store(true, Relaxed);
+            }
+            Method::ConnectionUnblocked(_) => {
+                self.window.blocked.store(false, Relaxed);
+                self.window.changed.notify();
+            }
+            Method::ConnectionCloseOk(_) => return Ok(true),
+            _ => {
+                check_close(&method)?;
+                return Err(ClientError::Protocol(format!("unexpected {} on a producer", method.name())));
+            }
+        }
+        Ok(false)
+    }
+
+    fn settled(&mut self, tag: u64, multiple: bool, accepted: bool, now: u64) {
+        let Self { shared, window, outcome, .. } = self;
+        let mut count = 0;
+        let known = window.settle(tag, multiple, |stamp| {
+            count += 1;
+            if shared.measures(stamp) {
+                outcome.confirm_latencies.record(now.saturating_sub(stamp));
+            }
+        });
+        outcome.odd_confirms += u64::from(!known);
+        if accepted {
+            shared.confirmed.fetch_add(count, Relaxed);
+            shared.last_confirm.fetch_max(now, Relaxed);
+        } else {
+            outcome.nacked += count;
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the threads of one round share: counters, the clock, wake-ups, and the ledgers of arrivals.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::ClientError;
+use crate::ledger::Ledger;
+use crate::process;
+
+/// How long a waiting thread sleeps before it looks again by itself: bounds what a missed wake-up costs.
+const RECHECK: Duration = Duration::from_millis(5);
+
+/// The state of one round.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Set by [`Shared::begin`].
+    began: OnceLock<Instant>,
+    /// Marks this round's messages; see [`super::message`].
+    pub(crate) salt: u8,
+    /// Messages handed to sockets.
+    pub(crate) published: AtomicU64,
+    /// Messages delivered.
+    pub(crate) consumed: AtomicU64,
+    /// Messages confirmed by basic.ack.
+    pub(crate) confirmed: AtomicU64,
+    /// Times of the last publish, the last confirm and the last delivery.
+    pub(crate) last_publish: AtomicU64,
+    pub(crate) last_confirm: AtomicU64,
+    pub(crate) last_arrival: AtomicU64,
+    /// Latencies of messages sent in this range of times are recorded.
+    pub(crate) measure_from: AtomicU64,
+    pub(crate) measure_until: AtomicU64,
+    /// Producers send no more.
+    pub(crate) stop_publishing: AtomicBool,
+    /// Everybody leaves.
+    pub(crate) stop: AtomicBool,
+    /// Wakes producers that wait for consumers.
+    pub(crate) backlog: Signal,
+    ledgers: Mutex<Vec<Ledger>>,
+    threads: Mutex<Vec<WorkThread>>,
+    failure: Mutex<Option<ClientError>>,
+}
+
+impl Shared {
+    pub(crate) fn new(producers: usize, salt: u8) -> Self {
+        Self {
+            began: OnceLock::new(),
+            salt,
+            published: AtomicU64::new(0),
+            consumed: AtomicU64::new(0),
+            confirmed: AtomicU64::new(0),
+            last_publish: AtomicU64::new(0),
+            last_confirm: AtomicU64::new(0),
+            last_arrival: AtomicU64::new(0),
+            measure_from: AtomicU64::new(u64::MAX),
+            measure_until: AtomicU64::new(u64::MAX),
+            stop_publishing: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            backlog: Signal::default(),
+            ledgers: Mutex::new((0..producers).map(|_| Ledger::default()).collect()),
+            threads: Mutex::default(),
+            failure: Mutex::default(),
+        }
+    }
+
+    /// Starts the clock: everybody is connected.
+    pub(crate) fn begin(&self) {
+        self.began.get_or_init(Instant::now);
+    }
+
+    /// Nanoseconds since the round began.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        // 64 bits of nanoseconds last for centuries.
+        self.began.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    }
+
+    /// Whether latencies of messages sent at `stamp` count.
+    #[inline]
+    pub(crate) fn measures(&self, stamp: u64) -> bool {
+        stamp >= self.measure_from.load(Relaxed) && stamp < self.measure_until.load(Relaxed)
+    }
+
+    /// Messages published but not consumed yet.
+    pub(crate) fn under_way(&self) -> u64 {
+        self.published.load(Relaxed).saturating_sub(self.consumed.load(Relaxed))
+    }
+
+    /// One ledger for each producer.
+    pub(crate) fn ledgers(&self) -> MutexGuard<'_, Vec<Ledger>> {
+        lock(&self.ledgers)
+    }
+
+    /// Runs a thread's work as one whose CPU time shows whether the generator is saturated.
+    pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let Some(id) = process::own_thread_id() else { return work() };
+        lock(&self.threads).push(WorkThread { id, final_cpu: None });
+        let outcome = work();
+        // The kernel forgets a thread's time when it ends.
+        let cpu = process::thread_cpu_seconds(id);
+        if let Some(thread) = lock(&self.threads).iter_mut().find(|thread| thread.id == id) {
+            thread.final_cpu = Some(cpu);
+        }
+        outcome
+    }
+
+    /// Ids and CPU times, in seconds, of all threads that worked in this round.
+    pub(crate) fn thread_times(&self) -> Vec<(u32, f64)> {
+        let time = |t: &WorkThread| (t.id, t.final_cpu.unwrap_or_else(|| process::thread_cpu_seconds(t.id)));
+        lock(&self.threads).iter().map(time).collect()
+    }
+
+    /// Ends the round because of `error`; the first one is kept.
+    pub(crate) fn fail(&self, error: ClientError) {
+        lock(&self.failure).get_or_insert(error);
+        self.stop_publishing.store(true, SeqCst);
+        self.stop.store(true, SeqCst);
+    }
+
+    /// What ended the round early.
+    pub(crate) fn take_failure(&self) -> Option<ClientError> {
+        lock(&self.failure).take()
+    }
+}
+
+#[derive(Debug)]
+struct WorkThread {
+    id: u32,
+    /// In seconds, once the work is done.
+    final_cpu: Option<f64>,
+}
+
+/// A thread that panicked is reported when it is joined; what it shared stays readable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A wake-up that costs its sender one load while nobody waits.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    waiters: AtomicU64,
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Signal {
+    /// Waits for [`Signal::notify`], unless `ready` already, and for [`RECHECK`] at the most.
+    pub(crate) fn wait_unless(&self, ready: impl FnOnce() -> bool) {
+        let guard = lock(&self.lock);
+        self.waiters.fetch_add(1, SeqCst);
+        if !ready() {
+            // Whether it was a wake-up, a time-out or poison: the caller looks again.
+            drop(self.changed.wait_timeout(guard, RECHECK));
+        }
+        self.waiters.fetch_sub(1, SeqCst);
+    }
+
+    /// Wakes all who wait.
+    #[inline]
+    pub(crate) fn notify(&self) {
+        if self.waiters.load(SeqCst) > 0 {
+            let _guard = lock(&self.lock);
+            self.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The whole load generator against a broker that misbehaves on purpose.
+
+use clap::Parser;
+
+use super::fake_broker::{FakeBroker, Fate, Script};
+use super::*;
+use crate::report::{Counts, Round};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    stream: StreamArguments,
+}
+
+fn plan(uri: &str, arguments: &[&str]) -> Plan {
+    let all = [&["stream", "--uri", uri, "--rounds", "1"], arguments].concat();
+    Cli::parse_from(all).stream.plan().unwrap()
+}
+
+fn one_round(script: Script, arguments: &[&str]) -> Round {
+    let broker = FakeBroker::start(script);
+    let mut report = run(&plan(&broker.uri(), arguments), |_, _, _| {}).unwrap();
+    report.systems[0].rounds.remove(0)
+}
+
+fn honest(_: u64) -> Fate {
+    Fate::Delivered
+}
+
+#[test]
+fn an_honest_broker_loses_and_repeats_nothing() {
+    let round = one_round(honest, &["--messages", "10000", "--auto-ack"]);
+    assert_eq!(round.counts, Counts { published: 10_000, consumed: 10_000, ..Counts::default() });
+    assert_eq!(round.latency.unwrap().count, 10_000);
+    assert!(round.publish_rate > 0.0 && round.consume_rate.unwrap() > 0.0);
+}
+
+#[test]
+fn losses_are_counted() {
+    let script = |n| if n % 1000 == 7 { Fate::Dropped } else { Fate::Delivered };
+    let counts = one_round(script, &["--messages", "10000", "--auto-ack"]).counts;
+    assert_eq!(counts, Counts { published: 10_000, consumed: 9_990, lost: 10, ..Counts::default() });
+}
+
+#[test]
+fn repeats_do_not_hide_losses() {
+    let script = |n| match n % 1000 {
+        1 => Fate::Repeated,
+        2 => Fate::Dropped,
+        _ => Fate::Delivered,
+    };
+    let counts = one_round(script, &["--messages", "10000", "--auto-ack"]).counts;
+    let expected =
+        Counts { published: 10_000, consumed: 10_000, lost: 10, duplicated: 10, ..Counts::default() };
+    assert_eq!(counts, expected);
+}
+
+#[test]
+fn reordering_is_neither_loss_nor_repetition() {
+    let script = |n| if n % 1000 == 500 { Fate::Late } else { Fate::Delivered };
+    let counts = one_round(script, &["--messages", "10000", "--auto-ack"]).counts;
+    assert_eq!(counts, Counts { published: 10_000, consumed: 10_000, reordered: 10, ..Counts::default() });
+}
+
+#[test]
+fn producers_are_told_apart() {
+    let script = |n| if n == 3000 { Fate::Repeated } else { Fate::Delivered };
+    let counts = one_round(script, &["--messages", "1000", "--producers", "5", "--consumers", "1"]).counts;
+    assert_eq!(counts, Counts { published: 5_000, consumed: 5_001, duplicated: 1, ..Counts::default() });
+}
+
+#[test]
+fn nacks_and_returns_are_counted_and_are_no_losses() {
+    let script = |n| match n % 1000 {
+        1 => Fate::Nacked,
+        2 | 3 => Fate::Returned,
+        _ => Fate::Delivered,
+    };
+    let arguments = ["--messages", "10000", "--auto-ack", "--confirms", "100", "--mandatory"];
+    let round = one_round(script, &arguments);
+    let expected = Counts {
+        published: 10_000,
+        consumed: 9_970,
+        confirmed: 9_990,
+        nacked: 10,
+        returned: 20,
+        ..Counts::default()
+    };
+    assert_eq!(round.counts, expected);
+    assert_eq!(round.confirm_latency.unwrap().count, 10_000);
+}
+
+#[test]
+fn acknowledgements_are_batched_as_told_and_none_is_left_out() {
+    for (every, expected) in [("1", 1000), ("300", 4)] {
+        let broker = FakeBroker::start(honest);
+        let arguments = ["--messages", "1000", "--prefetch", "0", "--multi-ack", every];
+        run(&plan(&broker.uri(), &arguments), |_, _, _| {}).unwrap();
+        // A pause in the deliveries lets a smaller batch go earlier.
+        assert!(broker.acks() >= expected && broker.acks() < expected + 20, "{}", broker.acks());
+    }
+}
+
+#[test]
+fn bodies_of_all_sizes_arrive() {
+    for size in ["0", "4", "8", "15", "16", "131064", "131065", "1000000"] {
+        let counts = one_round(honest, &["--messages", "20", "--size", size]).counts;
+        assert_eq!(counts, Counts { published: 20, consumed: 20, ..Counts::default() }, "{size} bytes");
+    }
+}
+
+#[test]
+fn timed_rounds_of_several_systems_are_interleaved_and_compared() {
+    let (a, b) = (FakeBroker::start(honest), FakeBroker::start(|_| Fate::Dropped));
+    let (a, b) = (format!("a={},pid={}", a.uri(), std::process::id()), format!("b={}", b.uri()));
+    let mut arguments = vec!["stream", "--system", &a, "--system", &b, "--rounds", "2"];
+    arguments.extend(["--warmup", "0.05", "--time", "0.2", "--rate", "2000", "--auto-ack"]);
+    arguments.extend(["--expect", "a.lost==0", "--expect", "b.lost==0"]);
+    let plan = Cli::parse_from(arguments).stream.plan().unwrap();
+    let mut order = Vec::new();
+    let report = run(&plan, |round, system, _| order.push((round, system.to_owned()))).unwrap();
+    order.dedup();
+    let names: Vec<_> = order.iter().map(|(round, name)| (*round, name.as_str())).collect();
+    assert_eq!(names, [(0, "a"), (0, "b"), (1, "a"), (1, "b")]);
+    assert_eq!(report.expectations.iter().map(|verdict| verdict.met).collect::<Vec<_>>(), [true, false]);
+    assert!(report.systems[0].rounds[0].processes.unwrap().rss_bytes > 0);
+    assert_eq!(report.systems[1].rounds[0].consume_rate, Some(0.0));
+    assert_eq!(report.systems[0].server, "Fake");
+}
+
+#[test]
+fn a_system_that_cannot_be_reached_is_named() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("amqp://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = run(&plan(&uri, &[]), |_, _, _| {}).unwrap_err();
+    assert!(error.to_string().starts_with("system default: connecting:"), "{error}");
+    assert!(!error.is_usage());
+}
+
+#[test]
+fn a_connection_closed_by_the_broker_ends_the_run_in_its_words() {
+    let broker = FakeBroker::start(|n| if n == 500 { Fate::Forced } else { Fate::Delivered });
+    let error = run(&plan(&broker.uri(), &["--time", "60"]), |_, _, _| {}).unwrap_err();
+    assert_eq!(error.to_string(), "system default: closed by the server: 320 CONNECTION_FORCED - told to");
+}

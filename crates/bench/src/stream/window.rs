@@ -1,0 +1,136 @@
+//! Samples taken at the edges of the measured window and in between.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use super::shared::Shared;
+use crate::process::{self, TreeUsage};
+use crate::report::{GeneratorUsage, ProcessUsage};
+
+/// How often memory is sampled; finding all children reads the whole of `/proc`, which is not free.
+const SAMPLE_EVERY: Duration = Duration::from_millis(250);
+
+/// Counters and CPU times at one moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Snapshot {
+    /// Nanoseconds since the round began.
+    pub(crate) at: u64,
+    pub(crate) published: Counter,
+    pub(crate) consumed: Counter,
+    pub(crate) confirmed: Counter,
+    processes: TreeUsage,
+    own_cpu: f64,
+    threads: Vec<(u32, f64)>,
+    idle: Option<f64>,
+}
+
+impl Snapshot {
+    pub(crate) fn seconds_since(&self, start: &Self) -> f64 {
+        self.at.saturating_sub(start.at) as f64 / 1e9
+    }
+}
+
+/// A count of messages, and when it was reached (in nanoseconds since the round began).
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counter {
+    pub(crate) count: u64,
+    at: u64,
+}
+
+impl Counter {
+    /// What was added since `start`, and in how many nanoseconds.
+    pub(crate) fn since(&self, start: &Self) -> Self {
+        Self { count: self.count.saturating_sub(start.count), at: self.at.saturating_sub(start.at) }
+    }
+
+    /// The rate of a difference; 0 when nothing was counted.
+    pub(crate) fn per_second(&self) -> f64 {
+        if self.at == 0 { 0.0 } else { self.count as f64 * 1e9 / self.at as f64 }
+    }
+}
+
+/// Takes samples of the processes under test and of the generator itself.
+#[derive(Debug)]
+pub(crate) struct Sampler<'p> {
+    pids: &'p [u32],
+    peak_rss: u64,
+    last: Instant,
+}
+
+impl<'p> Sampler<'p> {
+    pub(crate) fn new(pids: &'p [u32]) -> Self {
+        Self { pids, peak_rss: 0, last: Instant::now() }
+    }
+
+    /// Samples memory, when it is time.
+    pub(crate) fn tick(&mut self) {
+        if !self.pids.is_empty() && self.last.elapsed() >= SAMPLE_EVERY {
+            self.last = Instant::now();
+            self.peak_rss = self.peak_rss.max(process::tree_usage(self.pids).rss_bytes);
+        }
+    }
+
+    pub(crate) fn reset_peak(&mut self) {
+        self.peak_rss = 0;
+    }
+
+    /// The state now.
+    pub(crate) fn snapshot(&self, shared: &Shared) -> Snapshot {
+        let at = shared.now();
+        let counter = |count: &AtomicU64| Counter { count: count.load(SeqCst), at };
+        Snapshot {
+            at,
+            published: counter(&shared.published),
+            consumed: counter(&shared.consumed),
+            confirmed: counter(&shared.confirmed),
+            processes: process::tree_usage(self.pids),
+            own_cpu: process::own_cpu_seconds(),
+            threads: shared.thread_times(),
+            idle: process::machine_idle_seconds(),
+        }
+    }
+
+    /// The state before anything was sent, for a round that is counted in messages.
+    pub(crate) fn snapshot_at_start(&self, shared: &Shared) -> Snapshot {
+        let (published, consumed, confirmed) = <(Counter, Counter, Counter)>::default();
+        Snapshot { at: 0, published, consumed, confirmed, threads: Vec::new(), ..self.snapshot(shared) }
+    }
+
+    /// The state after everything has arrived: each count was reached when it last changed, however much later that
+    /// is noticed.
+    pub(crate) fn snapshot_at_end(&self, shared: &Shared) -> Snapshot {
+        let mut end = self.snapshot(shared);
+        end.published.at = shared.last_publish.load(SeqCst);
+        end.consumed.at = shared.last_arrival.load(SeqCst);
+        end.confirmed.at = shared.last_confirm.load(SeqCst);
+        end.at = end.published.at.max(end.consumed.at).max(end.confirmed.at);
+        end
+    }
+
+    /// CPU and memory of the processes under test in a window with so many `messages`.
+    pub(crate) fn process_usage(
+        &self,
+        start: &Snapshot,
+        end: &Snapshot,
+        messages: u64,
+    ) -> Option<ProcessUsage> {
+        let cpu = end.processes.cpu_seconds - start.processes.cpu_seconds;
+        (!self.pids.is_empty()).then(|| ProcessUsage {
+            cpu_cores: cpu / end.seconds_since(start).max(f64::MIN_POSITIVE),
+            cpu_seconds_per_message: cpu / messages.max(1) as f64,
+            rss_bytes: self.peak_rss.max(end.processes.rss_bytes),
+        })
+    }
+
+    /// CPU of this process in a window.
+    pub(crate) fn generator_usage(&self, start: &Snapshot, end: &Snapshot) -> GeneratorUsage {
+        let seconds = end.seconds_since(start).max(f64::MIN_POSITIVE);
+        let before = |id| start.threads.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, cpu)| *cpu);
+        let busiest = end.threads.iter().map(|&(id, cpu)| cpu - before(id)).fold(0.0, f64::max);
+        GeneratorUsage {
+            cpu_cores: (end.own_cpu - start.own_cpu) / seconds,
+            busiest_thread: busiest / seconds,
+            idle_cores: end.idle.zip(start.idle).map(|(end, start)| (end - start) / seconds),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The report as text for a terminal.
+
+use std::fmt::Write;
+
+use comfy_table::presets::ASCII_MARKDOWN;
+use comfy_table::{Cell, CellAlignment, Row, Table};
+
+use crate::metric::{Fate, Metric, Point, bytes, grouped};
+use crate::report::{Report, SystemReport};
+use crate::stream::arguments::{Acks, Length, Workload};
+
+/// Renders the whole report: machine, parameters, tables, notes, verdicts.
+pub(crate) fn render(report: &Report) -> String {
+    let mut out = String::new();
+    let m = &report.machine;
+    let memory = bytes(m.memory_bytes as f64);
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "{} on {}, Linux {}, {} × {}, {memory}",
+        m.generator, m.system, m.kernel, m.cores, m.cpu
+    );
+    let _ = writeln!(out, "{}", describe(&report.workload));
+    for system in &report.systems {
+        let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);
+    }
+    let _ = writeln!(out, "\n{}\n", figures(report));
+    let _ = writeln!(out, "{}\n", fates(report));
+    for note in &report.notes {
+        let _ = writeln!(out, "* {note}");
+    }
+    for verdict in &report.expectations {
+        let word = if verdict.met { "met" } else { "NOT MET" };
+        let _ = writeln!(out, "expected {}: {word} ({})", verdict.expectation, verdict.measured);
+    }
+    out
+}
+
+fn describe(workload: &Workload) -> String {
+    let mut parts = vec![
+        format!(
+            "{} producers, {} consumers, {} queues",
+            workload.producers, workload.consumers, workload.queues
+        ),
+        format!("{} bytes{}", workload.size, if workload.persistent { ", persistent" } else { "" }),
+        match workload.confirms {
+            0 => "no confirms".into(),
+            window => format!("confirms, window {window}"),
+        },
+        match workload.acks {
+            Acks::Automatic => "automatic acks".into(),
+            Acks::Manual { prefetch, every } => format!("manual acks, prefetch {prefetch}, every {every}"),
+        },
+        match workload.length {
+            Length::Timed { warmup, measure } => {
+                format!("rounds of {} s after {} s", measure.as_secs_f64(), warmup.as_secs_f64())
+            }
+            Length::Messages(messages) => format!("rounds of {} messages", grouped(messages as f64)),
+        },
+    ];
+    parts.extend(workload.rate.map(|rate| format!("{} messages/s per producer", grouped(rate))));
+    parts.join("; ")
+}
+
+/// Median and spread of each figure for each system, and ratios to the first.
+fn figures(report: &Report) -> Table {
+    let points = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
+    let metrics = [Metric::Rate, Metric::Publish]
+        .into_iter()
+        .chain(points.map(Metric::Latency))
+        .chain(points.map(Metric::ConfirmLatency))
+        .chain([Metric::Cpu, Metric::CpuPerMessage, Metric::Rss]);
+    let ratios = report.systems.len() > 1;
+    let mut header = vec!["system", "figure", "median", "min", "max", "stddev", "MAD"];
+    if ratios {
+        header.push("ratio");
+    }
+    let mut table = new_table(&header);
+    for metric in metrics {
+        for system in &report.systems {
+            let Some(s) = system.summary_of(metric) else { continue };
+            let values = [s.median, s.min, s.max, s.stddev, s.mad];
+            let mut row = vec![Cell::new(&system.name), Cell::new(name_of(metric))];
+            row.extend(values.map(|value| number(metric.show(value))));
+            if ratios {
+                row.push(number(ratio(metric, system, &report.systems[0])));
+            }
+            table.add_row(Row::from(row));
+        }
+    }
+    table
+}
+
+fn ratio(metric: Metric, system: &SystemReport, first: &SystemReport) -> String {
+    match (system.figure(metric), first.figure(metric)) {
+        (Some(ours), Some(theirs)) if theirs > 0.0 => format!("{:.2}", ours / theirs),
+        _ => String::new(),
+    }
+}
+
+/// What became of the messages, over all rounds, and what the generator itself used.
+fn fates(report: &Report) -> Table {
+    let mut table = new_table(&[
+        "system",
+        "published",
+        "lost",
+        "duplicated",
+        "reordered",
+        "nacked",
+        "returned",
+        "blocked",
+        "generator",
+        "busiest",
+    ]);
+    for system in &report.systems {
+        let sum = |of: fn(&crate::report::Counts) -> u64| {
+            grouped(system.rounds.iter().map(|round| of(&round.counts)).sum::<u64>() as f64)
+        };
+        let fate = |fate| grouped(system.figure(Metric::Count(fate)).unwrap_or_default());
+        let largest = |of: fn(&crate::report::GeneratorUsage) -> f64| {
+            system.rounds.iter().map(|round| of(&round.generator)).fold(0.0, f64::max)
+        };
+        let mut row = vec![Cell::new(&system.name), number(sum(|counts| counts.published))];
+        let all = [Fate::Lost, Fate::Duplicated, Fate::Reordered, Fate::Nacked, Fate::Returned];
+        row.extend(all.map(|which| number(fate(which))));
+        row.push(number(sum(|counts| counts.blocked)));
+        row.push(number(format!("{:.2} cores", largest(|usage| usage.cpu_cores))));
+        row.push(number(format!("{:.0} %", 100.0 * largest(|usage| usage.busiest_thread))));
+        table.add_row(Row::from(row));
+    }
+    table
+}
+
+fn name_of(metric: Metric) -> String {
+    match metric {
+        Metric::Rate => "end-to-end rate".into(),
+        Metric::Publish => "publish rate".into(),
+        Metric::Latency(_) => format!("latency {metric}"),
+        Metric::Cpu => "CPU".into(),
+        Metric::CpuPerMessage => "CPU per message".into(),
+        Metric::Rss => "memory".into(),
+        other => other.to_string().replace('.', " ").replace("99 9", "99.9"),
+    }
+}
+
+fn number(text: String) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
+fn new_table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(ASCII_MARKDOWN);
+    table.set_header(header);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Machine;
+    use crate::report::tests::{round, system};
+    use crate::stream::StreamArguments;
+
+    #[test]
+    fn systems_are_compared_with_the_first() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            stream: StreamArguments,
+        }
+        let cli: Cli = clap::Parser::parse_from(["stream"]);
+        let report = Report {
+            machine: Machine::describe(),
+            workload: cli.stream.plan().unwrap().workload,
+            systems: vec![system("old", vec![round(1000.0, 2)]), system("new", vec![round(3500.0, 0)])],
+            notes: vec!["Mind this.".into()],
+            expectations: vec![],
+        };
+        let text = render(&report);
+        let row = text.lines().find(|line| line.contains("new") && line.contains("end-to-end")).unwrap();
+        assert!(row.contains("3,500/s") && row.contains("3.50"), "{text}");
+        assert!(text.contains("* Mind this."));
+    }
+
+    #[test]
+    fn names_of_confirm_figures_keep_their_percentile() {
+        assert_eq!(name_of(Metric::ConfirmLatency(Point::P99_9)), "confirm p99.9");
+        assert_eq!(name_of(Metric::ConfirmLatency(Point::P99_99)), "confirm p99.99");
+    }
+}
