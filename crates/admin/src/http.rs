@@ -1,0 +1,248 @@
+//! The HTTP server: accepts, bounds and ends connections, and sends each request to its answer.
+//!
+//! A stranger who reaches the address can neither keep it from others nor make it grow: there is a bound on
+//! connections, and when it is reached the oldest makes room; a request's head has a size and a time; an answer that
+//! is not read is given up.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::listener::{Listener, Stream};
+use crate::stall::StallTimeout;
+use crate::{MetricsWriter, Source, health, process};
+
+/// Serves HTTP until `shutdown` is over, then finishes the requests at hand within a few seconds.
+///
+/// Dropping the future closes the listener and every connection at once.
+pub async fn serve(
+    listener: impl Into<Listener>,
+    source: Arc<dyn Source>,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_within(LIMITS, listener.into(), source, shutdown).await;
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    /// Open connections.
+    connections: usize,
+    /// From the first moment a request may come, so between requests too, to the end of its head.
+    head: Duration,
+    /// Without one octet of an answer being taken.
+    stall: Duration,
+    /// From the request to shut down to the end of the last connection.
+    drain: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    // A few scrapers, probes and browsers; each connection may hold a few dozen KiB.
+    connections: 256,
+    // Ample for a head. Scrapers come less often and open a connection each time, which costs nothing that matters.
+    head: Duration::from_secs(10),
+    // A scraper behind the worst network takes something in this time.
+    stall: Duration::from_secs(10),
+    // Answers take milliseconds; this is for clients that are slow to take them.
+    drain: Duration::from_secs(2),
+};
+
+/// The largest head of a request, in octets: room for a browser's cookies of other services on the same host.
+const MAX_HEAD: usize = 16 * 1024;
+
+/// Scrapes being written at once; others wait. Each takes a thread and walks what there is to measure.
+const SCRAPES_AT_ONCE: usize = 2;
+
+/// The pause after a failed accept, which is usually want of file descriptors: trying again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+type Service = TowerToHyperService<Router>;
+
+async fn serve_within(
+    limits: Limits,
+    listener: Listener,
+    source: Arc<dyn Source>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let service = TowerToHyperService::new(router(source));
+    let mut connections = Connections::new(limits.connections);
+    // Nothing is sent: that the sender is gone is the message.
+    let (open, draining) = watch::channel(());
+    let mut shutdown = pin!(shutdown);
+    loop {
+        tokio::select! {
+            () = &mut shutdown => break,
+            stream = accept(&listener) => {
+                connections.admit(converse(limits, stream, service.clone(), draining.clone()));
+            }
+        }
+    }
+    drop((listener, open));
+    connections.finish(limits.drain).await;
+}
+
+async fn accept(listener: &Listener) -> Stream {
+    loop {
+        match listener.accept().await {
+            Ok(stream) => return stream,
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept an HTTP connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Whether the client gave up before it was accepted; the next one may be fine.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, InvalidInput, NotConnected};
+    // setsockopt(2) on a connection that was reset meanwhile says EINVAL.
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected | InvalidInput)
+}
+
+async fn converse(limits: Limits, stream: Stream, service: Service, mut draining: watch::Receiver<()>) {
+    let stream = TokioIo::new(StallTimeout::new(stream, limits.stall));
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head)
+            .max_buf_size(MAX_HEAD)
+            .serve_connection(stream, service)
+    );
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        _ = draining.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "HTTP connection ended");
+    }
+}
+
+/// The open connections, never more than their limit.
+struct Connections {
+    limit: usize,
+    tasks: JoinSet<()>,
+    /// Oldest first; some may have ended.
+    by_age: VecDeque<AbortHandle>,
+}
+
+impl Connections {
+    fn new(limit: usize) -> Self {
+        Self { limit, tasks: JoinSet::new(), by_age: VecDeque::new() }
+    }
+
+    /// Runs a connection. At the limit the oldest one ends for it: an honest request takes milliseconds, so what is
+    /// oldest is idle, or there to keep others out.
+    fn admit(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        while self.tasks.try_join_next().is_some() {}
+        if self.by_age.len() >= self.limit {
+            self.by_age.retain(|task| !task.is_finished());
+        }
+        if self.by_age.len() >= self.limit
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            oldest.abort();
+        }
+        self.by_age.push_back(self.tasks.spawn(connection));
+    }
+
+    /// Waits for all to end, and after the bound ends them.
+    async fn finish(mut self, bound: Duration) {
+        let all_ended = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(bound, all_ended).await.is_err() {
+            tracing::debug!(left = self.tasks.len(), "HTTP connections did not end in time");
+        }
+        self.tasks.shutdown().await;
+    }
+}
+
+/// What the answers need.
+struct Context {
+    source: Arc<dyn Source>,
+    scrapes: Arc<Semaphore>,
+    started: process::Started,
+}
+
+fn router(source: Arc<dyn Source>) -> Router {
+    let context = Context {
+        source: Arc::clone(&source),
+        scrapes: Arc::new(Semaphore::new(SCRAPES_AT_ONCE)),
+        started: process::Started::now(),
+    };
+    let probes = Router::new()
+        .route("/healthz", get(health::alive))
+        .route("/readyz", get(health::ready))
+        .with_state(source);
+    Router::new()
+        .route("/metrics", get(metrics))
+        .with_state(Arc::new(context))
+        .merge(probes)
+        .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
+        .layer(middleware::map_response(with_security_headers))
+}
+
+/// `GET /metrics`, on a thread of its own: reading /proc and walking a big source may take its time.
+async fn metrics(State(context): State<Arc<Context>>) -> Response {
+    let permit = Arc::clone(&context.scrapes).acquire_owned().await;
+    let scrape = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        let mut out = MetricsWriter::new();
+        process::write(&mut out, context.started);
+        context.source.metrics(&mut out);
+        out.into_text()
+    });
+    match scrape.await {
+        Ok(text) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
+        Err(error) => {
+            tracing::error!(%error, "the metrics could not be written");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written\n").into_response()
+        }
+    }
+}
+
+/// No page of another origin may frame, sniff, embed or cache what is answered here
+/// (<https://owasp.org/www-project-secure-headers/>).
+const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        ),
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    (
+        header::HeaderName::from_static("cross-origin-resource-policy"),
+        HeaderValue::from_static("same-origin"),
+    ),
+];
+
+async fn with_security_headers(mut response: Response) -> Response {
+    response.headers_mut().extend(SECURITY_HEADERS);
+    response
+}
+
+#[cfg(test)]
+#[path = "http_tests.rs"]
+mod tests;

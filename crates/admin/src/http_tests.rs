@@ -1,0 +1,228 @@
+use std::sync::Mutex;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::Readiness;
+
+const PATIENT: Limits = Limits {
+    connections: 16,
+    head: Duration::from_secs(60),
+    stall: Duration::from_secs(60),
+    drain: Duration::from_secs(60),
+};
+
+/// A source that is ready or not as told, with one metric of a size to choose.
+struct Told {
+    readiness: Mutex<Readiness>,
+    padding: usize,
+}
+
+impl Source for Told {
+    fn ready(&self) -> Readiness {
+        self.readiness.lock().unwrap().clone()
+    }
+
+    fn metrics(&self, out: &mut MetricsWriter) {
+        assert!(self.padding != usize::MAX, "a source with a bug");
+        out.gauge("leveret_test", &"x".repeat(self.padding), 42_u64);
+    }
+}
+
+/// A server on a free port, and what ends it.
+struct Server {
+    port: u16,
+    source: Arc<Told>,
+    shutdown: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(limits: Limits, padding: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding });
+        let (shutdown, told) = oneshot::channel();
+        let told = async {
+            let _ = told.await;
+        };
+        let task = tokio::spawn(serve_within(limits, listener.into(), Arc::clone(&source) as _, told));
+        Self { port, source, shutdown, task }
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(("127.0.0.1", self.port)).await.unwrap()
+    }
+
+    /// One request on a connection of its own; the whole answer.
+    async fn answer(&self, request_line: &str) -> String {
+        let mut stream = self.connect().await;
+        let request = format!("{request_line} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        read_to_end(&mut stream).await
+    }
+}
+
+/// Reads until the server closes, politely or not.
+async fn read_to_end(stream: &mut TcpStream) -> String {
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+/// A request that keeps its connection, and its answer.
+async fn keep_alive_request(stream: &mut TcpStream) {
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"ok\n") {
+        assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "closed too early");
+    }
+}
+
+#[tokio::test]
+async fn a_live_process_answers_ok() {
+    let server = Server::start(PATIENT, 0).await;
+    let answer = server.answer("GET /healthz").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"), "{answer}");
+    let answer = server.answer("HEAD /healthz").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn readiness_follows_the_source_and_gives_the_reason() {
+    let server = Server::start(PATIENT, 0).await;
+    let answer = server.answer("GET /readyz").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nready\n"), "{answer}");
+    *server.source.readiness.lock().unwrap() = Readiness::NotReady("upstream unreachable".to_owned());
+    let answer = server.answer("GET /readyz").await;
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.ends_with("\r\n\r\nnot ready: upstream unreachable\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn metrics_are_the_process_and_the_source() {
+    let server = Server::start(PATIENT, 1 << 20).await;
+    let answer = server.answer("GET /metrics").await;
+    assert!(answer.contains("content-type: text/plain; version=0.0.4; charset=utf-8\r\n"));
+    assert!(answer.contains("\nrabbitmq_process_resident_memory_bytes "));
+    assert!(answer.ends_with("\n# TYPE leveret_test gauge\nleveret_test 42\n"));
+}
+
+#[tokio::test]
+async fn a_source_that_panics_costs_one_answer() {
+    let server = Server::start(PATIENT, usize::MAX).await;
+    assert!(server.answer("GET /metrics").await.starts_with("HTTP/1.1 500 "));
+    assert!(server.answer("GET /healthz").await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn every_answer_has_the_security_headers() {
+    let server = Server::start(PATIENT, 0).await;
+    for (request, status) in [
+        ("GET /healthz", "200"),
+        ("GET /metrics", "200"),
+        ("GET /", "404"),
+        ("GET /../../etc/passwd", "404"),
+        ("POST /metrics", "405"),
+    ] {
+        let answer = server.answer(request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+        for (name, value) in SECURITY_HEADERS {
+            let line = format!("\r\n{name}: {}\r\n", value.to_str().unwrap());
+            assert!(answer.contains(&line), "{request}: {name} missing in {answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused() {
+    let server = Server::start(PATIENT, 0).await;
+    let mut stream = server.connect().await;
+    let request = format!("GET /healthz HTTP/1.1\r\nhost: x\r\ncookie: {}", "c".repeat(2 * MAX_HEAD));
+    // The server may close before it has taken everything.
+    let _ = stream.write_all(request.as_bytes()).await;
+    let answer = read_to_end(&mut stream).await;
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+}
+
+#[tokio::test]
+async fn silence_and_half_a_head_and_idleness_have_an_end() {
+    let server = Server::start(Limits { head: Duration::from_millis(50), ..PATIENT }, 0).await;
+    let mut silent = server.connect().await;
+    let mut half = server.connect().await;
+    half.write_all(b"GET /healthz HT").await.unwrap();
+    let mut idle = server.connect().await;
+    keep_alive_request(&mut idle).await;
+    for stream in [&mut silent, &mut half, &mut idle] {
+        let rest = read_to_end(stream).await;
+        assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 408 "), "{rest}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_read_is_given_up() {
+    // More than the sockets of both sides buffer, so that the server has to wait.
+    let server = Server::start(Limits { stall: Duration::from_millis(50), ..PATIENT }, 32 << 20).await;
+    let mut stream = server.connect().await;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    // The server gave up when its side is gone, which another request there would find out; the drain waits for it.
+    stream.readable().await.unwrap();
+    server.shutdown.send(()).unwrap();
+    server.task.await.unwrap();
+    assert!(read_to_end(&mut stream).await.len() < 32 << 20);
+}
+
+#[tokio::test]
+async fn at_the_limit_the_oldest_connection_makes_room() {
+    let server = Server::start(Limits { connections: 2, ..PATIENT }, 0).await;
+    let mut first = server.connect().await;
+    keep_alive_request(&mut first).await;
+    let mut second = server.connect().await;
+    keep_alive_request(&mut second).await;
+    assert!(server.answer("GET /healthz").await.ends_with("ok\n"));
+    assert_eq!(read_to_end(&mut first).await, "");
+    keep_alive_request(&mut second).await;
+}
+
+#[tokio::test]
+async fn shutting_down_closes_idle_connections_and_the_port() {
+    let server = Server::start(PATIENT, 0).await;
+    let mut idle = server.connect().await;
+    keep_alive_request(&mut idle).await;
+    server.shutdown.send(()).unwrap();
+    server.task.await.unwrap();
+    assert_eq!(read_to_end(&mut idle).await, "");
+    assert!(TcpStream::connect(("127.0.0.1", server.port)).await.is_err());
+}
+
+#[tokio::test]
+async fn shutting_down_does_not_wait_for_a_client_that_stays() {
+    let server = Server::start(Limits { drain: Duration::from_millis(10), ..PATIENT }, 32 << 20).await;
+    let mut slow = server.connect().await;
+    slow.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    slow.readable().await.unwrap();
+    server.shutdown.send(()).unwrap();
+    server.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_unix_socket_answers_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("http.sock");
+    let listener = Listener::unix(&path).await.unwrap();
+    let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding: 0 });
+    let (shutdown, told) = oneshot::channel::<()>();
+    let server = tokio::spawn(serve(listener, source, async {
+        let _ = told.await;
+    }));
+    let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.ends_with("\r\n\r\nok\n"), "{answer}");
+    shutdown.send(()).unwrap();
+    server.await.unwrap();
+}
