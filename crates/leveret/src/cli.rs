@@ -1,0 +1,183 @@
+//! The command line: `leveret serve`, `leveret config …`.
+
+use std::path::PathBuf;
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand};
+
+use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, UNAVAILABLE, flag, mask_credentials};
+
+/// A pool in front of AMQP 0-9-1 brokers, or such a broker itself
+#[derive(Debug, Parser)]
+#[command(name = "leveret", version, disable_help_subcommand = true)]
+pub(crate) struct CommandLine {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// The commands, one variant each.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve clients: as a broker, or in front of one with --upstream
+    Serve(Flags),
+    /// Measure AMQP 0-9-1 brokers and proxies
+    Bench(bench::Arguments),
+    /// Check or print the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// What can be done with a configuration.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Report the first mistake in file, environment and flags; exit code 0 or 2
+    Check(Flags),
+    /// Show each value in effect and where it came from, as TOML
+    Print(Flags),
+    /// Print docs/configuration.md
+    #[command(hide = true)]
+    Reference,
+}
+
+/// The error of a wrong command line as one line, such as `unexpected argument '--amqq' found, a similar argument
+/// exists: '--amqp'`.
+pub(crate) fn usage_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default();
+    let mut line = first.strip_prefix("error: ").unwrap_or(first).to_owned();
+    if let Some(tip) = lines.find_map(|line| line.trim().strip_prefix("tip: a similar")) {
+        line.push_str(", a similar");
+        line.push_str(tip);
+    }
+    mask_credentials(&line)
+}
+
+// By hand and not derived, because the arguments come from the declaration of the settings.
+impl Args for Flags {
+    fn augment_args(command: ClapCommand) -> ClapCommand {
+        let config = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .value_parser(clap::value_parser!(PathBuf))
+            .help(format!("The configuration file, TOML [env: {FILE_VARIABLE}]"));
+        let settings = SETTINGS.iter().map(|setting| {
+            let action = if setting.repeated { ArgAction::Append } else { ArgAction::Set };
+            text_argument(setting.key)
+                .value_name(setting.kind)
+                .help_heading(setting.group)
+                .help(help(setting))
+                .action(action)
+        });
+        let unavailable =
+            UNAVAILABLE.iter().map(|key| text_argument(key).action(ArgAction::Append).hide(true));
+        command.arg(config).args(settings).args(unavailable)
+    }
+
+    fn augment_args_for_update(command: ClapCommand) -> ClapCommand {
+        Self::augment_args(command)
+    }
+}
+
+/// The meaning in its lines, and a line with the defaults and the variable.
+fn help(setting: &Setting) -> String {
+    let mut lines: Vec<String> = setting.help.lines().map(|line| line.trim().to_owned()).collect();
+    let with_upstream = setting.default_with_upstream.map(|default| format!(", with an upstream {default}"));
+    lines.push(format!(
+        "[default: {}{}] [env: {}]",
+        setting.default,
+        with_upstream.unwrap_or_default(),
+        setting.variable()
+    ));
+    lines.join("\n")
+}
+
+fn text_argument(key: &'static str) -> Arg {
+    Arg::new(key).long(flag(key)).value_parser(NonEmptyStringValueParser::new()).allow_negative_numbers(true)
+}
+
+impl FromArgMatches for Flags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut flags = Self::default();
+        flags.update_from_arg_matches(matches)?;
+        Ok(flags)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.file = matches.get_one::<PathBuf>("config").cloned();
+        let keys = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
+        for key in keys {
+            if let Some(texts) = matches.get_many::<String>(key) {
+                self.values.insert(key, texts.cloned().collect());
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Flags, String> {
+        let arguments = ["leveret", "serve"].iter().chain(arguments);
+        match CommandLine::try_parse_from(arguments) {
+            Ok(CommandLine { command: Command::Serve(flags) }) => Ok(flags),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(usage_line(&error)),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_are_collected_under_their_keys() {
+        let flags = parse(&[
+            "--config",
+            "f.toml",
+            "--upstream",
+            "amqp://a",
+            "--upstream=amqp://b",
+            "--frame-max",
+            "-1",
+        ])
+        .unwrap();
+        assert_eq!(flags.file, Some(PathBuf::from("f.toml")));
+        assert_eq!(flags.values["upstream"], ["amqp://a", "amqp://b"]);
+        assert_eq!(flags.values["frame_max"], ["-1"]);
+        assert_eq!(flags.values.len(), 2);
+    }
+
+    #[test]
+    fn a_feature_of_a_later_version_parses_and_stays_out_of_the_help() {
+        assert_eq!(parse(&["--web-mqtt", "off"]).unwrap().values["web_mqtt"], ["off"]);
+        let help = CommandLine::try_parse_from(["leveret", "serve", "--help"]).unwrap_err().to_string();
+        assert!(!help.contains("mqtt") && help.contains("--frame-max <N>"), "{help}");
+        assert!(help.contains("[default: 131072] [env: LEVERET_FRAME_MAX]"), "{help}");
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_in_one_line() {
+        for (arguments, line) in [
+            (
+                &["--amqq", "off"][..],
+                "unexpected argument '--amqq' found, a similar argument exists: '--amqp'",
+            ),
+            (&["--amqp"][..], "a value is required for '--amqp <ADDR>' but none was supplied"),
+            (&["--amqp", ""][..], "a value is required for '--amqp <ADDR>' but none was supplied"),
+            (
+                &["--amqp", "off", "--amqp", "off"][..],
+                "the argument '--amqp <ADDR>' cannot be used multiple times",
+            ),
+            (&["amqp://u:hunter2@a"][..], "unexpected argument 'amqp://***@a' found"),
+        ] {
+            assert_eq!(parse(arguments).unwrap_err(), line);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Addresses: where to listen, and which broker is upstream.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use super::value::{Value, quoted};
+
+/// Where a listener listens: `HOST:PORT`, `unix:/path`, or `off`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ListenAddr {
+    /// No listener.
+    Off,
+    /// A TCP port of one host's address; port 0 lets the system choose.
+    Tcp {
+        /// An IP address without brackets, or a name to look up.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// A Unix socket at an absolute path.
+    Unix(PathBuf),
+}
+
+/// The longest path of a Unix socket in octets: `sun_path` is 108 of them with the closing zero (unix(7)).
+const MAX_UNIX_PATH: usize = 107;
+
+impl Value for ListenAddr {
+    const KIND: &'static str = "ADDR";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        if let Some(path) = text.strip_prefix("unix:") {
+            return unix_path(path).map(Self::Unix);
+        }
+        let (host, port) = host_and_port(text)
+            .filter(|(host, _)| {
+                !host.contains(|character: char| character.is_whitespace() || character == '/')
+            })
+            .ok_or_else(|| format!("'{text}' is not an address (HOST:PORT, unix:/path or off)"))?;
+        if host.is_empty() {
+            return Err(format!("'{text}' has no host (0.0.0.0:PORT listens on every IPv4 address)"));
+        }
+        let port = port.ok_or_else(|| format!("'{text}' has no port (HOST:PORT, unix:/path or off)"))?;
+        let port = parse_port(port).ok_or_else(|| format!("'{text}' has no valid port (0 to 65535)"))?;
+        Ok(Self::Tcp { host: host.to_owned(), port })
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(&self.to_string())
+    }
+}
+
+impl fmt::Display for ListenAddr {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => formatter.write_str("off"),
+            Self::Tcp { host, port } => write_host_and_port(formatter, host, *port),
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// The broker to stand in front of: `amqp://[user:password@]host[:port][/vhost]`.
+///
+/// Only the host and the port are used: every client is authenticated with its own credentials (P1). A user and
+/// password are accepted, since URLs are copied with them, but not kept, so they cannot be shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct UpstreamUrl {
+    /// An IP address without brackets, or a name to look up.
+    pub(crate) host: String,
+    /// The port, 5672 unless given.
+    pub(crate) port: u16,
+    /// The rest was given but has no effect; start-up warns about it.
+    pub(crate) has_unused_parts: bool,
+}
+
+const AMQP_PORT: u16 = 5672;
+
+impl UpstreamUrl {
+    /// Reads a URL. No message quotes it: a mistake in it may put a password anywhere.
+    fn parse(text: &str) -> Result<Self, String> {
+        const SHAPE: &str = "amqp://host[:port]";
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Err(format!("is not a URL ({SHAPE})"));
+        };
+        match scheme {
+            "amqp" => {}
+            "amqps" => return Err("amqps:// is not available in this version".to_owned()),
+            _ => return Err(format!("has an unknown scheme ({SHAPE})")),
+        }
+        if rest.contains(['?', '#']) {
+            return Err(format!("has parameters, which are not supported ({SHAPE})"));
+        }
+        let (authority, vhost) =
+            rest.split_once('/').map_or((rest, ""), |(authority, vhost)| (authority, vhost));
+        let (user, address) =
+            authority.rsplit_once('@').map_or(("", authority), |(user, address)| (user, address));
+        let (host, port) = host_and_port(address).ok_or("has no valid host and port")?;
+        if host.is_empty() || host.contains(|character: char| character.is_whitespace() || character == ',') {
+            return Err(format!("has no valid host ({SHAPE})"));
+        }
+        let port = port.map_or(Some(AMQP_PORT), parse_port).filter(|port| *port != 0);
+        let port = port.ok_or("has no valid port (1 to 65535)")?;
+        Ok(Self { host: host.to_owned(), port, has_unused_parts: !user.is_empty() || !vhost.is_empty() })
+    }
+}
+
+impl fmt::Display for UpstreamUrl {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("amqp://")?;
+        write_host_and_port(formatter, &self.host, self.port)
+    }
+}
+
+impl fmt::Debug for UpstreamUrl {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// The upstreams in the order of their preference; `off` is none.
+impl Value for Vec<UpstreamUrl> {
+    const KIND: &'static str = "URL";
+    const REPEATED: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Vec::new()),
+            _ => Ok(vec![UpstreamUrl::parse(text)?]),
+        }
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Self, String> {
+        let mut upstreams = Vec::new();
+        for text in texts {
+            let upstream = Self::parse(text)?;
+            if upstream.is_empty() && texts.len() > 1 {
+                return Err("'off' cannot be combined with a URL".to_owned());
+            }
+            if upstream.iter().any(|url| upstreams.contains(url)) {
+                return Err("names the same host and port twice".to_owned());
+            }
+            upstreams.extend(upstream);
+        }
+        Ok(upstreams)
+    }
+
+    fn to_toml(&self) -> String {
+        let urls: Vec<String> = self.iter().map(|url| quoted(&url.to_string())).collect();
+        format!("[{}]", urls.join(", "))
+    }
+}
+
+/// Masks what stands between `://` and the last `@` after it, for texts that may quote what a user typed.
+pub(crate) fn mask_credentials(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut masked = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        masked.push_str("://");
+        match part.rsplit_once('@') {
+            Some((_, shown)) => {
+                masked.push_str("***@");
+                masked.push_str(shown);
+            }
+            None => masked.push_str(part),
+        }
+    }
+    masked
+}
+
+/// Splits `host:port`, `[v6]:port`, `host` and `[v6]`. `None` when brackets or colons do not pair up.
+fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = text.strip_prefix('[') {
+        let (host, rest) = rest.split_once(']')?;
+        host.parse::<std::net::Ipv6Addr>().ok()?;
+        return match rest {
+            "" => Some((host, None)),
+            _ => Some((host, Some(rest.strip_prefix(':')?))),
+        };
+    }
+    match text.split_once(':') {
+        None => Some((text, None)),
+        Some((_, port)) if port.contains(':') => None,
+        Some((host, port)) => Some((host, Some(port))),
+    }
+}
+
+fn parse_port(text: &str) -> Option<u16> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+fn unix_path(path: &str) -> Result<PathBuf, String> {
+    if !path.starts_with('/') {
+        return Err(format!("'unix:{path}' needs an absolute path (unix:/path)"));
+    }
+    if path.len() > MAX_UNIX_PATH {
+        return Err(format!("the path of a Unix socket is at most {MAX_UNIX_PATH} octets"));
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str, port: u16) -> fmt::Result {
+    if host.contains(':') { write!(formatter, "[{host}]:{port}") } else { write!(formatter, "{host}:{port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listen(text: &str) -> Result<ListenAddr, String> {
+        ListenAddr::parse(text)
+    }
+
+    fn tcp(host: &str, port: u16) -> Result<ListenAddr, String> {
+        Ok(ListenAddr::Tcp { host: host.to_owned(), port })
+    }
+
+    fn upstream(text: &str) -> Result<UpstreamUrl, String> {
+        UpstreamUrl::parse(text)
+    }
+
+    #[test]
+    fn a_listener_is_a_host_and_port_a_unix_path_or_off() {
+        assert_eq!(listen("127.0.0.1:5672"), tcp("127.0.0.1", 5672));
+        assert_eq!(listen("localhost:0"), tcp("localhost", 0));
+        assert_eq!(listen("[::1]:5672"), tcp("::1", 5672));
+        assert_eq!(listen("off"), Ok(ListenAddr::Off));
+        assert_eq!(listen("unix:/run/leveret.sock"), Ok(ListenAddr::Unix("/run/leveret.sock".into())));
+    }
+
+    #[test]
+    fn a_listener_is_written_as_it_is_read() {
+        for text in ["127.0.0.1:5672", "[::1]:1", "off", "unix:/run/leveret.sock"] {
+            assert_eq!(listen(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_wrong_listener_is_refused_with_what_is_missing() {
+        for (text, reason) in [
+            ("", "'' has no host (0.0.0.0:PORT listens on every IPv4 address)"),
+            (":5672", "':5672' has no host (0.0.0.0:PORT listens on every IPv4 address)"),
+            ("5672", "'5672' has no port (HOST:PORT, unix:/path or off)"),
+            ("localhost:", "'localhost:' has no valid port (0 to 65535)"),
+            ("localhost:65536", "'localhost:65536' has no valid port (0 to 65535)"),
+            ("localhost:+1", "'localhost:+1' has no valid port (0 to 65535)"),
+            ("::1:5672", "'::1:5672' is not an address (HOST:PORT, unix:/path or off)"),
+            ("[::1", "'[::1' is not an address (HOST:PORT, unix:/path or off)"),
+            ("[::g]:1", "'[::g]:1' is not an address (HOST:PORT, unix:/path or off)"),
+            ("amqp://a:1", "'amqp://a:1' is not an address (HOST:PORT, unix:/path or off)"),
+            ("local host:1", "'local host:1' is not an address (HOST:PORT, unix:/path or off)"),
+            ("unix:run", "'unix:run' needs an absolute path (unix:/path)"),
+        ] {
+            assert_eq!(listen(text).unwrap_err(), reason);
+        }
+        let long = format!("unix:/{}", "a".repeat(107));
+        assert_eq!(listen(&long).unwrap_err(), "the path of a Unix socket is at most 107 octets");
+    }
+
+    #[test]
+    fn an_upstream_has_a_host_and_the_amqp_port_unless_told() {
+        let url = upstream("amqp://rabbit").unwrap();
+        assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("rabbit", 5672, false));
+        let url = upstream("amqp://[::1]:5673/").unwrap();
+        assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("::1", 5673, false));
+        let url = upstream("amqp://user:pass@rabbit:1/vhost").unwrap();
+        assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("rabbit", 1, true));
+    }
+
+    #[test]
+    fn a_wrong_upstream_is_refused_without_being_quoted() {
+        for (text, reason) in [
+            ("hunter2", "is not a URL (amqp://host[:port])"),
+            ("http://u:hunter2@a", "has an unknown scheme (amqp://host[:port])"),
+            ("amqps://u:hunter2@a", "amqps:// is not available in this version"),
+            ("amqp://u:hunter2@", "has no valid host (amqp://host[:port])"),
+            ("amqp://u:hunter2@a:0", "has no valid port (1 to 65535)"),
+            ("amqp://u:hunter2@a:b", "has no valid port (1 to 65535)"),
+            ("amqp://u:hun/ter2@a", "has no valid port (1 to 65535)"),
+            ("amqp://u:hunter2@::1", "has no valid host and port"),
+            (
+                "amqp://u:hunter2@a?heartbeat=1",
+                "has parameters, which are not supported (amqp://host[:port])",
+            ),
+            ("amqp://a,amqp://b", "has no valid host (amqp://host[:port])"),
+        ] {
+            assert_eq!(upstream(text).unwrap_err(), reason, "for {text}");
+        }
+    }
+
+    #[test]
+    fn no_form_of_an_upstream_shows_its_credentials() {
+        let url = upstream("amqp://user:hunter2@rabbit/vhost").unwrap();
+        assert_eq!(url.to_string(), "amqp://rabbit:5672");
+        assert_eq!(format!("{url:?}"), "amqp://rabbit:5672");
+        assert_eq!(vec![url].to_toml(), "[\"amqp://rabbit:5672\"]");
+    }
+
+    #[test]
+    fn several_upstreams_are_a_list_and_off_is_none() {
+        let parse = |texts: &[&str]| {
+            Vec::<UpstreamUrl>::parse_all(&texts.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(parse(&["amqp://a", "amqp://b:1"]).unwrap().len(), 2);
+        assert_eq!(parse(&["off"]), Ok(Vec::new()));
+        assert_eq!(parse(&["amqp://a", "off"]).unwrap_err(), "'off' cannot be combined with a URL");
+        assert_eq!(parse(&["amqp://a", "amqp://a:5672"]).unwrap_err(), "names the same host and port twice");
+    }
+
+    #[test]
+    fn credentials_in_any_text_are_masked() {
+        assert_eq!(
+            mask_credentials("unexpected 'amqp://u:p@ss@a/v' and http://b/ found"),
+            "unexpected 'amqp://***@a/v' and http://b/ found"
+        );
+        assert_eq!(mask_credentials("amqp://u:p a/s@b"), "amqp://***@b");
+        assert_eq!(mask_credentials("amqp://u:p@a amqp://u:p@b"), "amqp://***@a amqp://***@b");
+        assert_eq!(mask_credentials("plain"), "plain");
+    }
+}

@@ -1,0 +1,82 @@
+//! The configuration file: TOML with one key per setting.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use toml::{Spanned, Value};
+
+use super::layers::{ConfigError, Given, Origin};
+use super::settings::{SETTINGS, UNAVAILABLE};
+
+/// No configuration comes near it; a device or a log given by mistake must not fill the memory.
+const MAX_FILE_SIZE: u64 = 1 << 20;
+
+/// Reads the file that `named_by` (a flag or a variable) names.
+///
+/// # Errors
+///
+/// The file cannot be read, is not TOML, or has an unknown key or a value of no use for a setting.
+pub(super) fn read(path: &Path, named_by: &str) -> Result<Vec<Given>, ConfigError> {
+    let unreadable =
+        |reason: String| ConfigError::new(named_by, format!("cannot read {}: {reason}", path.display()));
+    let text = read_limited(path).map_err(|error| unreadable(error.to_string()))?;
+    let text = String::from_utf8(text).map_err(|_| unreadable("it is not valid UTF-8".to_owned()))?;
+    parse(&text, path)
+}
+
+fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let mut text = Vec::new();
+    std::fs::File::open(path)?.take(MAX_FILE_SIZE + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_FILE_SIZE {
+        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE_SIZE} octets")));
+    }
+    Ok(text)
+}
+
+fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
+    let line_of = |offset: usize| 1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count();
+    let entries: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(|error| {
+        // Only the message: the error's own form quotes the line, and with it whatever secret stands there.
+        let line = error.span().map_or(1, |span| line_of(span.start));
+        let message = error.message().lines().collect::<Vec<_>>().join(", ");
+        ConfigError::new(format!("{}:{line}", path.display()), format!("not valid TOML: {message}"))
+    })?;
+
+    let mut given = Vec::new();
+    for (key, value) in entries {
+        let line = line_of(key.span().start);
+        let key = key.into_inner();
+        let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
+        let known = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
+        let known = known.into_iter().find(|known| *known == key).ok_or_else(|| fault("unknown key"))?;
+        let texts = texts(&value).map_err(|reason| fault(&reason))?;
+        given.push(Given { key: known, texts, origin: Origin::File { path: path.to_owned(), line } });
+    }
+    // In the order of the file, so that the first mistake is the one reported.
+    given.sort_by_key(|given| match given.origin {
+        Origin::File { line, .. } => line,
+        _ => 0,
+    });
+    Ok(given)
+}
+
+/// The texts that flags would have given.
+fn texts(value: &Value) -> Result<Vec<String>, String> {
+    match value {
+        Value::Array(values) => values.iter().map(text).collect(),
+        _ => Ok(vec![text(value)?]),
+    }
+}
+
+fn text(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Integer(number) => Ok(number.to_string()),
+        Value::Float(number) => Ok(number.to_string()),
+        Value::Boolean(truth) => Ok(truth.to_string()),
+        Value::Datetime(_) | Value::Array(_) | Value::Table(_) => {
+            Err(format!("takes a string or a number, not a value of type {}", value.type_str()))
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The layers of the configuration: flag over variable over file over default.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::address::{ListenAddr, mask_credentials};
+use super::file;
+use super::settings::{Config, SETTINGS, Setting, UNAVAILABLE, flag, variable};
+
+/// What the command line gave, not yet read.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Flags {
+    /// The file named by `--config`.
+    pub(crate) file: Option<PathBuf>,
+    /// Keys and the texts of their flags.
+    pub(crate) values: BTreeMap<&'static str, Vec<String>>,
+}
+
+/// The configuration and where each value of it came from.
+#[derive(Debug, Clone)]
+pub(crate) struct Effective {
+    /// The values.
+    pub(crate) config: Config,
+    origins: BTreeMap<&'static str, Origin>,
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nobody set it.
+    Default,
+    /// A line of the configuration file.
+    File { path: PathBuf, line: usize },
+    /// A variable of the environment.
+    Variable,
+    /// A flag of the command line.
+    Flag,
+}
+
+/// A mistake in the configuration: one line that begins with the key at fault, as its layer spells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConfigError {
+    place: String,
+    reason: String,
+}
+
+impl ConfigError {
+    pub(super) fn new(place: impl Into<String>, reason: impl AsRef<str>) -> Self {
+        // A URL given for the wrong setting is quoted like any other mistake, but not with its password.
+        Self { place: place.into(), reason: mask_credentials(reason.as_ref()) }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.place, self.reason)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The variable that names the file when `--config` does not.
+pub(crate) const FILE_VARIABLE: &str = "LEVERET_CONFIG";
+
+/// Reads all layers.
+///
+/// `environment` looks a variable up; an empty one counts as not set. Every value of every layer is checked, also one
+/// that a higher layer replaces.
+///
+/// # Errors
+///
+/// The first mistake: an unreadable file, an unknown key, a value that is none, a feature this version does not have,
+/// or values that contradict each other.
+pub(crate) fn load(
+    flags: &Flags,
+    environment: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Effective, ConfigError> {
+    let mut layers = Vec::new();
+    layers.extend(file_layer(flags, environment)?);
+    layers.extend(variables(environment)?);
+    layers.extend(flags.values.iter().map(|(key, texts)| Given {
+        key,
+        texts: texts.clone(),
+        origin: Origin::Flag,
+    }));
+
+    let mut effective = Effective { config: Config::defaults(), origins: BTreeMap::new() };
+    for given in layers {
+        effective.apply(given)?;
+    }
+    effective.adjust_defaults();
+    effective.check()?;
+    Ok(effective)
+}
+
+/// What one layer gave for one key.
+pub(super) struct Given {
+    pub(super) key: &'static str,
+    pub(super) texts: Vec<String>,
+    pub(super) origin: Origin,
+}
+
+impl Effective {
+    /// The settings in effect, a line each with its origin as a comment: a file that can be used again.
+    pub(crate) fn to_toml(&self) -> String {
+        let lines: Vec<_> = self
+            .describe()
+            .map(|(setting, value, origin)| (format!("{} = {value}", setting.key), origin))
+            .collect();
+        let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0);
+        lines.into_iter().map(|(line, origin)| format!("{line:<width$}  # {origin}\n")).collect()
+    }
+
+    /// Each setting with its value as TOML and its origin, in the order of the reference.
+    fn describe(&self) -> impl Iterator<Item = (&'static Setting, String, String)> {
+        SETTINGS.iter().map(|setting| {
+            let value = (setting.to_toml)(&self.config);
+            let origin = match self.origin(setting.key) {
+                Origin::Default => "default".to_owned(),
+                Origin::File { path, line } => format!("{}:{line}", path.display()),
+                Origin::Variable => setting.variable(),
+                Origin::Flag => format!("--{}", setting.flag()),
+            };
+            (setting, value, origin)
+        })
+    }
+
+    fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    fn apply(&mut self, given: Given) -> Result<(), ConfigError> {
+        let Given { key, texts, origin } = given;
+        let fault = |reason: String| ConfigError::new(origin.place(key), reason);
+        if UNAVAILABLE.contains(&key) {
+            let off = texts.iter().all(|text| text == "off");
+            return if off { Ok(()) } else { Err(fault("not available in this version".to_owned())) };
+        }
+        if let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key) {
+            (setting.apply)(&mut self.config, &texts).map_err(fault)?;
+            self.origins.insert(setting.key, origin);
+        }
+        Ok(())
+    }
+
+    /// Puts the defaults that hold with an upstream, now that it is known whether there is one.
+    fn adjust_defaults(&mut self) {
+        if self.config.upstream.is_empty() {
+            return;
+        }
+        for setting in SETTINGS {
+            let Some(default) = setting.default_with_upstream else { continue };
+            if !self.origins.contains_key(setting.key) {
+                (setting.apply)(&mut self.config, &[default.to_owned()])
+                    .expect("a test reads every default of the declaration");
+            }
+        }
+    }
+
+    /// Checks what no single setting can tell.
+    fn check(&self) -> Result<(), ConfigError> {
+        let Config { amqp, http, .. } = &self.config;
+        let place = |key| self.origin(key).place(key);
+        if *amqp == ListenAddr::Off && *http == ListenAddr::Off {
+            return Err(ConfigError::new(place("amqp"), "every listener is off, there is nothing to serve"));
+        }
+        let chosen_by_system = matches!(http, ListenAddr::Tcp { port: 0, .. });
+        if amqp == http && !chosen_by_system {
+            let at_fault = if *self.origin("http") == Origin::Default { "amqp" } else { "http" };
+            let other = if at_fault == "http" { "amqp" } else { "http" };
+            return Err(ConfigError::new(place(at_fault), format!("the same address as {other} ({http})")));
+        }
+        Ok(())
+    }
+}
+
+impl Origin {
+    /// The key as a user of this layer spells it, for error lines.
+    fn place(&self, key: &str) -> String {
+        match self {
+            Self::Default => key.to_owned(),
+            Self::File { path, line } => format!("{}:{line}: {key}", path.display()),
+            Self::Variable => variable(key),
+            Self::Flag => format!("--{}", flag(key)),
+        }
+    }
+}
+
+fn file_layer(
+    flags: &Flags,
+    environment: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Vec<Given>, ConfigError> {
+    if let Some(path) = &flags.file {
+        return file::read(path, "--config");
+    }
+    match environment(FILE_VARIABLE).filter(|path| !path.is_empty()) {
+        Some(path) => file::read(Path::new(&path), FILE_VARIABLE),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Looks up the variable of every key.
+///
+/// Variables are not searched for unknown names: container platforms put some of their own, such as
+/// `LEVERET_SERVICE_HOST`, into the environment of a service called leveret.
+fn variables(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Given>, ConfigError> {
+    let repeated = |key| SETTINGS.iter().any(|setting| setting.key == key && setting.repeated);
+    let keys = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
+    let mut given = Vec::new();
+    for key in keys {
+        let name = variable(key);
+        let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
+        let value = value.into_string().map_err(|_| ConfigError::new(name, "is not valid UTF-8"))?;
+        let texts = if repeated(key) {
+            value.split(',').map(|text| text.trim().to_owned()).collect()
+        } else {
+            vec![value]
+        };
+        given.push(Given { key, texts, origin: Origin::Variable });
+    }
+    Ok(given)
+}
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

@@ -1,0 +1,128 @@
+//! docs/configuration.md, written from the declaration of the settings.
+
+use std::fmt::Write as _;
+
+use super::layers::FILE_VARIABLE;
+use super::settings::{SETTINGS, Setting, UNAVAILABLE, flag};
+
+/// The whole of docs/configuration.md; a test compares the two.
+pub(crate) fn reference() -> String {
+    let mut text = INTRODUCTION.replace("{FILE_VARIABLE}", FILE_VARIABLE);
+    let mut group = "";
+    for setting in SETTINGS {
+        if setting.group != group {
+            group = setting.group;
+            let _ = write!(text, "\n### {group}\n\n{TABLE_HEAD}");
+        }
+        row(&mut text, setting);
+    }
+    let unavailable: Vec<String> = UNAVAILABLE.iter().map(|key| format!("`--{}`", flag(key))).collect();
+    let _ = write!(
+        text,
+        "\nNot available in this version, and accepted with the value `off` only: {}.\n",
+        unavailable.join(", ")
+    );
+    text.push_str(CONCLUSION);
+    text
+}
+
+fn row(text: &mut String, setting: &Setting) {
+    let repeat = if setting.repeated { ", repeatable" } else { "" };
+    let mut default = format!("`{}`", setting.default);
+    if let Some(with_upstream) = setting.default_with_upstream {
+        let _ = write!(default, "; with an upstream `{with_upstream}`");
+    }
+    let range =
+        setting.range.map(|(least, most)| format!(" From `{least}` to `{most}`.")).unwrap_or_default();
+    let meaning = setting.help.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let _ = writeln!(
+        text,
+        "| `--{} {}`{repeat} | `{}` | `{}` | {default} | {meaning}{range} |",
+        setting.flag(),
+        setting.kind,
+        setting.key,
+        setting.variable(),
+    );
+}
+
+const TABLE_HEAD: &str = "| flag | key | variable | default | meaning |\n|---|---|---|---|---|\n";
+
+const INTRODUCTION: &str = "\
+# Configuration
+
+<!-- Written by `leveret config reference` from crates/leveret/src/config/settings.rs; a test compares them. -->
+
+Each setting is a flag of `leveret serve`, a variable of the environment, and a key of the file, under one name. A flag
+wins over a variable, a variable over the file, the file over the default. Every value that is given is checked, even
+where another layer wins.
+
+    leveret serve --amqp 0.0.0.0:5672 --max-message-size 64MiB
+    LEVERET_AMQP=0.0.0.0:5672 LEVERET_MAX_MESSAGE_SIZE=64MiB leveret serve
+    leveret serve --config leveret.toml
+
+The file is TOML, named by `--config FILE` or else by `{FILE_VARIABLE}`; without either none is read. Unknown keys are
+errors. The second command above as a file:
+
+```toml
+amqp = \"0.0.0.0:5672\"
+max_message_size = \"64MiB\"
+```
+
+`leveret config check` reads all layers and reports the first mistake. `leveret config print` shows each value in effect
+and where it came from. Both take the flags of `leveret serve`.
+
+| kind of value | written as |
+|---|---|
+| ADDR | `HOST:PORT` (`[::1]:5672` for IPv6, port 0 for any free one), `unix:/path`, or `off` |
+| URL | `amqp://host[:port][/vhost]`, or `off` for none; several as repeated flags, a list in the file, or separated by commas in the variable |
+| DURATION | a number of seconds, or a number with `ms`, `s`, `m` or `h` |
+| SIZE | a number of octets, or a number with `KiB`, `MiB` or `GiB` |
+| N | a whole number; `unlimited` or `auto` where the default shows it |
+| LEVEL | `error`, `warn`, `info`, `debug`, `trace` or `off`, or directives such as `info,proxy=debug` |
+
+A variable that is empty counts as not set. Credentials in URLs are never logged or printed.
+
+## Settings
+";
+
+const CONCLUSION: &str = "
+## Output, signals and exit codes
+
+`leveret serve` prints one line with a URL per listener to standard output once it accepts connections; logs go to
+standard error.
+
+| signal | effect |
+|---|---|
+| SIGTERM, SIGINT (Ctrl-C) | drain: accept no more, tell clients, finish, exit 0; a second one leaves at once with exit code 1 |
+| SIGHUP | none in this version |
+
+| exit code | meaning |
+|---|---|
+| 0 | clean |
+| 1 | failed to run, such as an address in use |
+| 2 | wrong usage or configuration; one line on standard error names the key at fault |
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_reference_is_the_generated_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+        let committed = std::fs::read_to_string(path).unwrap();
+        assert!(
+            committed == reference(),
+            "docs/configuration.md is out of date: cargo run -- config reference > docs/configuration.md"
+        );
+    }
+
+    #[test]
+    fn every_setting_has_its_row_and_no_cell_breaks_the_table() {
+        let reference = reference();
+        for setting in SETTINGS {
+            assert!(reference.contains(&format!("| `{}` |", setting.variable())), "{}", setting.key);
+            assert!(!setting.help.contains('|'), "{}", setting.key);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The kinds of value a setting can have: how each is read from text and written back as TOML.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+/// Something a setting can hold.
+///
+/// Text is the one form all layers share: a flag and a variable are text, and a value of the file is turned into it.
+pub(crate) trait Value: Sized {
+    /// What stands for the value in `--help`, such as `ADDR`.
+    const KIND: &'static str;
+    /// Whether several values may be given.
+    const REPEATED: bool = false;
+
+    /// Reads one value. The error says what is wrong with it, without naming the setting.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// Reads everything one layer gave for the setting.
+    fn parse_all(texts: &[String]) -> Result<Self, String> {
+        match texts {
+            [text] => Self::parse(text),
+            _ => Err("takes one value, not a list".to_owned()),
+        }
+    }
+
+    /// The value as TOML, fit to be read again, except for secrets, which are masked.
+    fn to_toml(&self) -> String;
+}
+
+/// Refuses a value outside `least..=most`; the bounds are written as a user would write them.
+pub(super) fn within<T: Value + PartialOrd>(value: &T, least: &str, most: &str) -> Result<(), String> {
+    if *value < T::parse(least)? || *value > T::parse(most)? {
+        return Err(format!("must be between {least} and {most}"));
+    }
+    Ok(())
+}
+
+/// The text as a TOML string.
+pub(super) fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+fn whole_number<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let all_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if !all_digits {
+        return Err(format!("'{text}' is not a whole number"));
+    }
+    let number = text.parse::<u64>().map_err(|_| format!("'{text}' is too large"))?;
+    T::try_from(number).map_err(|_| format!("'{text}' is too large"))
+}
+
+/// Splits `16MiB` into its digits and its unit.
+fn number_and_unit(text: &str) -> (&str, &str) {
+    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    (number, unit.trim())
+}
+
+impl Value for u16 {
+    const KIND: &'static str = "N";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        whole_number(text)
+    }
+
+    fn to_toml(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for u32 {
+    const KIND: &'static str = "N";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        whole_number(text)
+    }
+
+    fn to_toml(&self) -> String {
+        self.to_string()
+    }
+}
+
+/// A span of time: a number of seconds, or a number with `ms`, `s`, `m` or `h`.
+impl Value for Duration {
+    const KIND: &'static str = "DURATION";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is not a duration (such as 10, 10s, 500ms, 2m or 1h)");
+        let (number, unit) = number_and_unit(text);
+        let number = number.parse::<u64>().map_err(|_| wrong())?;
+        let milliseconds_each = match unit {
+            "ms" => 1,
+            "" | "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(wrong()),
+        };
+        number.checked_mul(milliseconds_each).map(Self::from_millis).ok_or_else(wrong)
+    }
+
+    fn to_toml(&self) -> String {
+        let milliseconds = self.as_millis();
+        if milliseconds.is_multiple_of(1_000) {
+            quoted(&format!("{}s", milliseconds / 1_000))
+        } else {
+            quoted(&format!("{milliseconds}ms"))
+        }
+    }
+}
+
+/// A number of octets, written plainly or with `KiB`, `MiB` or `GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ByteSize(pub(crate) u64);
+
+const SIZE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+impl Value for ByteSize {
+    const KIND: &'static str = "SIZE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 1GiB)");
+        let (number, unit) = number_and_unit(text);
+        let number = number.parse::<u64>().map_err(|_| wrong())?;
+        let octets_each = match unit {
+            "" => 1,
+            _ => SIZE_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?.1,
+        };
+        number.checked_mul(octets_each).map(Self).ok_or_else(wrong)
+    }
+
+    fn to_toml(&self) -> String {
+        let unit = SIZE_UNITS.iter().find(|(_, octets)| self.0 != 0 && self.0.is_multiple_of(*octets));
+        match unit {
+            Some((name, octets)) => quoted(&format!("{}{name}", self.0 / octets)),
+            None => self.0.to_string(),
+        }
+    }
+}
+
+/// The most of something, or `None` for `unlimited`.
+///
+/// Zero is refused: in other programs it means "none" as often as it means "any number".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limit(pub(crate) Option<u32>);
+
+impl Value for Limit {
+    const KIND: &'static str = "N";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "unlimited" {
+            return Ok(Self(None));
+        }
+        match whole_number(text).map_err(|reason| format!("{reason}, nor 'unlimited'"))? {
+            0 => Err("must be at least 1, or 'unlimited'".to_owned()),
+            most => Ok(Self(Some(most))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        self.0.map_or_else(|| quoted("unlimited"), |most| most.to_string())
+    }
+}
+
+/// How many threads run the sessions; `auto` is one for each core this process may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WorkerThreads(Option<NonZeroUsize>);
+
+/// Far above any machine's cores; a typing error must not start a million threads.
+const MOST_WORKER_THREADS: usize = 1024;
+
+impl WorkerThreads {
+    /// The number to start, at least one.
+    pub(crate) fn count(self) -> usize {
+        self.0.or_else(|| std::thread::available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+    }
+}
+
+impl Value for WorkerThreads {
+    const KIND: &'static str = "N";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self(None));
+        }
+        let threads = whole_number(text).map_err(|reason| format!("{reason}, nor 'auto'"))?;
+        match NonZeroUsize::new(threads) {
+            Some(threads) if threads.get() <= MOST_WORKER_THREADS => Ok(Self(Some(threads))),
+            _ => Err(format!("must be between 1 and {MOST_WORKER_THREADS}, or 'auto'")),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        self.0.map_or_else(|| quoted("auto"), |threads| threads.to_string())
+    }
+}
+
+/// What to log: one level, or directives in the syntax of `tracing-subscriber`'s `EnvFilter`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogFilter(pub(crate) String);
+
+const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+impl Value for LogFilter {
+    const KIND: &'static str = "LEVEL";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let directives = text.contains(['=', ',']);
+        // A lone word would be taken for a module's name, so `--log verbose` would log nothing and say nothing.
+        let valid = if directives {
+            tracing_subscriber::EnvFilter::builder().parse(text).is_ok()
+        } else {
+            LOG_LEVELS.contains(&text)
+        };
+        if !valid {
+            return Err(format!(
+                "'{text}' is neither a level (error, warn, info, debug, trace, off) nor directives such as info,proxy=debug"
+            ));
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn same<T: Value + PartialEq + std::fmt::Debug>(text: &str, value: T, toml: &str) {
+        assert_eq!(T::parse(text).as_ref(), Ok(&value));
+        assert_eq!(value.to_toml(), toml);
+    }
+
+    #[track_caller]
+    fn refused<T: Value + std::fmt::Debug>(text: &str, reason: &str) {
+        assert_eq!(T::parse(text).unwrap_err(), reason);
+    }
+
+    #[test]
+    fn numbers_are_whole_and_fit() {
+        same("65535", 65535_u16, "65535");
+        refused::<u16>("65536", "'65536' is too large");
+        refused::<u32>("99999999999999999999999", "'99999999999999999999999' is too large");
+        for text in ["", "-1", "+1", "1.5", "ten", " 1"] {
+            refused::<u32>(text, &format!("'{text}' is not a whole number"));
+        }
+    }
+
+    #[test]
+    fn durations_have_units_and_default_to_seconds() {
+        same("10", Duration::from_secs(10), "\"10s\"");
+        same("10s", Duration::from_secs(10), "\"10s\"");
+        same("1500ms", Duration::from_millis(1500), "\"1500ms\"");
+        same("2m", Duration::from_secs(120), "\"120s\"");
+        same("1 h", Duration::from_secs(3600), "\"3600s\"");
+        for text in ["", "s", "10d", "-1s", "99999999999999999h"] {
+            refused::<Duration>(
+                text,
+                &format!("'{text}' is not a duration (such as 10, 10s, 500ms, 2m or 1h)"),
+            );
+        }
+    }
+
+    #[test]
+    fn sizes_are_octets_with_binary_units() {
+        same("0", ByteSize(0), "0");
+        same("131072", ByteSize(131_072), "\"128KiB\"");
+        same("16MiB", ByteSize(16 << 20), "\"16MiB\"");
+        same("1 GiB", ByteSize(1 << 30), "\"1GiB\"");
+        same("1000", ByteSize(1000), "1000");
+        for text in ["", "16MB", "MiB", "1e6", "99999999999999999GiB"] {
+            refused::<ByteSize>(
+                text,
+                &format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 1GiB)"),
+            );
+        }
+    }
+
+    #[test]
+    fn a_limit_is_a_number_or_unlimited() {
+        same("7", Limit(Some(7)), "7");
+        same("unlimited", Limit(None), "\"unlimited\"");
+        refused::<Limit>("0", "must be at least 1, or 'unlimited'");
+        refused::<Limit>("many", "'many' is not a whole number, nor 'unlimited'");
+    }
+
+    #[test]
+    fn worker_threads_are_counted_or_automatic() {
+        same("auto", WorkerThreads(None), "\"auto\"");
+        same("3", WorkerThreads(NonZeroUsize::new(3)), "3");
+        assert_eq!(WorkerThreads::parse("3").unwrap().count(), 3);
+        assert!(WorkerThreads::parse("auto").unwrap().count() >= 1);
+        refused::<WorkerThreads>("0", "must be between 1 and 1024, or 'auto'");
+        refused::<WorkerThreads>("1025", "must be between 1 and 1024, or 'auto'");
+        refused::<WorkerThreads>("two", "'two' is not a whole number, nor 'auto'");
+    }
+
+    #[test]
+    fn a_log_filter_is_a_known_level_or_directives() {
+        same("debug", LogFilter("debug".to_owned()), "\"debug\"");
+        same("info,proxy=trace", LogFilter("info,proxy=trace".to_owned()), "\"info,proxy=trace\"");
+        for text in ["", "verbose", "proxy=loud"] {
+            refused::<LogFilter>(
+                text,
+                &format!(
+                    "'{text}' is neither a level (error, warn, info, debug, trace, off) nor directives such as info,proxy=debug"
+                ),
+            );
+        }
+    }
+
+    #[test]
+    fn a_bound_is_part_of_the_range() {
+        assert_eq!(within(&4096_u32, "4096", "8192"), Ok(()));
+        assert_eq!(within(&8192_u32, "4096", "8192"), Ok(()));
+        assert_eq!(within(&8193_u32, "4096", "8192").unwrap_err(), "must be between 4096 and 8192");
+        assert_eq!(within(&ByteSize(0), "1", "1MiB").unwrap_err(), "must be between 1 and 1MiB");
+    }
+}

@@ -1,0 +1,125 @@
+//! Leveret: a pool in front of AMQP 0-9-1 brokers, or such a broker itself, in one binary.
+//!
+//! This crate holds arguments, configuration, wiring and signals, and nothing that can live in another one.
+
+mod announce;
+mod cli;
+mod config;
+mod logs;
+mod serve;
+mod signals;
+mod status;
+
+use std::fmt;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Command, CommandLine, ConfigCommand};
+use config::{Config, Effective, Flags};
+
+// Long-lived connections of changing size fragment the system's allocator; jemalloc gives memory back.
+// .cargo/config.toml sets how soon.
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// The exit code for something that failed while running.
+const FAILED: u8 = 1;
+/// The exit code for wrong usage or configuration.
+const WRONG_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let command_line = match CommandLine::try_parse() {
+        Ok(command_line) => command_line,
+        Err(error) => return refuse_command_line(&error),
+    };
+    let result = match command_line.command {
+        Command::Serve(flags) => serve(&flags),
+        Command::Bench(arguments) => return benchmark(arguments),
+        Command::Config(command) => configuration(&command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Why a command did not end well; the exit code follows from it.
+enum Failure {
+    Usage(String),
+    Run(String),
+}
+
+impl Failure {
+    fn run(error: impl fmt::Display) -> Self {
+        Self::Run(error.to_string())
+    }
+
+    fn report(self) -> ExitCode {
+        let (line, code) = match self {
+            Self::Usage(line) => (line, WRONG_USAGE),
+            Self::Run(line) => (line, FAILED),
+        };
+        let _ = writeln!(io::stderr(), "leveret: {line}");
+        ExitCode::from(code)
+    }
+}
+
+/// Prints help and versions as they are, and mistakes as one line.
+fn refuse_command_line(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(WRONG_USAGE)
+        }
+        _ => Failure::Usage(cli::usage_line(error)).report(),
+    }
+}
+
+fn load(flags: &Flags) -> Result<Effective, Failure> {
+    config::load(flags, &|name| std::env::var_os(name)).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+fn serve(flags: &Flags) -> Result<(), Failure> {
+    let config: Config = load(flags)?.config;
+    logs::start(&config);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.worker_threads.count())
+        .thread_name("leveret")
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
+    let result = runtime.block_on(serve::run(config));
+    // Whatever has not ended by now is over its bound and is not waited for.
+    runtime.shutdown_background();
+    result.map_err(Failure::run)
+}
+
+fn benchmark(arguments: bench::Arguments) -> ExitCode {
+    match bench::run(arguments) {
+        Ok(bench::Outcome::Met) => ExitCode::SUCCESS,
+        Ok(bench::Outcome::NotMet) => ExitCode::from(FAILED),
+        Err(error) if error.is_usage() => Failure::Usage(error.to_string()).report(),
+        Err(error) => Failure::run(error).report(),
+    }
+}
+
+fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
+    let text = match command {
+        ConfigCommand::Check(flags) => {
+            load(flags)?;
+            return Ok(());
+        }
+        ConfigCommand::Print(flags) => load(flags)?.to_toml(),
+        ConfigCommand::Reference => config::reference(),
+    };
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Failure::run)
+}

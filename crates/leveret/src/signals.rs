@@ -1,0 +1,65 @@
+//! Signals: the first SIGTERM or SIGINT asks for a drain, the second leaves at once, SIGHUP does nothing yet.
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+/// The exit code of a process that was told to leave before its drain was over.
+const LEFT_AT_ONCE: i32 = 1;
+
+/// Whether the process was asked to drain. Clones see the same request.
+#[derive(Debug, Clone)]
+pub(crate) struct DrainRequest(watch::Receiver<bool>);
+
+impl DrainRequest {
+    /// Catches the signals from now on; the default of each would have ended the process.
+    ///
+    /// # Errors
+    ///
+    /// A handler could not be installed.
+    pub(crate) fn from_signals() -> io::Result<Self> {
+        let signals = Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        };
+        let (request, requested) = watch::channel(false);
+        tokio::spawn(signals.watch(request));
+        Ok(Self(requested))
+    }
+
+    /// Returns when a drain is asked for, or at once if it was.
+    pub(crate) async fn wait(&mut self) {
+        // An error means the task that watches the signals is gone; then none can arrive and draining is the safe answer.
+        let _ = self.0.wait_for(|requested| *requested).await;
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    async fn watch(mut self, request: watch::Sender<bool>) {
+        let name = self.next().await;
+        tracing::info!(signal = name, "draining; a second signal leaves at once");
+        request.send_replace(true);
+        let name = self.next().await;
+        tracing::warn!(signal = name, "leaving at once");
+        std::process::exit(LEFT_AT_ONCE);
+    }
+
+    /// The next signal that asks the process to end.
+    async fn next(&mut self) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hang_up.recv() => tracing::info!("SIGHUP has no effect in this version"),
+            }
+        }
+    }
+}

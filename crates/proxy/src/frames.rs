@@ -1,0 +1,93 @@
+//! Passing frames on: another channel number in the header, bodies split to the receiver's frame_max.
+
+use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
+use amqp::{Fault, FrameKind, ReplyCode};
+
+/// Appends a frame for `channel` of a receiver with this `frame_max`; a body is split when it has to be.
+#[inline]
+pub(crate) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payload: &[u8], frame_max: u32) {
+    if kind == FrameKind::Body && payload.len() > max_body_payload(frame_max) {
+        for piece in payload.chunks(max_body_payload(frame_max)) {
+            put_whole(out, kind, channel, piece);
+        }
+    } else {
+        put_whole(out, kind, channel, payload);
+    }
+}
+
+#[inline]
+fn put_whole(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payload: &[u8]) {
+    out.reserve(payload.len() + OVERHEAD);
+    // A payload came in a frame, whose length field is a u32.
+    out.extend_from_slice(&header(kind, channel, payload.len() as u32));
+    out.extend_from_slice(payload);
+    out.push(FRAME_END);
+}
+
+/// Judges whether a frame that cannot be split fits the upstream's frame_max.
+///
+/// # Errors
+/// 501 FRAME_ERROR.
+#[inline]
+pub(crate) fn check_fits(kind: FrameKind, payload: &[u8], frame_max: u32) -> Result<(), Fault> {
+    if kind == FrameKind::Body || payload.len() <= max_body_payload(frame_max) {
+        return Ok(());
+    }
+    let length = payload.len() + OVERHEAD;
+    let text = format!("frame of {length} octets is larger than the upstream's frame_max {frame_max}");
+    Err(Fault::new(ReplyCode::FrameError, text))
+}
+
+/// The frames in `octets`, which [`put_frame`] wrote: kind and payload of each.
+pub(crate) fn stored_frames(mut octets: &[u8]) -> impl Iterator<Item = (FrameKind, &[u8])> {
+    std::iter::from_fn(move || {
+        let (head, rest) = octets.split_first_chunk::<HEADER_LEN>()?;
+        let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
+        let (payload, rest) = rest.split_at_checked(length)?;
+        octets = rest.get(1..)?;
+        let kind = match head[0] {
+            1 => FrameKind::Method,
+            2 => FrameKind::Header,
+            _ => FrameKind::Body,
+        };
+        Some((kind, payload))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_split_to_the_receivers_frame_max_and_nothing_else_is() {
+        let body: Vec<u8> = (0..10_000u32).map(|n| n as u8).collect();
+        let mut out = Vec::new();
+        put_frame(&mut out, FrameKind::Body, 7, &body, 4096);
+        let pieces: Vec<_> = stored_frames(&out).collect();
+        assert_eq!(pieces.iter().map(|(_, piece)| piece.len()).collect::<Vec<_>>(), [4088, 4088, 1824]);
+        assert_eq!(pieces.concat_payloads(), body);
+
+        out.clear();
+        put_frame(&mut out, FrameKind::Header, 7, &body, 4096);
+        assert_eq!(stored_frames(&out).count(), 1);
+        assert!(check_fits(FrameKind::Header, &body, 4096).is_err());
+        assert!(check_fits(FrameKind::Header, &body, 0).is_ok(), "0 is no limit");
+    }
+
+    trait Concat {
+        fn concat_payloads(&self) -> Vec<u8>;
+    }
+
+    impl Concat for Vec<(FrameKind, &[u8])> {
+        fn concat_payloads(&self) -> Vec<u8> {
+            self.iter().flat_map(|(_, piece)| piece.iter().copied()).collect()
+        }
+    }
+
+    #[test]
+    fn an_empty_body_frame_stays_one_frame() {
+        let mut out = Vec::new();
+        put_frame(&mut out, FrameKind::Body, 1, b"", 4096);
+        assert_eq!(stored_frames(&out).collect::<Vec<_>>(), [(FrameKind::Body, &b""[..])]);
+    }
+}

@@ -1,0 +1,59 @@
+//! The upstream pool: clients' channels on shared connections to an AMQP 0-9-1 broker.
+//!
+//! # Parts
+//! - [`Pool`]: which upstream connections there are. [`Pool::authenticate`] and [`Pool::open`] let a client in only after
+//!   the broker has accepted its credentials and virtual host (P1).
+//! - [`Session`]: one client. It judges every frame before it is passed on (P2), and places the client's channels on
+//!   upstream connections.
+//! - An upstream connection: its task passes on what the broker sends; its table says which channel is whose.
+//!
+//! # Which channel goes where
+//! Connections are *shared* by default: a client's channel is placed when its first frame has to go out, on a channel of
+//! a connection that is open already, without waiting for anything (P6). Shared connections carry publishing, confirms
+//! and declarations only, everything that can neither make the broker close the connection nor keep it busy for one
+//! client.
+//!
+//! A client gets *its own* connection, unused until then or new, when one of its channels
+//! - consumes or gets messages, so that a slow client holds up nobody else (P3) and delivery tags are never shared;
+//! - declares an exclusive queue, which belongs to the connection (P4); from then on all its channels that name queues
+//!   are there;
+//! - uses transactions, purges a queue, deletes one conditionally, or declares an exchange of a type that is not built
+//!   in: depending on plugins and queue types the broker answers these by closing the connection (P2);
+//! - publishes a message larger than [`session::STAGING_LIMIT`]. Smaller ones are held until they are complete, so that
+//!   a shared channel is never left in the middle of a message; on its own connection messages stream through.
+//!
+//! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
+//! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered.
+//! When the client ends, its own connection goes back to the pool as soon as all its channels are closed, or is closed
+//! when it had an exclusive queue or half a message.
+//!
+//! # What always holds
+//! - A frame is passed on only on a channel whose life cycle allows it, with content in order, well-formed, and none of
+//!   what the broker answers with a connection error.
+//! - On a leased channel only the session sends; `channel.close-ok` to the broker too, behind everything else it sent.
+//! - An upstream channel number is leased again only after the broker has confirmed its close.
+//! - Shared connections never wait for a client; a client's own connection waits for nobody else.
+//! - Passwords are kept once per set of credentials, to open further connections, compared in constant time, and never
+//!   logged.
+//!
+//! # Lock order
+//! The pool's table of connections, then an upstream connection's state, then a client link's events; outboxes are
+//! leaves. Nothing waits under any of them.
+//!
+//! # What must never be added
+//! Listeners, HTTP, the client's handshake.
+
+mod config;
+mod frames;
+mod link;
+mod metrics;
+mod pool;
+mod refusal;
+pub mod session;
+mod upstream;
+
+pub use config::{PoolConfig, UpstreamAddress};
+pub use metrics::PoolMetrics;
+pub use pool::{ClientInfo, ClientSide, Login, Pool};
+pub use refusal::Refusal;
+pub use session::Session;

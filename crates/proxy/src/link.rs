@@ -1,0 +1,142 @@
+//! A client as the upstream connections see it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use amqp::Fault;
+use amqp::frame::write_method;
+use amqp::method::connection;
+use parking_lot::Mutex;
+use transport::Outbox;
+
+use crate::refusal::Refusal;
+use crate::upstream::Upstream;
+
+/// What an upstream connection's task sends to: the client's outbox for what passes through, and a queue of events
+/// for what changes the session's state.
+#[derive(Debug)]
+pub(crate) struct ClientLink {
+    pub(crate) outbox: Arc<Outbox>,
+    /// The client's negotiated frame_max; 0 is no limit.
+    pub(crate) frame_max: u32,
+    /// The client knows `basic.cancel` from the server.
+    pub(crate) cancel_notify: bool,
+    /// The client knows `connection.blocked`.
+    pub(crate) blocked_notify: bool,
+    /// How many of the client's upstream connections are blocked.
+    blocked: AtomicUsize,
+    /// The backlog passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
+    overflowed: AtomicBool,
+    /// Whether `events` is worth a look.
+    has_events: AtomicBool,
+    events: Mutex<Events>,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    queue: Vec<Event>,
+    /// The session has ended.
+    gone: bool,
+}
+
+/// What happened upstream, for the session to act on.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The upstream closed a channel. `payload` is its method; `answered` says that close-ok has been sent.
+    ChannelClosed { channel: u16, lease: u64, payload: Box<[u8]>, answered: bool },
+    /// The upstream confirmed a close. `last_queue` is what an empty queue name meant on the channel.
+    CloseOk { channel: u16, lease: u64, last_queue: Option<Box<str>> },
+    /// Everything published on the channel has been confirmed.
+    Confirmed { channel: u16, lease: u64 },
+    /// An upstream connection is ready, or will not be.
+    Ready { own: bool, result: Result<Arc<Upstream>, Refusal> },
+    /// An upstream connection has ended.
+    Lost { upstream: u64, fault: Fault },
+    /// The client's own connection is clean again and back in the pool.
+    Returned,
+    /// The client does not read what a shared connection has for it.
+    Overflowed,
+}
+
+impl ClientLink {
+    pub(crate) fn new(outbox: Arc<Outbox>, frame_max: u32, capabilities: amqp::Capabilities) -> Self {
+        Self {
+            outbox,
+            frame_max,
+            cancel_notify: capabilities.consumer_cancel_notify,
+            blocked_notify: capabilities.connection_blocked,
+            blocked: AtomicUsize::new(0),
+            overflowed: AtomicBool::new(false),
+            has_events: AtomicBool::new(false),
+            events: Mutex::default(),
+        }
+    }
+
+    /// Leaves an event for the session; gives it back when the session has ended.
+    pub(crate) fn push(&self, event: Event) -> Result<(), Event> {
+        let mut events = self.events.lock();
+        if events.gone {
+            return Err(event);
+        }
+        events.queue.push(event);
+        self.has_events.store(true, Ordering::Release);
+        drop(events);
+        self.outbox.nudge();
+        Ok(())
+    }
+
+    /// Like [`Self::push`] for events that mean nothing to a session that has ended.
+    pub(crate) fn tell(&self, event: Event) {
+        // An ended session has given up its channels already.
+        let _ = self.push(event);
+    }
+
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        self.has_events.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn take_events(&self) -> Vec<Event> {
+        let mut events = self.events.lock();
+        self.has_events.store(false, Ordering::Release);
+        std::mem::take(&mut events.queue)
+    }
+
+    /// The session has ended; returns the events that nobody saw.
+    pub(crate) fn leave(&self) -> Vec<Event> {
+        let mut events = self.events.lock();
+        events.gone = true;
+        std::mem::take(&mut events.queue)
+    }
+
+    /// Passes on octets that came from an upstream. On a shared connection nobody waits for this client: past
+    /// [`CLIENT_BACKLOG_MAX`] it is given up.
+    pub(crate) fn deliver(&self, octets: Vec<u8>, shared: bool) {
+        if shared && self.outbox.backlog() > CLIENT_BACKLOG_MAX {
+            if !self.overflowed.swap(true, Ordering::Relaxed) {
+                self.tell(Event::Overflowed);
+            }
+            return;
+        }
+        self.outbox.append(|buf| buf.push(octets.into()));
+    }
+
+    /// One of the client's upstream connections is blocked. The client hears of the first.
+    pub(crate) fn block(&self, reason: &str) {
+        if self.blocked.fetch_add(1, Ordering::AcqRel) == 0 && self.blocked_notify {
+            self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Blocked { reason }));
+        }
+    }
+
+    /// One of the client's upstream connections is not blocked any more. The client hears of the last.
+    pub(crate) fn unblock(&self) {
+        if self.blocked.fetch_sub(1, Ordering::AcqRel) == 1 && self.blocked_notify {
+            self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Unblocked {}));
+        }
+    }
+}
+
+/// Octets that may wait for a client that shares its upstream connection. What comes over shared connections is
+/// replies, confirms and returned messages; and reading from a client stops long before, so only a client that
+/// pipelined requests without ever reading gets here.
+const CLIENT_BACKLOG_MAX: usize = 64 * 1024 * 1024;

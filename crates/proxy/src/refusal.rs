@@ -1,0 +1,59 @@
+//! Why a client is not let in, and how a broker's words become a fault.
+
+use amqp::{Fault, ReplyCode};
+
+/// Why a client cannot log in or open a virtual host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The broker refuses the credentials; its text, without `ACCESS_REFUSED - ` in front.
+    Login(String),
+    /// Everything else: the broker's own fault, or 320 CONNECTION_FORCED when no broker can be asked.
+    Fault(Fault),
+}
+
+impl Refusal {
+    /// No broker could be asked.
+    pub(crate) fn unreachable(why: impl std::fmt::Display) -> Self {
+        Self::Fault(Fault::new(ReplyCode::ConnectionForced, format!("upstream unreachable: {why}")))
+    }
+
+    /// As a fault that ends the connection.
+    pub fn into_fault(self) -> Fault {
+        match self {
+            Self::Login(text) => Fault::new(ReplyCode::AccessRefused, text).on_connection(),
+            Self::Fault(fault) => fault.on_connection(),
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Login(text) => f.write_str(text),
+            Self::Fault(fault) => fault.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The fault that a broker announced in a close method: its text has the code's name in front, which
+/// [`Fault::reply_text`] puts back.
+pub(crate) fn announced_fault(code: u16, text: &str, method: (u16, u16)) -> Fault {
+    let code = ReplyCode::from_code(code).unwrap_or(ReplyCode::InternalError);
+    let bare = text.strip_prefix(code.name()).and_then(|rest| rest.strip_prefix(" - ")).unwrap_or(text);
+    Fault::new(code, bare.to_owned()).caused_by(method).on_connection()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_brokers_text_comes_out_as_it_came_in() {
+        for text in ["NOT_ALLOWED - vhost nowhere not found", "ACCESS_REFUSED - access to vhost"] {
+            let code = if text.starts_with('N') { 530 } else { 403 };
+            assert_eq!(announced_fault(code, text, (10, 40)).reply_text(), text);
+        }
+    }
+}

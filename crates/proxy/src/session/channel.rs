@@ -1,0 +1,262 @@
+//! A client's channel: where it is, and what of it must be known to move it.
+
+use std::sync::Arc;
+
+use amqp::frame::write_method;
+use amqp::method::{basic, channel, confirm};
+use amqp::{Fault, FrameKind, Method};
+
+use super::judge::is_publish;
+use super::output::Output;
+use crate::frames::{check_fits, put_frame, stored_frames};
+use crate::upstream::{Lease, Upstream};
+
+/// An open channel of a client.
+#[derive(Debug, Default)]
+pub(super) struct Channel {
+    pub(super) place: Place,
+    /// Number of the present lease, for events.
+    pub(super) lease: u64,
+    pub(super) content: Content,
+    /// The present message is passed on as it comes, not held until it is complete.
+    pub(super) streaming: bool,
+    /// The frames of a message that is not complete.
+    pub(super) partial: Vec<u8>,
+    /// Frames that wait for the channel to be placed.
+    pub(super) held: Vec<u8>,
+    /// The client has used the channel in a way that only a close at the broker undoes.
+    pub(super) touched: bool,
+    /// The client has closed the channel and waits for close-ok.
+    pub(super) closing: bool,
+    setup: Setup,
+    /// Publishes in confirm mode on the present upstream channel; counted on shared connections only.
+    published: u64,
+    /// Publishes in confirm mode on the upstream channel before.
+    confirm_offset: u64,
+    /// What an empty queue name means, when the broker cannot know it because the channel was moved.
+    last_queue: Option<Box<str>>,
+}
+
+/// Where a channel is.
+#[derive(Debug, Default)]
+pub(super) enum Place {
+    /// Nothing had to go out yet.
+    #[default]
+    Nowhere,
+    /// A connection is being opened.
+    Waiting {
+        own: bool,
+    },
+    /// On its way to the client's own connection: the old upstream channel is being closed.
+    Leaving(Route),
+    Placed(Route),
+}
+
+/// An upstream channel.
+#[derive(Debug, Clone)]
+pub(super) struct Route {
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) channel: u16,
+    pub(super) own: bool,
+}
+
+/// What a channel's next frame has to be.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A method.
+    #[default]
+    None,
+    /// A content header.
+    Header,
+    /// This many octets of body, in one or more frames.
+    Body(u64),
+}
+
+/// What the client has set on its channel.
+#[derive(Debug, Default, Clone, Copy)]
+struct Setup {
+    confirm: bool,
+    prefetch: Option<u16>,
+    prefetch_global: Option<u16>,
+}
+
+impl Channel {
+    /// The upstream channel that the broker knows, whether it is being left or not.
+    pub(super) fn route(&self) -> Option<&Route> {
+        match &self.place {
+            Place::Placed(route) | Place::Leaving(route) => Some(route),
+            Place::Nowhere | Place::Waiting { .. } => None,
+        }
+    }
+
+    /// Whether the channel is on the client's own connection, or will be.
+    pub(super) fn is_own(&self) -> bool {
+        match &self.place {
+            Place::Placed(route) => route.own,
+            Place::Waiting { own } => *own,
+            Place::Leaving(_) => true,
+            Place::Nowhere => false,
+        }
+    }
+
+    /// Whether the broker has seen a part of a message on the client's own connection.
+    pub(super) fn is_half_sent(&self) -> bool {
+        self.streaming && self.content != Content::None && matches!(&self.place, Place::Placed(_))
+    }
+
+    /// Passes a frame on to where the channel is, or holds it until the channel is somewhere.
+    #[inline]
+    pub(super) fn send(&mut self, output: &mut Output, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
+        let Place::Placed(route) = &self.place else {
+            put_frame(&mut self.held, kind, 0, payload, 0);
+            return Ok(());
+        };
+        let frame_max = route.upstream.frame_max;
+        check_fits(kind, payload, frame_max)?;
+        if kind == FrameKind::Method {
+            if is_publish(payload) {
+                self.published += u64::from(self.setup.confirm && !route.own);
+            } else {
+                let (upstream, channel, own) = (route.upstream.clone(), route.channel, route.own);
+                self.note(payload, &upstream, channel, own);
+                self.send_method(output, &upstream, channel, payload);
+                return Ok(());
+            }
+        }
+        put_frame(output.to(&route.upstream), kind, route.channel, payload, frame_max);
+        Ok(())
+    }
+
+    /// Passes on frames that were held: all of them, or none when one does not fit.
+    pub(super) fn send_stored(&mut self, output: &mut Output, stored: &[u8]) -> Result<(), Fault> {
+        if let Place::Placed(route) = &self.place {
+            let frame_max = route.upstream.frame_max;
+            stored_frames(stored).try_for_each(|(kind, payload)| check_fits(kind, payload, frame_max))?;
+        }
+        stored_frames(stored).try_for_each(|(kind, payload)| self.send(output, kind, payload))
+    }
+
+    /// A lease for the channel's next place.
+    pub(super) fn new_lease(&self, link: &Arc<crate::link::ClientLink>, id: u64, number: u16) -> Lease {
+        Lease {
+            confirm_offset: self.confirm_offset,
+            own_qos_ok: self.setup.qos_frames(),
+            ..Lease::new(link.clone(), id, number)
+        }
+    }
+
+    /// Opens the upstream channel and sets it up as the client had the one before, then passes on what was held.
+    /// Nothing is waited for.
+    pub(super) fn start(&mut self, output: &mut Output, route: Route, lease: u64) -> Result<(), Fault> {
+        let out = output.to(&route.upstream);
+        write_method(out, route.channel, channel::Open::default());
+        for (prefetch, global) in [(self.setup.prefetch, false), (self.setup.prefetch_global, true)] {
+            if let Some(prefetch_count) = prefetch {
+                write_method(out, route.channel, basic::Qos { prefetch_size: 0, prefetch_count, global });
+            }
+        }
+        if self.setup.confirm {
+            write_method(out, route.channel, confirm::Select { no_wait: true });
+        }
+        self.lease = lease;
+        self.place = Place::Placed(route);
+        let held = std::mem::take(&mut self.held);
+        self.send_stored(output, &held)
+    }
+
+    /// The old upstream channel is closed; the next one starts afresh.
+    pub(super) fn left(&mut self, last_queue: Option<Box<str>>) {
+        self.confirm_offset += std::mem::take(&mut self.published);
+        self.last_queue = last_queue.or(self.last_queue.take());
+        self.place = Place::Waiting { own: true };
+    }
+
+    /// How many publishes have to be confirmed before the upstream channel can be left.
+    pub(super) fn unconfirmed_up_to(&self) -> u64 {
+        self.published
+    }
+
+    /// Keeps in mind what a method changes, at the time it goes out.
+    fn note(&mut self, payload: &[u8], upstream: &Upstream, channel: u16, own: bool) {
+        match payload {
+            [0, 85, 0, 10, ..] => {
+                self.setup.confirm = true;
+                if !own {
+                    upstream.count_confirms(channel);
+                }
+            }
+            [0, 60, 0, 10, ..] => {
+                if let Ok(Method::BasicQos(qos)) = Method::decode(payload) {
+                    let prefetch =
+                        if qos.global { &mut self.setup.prefetch_global } else { &mut self.setup.prefetch };
+                    *prefetch = Some(qos.prefetch_count);
+                }
+            }
+            // The broker knows a last queue again.
+            [0, 50, 0, 10, ..] => self.last_queue = None,
+            _ => {}
+        }
+    }
+
+    fn send_method(&self, output: &mut Output, upstream: &Arc<Upstream>, channel: u16, payload: &[u8]) {
+        let out = output.to(upstream);
+        if let Some(queue) = &self.last_queue
+            && let Ok(method) = Method::decode(payload)
+        {
+            write_method(out, channel, with_queue(method, queue));
+        } else {
+            put_frame(out, FrameKind::Method, channel, payload, 0);
+        }
+    }
+}
+
+impl Setup {
+    /// How many `basic.qos-ok` setting up again will bring.
+    fn qos_frames(self) -> u8 {
+        u8::from(self.prefetch.is_some()) + u8::from(self.prefetch_global.is_some())
+    }
+}
+
+/// The method with an empty queue name, which means the last queue declared on the channel, spelt out.
+fn with_queue<'m>(mut method: Method<'m>, name: &'m str) -> Method<'m> {
+    let queue = match &mut method {
+        Method::QueueBind(bind) if bind.queue.is_empty() && bind.routing_key.is_empty() => {
+            bind.routing_key = name;
+            &mut bind.queue
+        }
+        Method::QueueUnbind(unbind) if unbind.queue.is_empty() && unbind.routing_key.is_empty() => {
+            unbind.routing_key = name;
+            &mut unbind.queue
+        }
+        Method::QueueBind(bind) => &mut bind.queue,
+        Method::QueueUnbind(unbind) => &mut unbind.queue,
+        Method::QueuePurge(purge) => &mut purge.queue,
+        Method::QueueDelete(delete) => &mut delete.queue,
+        Method::BasicConsume(consume) => &mut consume.queue,
+        Method::BasicGet(get) => &mut get.queue,
+        _ => return method,
+    };
+    if queue.is_empty() {
+        *queue = name;
+    }
+    method
+}
+
+#[cfg(test)]
+mod tests {
+    use amqp::method::queue;
+
+    use super::*;
+
+    #[test]
+    fn the_last_queue_is_spelt_out_where_its_name_is_empty() {
+        let bind = with_queue(queue::Bind { exchange: "e", ..Default::default() }.into(), "last");
+        let Method::QueueBind(bind) = bind else { panic!("{bind:?}") };
+        assert_eq!((bind.queue, bind.routing_key), ("last", "last"));
+        let bind = with_queue(queue::Bind { routing_key: "k", ..Default::default() }.into(), "last");
+        let Method::QueueBind(bind) = bind else { panic!("{bind:?}") };
+        assert_eq!((bind.queue, bind.routing_key), ("last", "k"));
+        let named = Method::from(basic::Get { queue: "named", ..Default::default() });
+        assert_eq!(with_queue(named, "last"), named);
+    }
+}

@@ -1,0 +1,188 @@
+//! Closing channels and sessions.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use amqp::Fault;
+use amqp::method::channel as channel_methods;
+
+use super::channel::{Channel, Place, Route};
+use super::output::Output;
+use super::place::Leg;
+use super::{Life, Session};
+use crate::link::Event;
+use crate::upstream::Placed;
+
+impl Session {
+    /// The client closes its connection. True: answer it now. False: something has to be closed at the broker first,
+    /// such as a consumer or an exclusive queue; answer when [`Self::is_closed`] says so, after a nudge.
+    pub fn close(&mut self) -> bool {
+        if self.life == Life::Open {
+            self.life = Life::Closing;
+            let numbers: Vec<u16> = self.channels.iter_mut().map(|(number, _)| number).collect();
+            for number in numbers {
+                self.close_channel(number);
+            }
+            self.flush();
+            self.go_on_closing();
+        }
+        self.is_closed()
+    }
+
+    /// Whether nothing of the client is left at the broker, after [`Self::close`].
+    pub fn is_closed(&self) -> bool {
+        matches!(self.life, Life::Closed | Life::Ended)
+    }
+
+    /// The client is gone, or was answered: everything that is still held is handed over, and its channels are closed.
+    pub fn end(&mut self) {
+        if self.life == Life::Ended {
+            return;
+        }
+        let returning = self.life == Life::Returning;
+        self.life = Life::Ended;
+        self.output.hand_over();
+        let mut dirty = self.exclusive;
+        let mut leftovers = Vec::new();
+        let channels: Vec<Box<Channel>> = self.channels.drain().map(|(_, channel)| channel).collect();
+        for channel in &channels {
+            dirty |= channel.is_half_sent();
+        }
+        for channel in channels {
+            match channel.route() {
+                // Closing the connection closes its channels; a channel in the middle of a message cannot be closed.
+                Some(route) if route.own && dirty => {}
+                Some(route) => route.upstream.release(route.channel),
+                None => {}
+            }
+            if !channel.held.is_empty() && !channel.streaming {
+                leftovers.push(*channel);
+            }
+        }
+        self.output.count(self.pool.counters());
+        for upstream in self.attached.drain(..) {
+            upstream.detach(&self.link);
+        }
+        let mut own = std::mem::replace(&mut self.own, Leg::None);
+        for event in self.link.leave() {
+            if let Event::Ready { own: true, result: Ok(upstream) } = event {
+                own = Leg::Ready(upstream);
+            }
+        }
+        if let Leg::Ready(upstream) = own
+            && !returning
+        {
+            upstream.give_back(dirty);
+        }
+        if !leftovers.is_empty() {
+            self.hand_over_later(leftovers);
+        }
+        self.pool.counters().clients.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Closes a channel for a fault of the client that the broker has not seen.
+    pub(super) fn fail_channel(&mut self, number: u16, fault: &Fault) {
+        self.output.hand_over();
+        let Some(channel) = self.channels.start_closing(number) else { return };
+        self.staged -= channel.partial.len();
+        self.held -= channel.held.len();
+        if let Some(route) = channel.route() {
+            route.upstream.release(route.channel);
+        }
+        if !channel.held.is_empty() {
+            self.hand_over_later(vec![*channel]);
+        }
+        let close = channel_methods::Close {
+            reply_code: fault.code.code(),
+            reply_text: &fault.reply_text(),
+            class_id: fault.method.0,
+            method_id: fault.method.1,
+        };
+        self.answer(number, close);
+    }
+
+    /// The client closes a channel, or its connection.
+    pub(super) fn close_channel(&mut self, number: u16) {
+        let Some(channel) = self.channels.get_mut(number) else { return };
+        let already = std::mem::replace(&mut channel.closing, true);
+        match &channel.place {
+            // What is held has to go out first.
+            Place::Waiting { .. } if !channel.held.is_empty() => {}
+            Place::Nowhere | Place::Waiting { .. } => self.finish_channel(number),
+            Place::Leaving(_) => {}
+            Place::Placed(_) if already => {}
+            Place::Placed(_) => self.close_placed(number),
+        }
+    }
+
+    /// Closes a channel at the broker. What was only published on needs no answer (P6); whatever else was done is over
+    /// only when the broker says so, such as unacknowledged messages being back in their queues.
+    pub(super) fn close_placed(&mut self, number: u16) {
+        self.output.hand_over();
+        let Some(channel) = self.channels.get_mut(number) else { return };
+        let half_sent = channel.is_half_sent();
+        let partial = std::mem::take(&mut channel.partial).len();
+        let Some(Route { upstream, channel: on, .. }) = channel.route().cloned() else { return };
+        let touched = channel.touched;
+        self.staged -= partial;
+        if half_sent {
+            // Only a connection.close can do this now. The client closes its connection, or it could not be here.
+            self.exclusive = true;
+            self.finish_channel(number);
+        } else if touched {
+            upstream.close_channel(on);
+        } else {
+            upstream.release(on);
+            self.finish_channel(number);
+        }
+    }
+
+    /// Takes the next step of [`Self::close`], when there is one.
+    pub(super) fn go_on_closing(&mut self) {
+        if self.life != Life::Closing || self.channels.iter_mut().next().is_some() {
+            return;
+        }
+        match std::mem::replace(&mut self.own, Leg::None) {
+            Leg::Ready(upstream) => {
+                let close = self.exclusive;
+                // Kept, so that its end is recognised.
+                self.own = Leg::Ready(upstream.clone());
+                self.life = Life::Returning;
+                self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
+                upstream.detach(&self.link);
+                upstream.give_back(close);
+            }
+            // A connection that is still being opened was never used.
+            leg => {
+                self.own = leg;
+                self.life = Life::Closed;
+            }
+        }
+    }
+
+    /// Hands over what a client left behind that was gone before its connection was there.
+    fn hand_over_later(&self, leftovers: Vec<Channel>) {
+        let (pool, credentials) = (self.pool.clone(), self.credentials.clone());
+        let (virtual_host, link) = (self.virtual_host.clone(), self.link.clone());
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let upstream = match pool.shared_connection(&credentials, &virtual_host).await {
+                Ok(upstream) => upstream,
+                Err(error) => {
+                    tracing::warn!(%error, "messages of a client that is gone could not be handed over");
+                    return;
+                }
+            };
+            let mut output = Output::default();
+            for mut channel in leftovers {
+                let Placed::On(on) = upstream.lease(channel.new_lease(&link, 0, 0)) else { continue };
+                let route = Route { upstream: upstream.clone(), channel: on, own: false };
+                if let Err(fault) = channel.start(&mut output, route, 0) {
+                    tracing::warn!(%fault, "messages of a client that is gone could not be handed over");
+                }
+                output.hand_over();
+                upstream.release(on);
+            }
+        });
+    }
+}

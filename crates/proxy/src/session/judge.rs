@@ -1,0 +1,194 @@
+//! What a client may send, and on which kind of connection (P2).
+//!
+//! RabbitMQ answers some methods by closing the whole connection. Those whose fault can be seen in the method are judged
+//! here, with RabbitMQ's texts (rabbit_channel.erl); those that depend on what the broker has are kept away from shared
+//! connections.
+
+use amqp::method::BASIC_CLASS;
+use amqp::{DecodeError, Fault, Method, Properties, ReplyCode};
+
+/// What kind of connection a method needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Any.
+    Any,
+    /// One that the client has for itself.
+    Own,
+    /// The same, and it cannot be given to anybody else afterwards.
+    Exclusive,
+}
+
+/// Judges a method other than `basic.publish`, `channel.open`, `channel.close` and `channel.close-ok`. `exclusive` says
+/// that the client has declared an exclusive queue.
+///
+/// # Errors
+/// What RabbitMQ would close the connection with.
+pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault> {
+    let fault = |code, text: String| Err(Fault::new(code, text).caused_by(method.ids()));
+    let naming = if exclusive { Need::Own } else { Need::Any };
+    Ok(match method {
+        Method::BasicQos(qos) if qos.prefetch_size != 0 => {
+            return fault(ReplyCode::NotImplemented, format!("prefetch_size!=0 ({})", qos.prefetch_size));
+        }
+        Method::BasicRecover(amqp::method::basic::Recover { requeue: false })
+        | Method::BasicRecoverAsync(amqp::method::basic::RecoverAsync { requeue: false }) => {
+            return fault(ReplyCode::NotImplemented, "requeue=false".to_owned());
+        }
+        Method::ChannelFlow(flow) if !flow.active => {
+            return fault(ReplyCode::NotImplemented, "active=false".to_owned());
+        }
+        Method::QueueDeclare(declare) if declare.exclusive && !declare.passive => Need::Exclusive,
+        Method::QueueDeclare(_) | Method::QueueBind(_) | Method::QueueUnbind(_) => naming,
+        Method::QueueDelete(delete) if !delete.if_unused && !delete.if_empty => naming,
+        Method::ExchangeDeclare(declare) if !declare.passive && !BUILT_IN_TYPES.contains(&declare.kind) => {
+            Need::Own
+        }
+        // Streams do not know basic.get and queue.purge, nor quorum queues the conditions of queue.delete: 540.
+        // A consumer tag that is in use: 530. Anything while a transaction is being committed: 504.
+        Method::QueueDelete(_)
+        | Method::QueuePurge(_)
+        | Method::BasicGet(_)
+        | Method::BasicConsume(_)
+        | Method::TxSelect(_) => Need::Own,
+        Method::BasicQos(_)
+        | Method::BasicRecover(_)
+        | Method::BasicRecoverAsync(_)
+        | Method::BasicAck(_)
+        | Method::BasicNack(_)
+        | Method::BasicReject(_)
+        | Method::BasicCancel(_)
+        | Method::ChannelFlow(_)
+        | Method::ChannelFlowOk(_)
+        | Method::AccessRequest(_)
+        | Method::ExchangeDeclare(_)
+        | Method::ExchangeDelete(_)
+        | Method::ExchangeBind(_)
+        | Method::ExchangeUnbind(_)
+        | Method::ConfirmSelect(_)
+        | Method::TxCommit(_)
+        | Method::TxRollback(_) => Need::Any,
+        // What only a server sends, and what belongs to channel 0.
+        _ => return fault(ReplyCode::CommandInvalid, "unimplemented method".to_owned()),
+    })
+}
+
+/// Whether the payload of a method frame is a `basic.publish`.
+#[inline]
+pub(super) fn is_publish(payload: &[u8]) -> bool {
+    payload.starts_with(&[0, BASIC_CLASS as u8, 0, PUBLISH as u8])
+}
+
+/// Whether the payload of a method frame is a well-formed `basic.ack`.
+#[inline]
+pub(super) fn is_ack(payload: &[u8]) -> bool {
+    payload.len() == ACK_LEN && payload.starts_with(&[0, BASIC_CLASS as u8, 0, 80])
+}
+
+/// Judges the arguments of a `basic.publish` by their lengths, without decoding them.
+///
+/// # Errors
+/// 502 SYNTAX_ERROR, 540 NOT_IMPLEMENTED for `immediate`.
+#[inline]
+pub(super) fn judge_publish(payload: &[u8]) -> Result<(), Fault> {
+    // Class, method, a reserved short; two short strings; one octet of bits.
+    let after_string = |at: usize| payload.get(at).map(|length| at + 1 + usize::from(*length));
+    let bits_at = after_string(6).and_then(after_string);
+    match bits_at {
+        Some(at) if at + 1 == payload.len() && payload[at] & IMMEDIATE == 0 => Ok(()),
+        Some(at) if at + 1 == payload.len() => {
+            Err(Fault::new(ReplyCode::NotImplemented, "immediate=true").caused_by(PUBLISH_IDS))
+        }
+        Some(at) if at + 1 < payload.len() => Err(malformed(DecodeError::TrailingData)),
+        _ => Err(malformed(DecodeError::Truncated)),
+    }
+}
+
+/// Judges the properties of a message.
+///
+/// # Errors
+/// 502 SYNTAX_ERROR.
+#[inline]
+pub(super) fn judge_properties(octets: &[u8]) -> Result<(), Fault> {
+    if octets == amqp::properties::NO_PROPERTIES {
+        return Ok(());
+    }
+    Properties::decode(octets).map(drop).map_err(malformed)
+}
+
+#[cold]
+pub(super) fn malformed(error: DecodeError) -> Fault {
+    Fault::from(error).caused_by(PUBLISH_IDS)
+}
+
+/// Class and method id of `basic.publish`.
+pub(super) const PUBLISH_IDS: (u16, u16) = (BASIC_CLASS, PUBLISH);
+const PUBLISH: u16 = 40;
+/// Octets of a `basic.ack`: class, method, delivery tag, one octet of bits.
+const ACK_LEN: usize = 13;
+/// The bit of `immediate` in the last octet of `basic.publish`.
+const IMMEDIATE: u8 = 2;
+/// Exchange types that every broker has; RabbitMQ answers others, if no plugin knows them, with 503 on the connection.
+const BUILT_IN_TYPES: [&str; 4] = ["direct", "fanout", "topic", "headers"];
+
+#[cfg(test)]
+mod tests {
+    use amqp::method::{basic, channel, connection, queue};
+
+    use super::*;
+
+    fn publish(immediate: bool) -> Vec<u8> {
+        let publish =
+            basic::Publish { exchange: "exchange", routing_key: "key", immediate, ..Default::default() };
+        let mut payload = Vec::new();
+        Method::from(publish).encode(&mut payload);
+        payload
+    }
+
+    #[test]
+    fn a_publish_is_judged_by_its_lengths() {
+        let payload = publish(false);
+        assert!(is_publish(&payload));
+        assert_eq!(judge_publish(&payload), Ok(()));
+        for cut in 4..payload.len() {
+            assert_eq!(
+                judge_publish(&payload[..cut]).unwrap_err().code,
+                ReplyCode::SyntaxError,
+                "{cut} octets"
+            );
+        }
+        let longer = [&payload[..], &[0]].concat();
+        assert_eq!(judge_publish(&longer).unwrap_err().code, ReplyCode::SyntaxError);
+        let fault = judge_publish(&publish(true)).unwrap_err();
+        assert_eq!(fault.reply_text(), "NOT_IMPLEMENTED - immediate=true");
+    }
+
+    #[test]
+    fn what_the_broker_would_close_the_connection_for_is_judged_here() {
+        let text = |method: Method<'_>| judge(&method, false).unwrap_err().reply_text();
+        assert_eq!(
+            text(basic::Qos { prefetch_size: 9, ..Default::default() }.into()),
+            "NOT_IMPLEMENTED - prefetch_size!=0 (9)"
+        );
+        assert_eq!(text(basic::Recover { requeue: false }.into()), "NOT_IMPLEMENTED - requeue=false");
+        assert_eq!(text(channel::Flow { active: false }.into()), "NOT_IMPLEMENTED - active=false");
+        for server_only in [
+            basic::Deliver::default().into(),
+            queue::DeclareOk::default().into(),
+            connection::Tune::default().into(),
+            channel::OpenOk::default().into(),
+        ] {
+            assert_eq!(text(server_only), "COMMAND_INVALID - unimplemented method");
+        }
+    }
+
+    #[test]
+    fn after_an_exclusive_queue_every_method_that_names_queues_goes_to_the_own_connection() {
+        let declare = queue::Declare { queue: "q", ..Default::default() };
+        let exclusive = queue::Declare { exclusive: true, ..declare };
+        assert_eq!(judge(&exclusive.into(), false), Ok(Need::Exclusive));
+        for naming in [declare.into(), queue::Bind::default().into(), queue::Delete::default().into()] {
+            assert_eq!(judge(&naming, false), Ok(Need::Any));
+            assert_eq!(judge(&naming, true), Ok(Need::Own));
+        }
+    }
+}

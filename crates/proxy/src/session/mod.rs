@@ -1,0 +1,338 @@
+//! One client: its frames are judged, and its channels placed on upstream connections.
+//!
+//! Sans-IO: the client's own task calls it, and it answers through outboxes. The order of the calls:
+//! [`Session::handle_frame`] for each frame of a batch, then [`Session::flush`]; [`Session::handle_nudge`] and
+//! [`Session::handle_room`] when the transport says so; [`Session::close`] when the client closes its connection, and
+//! [`Session::end`] in the end, whatever happened.
+
+mod channel;
+mod close;
+mod judge;
+mod output;
+mod place;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use amqp::channel::{ChannelStep, ChannelTable};
+use amqp::content::check_size;
+use amqp::frame::write_method;
+use amqp::method::{BASIC_CLASS, channel as channel_methods};
+use amqp::{ContentHeader, Credentials, Fault, FieldValue, Frame, FrameKind, Method, ReplyCode};
+
+use self::channel::{Channel, Content};
+use self::judge::{Need, PUBLISH_IDS, is_ack, is_publish, judge, judge_properties, judge_publish, malformed};
+use self::output::Output;
+use self::place::Leg;
+use crate::frames::put_frame;
+use crate::link::ClientLink;
+use crate::pool::{ClientInfo, ClientSide, Pool};
+use crate::upstream::Upstream;
+
+/// Octets of a message's body up to which it is held until it is complete, and then passed on whole. What a session
+/// holds in total stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own connection.
+pub const STAGING_LIMIT: u64 = 1024 * 1024;
+
+/// Octets of incomplete messages on all channels of one client.
+pub const STAGING_BUDGET: usize = 4 * 1024 * 1024;
+
+/// One client of the pool.
+#[derive(Debug)]
+pub struct Session {
+    pool: Arc<Pool>,
+    credentials: Arc<Credentials>,
+    virtual_host: Box<str>,
+    /// connection_name of the client's own connection.
+    own_name: String,
+    link: Arc<ClientLink>,
+    channels: ChannelTable<Box<Channel>>,
+    /// Where new channels are placed that share.
+    shared: Leg,
+    /// The connection that is this client's alone.
+    own: Leg,
+    /// Every connection that has to know when this client is gone.
+    attached: Vec<Arc<Upstream>>,
+    /// The client has declared an exclusive queue.
+    exclusive: bool,
+    output: Output,
+    /// Octets of incomplete messages.
+    staged: usize,
+    /// Octets of frames whose channels wait for a place.
+    held: usize,
+    next_lease: u64,
+    life: Life,
+}
+
+/// Where a session is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Open,
+    /// The client closes its connection; channels are still being closed at the broker.
+    Closing,
+    /// All channels are closed; the client's own connection is being cleaned.
+    Returning,
+    /// Nothing is left.
+    Closed,
+    Ended,
+}
+
+impl Session {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        credentials: Arc<Credentials>,
+        virtual_host: &str,
+        info: &ClientInfo,
+        client: ClientSide,
+    ) -> Self {
+        pool.counters().clients.fetch_add(1, Ordering::Relaxed);
+        let given_name = client.client_properties.get("connection_name").and_then(FieldValue::as_text);
+        let own_name = match given_name {
+            Some(name) => format!("Leveret: {name} ({})", info.peer),
+            None => format!("Leveret: {}", info.peer),
+        };
+        let frame_max = client.negotiated.frame_max;
+        let link = ClientLink::new(client.outbox, frame_max, client.capabilities);
+        Self {
+            pool,
+            credentials,
+            virtual_host: virtual_host.into(),
+            own_name,
+            link: Arc::new(link),
+            channels: ChannelTable::new(client.negotiated.channel_max),
+            shared: Leg::None,
+            own: Leg::None,
+            attached: Vec::new(),
+            exclusive: false,
+            output: Output::default(),
+            staged: 0,
+            held: 0,
+            next_lease: 1,
+            life: Life::Open,
+        }
+    }
+
+    /// Takes a frame of any channel but 0, already checked for size.
+    ///
+    /// # Errors
+    /// What ends this client's connection: its own fault, or that of an upstream connection it depends on.
+    #[inline]
+    pub fn handle_frame(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
+        if self.link.has_events() {
+            self.handle_events()?;
+        }
+        if self.life != Life::Open {
+            return Ok(());
+        }
+        match frame.kind {
+            FrameKind::Method => self.method(&frame),
+            FrameKind::Header => self.header(&frame),
+            FrameKind::Body => self.body(&frame),
+            FrameKind::Heartbeat => Err(frame.unexpected()),
+        }
+    }
+
+    /// Ends a batch: hands what was gathered to the upstream connections.
+    pub fn flush(&mut self) {
+        self.output.hand_over();
+        self.output.count(self.pool.counters());
+    }
+
+    /// Acts on what happened upstream.
+    ///
+    /// # Errors
+    /// What ends this client's connection.
+    pub fn handle_nudge(&mut self) -> Result<(), Fault> {
+        let result = self.handle_events();
+        self.flush();
+        result
+    }
+
+    /// The client's outbox has room again: its own upstream connection is read again.
+    pub fn handle_room(&mut self) {
+        if let Leg::Ready(upstream) = &self.own {
+            upstream.outbox.nudge();
+        }
+    }
+
+    /// Whether more frames can be taken. After a no, the client's outbox is nudged when they can.
+    pub fn has_room(&self) -> bool {
+        self.held < HELD_LIMIT && self.attached.iter().all(|upstream| upstream.has_room(&self.link))
+    }
+
+    fn method(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+        let (number, payload) = (frame.channel, frame.payload);
+        if let Some(channel) = self.channels.get_mut(number) {
+            if channel.content != Content::None {
+                return Err(unexpected(channel.content));
+            }
+            if !channel.closing && is_publish(payload) {
+                judge_publish(payload)?;
+                channel.content = Content::Header;
+                // Held until the header is judged, wherever it will go.
+                channel.streaming = false;
+                return self.content(number, frame, false);
+            }
+            if !channel.closing && is_ack(payload) {
+                self.find_place(number, false)?;
+                return self.pass_on(number, FrameKind::Method, payload);
+            }
+        }
+        let method = Method::decode(payload)?;
+        match self.channels.method(number, &method)? {
+            ChannelStep::Open => {
+                self.channels.open(number, Box::default());
+                self.answer(number, channel_methods::OpenOk::default());
+            }
+            ChannelStep::Close => self.close_channel(number),
+            ChannelStep::AnswerClose => self.answer(number, channel_methods::CloseOk {}),
+            ChannelStep::Closed | ChannelStep::Discard => {}
+            ChannelStep::Deliver => return self.deliver(number, &method, payload),
+        }
+        Ok(())
+    }
+
+    /// A method for an open channel.
+    fn deliver(&mut self, number: u16, method: &Method<'_>, payload: &[u8]) -> Result<(), Fault> {
+        let need = judge(method, self.exclusive)?;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        if channel.closing {
+            let fault = Fault::new(ReplyCode::ChannelError, "expected 'channel.open'");
+            return Err(fault.caused_by(method.ids()));
+        }
+        channel.touched |= need != Need::Any;
+        self.exclusive |= need == Need::Exclusive;
+        self.find_place(number, need != Need::Any)?;
+        self.pass_on(number, FrameKind::Method, payload)
+    }
+
+    fn header(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+        let (staged, max_size) = (self.staged, self.pool.config().max_message_size);
+        let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
+        if channel.content != Content::Header {
+            return Err(unexpected(channel.content));
+        }
+        let header = ContentHeader::decode(frame.payload).map_err(malformed)?;
+        if !header.is_basic() {
+            let text = format!(
+                "expected content header for class {BASIC_CLASS}, got one for class {} instead",
+                header.class_id
+            );
+            return Err(Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(PUBLISH_IDS));
+        }
+        judge_properties(header.properties)?;
+        let size = header.body_size;
+        if let Err(fault) = check_size(size, max_size) {
+            let fault = fault.caused_by(PUBLISH_IDS);
+            if fault.is_hard() {
+                return Err(fault);
+            }
+            self.fail_channel(frame.channel, &fault);
+            return Ok(());
+        }
+        let fits = size <= STAGING_LIMIT && staged as u64 + size <= STAGING_BUDGET as u64;
+        if channel.is_own() || !fits {
+            channel.streaming = true;
+            let partial = std::mem::take(&mut channel.partial);
+            self.staged -= partial.len();
+            self.find_place(frame.channel, true)?;
+            self.pass_on_stored(frame.channel, &partial)?;
+        }
+        self.content(frame.channel, frame, size == 0)?;
+        self.expect(frame.channel, if size == 0 { Content::None } else { Content::Body(size) });
+        Ok(())
+    }
+
+    fn body(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+        let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
+        let Content::Body(missing) = channel.content else { return Err(unexpected(channel.content)) };
+        let Some(missing) = missing.checked_sub(frame.payload.len() as u64) else {
+            let fault =
+                Fault::new(ReplyCode::FrameError, "content body frame exceeds remaining content size");
+            return Err(fault.caused_by(PUBLISH_IDS));
+        };
+        self.content(frame.channel, frame, missing == 0)?;
+        self.expect(frame.channel, if missing == 0 { Content::None } else { Content::Body(missing) });
+        Ok(())
+    }
+
+    fn expect(&mut self, number: u16, content: Content) {
+        if let Some(channel) = self.channels.get_mut(number) {
+            channel.content = content;
+        }
+    }
+
+    /// Passes on a frame of a message, or holds it until the message is complete.
+    #[inline]
+    fn content(&mut self, number: u16, frame: &Frame<'_>, complete: bool) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        if channel.streaming {
+            return self.pass_on(number, frame.kind, frame.payload);
+        }
+        let before = channel.partial.len();
+        if before == 0 {
+            channel.partial.reserve(PARTIAL_CAPACITY);
+        }
+        put_frame(&mut channel.partial, frame.kind, 0, frame.payload, 0);
+        self.staged += channel.partial.len() - before;
+        if !complete {
+            return Ok(());
+        }
+        let mut message = std::mem::take(&mut channel.partial);
+        self.staged -= message.len();
+        self.find_place(number, false)?;
+        self.pass_on_stored(number, &message)?;
+        if message.capacity() <= PARTIAL_REUSED
+            && let Some(channel) = self.channels.get_mut(number)
+        {
+            message.clear();
+            channel.partial = message;
+        }
+        Ok(())
+    }
+
+    fn pass_on(&mut self, number: u16, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let before = channel.held.len();
+        let result = channel.send(&mut self.output, kind, payload);
+        self.held += channel.held.len() - before;
+        result
+    }
+
+    fn pass_on_stored(&mut self, number: u16, stored: &[u8]) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let before = channel.held.len();
+        let result = channel.send_stored(&mut self.output, stored);
+        self.held += channel.held.len() - before;
+        result
+    }
+
+    /// Tells the client something on its own account.
+    fn answer<'m>(&self, number: u16, method: impl Into<Method<'m>>) {
+        self.link.outbox.append(|buf| write_method(buf.tail(), number, method));
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cold]
+fn unexpected(content: Content) -> Fault {
+    let (text, ids) = match content {
+        Content::None => ("expected method frame, got non method frame instead", (0, 0)),
+        Content::Header => {
+            ("expected content header for class 60, got non content header frame instead", PUBLISH_IDS)
+        }
+        Content::Body(_) => ("expected content body, got non content body frame instead", PUBLISH_IDS),
+    };
+    Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
+}
+
+/// Octets of frames that may wait for a place before the client is no longer read; one batch of reads may come on top.
+const HELD_LIMIT: usize = 1024 * 1024;
+/// First capacity for a message's frames: most methods with their headers fit.
+const PARTIAL_CAPACITY: usize = 256;
+/// A buffer no larger than this is kept by its channel for the next message.
+const PARTIAL_REUSED: usize = 1024;

@@ -1,0 +1,53 @@
+//! What a session gathers for upstream connections during one batch of reads.
+
+use std::sync::Arc;
+
+use crate::metrics::Counters;
+use crate::upstream::{Upstream, count_handed_over};
+
+/// Octets for one upstream connection at a time: nearly always the only one, so that a batch costs one lock.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    target: Option<Arc<Upstream>>,
+    octets: Vec<u8>,
+    /// Octets handed over and not yet counted.
+    uncounted: usize,
+}
+
+impl Output {
+    /// Where frames for this upstream are appended. Hands over what was gathered for another one.
+    #[inline]
+    pub(super) fn to(&mut self, upstream: &Arc<Upstream>) -> &mut Vec<u8> {
+        if !self.target.as_ref().is_some_and(|target| Arc::ptr_eq(target, upstream)) {
+            self.hand_over();
+            self.target = Some(upstream.clone());
+        } else if self.octets.len() > HAND_OVER_ABOVE {
+            self.hand_over();
+        }
+        &mut self.octets
+    }
+
+    /// Hands everything over. Keeps no memory: an idle session holds no buffer.
+    pub(super) fn hand_over(&mut self) {
+        if self.octets.is_empty() {
+            return;
+        }
+        if let Some(target) = &self.target {
+            self.uncounted += self.octets.len();
+            let octets = std::mem::take(&mut self.octets);
+            // Small ones are copied, large ones are chained as they are.
+            target.outbox.append(|buf| buf.push(octets.into()));
+        }
+    }
+
+    /// Adds what was handed over to the pool's numbers, once per batch.
+    pub(super) fn count(&mut self, counters: &Counters) {
+        if self.uncounted > 0 {
+            count_handed_over(counters, std::mem::take(&mut self.uncounted));
+        }
+    }
+}
+
+/// Octets from which on a batch is handed over before it ends, so that the broker gets work early and the vector does
+/// not keep doubling.
+const HAND_OVER_ABOVE: usize = 64 * 1024;

@@ -1,0 +1,251 @@
+//! Placing and moving channels, and what happens upstream.
+
+use std::sync::Arc;
+
+use amqp::frame::FrameKind;
+use amqp::method::channel as channel_methods;
+use amqp::{Fault, ReplyCode};
+
+use super::channel::{Place, Route};
+use super::{Life, Session};
+use crate::frames::put_frame;
+use crate::link::Event;
+use crate::refusal::Refusal;
+use crate::upstream::{Placed, Upstream};
+
+/// A connection that a session uses.
+#[derive(Debug)]
+pub(super) enum Leg {
+    /// None was needed yet, or it is gone.
+    None,
+    /// An event will bring it.
+    Opening,
+    Ready(Arc<Upstream>),
+}
+
+impl Leg {
+    pub(super) fn upstream(&self) -> Option<&Arc<Upstream>> {
+        match self {
+            Self::Ready(upstream) => Some(upstream),
+            Self::None | Self::Opening => None,
+        }
+    }
+}
+
+impl Session {
+    /// Sees to it that a channel is somewhere, or will be: on the client's own connection when it has to be.
+    pub(super) fn find_place(&mut self, number: u16, needs_own: bool) -> Result<(), Fault> {
+        // Whoever has a connection of its own has no reason to use another one for new channels.
+        let has_own = !matches!(self.own, Leg::None);
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        match &channel.place {
+            Place::Nowhere => channel.place = Place::Waiting { own: needs_own || has_own },
+            Place::Waiting { own: false } if needs_own => channel.place = Place::Waiting { own: true },
+            Place::Placed(route) if needs_own && !route.own => {
+                let route = route.clone();
+                return self.leave(number, route);
+            }
+            _ => return Ok(()),
+        }
+        self.place(number)
+    }
+
+    /// Puts a waiting channel on its connection, if that is there.
+    fn place(&mut self, number: u16) -> Result<(), Fault> {
+        // A connection may be full, or gone before its end was told; the next one may be, too, but not for ever.
+        for _ in 0..PLACING_ATTEMPTS {
+            let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+            let Place::Waiting { own } = channel.place else { return Ok(()) };
+            let Some(upstream) = self.connection(own)? else { return Ok(()) };
+            let lease = self.next_lease;
+            let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+            match upstream.lease(channel.new_lease(&self.link, lease, number)) {
+                Placed::On(on) => {
+                    self.next_lease += 1;
+                    self.held -= channel.held.len();
+                    channel.start(&mut self.output, Route { upstream, channel: on, own }, lease)?;
+                    if channel.closing {
+                        self.close_placed(number);
+                    }
+                    return Ok(());
+                }
+                Placed::Full if own => break,
+                Placed::Full | Placed::Gone => *self.leg(own) = Leg::None,
+            }
+        }
+        Err(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
+    }
+
+    fn leg(&mut self, own: bool) -> &mut Leg {
+        if own { &mut self.own } else { &mut self.shared }
+    }
+
+    /// The connection for shared or own channels; when there is none it is asked for, and an event will tell.
+    fn connection(&mut self, own: bool) -> Result<Option<Arc<Upstream>>, Fault> {
+        match self.leg(own) {
+            Leg::Ready(upstream) => return Ok(Some(upstream.clone())),
+            Leg::Opening => return Ok(None),
+            Leg::None => {}
+        }
+        let found = if own {
+            self.pool.find_own(&self.credentials, &self.virtual_host, &self.link)
+        } else {
+            self.pool.find_shared(&self.credentials, &self.virtual_host)
+        };
+        if let Some(upstream) = found
+            && self.attach(&upstream)
+        {
+            *self.leg(own) = Leg::Ready(upstream.clone());
+            return Ok(Some(upstream));
+        }
+        *self.leg(own) = Leg::Opening;
+        let name = own.then(|| self.own_name.clone());
+        self.pool.open_for(self.link.clone(), self.credentials.clone(), self.virtual_host.clone(), name);
+        Ok(None)
+    }
+
+    fn attach(&mut self, upstream: &Arc<Upstream>) -> bool {
+        if self.attached.iter().any(|other| Arc::ptr_eq(other, upstream)) {
+            return upstream.is_open();
+        }
+        let attached = upstream.attach(&self.link);
+        if attached {
+            self.attached.push(upstream.clone());
+        }
+        attached
+    }
+
+    /// Starts a channel's move to the client's own connection. Nothing goes out on it until the old upstream channel is
+    /// closed, so that nothing overtakes what was published; and that waits for its confirms.
+    fn leave(&mut self, number: u16, route: Route) -> Result<(), Fault> {
+        self.output.hand_over();
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        if route.upstream.await_confirms(route.channel, channel.unconfirmed_up_to()) {
+            route.upstream.close_channel(route.channel);
+        }
+        channel.place = Place::Leaving(route);
+        self.connection(true).map(drop)
+    }
+
+    pub(super) fn handle_events(&mut self) -> Result<(), Fault> {
+        for event in self.link.take_events() {
+            match event {
+                Event::ChannelClosed { channel, lease, payload, answered } => {
+                    self.channel_closed(channel, lease, &payload, answered);
+                }
+                Event::CloseOk { channel, lease, last_queue } => self.close_ok(channel, lease, last_queue)?,
+                Event::Confirmed { channel, lease } => {
+                    if let Some(channel) =
+                        self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
+                        && let Place::Leaving(route) = &channel.place
+                    {
+                        route.upstream.close_channel(route.channel);
+                    }
+                }
+                Event::Ready { own, result } => self.ready(own, result)?,
+                Event::Lost { upstream, fault } => self.lost(upstream, fault)?,
+                Event::Returned => {
+                    if self.life == Life::Returning {
+                        self.life = Life::Closed;
+                    }
+                }
+                Event::Overflowed => {
+                    let text = "client does not read what it asked for";
+                    return Err(Fault::new(ReplyCode::ResourceError, text));
+                }
+            }
+        }
+        self.go_on_closing();
+        Ok(())
+    }
+
+    /// The broker closed a channel: the client hears it in the broker's words.
+    fn channel_closed(&mut self, number: u16, lease: u64, payload: &[u8], answered: bool) {
+        let Some(channel) = self.channels.get_mut(number).filter(|channel| channel.lease == lease) else {
+            // The client closed it meanwhile; the broker has had, or will have, its close-ok by that.
+            return;
+        };
+        if !answered && let Some(route) = channel.route().cloned() {
+            // The close-ok goes behind everything that was on its way.
+            self.output.hand_over();
+            route.upstream.release(route.channel);
+        }
+        let Some(channel) = self.channels.get_mut(number) else { return };
+        self.staged -= channel.partial.len();
+        self.held -= channel.held.len();
+        if channel.closing {
+            self.finish_channel(number);
+        } else {
+            self.channels.start_closing(number);
+            self.link.outbox.append(|buf| put_frame(buf.tail(), FrameKind::Method, number, payload, 0));
+        }
+    }
+
+    /// The broker confirmed a close: the channel is gone, or moves on.
+    fn close_ok(&mut self, number: u16, lease: u64, last_queue: Option<Box<str>>) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number).filter(|channel| channel.lease == lease) else {
+            return Ok(());
+        };
+        match channel.place {
+            Place::Leaving(_) if channel.closing && channel.held.is_empty() => {
+                self.finish_channel(number);
+                Ok(())
+            }
+            Place::Leaving(_) => {
+                channel.left(last_queue);
+                self.place(number)
+            }
+            _ => {
+                self.finish_channel(number);
+                Ok(())
+            }
+        }
+    }
+
+    /// Forgets a channel that the client has closed, and tells it so.
+    pub(super) fn finish_channel(&mut self, number: u16) {
+        self.channels.remove(number);
+        if self.life == Life::Open {
+            self.answer(number, channel_methods::CloseOk {});
+        }
+    }
+
+    fn ready(&mut self, own: bool, result: Result<Arc<Upstream>, Refusal>) -> Result<(), Fault> {
+        let upstream = result.map_err(Refusal::into_fault)?;
+        *self.leg(own) = if self.attach(&upstream) { Leg::Ready(upstream) } else { Leg::None };
+        let waiting = |place: &Place| matches!(place, Place::Waiting { own: wanted } if *wanted == own);
+        let numbers: Vec<u16> = self
+            .channels
+            .iter_mut()
+            .filter(|(_, channel)| waiting(&channel.place))
+            .map(|(number, _)| number)
+            .collect();
+        numbers.into_iter().try_for_each(|number| self.place(number))
+    }
+
+    /// An upstream connection has ended. It matters if a channel, or an exclusive queue, was there.
+    fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
+        self.attached.retain(|upstream| upstream.id != id);
+        let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
+        if is_own {
+            self.own = Leg::None;
+        }
+        if self.shared.upstream().is_some_and(|upstream| upstream.id == id) {
+            self.shared = Leg::None;
+        }
+        if self.life == Life::Returning {
+            if is_own {
+                self.life = Life::Closed;
+            }
+            return Ok(());
+        }
+        let used = self
+            .channels
+            .iter_mut()
+            .any(|(_, channel)| channel.route().is_some_and(|route| route.upstream.id == id));
+        if used || (is_own && self.exclusive) { Err(fault) } else { Ok(()) }
+    }
+}
+
+/// How many connections are tried for a channel at once. More than one is needed only when one ends at that moment.
+const PLACING_ATTEMPTS: usize = 4;

@@ -1,0 +1,266 @@
+//! The handshake with a broker, in two steps: login up to `connection.tune`, then `connection.open`.
+//!
+//! A client is told that it is logged in after the first step and names its virtual host only then, which is why this
+//! is not [`amqp::ClientHandshake`]: that one needs the virtual host from the start.
+
+use std::io;
+
+use amqp::frame::{HEADER_LEN, PROTOCOL_HEADER, write_method};
+use amqp::handshake::{HANDSHAKE_FRAME_MAX, LOCALE};
+use amqp::method::connection;
+use amqp::{
+    Capabilities, Credentials, Fault, FieldTable, FieldValue, Frame, FrameKind, Method, RawTable, ReplyCode,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use transport::{ConnectOptions, Stream};
+
+use crate::config::{PoolConfig, UpstreamAddress};
+use crate::refusal::{Refusal, announced_fault};
+
+/// A connection whose credentials the broker has accepted, and which has no virtual host yet.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    stream: Stream,
+    tune: connection::Tune,
+    pub(crate) server_properties: FieldTable,
+}
+
+/// Limits of a connection that is open.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) channel_max: u16,
+    pub(crate) frame_max: u32,
+    pub(crate) heartbeat_secs: u16,
+}
+
+impl Begun {
+    /// Connects and logs in.
+    pub(crate) async fn login(
+        address: &UpstreamAddress,
+        credentials: &Credentials,
+        connection_name: &str,
+        config: &PoolConfig,
+    ) -> Result<Self, Refusal> {
+        let login = async {
+            let (mut stream, mut input) = (connect(address, config).await?, Vec::new());
+            let server_properties = start(&mut stream, &mut input, credentials, connection_name).await?;
+            // A broker that knows authentication_failure_close says why; others just close.
+            let closed = |refusal| match refusal {
+                Trouble::Closed => Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())),
+                other => other,
+            };
+            let tune = match receive(&mut stream, &mut input).await.map_err(closed)? {
+                Method::ConnectionTune(tune) => tune,
+                other => return Err(unexpected(&other)),
+            };
+            Ok(Self { stream, tune, server_properties })
+        };
+        within(config, address, login).await
+    }
+
+    /// Opens a virtual host.
+    pub(crate) async fn open(
+        mut self,
+        virtual_host: &str,
+        config: &PoolConfig,
+    ) -> Result<(Stream, Limits), Refusal> {
+        let limits = self.limits(config);
+        let open = async {
+            let mut output = Vec::new();
+            let Limits { channel_max, frame_max, heartbeat_secs: heartbeat } = limits;
+            write_method(&mut output, 0, connection::TuneOk { channel_max, frame_max, heartbeat });
+            write_method(&mut output, 0, connection::Open { virtual_host, ..Default::default() });
+            self.stream.write_all(&output).await?;
+            match receive(&mut self.stream, &mut Vec::new()).await? {
+                Method::ConnectionOpenOk(_) => Ok((self.stream, limits)),
+                other => Err(unexpected(&other)),
+            }
+        };
+        match tokio::time::timeout(config.connect_timeout, open).await {
+            Ok(result) => result.map_err(Trouble::into_refusal),
+            Err(_) => Err(Refusal::unreachable("no answer to connection.open in time")),
+        }
+    }
+
+    /// The lower of what the broker offers and what the pool wants; 0 is no limit.
+    fn limits(&self, config: &PoolConfig) -> Limits {
+        fn lower<N: Ord + Default + Copy>(offered: N, wanted: N) -> N {
+            if offered == N::default() { wanted } else { offered.min(wanted) }
+        }
+        Limits {
+            channel_max: lower(self.tune.channel_max, config.max_channels_per_connection),
+            // The connection's task reads frames of at most this size whole.
+            frame_max: lower(self.tune.frame_max, config.frame_max.min(transport::MAX_UNCONSUMED as u32)),
+            heartbeat_secs: lower(self.tune.heartbeat, config.heartbeat_secs),
+        }
+    }
+}
+
+/// Asks a broker for its first words: whether it is there, and its server-properties.
+pub(crate) async fn probe(address: &UpstreamAddress, config: &PoolConfig) -> Result<FieldTable, Refusal> {
+    let asking = async {
+        let (mut stream, mut input) = (connect(address, config).await?, Vec::new());
+        stream.write_all(&PROTOCOL_HEADER).await?;
+        match receive(&mut stream, &mut input).await? {
+            Method::ConnectionStart(start) => Ok(start.server_properties.decode()),
+            other => Err(unexpected(&other)),
+        }
+    };
+    within(config, address, asking).await
+}
+
+async fn connect(address: &UpstreamAddress, config: &PoolConfig) -> Result<Stream, Trouble> {
+    let options = ConnectOptions { timeout: config.connect_timeout, user_timeout: config.write_timeout };
+    Ok(Stream::connect(&address.host, address.port, options).await?)
+}
+
+/// Runs one step within the time that connecting may take.
+async fn within<T>(
+    config: &PoolConfig,
+    address: &UpstreamAddress,
+    step: impl Future<Output = Result<T, Trouble>>,
+) -> Result<T, Refusal> {
+    // Boxed: the state of a handshake is large, and is needed for a moment only.
+    match tokio::time::timeout(config.connect_timeout, Box::pin(step)).await {
+        Ok(result) => result.map_err(|trouble| match trouble {
+            Trouble::Said(refusal) => refusal,
+            other => Refusal::unreachable(format_args!("{address}: {other}")),
+        }),
+        Err(_) => Err(Refusal::unreachable(format_args!("{address}: no answer in time"))),
+    }
+}
+
+/// From the protocol header to start-ok; returns the broker's properties.
+async fn start(
+    stream: &mut Stream,
+    input: &mut Vec<u8>,
+    credentials: &Credentials,
+    connection_name: &str,
+) -> Result<FieldTable, Trouble> {
+    stream.write_all(&PROTOCOL_HEADER).await?;
+    let mut output = Vec::new();
+    let server_properties = match receive(stream, input).await? {
+        Method::ConnectionStart(start) => {
+            let offered = start.mechanisms.split(|&octet| octet == b' ');
+            let mechanism = credentials.mechanism.name();
+            if !offered.into_iter().any(|name| name == mechanism.as_bytes()) {
+                return Err(Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())));
+            }
+            let properties = client_properties(connection_name).encode();
+            let response = credentials.response();
+            let start_ok = connection::StartOk {
+                // Just encoded, and two levels deep: it is well-formed.
+                client_properties: RawTable::check(&properties).unwrap_or_default(),
+                mechanism,
+                response: response.expose(),
+                locale: LOCALE,
+            };
+            write_method(&mut output, 0, start_ok);
+            start.server_properties.decode()
+        }
+        other => return Err(unexpected(&other)),
+    };
+    let written = stream.write_all(&output).await;
+    // It held the password.
+    output.fill(0);
+    std::hint::black_box(&output);
+    written?;
+    Ok(server_properties)
+}
+
+fn client_properties(connection_name: &str) -> FieldTable {
+    let mut properties: FieldTable = [
+        ("product", "Leveret"),
+        ("version", env!("CARGO_PKG_VERSION")),
+        ("platform", "Rust"),
+        ("connection_name", connection_name),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key, FieldValue::text(value)))
+    .collect();
+    Capabilities::ALL.add_to(&mut properties);
+    properties
+}
+
+/// Reads one method on channel 0, exactly to its end: what follows belongs to the connection's task. A
+/// `connection.close` is answered, and is an error with the broker's words.
+async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> Result<Method<'i>, Trouble> {
+    loop {
+        input.resize(HEADER_LEN, 0);
+        stream.read_exact(input).await?;
+        if input.starts_with(b"AMQP") {
+            return Err(Trouble::Other("it speaks another protocol".to_owned()));
+        }
+        // Judges type and length; the payload is read only then.
+        Frame::parse(input, HANDSHAKE_FRAME_MAX).map_err(|fault| Trouble::Other(fault.to_string()))?;
+        let length = u32::from_be_bytes([input[3], input[4], input[5], input[6]]) as usize;
+        input.resize(HEADER_LEN + length + 1, 0);
+        stream.read_exact(&mut input[HEADER_LEN..]).await?;
+        if input[0] != FrameKind::Heartbeat as u8 {
+            break;
+        }
+    }
+    let payload = &input[HEADER_LEN..input.len() - 1];
+    let method = Method::decode(payload).map_err(|error| Trouble::Other(error.to_string()))?;
+    let Method::ConnectionClose(close) = method else { return Ok(method) };
+    let mut output = Vec::new();
+    write_method(&mut output, 0, connection::CloseOk {});
+    // The broker has said what there is to say; whether it hears this does not matter.
+    let _ = stream.write_all(&output).await;
+    let fault = announced_fault(close.reply_code, close.reply_text, (close.class_id, close.method_id));
+    // 10, 11 is connection.start-ok: whatever is refused there is the login.
+    let login =
+        fault.code == ReplyCode::AccessRefused && (fault.method == (10, 11) || fault.method == (0, 0));
+    Err(Trouble::Said(if login { Refusal::Login(fault.text.into_owned()) } else { Refusal::Fault(fault) }))
+}
+
+fn unexpected(method: &Method<'_>) -> Trouble {
+    Trouble::Other(format!("unexpected {}", method.name()))
+}
+
+/// What goes wrong in a handshake.
+#[derive(Debug)]
+enum Trouble {
+    /// The broker refused, in its own words.
+    Said(Refusal),
+    /// The broker closed the stream.
+    Closed,
+    /// The broker does not follow the protocol.
+    Other(String),
+    Io(io::Error),
+}
+
+impl Trouble {
+    fn into_refusal(self) -> Refusal {
+        match self {
+            Self::Said(refusal) => refusal,
+            other => Refusal::unreachable(other),
+        }
+    }
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Said(refusal) => refusal.fmt(f),
+            Self::Closed => f.write_str("closed during the handshake"),
+            Self::Other(what) => f.write_str(what),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => Self::Closed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<Fault> for Trouble {
+    fn from(fault: Fault) -> Self {
+        Self::Other(fault.to_string())
+    }
+}

@@ -1,0 +1,394 @@
+//! The task of an upstream connection: what the broker sends goes to the clients it is for.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use amqp::frame::{HEARTBEAT, write_method};
+use amqp::heartbeat::{Heartbeat, HeartbeatAction};
+use amqp::method::{basic, channel, connection};
+use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
+use parking_lot::Mutex;
+use transport::{Ended, Intent, Outbox, Protocol, Stream};
+
+use super::handshake::Limits;
+use super::slot::{Lease, Slot};
+use super::{Phase, State, Upstream};
+use crate::frames::put_frame;
+use crate::link::{ClientLink, Event};
+use crate::metrics::add;
+use crate::pool::Pool;
+use crate::refusal::announced_fault;
+
+/// Makes a connection of an open stream, and starts its task. `owner` is the client that it belongs to alone.
+pub(crate) fn spawn(
+    pool: &Arc<Pool>,
+    stream: Stream,
+    limits: Limits,
+    credentials: Arc<Credentials>,
+    virtual_host: &str,
+    owner: Option<Arc<ClientLink>>,
+) -> Arc<Upstream> {
+    let now = Instant::now();
+    let config = pool.config();
+    let upstream = Arc::new(Upstream {
+        id: pool.next_id(),
+        outbox: Arc::new(Outbox::new(config.outbox_limit)),
+        frame_max: limits.frame_max,
+        credentials,
+        virtual_host: virtual_host.into(),
+        verified_at: now,
+        channel_max: limits.channel_max,
+        state: Mutex::new(State {
+            phase: Phase::Open,
+            slots: Vec::new(),
+            free: Vec::new(),
+            in_use: 0,
+            idle_since: owner.is_none().then_some(now),
+            owner,
+            returning: false,
+            blocked: None,
+            attached: Vec::new(),
+            waiting: Vec::new(),
+        }),
+    });
+    pool.add(upstream.clone());
+    let task = Task {
+        upstream: upstream.clone(),
+        pool: Arc::downgrade(pool),
+        heartbeat: Heartbeat::new(limits.heartbeat_secs, now),
+        idle_timeout: config.idle_timeout,
+        cause: None,
+        finished: false,
+    };
+    tokio::spawn(run(task, stream, config.write_timeout));
+    upstream
+}
+
+async fn run(mut task: Task, mut stream: Stream, write_timeout: Duration) {
+    let outbox = task.upstream.outbox.clone();
+    // Reading goes on whatever waits to be written: the broker stops reading when it is not read.
+    let ended = transport::drive(&mut stream, &mut task, &outbox, usize::MAX, write_timeout).await;
+    let expected = task.cause.is_none() && task.finished;
+    let fault = task.cause.take().unwrap_or_else(|| lost(&ended));
+    if let Some(pool) = task.pool.upgrade() {
+        pool.remove(&task.upstream, expected);
+    }
+    if expected {
+        tracing::debug!(upstream = task.upstream.id, "upstream connection closed");
+    } else {
+        tracing::warn!(upstream = task.upstream.id, %fault, "upstream connection lost");
+    }
+    task.upstream.end(&fault);
+}
+
+fn lost(ended: &Ended) -> Fault {
+    let why = match ended {
+        Ended::Finished => "closed".to_owned(),
+        Ended::Eof => "closed by the broker".to_owned(),
+        Ended::WriteTimeout => "broker takes no data".to_owned(),
+        Ended::Io(error) => error.to_string(),
+    };
+    Fault::new(ReplyCode::ConnectionForced, format!("upstream connection lost: {why}"))
+}
+
+/// The protocol of an upstream connection that is open.
+struct Task {
+    upstream: Arc<Upstream>,
+    pool: Weak<Pool>,
+    heartbeat: Heartbeat,
+    idle_timeout: Duration,
+    /// Why the connection ends, when it is not by the pool's wish.
+    cause: Option<Fault>,
+    /// Nothing more is to be read.
+    finished: bool,
+}
+
+impl Protocol for Task {
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+        self.heartbeat.received(now);
+        let upstream = self.upstream.clone();
+        let mut state = upstream.state.lock();
+        let mut run = Run { client: None, octets: Vec::new(), shared: state.owner.is_none() };
+        let (mut taken, mut frames) = (0, 0);
+        while !self.finished {
+            match Frame::parse(&input[taken..], upstream.frame_max) {
+                Ok(Some(frame)) => {
+                    taken += frame.wire_len();
+                    frames += 1;
+                    self.frame(&mut state, &mut run, &frame);
+                }
+                Ok(None) => break,
+                Err(fault) => self.broken(fault),
+            }
+        }
+        run.hand_over();
+        drop(state);
+        if let Some(pool) = self.pool.upgrade() {
+            add(&pool.counters().frames_from_upstreams, frames);
+            add(&pool.counters().octets_from_upstreams, taken as u64);
+        }
+        if self.finished { input.len() } else { taken }
+    }
+
+    fn handle_eof(&mut self) {
+        if !self.finished && self.upstream.is_open() {
+            self.cause = Some(lost(&Ended::Eof));
+        }
+        self.finished = true;
+    }
+
+    fn handle_nudge(&mut self, _now: Instant) {}
+
+    fn handle_room(&mut self) {
+        let waiting = std::mem::take(&mut self.upstream.state.lock().waiting);
+        waiting.iter().for_each(|link| link.outbox.nudge());
+    }
+
+    fn handle_written(&mut self, now: Instant) {
+        self.heartbeat.sent(now);
+    }
+
+    fn handle_deadline(&mut self, now: Instant) {
+        if self.is_paused() {
+            // The broker cannot be heard while it is not read.
+            self.heartbeat.received(now);
+        }
+        match self.heartbeat.poll(now) {
+            HeartbeatAction::None => {}
+            HeartbeatAction::SendHeartbeat => {
+                self.upstream.outbox.append(|buf| buf.tail().extend_from_slice(&HEARTBEAT));
+            }
+            HeartbeatAction::PeerDead => {
+                let text = "upstream connection lost: missed heartbeats from the broker";
+                self.cause = Some(Fault::new(ReplyCode::ConnectionForced, text));
+                self.finished = true;
+            }
+        }
+        let mut state = self.upstream.state.lock();
+        match state.phase {
+            Phase::Open if state.idle_since.is_some_and(|since| now >= since + self.idle_timeout) => {
+                self.upstream.start_close(&mut state, "idle");
+            }
+            Phase::Closing(since) if now >= since + CLOSE_TIMEOUT => self.finished = true,
+            _ => {}
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let state = self.upstream.state.lock();
+        let own = match state.phase {
+            Phase::Closing(since) => Some(since + CLOSE_TIMEOUT),
+            _ => state.idle_since.map(|since| since + self.idle_timeout),
+        };
+        own.into_iter().chain(self.heartbeat.next_deadline()).min()
+    }
+
+    fn intent(&self) -> Intent {
+        if self.finished {
+            Intent::Finish
+        } else if self.is_paused() {
+            Intent::Pause
+        } else {
+            Intent::Run
+        }
+    }
+}
+
+impl Task {
+    /// Whether reading waits for the one client that the connection belongs to. Shared connections never wait.
+    fn is_paused(&self) -> bool {
+        let state = self.upstream.state.lock();
+        state.phase == Phase::Open
+            && !state.returning
+            && state.owner.as_ref().is_some_and(|owner| !owner.outbox.has_room())
+    }
+
+    /// The broker broke the protocol.
+    fn broken(&mut self, fault: Fault) {
+        self.cause = Some(Fault::new(
+            ReplyCode::ConnectionForced,
+            format!("upstream connection lost: {}", fault.reply_text()),
+        ));
+        self.finished = true;
+    }
+
+    #[inline]
+    fn frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+        if frame.channel == 0 {
+            return self.connection_frame(state, run, frame);
+        }
+        match state.slot(frame.channel) {
+            Some(Slot::Leased(lease)) => {
+                if frame.kind != FrameKind::Method || passes(lease, frame.payload) {
+                    run.add(lease, frame);
+                } else {
+                    self.judged_method(state, run, frame);
+                }
+            }
+            Some(Slot::Closing) => self.closing_method(state, frame),
+            // Nothing is due on a channel that is closed; a broker that sends there hurts nobody.
+            _ => {}
+        }
+    }
+
+    /// A method that changes the state of a leased channel.
+    fn judged_method(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+        let method = match Method::decode(frame.payload) {
+            Ok(method) => method,
+            Err(error) => return self.broken(error.into()),
+        };
+        let Some(slot) = state.slot(frame.channel) else { return };
+        let Slot::Leased(lease) = slot else { return };
+        match method {
+            Method::ChannelOpenOk(_) if lease.opening => lease.opening = false,
+            Method::BasicQosOk(_) if lease.own_qos_ok > 0 => lease.own_qos_ok -= 1,
+            Method::BasicCancel(_) if !lease.link.cancel_notify => {}
+            Method::BasicAck(basic::Ack { delivery_tag, multiple }) => {
+                let delivery_tag = lease.confirm(delivery_tag, multiple);
+                run.add_method(lease, basic::Ack { delivery_tag, multiple });
+            }
+            Method::BasicNack(basic::Nack { delivery_tag, multiple, requeue }) => {
+                let delivery_tag = lease.confirm(delivery_tag, multiple);
+                run.add_method(lease, basic::Nack { delivery_tag, multiple, requeue });
+            }
+            Method::QueueDeclareOk(ok) => {
+                lease.last_queue = Some(ok.queue.into());
+                run.add(lease, frame);
+            }
+            Method::ChannelClose(_) => {
+                run.hand_over();
+                self.closed_by_broker(slot, frame);
+            }
+            Method::ChannelCloseOk(_) => {
+                run.hand_over();
+                let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
+                let Lease { link, id, client_channel, last_queue, .. } = *lease;
+                state.set_free(frame.channel);
+                link.tell(Event::CloseOk { channel: client_channel, lease: id, last_queue });
+            }
+            _ => run.add(lease, frame),
+        }
+    }
+
+    /// `channel.close` from the broker. Who may still have frames on their way must send the close-ok: one that
+    /// overtook a frame would make the broker close the whole connection.
+    fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
+        let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing) else { return };
+        lease.link.tell(Event::ChannelClosed {
+            channel: lease.client_channel,
+            lease: lease.id,
+            payload: frame.payload.into(),
+            answered: lease.close_sent,
+        });
+        if lease.close_sent {
+            // Both closed at the same time. The session sends nothing more; the broker's close-ok is still to come.
+            self.upstream.send(frame.channel, channel::CloseOk {});
+        } else {
+            *slot = Slot::PeerClosed;
+        }
+    }
+
+    /// A frame on a channel that nobody leases any more.
+    #[cold]
+    fn closing_method(&mut self, state: &mut State, frame: &Frame<'_>) {
+        match (frame.kind, frame.payload) {
+            (FrameKind::Method, [0, 20, 0, 41]) => state.set_free(frame.channel),
+            (FrameKind::Method, [0, 20, 0, 40, ..]) => self.upstream.send(frame.channel, channel::CloseOk {}),
+            _ => {}
+        }
+    }
+
+    #[cold]
+    fn connection_frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+        if frame.kind == FrameKind::Heartbeat {
+            return;
+        }
+        run.hand_over();
+        match Method::decode(frame.payload) {
+            Ok(Method::ConnectionClose(close)) => {
+                let blame = (close.class_id, close.method_id);
+                self.cause = Some(announced_fault(close.reply_code, close.reply_text, blame));
+                self.upstream.send(0, connection::CloseOk {});
+                self.finished = true;
+            }
+            Ok(Method::ConnectionCloseOk(_)) => self.finished = true,
+            Ok(Method::ConnectionBlocked(blocked)) => {
+                if state.blocked.replace(blocked.reason.into()).is_none() {
+                    state.attached.iter().for_each(|link| link.block(blocked.reason));
+                }
+            }
+            Ok(Method::ConnectionUnblocked(_)) => {
+                if state.blocked.take().is_some() {
+                    state.attached.iter().for_each(|link| link.unblock());
+                }
+            }
+            Ok(_) => {}
+            Err(error) => self.broken(error.into()),
+        }
+    }
+}
+
+impl Lease {
+    /// Notes a confirm of the broker and returns the client's number for it.
+    fn confirm(&mut self, tag: u64, multiple: bool) -> u64 {
+        if let Some(confirms) = &mut self.confirms
+            && confirms.confirmed(tag, multiple)
+        {
+            self.link.tell(Event::Confirmed { channel: self.client_channel, lease: self.id });
+        }
+        tag.saturating_add(self.confirm_offset)
+    }
+}
+
+/// Whether a method goes to the client as it is, without changing anything here.
+#[inline]
+fn passes(lease: &Lease, payload: &[u8]) -> bool {
+    match payload {
+        // basic.deliver, basic.return, basic.get-ok
+        [0, 60, 0, 50 | 60 | 71, ..] => true,
+        // basic.ack, basic.nack: confirms
+        [0, 60, 0, 80 | 120, ..] => lease.confirms.is_none() && lease.confirm_offset == 0,
+        // Whatever channel and basic.qos-ok, basic.cancel, queue.declare-ok
+        [0, 20, ..] | [0, 60, 0, 11 | 30] | [0, 60, 0, 30, ..] | [0, 50, 0, 11, ..] => false,
+        _ => true,
+    }
+}
+
+/// Consecutive frames for one client, handed over at once.
+struct Run {
+    client: Option<Arc<ClientLink>>,
+    octets: Vec<u8>,
+    shared: bool,
+}
+
+impl Run {
+    #[inline]
+    fn add(&mut self, lease: &Lease, frame: &Frame<'_>) {
+        self.turn_to(lease);
+        put_frame(&mut self.octets, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
+    }
+
+    fn add_method<'a>(&mut self, lease: &Lease, method: impl Into<Method<'a>>) {
+        self.turn_to(lease);
+        write_method(&mut self.octets, lease.client_channel, method);
+    }
+
+    #[inline]
+    fn turn_to(&mut self, lease: &Lease) {
+        if !self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, &lease.link)) {
+            self.hand_over();
+            self.client = Some(lease.link.clone());
+        }
+    }
+
+    fn hand_over(&mut self) {
+        if let Some(client) = &self.client
+            && !self.octets.is_empty()
+        {
+            client.deliver(std::mem::take(&mut self.octets), self.shared);
+        }
+    }
+}
+
+/// How long a broker may take to confirm `connection.close`.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,434 @@
+//! A scripted broker on a loopback port, and clients whose sessions run over in-process streams.
+
+#![expect(clippy::disallowed_methods, reason = "a test looks at all that it has let come")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use amqp::frame::{HEADER_LEN, write_content_header, write_frame, write_method};
+use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::properties::NO_PROPERTIES;
+use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
+use parking_lot::Mutex;
+use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, Refusal, Session, UpstreamAddress};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use transport::{Intent, Outbox, Protocol};
+
+/// Nothing here takes this long; it turns a hang into a failure.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Waits for something that must happen.
+pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+/// A frame with its own octets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OwnedFrame {
+    pub(crate) kind: FrameKind,
+    pub(crate) channel: u16,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl OwnedFrame {
+    pub(crate) fn method(&self) -> Method<'_> {
+        assert_eq!(self.kind, FrameKind::Method, "{self:?}");
+        Method::decode(&self.payload).unwrap()
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self.kind {
+            FrameKind::Method => self.method().name(),
+            FrameKind::Header => "header",
+            FrameKind::Body => "body",
+            FrameKind::Heartbeat => "heartbeat",
+        }
+    }
+}
+
+/// Reads one frame; `None` at the end of the stream.
+pub(crate) async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Option<OwnedFrame> {
+    let mut head = [0; HEADER_LEN];
+    stream.read_exact(&mut head).await.ok()?;
+    let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
+    let mut rest = vec![0; length + 1];
+    stream.read_exact(&mut rest).await.ok()?;
+    let octets = [&head[..], &rest].concat();
+    let frame = Frame::parse(&octets, 0).unwrap().unwrap();
+    Some(OwnedFrame { kind: frame.kind, channel: frame.channel, payload: frame.payload.to_vec() })
+}
+
+/// What the broker is like. The password and the manners can be changed while it runs.
+#[derive(Debug)]
+pub(crate) struct Manners {
+    pub(crate) password: Mutex<String>,
+    /// Answers what has a plain answer; otherwise it only listens.
+    pub(crate) obedient: AtomicBool,
+    pub(crate) frame_max: u32,
+    /// Logins seen, refused ones included.
+    pub(crate) logins: AtomicUsize,
+}
+
+impl Default for Manners {
+    fn default() -> Self {
+        Self {
+            password: Mutex::new("right".to_owned()),
+            obedient: AtomicBool::new(true),
+            frame_max: 131_072,
+            logins: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// The scripted broker. It knows the vhost `/` and any user with the password.
+pub(crate) struct Broker {
+    pub(crate) address: UpstreamAddress,
+    pub(crate) manners: Arc<Manners>,
+    opened: mpsc::UnboundedReceiver<BrokerEnd>,
+}
+
+/// The broker's end of an open connection. Dropping `to` closes it.
+pub(crate) struct BrokerEnd {
+    /// What came, heartbeats left out.
+    pub(crate) seen: mpsc::UnboundedReceiver<OwnedFrame>,
+    /// Octets to be sent.
+    pub(crate) to: mpsc::UnboundedSender<Vec<u8>>,
+    pub(crate) client_properties: FieldTable,
+}
+
+impl Broker {
+    pub(crate) async fn start(manners: Manners) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address =
+            UpstreamAddress { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+        let manners = Arc::new(manners);
+        let (sender, opened) = mpsc::unbounded_channel();
+        let shared = manners.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serve(stream, shared.clone(), sender.clone()));
+            }
+        });
+        Self { address, manners, opened }
+    }
+
+    pub(crate) fn config(&self) -> PoolConfig {
+        PoolConfig::new(vec![self.address.clone()])
+    }
+
+    pub(crate) async fn next_connection(&mut self) -> BrokerEnd {
+        soon("an upstream connection", self.opened.recv()).await.unwrap()
+    }
+
+    pub(crate) fn has_new_connection(&mut self) -> bool {
+        self.opened.try_recv().is_ok()
+    }
+
+    pub(crate) fn logins(&self) -> usize {
+        self.manners.logins.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn fall_silent(&self) {
+        self.manners.obedient.store(false, Ordering::SeqCst);
+    }
+}
+
+impl BrokerEnd {
+    pub(crate) async fn next(&mut self) -> OwnedFrame {
+        soon("a frame at the broker", self.seen.recv()).await.expect("the connection is open")
+    }
+
+    /// Expects a method and returns it with its channel.
+    pub(crate) async fn expect(&mut self, name: &str) -> OwnedFrame {
+        let frame = self.next().await;
+        assert_eq!(frame.name(), name);
+        frame
+    }
+
+    pub(crate) fn send<'m>(&self, channel: u16, method: impl Into<Method<'m>>) {
+        let mut octets = Vec::new();
+        write_method(&mut octets, channel, method);
+        self.to.send(octets).unwrap();
+    }
+}
+
+async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::UnboundedSender<BrokerEnd>) {
+    let Some(client_properties) = handshake(&mut stream, &manners).await else { return };
+    let (seen_sender, seen) = mpsc::unbounded_channel();
+    let (to, mut outgoing) = mpsc::unbounded_channel::<Vec<u8>>();
+    let answers = to.clone().downgrade();
+    let _ = opened.send(BrokerEnd { seen, to, client_properties });
+    let (mut reader, mut writer) = stream.into_split();
+    let reading = async move {
+        while let Some(frame) = read_frame(&mut reader).await {
+            if frame.kind == FrameKind::Heartbeat {
+                continue;
+            }
+            if let (true, Some(answers)) = (manners.obedient.load(Ordering::SeqCst), answers.upgrade()) {
+                let answer = obedient_answer(&frame);
+                if !answer.is_empty() {
+                    let _ = answers.send(answer);
+                }
+            }
+            if seen_sender.send(frame).is_err() {
+                break;
+            }
+        }
+    };
+    let writing = async move {
+        while let Some(octets) = outgoing.recv().await {
+            if writer.write_all(&octets).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::select! { () = reading => {}, () = writing => {} }
+}
+
+fn obedient_answer(frame: &OwnedFrame) -> Vec<u8> {
+    let (mut out, number) = (Vec::new(), frame.channel);
+    if frame.kind != FrameKind::Method {
+        return out;
+    }
+    match frame.method() {
+        Method::ChannelOpen(_) => write_method(&mut out, number, channel::OpenOk::default()),
+        Method::ChannelClose(_) => write_method(&mut out, number, channel::CloseOk {}),
+        Method::ConnectionClose(_) => write_method(&mut out, 0, connection::CloseOk {}),
+        Method::QueueDeclare(declare) => {
+            let name = if declare.queue.is_empty() { "amq.gen-1" } else { declare.queue };
+            write_method(&mut out, number, queue::DeclareOk { queue: name, ..Default::default() });
+        }
+        Method::BasicQos(_) => write_method(&mut out, number, basic::QosOk {}),
+        Method::BasicConsume(consume) => {
+            write_method(&mut out, number, basic::ConsumeOk { consumer_tag: consume.consumer_tag });
+        }
+        Method::ConfirmSelect(select) if !select.no_wait => {
+            write_method(&mut out, number, confirm::SelectOk {});
+        }
+        _ => {}
+    }
+    out
+}
+
+/// The broker's end of the handshake; `None` when there is no connection in the end.
+async fn handshake(stream: &mut TcpStream, manners: &Manners) -> Option<FieldTable> {
+    let mut header = [0; 8];
+    stream.read_exact(&mut header).await.ok()?;
+    let (mut out, properties) = (Vec::new(), FieldTable::new().encode());
+    let start = connection::Start {
+        version_major: 0,
+        version_minor: 9,
+        server_properties: RawTable::check(&properties).unwrap(),
+        mechanisms: b"PLAIN",
+        locales: b"en_US",
+    };
+    write_method(&mut out, 0, start);
+    stream.write_all(&out).await.ok()?;
+    let start_ok = read_frame(stream).await?;
+    let Method::ConnectionStartOk(start_ok) = start_ok.method() else { return None };
+    manners.logins.fetch_add(1, Ordering::SeqCst);
+    let client_properties = start_ok.client_properties.decode();
+    if !start_ok.response.ends_with(format!("\0{}", manners.password.lock()).as_bytes()) {
+        refuse(stream, 403, "ACCESS_REFUSED - Login was refused. See the log.", (0, 0)).await;
+        return None;
+    }
+    out.clear();
+    write_method(
+        &mut out,
+        0,
+        connection::Tune { channel_max: 100, frame_max: manners.frame_max, heartbeat: 60 },
+    );
+    stream.write_all(&out).await.ok()?;
+    read_frame(stream).await?;
+    let open = read_frame(stream).await?;
+    let Method::ConnectionOpen(open) = open.method() else { return None };
+    if open.virtual_host != "/" {
+        refuse(stream, 530, "NOT_ALLOWED - vhost nowhere not found", (10, 40)).await;
+        return None;
+    }
+    out.clear();
+    write_method(&mut out, 0, connection::OpenOk::default());
+    stream.write_all(&out).await.ok()?;
+    Some(client_properties)
+}
+
+async fn refuse(
+    stream: &mut TcpStream,
+    reply_code: u16,
+    reply_text: &str,
+    (class_id, method_id): (u16, u16),
+) {
+    let mut out = Vec::new();
+    write_method(&mut out, 0, connection::Close { reply_code, reply_text, class_id, method_id });
+    let _ = stream.write_all(&out).await;
+    read_frame(stream).await;
+}
+
+/// Logs in as `user`.
+pub(crate) async fn login(pool: &Arc<Pool>, user: &str, password: &str) -> Result<Login, Refusal> {
+    let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
+    soon("a login", pool.authenticate(Credentials::plain(user, password), info)).await
+}
+
+/// A client behind the proxy, seen from the application's side.
+pub(crate) struct Client {
+    stream: DuplexStream,
+}
+
+impl Client {
+    /// Logs in as `user` with the right password and opens the vhost `/`.
+    pub(crate) async fn connect(pool: &Arc<Pool>) -> Self {
+        Self::connect_with(pool, 131_072, Capabilities::ALL).await
+    }
+
+    pub(crate) async fn connect_with(pool: &Arc<Pool>, frame_max: u32, capabilities: Capabilities) -> Self {
+        let login = login(pool, "user", "right").await.unwrap();
+        let outbox = Arc::new(Outbox::new(1024 * 1024));
+        let side = ClientSide {
+            outbox: outbox.clone(),
+            negotiated: Negotiated { channel_max: 2047, frame_max, heartbeat_secs: 0 },
+            capabilities,
+            client_properties: FieldTable::new(),
+        };
+        let session = soon("open-ok", pool.open(login, "/", side)).await.unwrap();
+        let (stream, mut far) = tokio::io::duplex(1024 * 1024);
+        tokio::spawn(async move {
+            let mut server = ServerEnd { session, outbox: outbox.clone(), frame_max, intent: Intent::Run };
+            transport::drive(&mut far, &mut server, &outbox, 1024 * 1024, PATIENCE).await;
+            server.session.end();
+        });
+        Self { stream }
+    }
+
+    pub(crate) async fn send<'m>(&mut self, channel: u16, method: impl Into<Method<'m>>) {
+        let mut octets = Vec::new();
+        write_method(&mut octets, channel, method);
+        self.write(&octets).await;
+    }
+
+    pub(crate) async fn write(&mut self, octets: &[u8]) {
+        soon("the proxy to read", self.stream.write_all(octets)).await.unwrap();
+    }
+
+    pub(crate) async fn next(&mut self) -> OwnedFrame {
+        soon("a frame at the client", read_frame(&mut self.stream)).await.expect("the connection is open")
+    }
+
+    pub(crate) async fn expect(&mut self, name: &str) -> OwnedFrame {
+        let frame = self.next().await;
+        assert_eq!(frame.name(), name, "{frame:?}");
+        frame
+    }
+
+    /// Expects the connection to be closed with this text.
+    pub(crate) async fn expect_close(&mut self, code: u16, text: &str) {
+        let frame = self.expect("connection.close").await;
+        let Method::ConnectionClose(close) = frame.method() else { unreachable!() };
+        assert_eq!((close.reply_code, close.reply_text), (code, text));
+    }
+
+    pub(crate) async fn open_channel(&mut self, number: u16) {
+        self.send(number, channel::Open::default()).await;
+        assert_eq!(self.expect("channel.open-ok").await.channel, number);
+    }
+
+    pub(crate) async fn publish(&mut self, number: u16, body: &[u8]) {
+        self.write(&message(number, body, 131_072)).await;
+    }
+}
+
+/// A published message on the wire, with its body in frames of at most `frame_max` octets.
+pub(crate) fn message(number: u16, body: &[u8], frame_max: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    let publish = basic::Publish { exchange: "", routing_key: "q", ..Default::default() };
+    write_method(&mut out, number, publish);
+    write_content_header(&mut out, number, body.len() as u64, NO_PROPERTIES);
+    for piece in body.chunks(frame_max - 8) {
+        write_frame(&mut out, FrameKind::Body, number, |out| out.extend_from_slice(piece));
+    }
+    out
+}
+
+/// What the server crate does, in small: a session behind a stream.
+struct ServerEnd {
+    session: Session,
+    outbox: Arc<Outbox>,
+    frame_max: u32,
+    intent: Intent,
+}
+
+impl ServerEnd {
+    fn judge(&mut self, result: Result<(), Fault>) {
+        let Err(fault) = result else { return };
+        let close = connection::Close {
+            reply_code: fault.code.code(),
+            reply_text: &fault.reply_text(),
+            class_id: fault.method.0,
+            method_id: fault.method.1,
+        };
+        self.outbox.append(|buf| write_method(buf.tail(), 0, close));
+        self.intent = Intent::Finish;
+    }
+
+    fn check_room(&mut self) {
+        if self.intent != Intent::Finish {
+            self.intent = if self.session.has_room() { Intent::Run } else { Intent::Pause };
+        }
+    }
+}
+
+impl Protocol for ServerEnd {
+    fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
+        let mut taken = 0;
+        while let (Intent::Run | Intent::Pause, Ok(Some(frame))) =
+            (self.intent, Frame::parse(&input[taken..], self.frame_max))
+        {
+            taken += frame.wire_len();
+            if frame.channel == 0 && frame.kind == FrameKind::Method {
+                if self.session.close() {
+                    self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
+                    self.intent = Intent::Finish;
+                }
+                continue;
+            }
+            let result = self.session.handle_frame(frame);
+            self.judge(result);
+        }
+        self.session.flush();
+        self.check_room();
+        taken
+    }
+
+    fn handle_eof(&mut self) {
+        self.intent = Intent::Finish;
+    }
+
+    fn handle_nudge(&mut self, _now: Instant) {
+        let result = self.session.handle_nudge();
+        self.judge(result);
+        if self.intent != Intent::Finish && self.session.is_closed() {
+            self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
+            self.intent = Intent::Finish;
+        }
+        self.check_room();
+    }
+
+    fn handle_room(&mut self) {
+        self.session.handle_room();
+    }
+
+    fn handle_written(&mut self, _now: Instant) {}
+
+    fn handle_deadline(&mut self, _now: Instant) {}
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn intent(&self) -> Intent {
+        self.intent
+    }
+}

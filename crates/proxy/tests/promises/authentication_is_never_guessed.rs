@@ -1,0 +1,99 @@
+//! P1.
+
+use std::time::Duration;
+
+use amqp::Capabilities;
+use amqp::method::basic;
+use proxy::{ClientSide, Pool, Refusal};
+use std::sync::Arc;
+use transport::Outbox;
+
+use crate::common::{Broker, Client, Manners, login};
+
+fn side() -> ClientSide {
+    ClientSide {
+        outbox: Arc::new(Outbox::new(1024)),
+        negotiated: amqp::Negotiated { channel_max: 10, frame_max: 4096, heartbeat_secs: 0 },
+        capabilities: Capabilities::ALL,
+        client_properties: amqp::FieldTable::new(),
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_refused_in_the_brokers_words_while_the_right_one_is_warm() {
+    let broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let _warm = Client::connect(&pool).await;
+    for wrong in ["wrong", "righ", "rightt", ""] {
+        let refusal = login(&pool, "user", wrong).await.unwrap_err();
+        assert_eq!(refusal, Refusal::Login("Login was refused. See the log.".to_owned()));
+    }
+    assert_eq!(broker.logins(), 5, "each wrong password was put to the broker");
+    assert!(login(&pool, "other", "right").await.is_ok());
+    assert_eq!(broker.logins(), 6, "and so was another user");
+}
+
+#[tokio::test]
+async fn equal_credentials_need_one_handshake() {
+    let broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    for _ in 0..5 {
+        Client::connect(&pool).await;
+    }
+    assert_eq!(broker.logins(), 1);
+    assert_eq!(pool.metrics().handshakes_avoided, 4);
+}
+
+#[tokio::test]
+async fn after_auth_ttl_the_broker_is_asked_again() {
+    let broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(proxy::PoolConfig { auth_ttl: Duration::ZERO, ..broker.config() });
+    Client::connect(&pool).await;
+    *broker.manners.password.lock() = "rotated".to_owned();
+    assert!(matches!(login(&pool, "user", "right").await, Err(Refusal::Login(_))));
+    assert!(login(&pool, "user", "rotated").await.is_ok());
+}
+
+#[tokio::test]
+async fn a_dead_connection_vouches_for_nobody() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let connection = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, basic::Qos::default()).await;
+    client.expect("basic.qos-ok").await;
+    drop(connection);
+    client.expect("connection.close").await;
+    Client::connect(&pool).await;
+    assert_eq!(broker.logins(), 2);
+}
+
+#[tokio::test]
+async fn an_unknown_vhost_is_refused_in_the_brokers_words() {
+    let broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let _warm = Client::connect(&pool).await;
+    let accepted = login(&pool, "user", "right").await.unwrap();
+    let refusal = pool.open(accepted, "nowhere", side()).await.unwrap_err();
+    let Refusal::Fault(fault) = refusal else { panic!("{refusal}") };
+    assert_eq!(fault.reply_text(), "NOT_ALLOWED - vhost nowhere not found");
+}
+
+#[tokio::test]
+async fn without_a_broker_the_refusal_says_so() {
+    let broker = Broker::start(Manners::default()).await;
+    let mut config = broker.config();
+    // A port that was just free, and that nobody listens on.
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    config.upstreams[0].port = unused;
+    let pool = Pool::new(config.clone());
+    let Err(Refusal::Fault(fault)) = login(&pool, "user", "right").await else { panic!("let in") };
+    assert!(fault.reply_text().starts_with("CONNECTION_FORCED - upstream unreachable: "), "{fault}");
+    assert!(!pool.is_reachable());
+
+    config.upstreams.push(broker.address.clone());
+    let pool = Pool::new(config);
+    assert!(login(&pool, "user", "right").await.is_ok(), "the next address is tried");
+    assert!(pool.is_reachable());
+}

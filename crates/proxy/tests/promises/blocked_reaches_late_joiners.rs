@@ -1,0 +1,36 @@
+//! connection.blocked goes to every client of the connection that knows it, whenever it came.
+
+use amqp::Capabilities;
+use amqp::method::{basic, connection};
+use proxy::Pool;
+
+use crate::common::{Broker, Client, Manners};
+
+#[tokio::test]
+async fn blocked_and_unblocked_reach_all_who_know_them() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut early = Client::connect(&pool).await;
+    let upstream = broker.next_connection().await;
+    early.open_channel(1).await;
+    early.send(1, basic::Qos::default()).await;
+    early.expect("basic.qos-ok").await;
+    upstream.send(0, connection::Blocked { reason: "low on memory" });
+    early.expect("connection.blocked").await;
+
+    let mut late = Client::connect(&pool).await;
+    late.open_channel(1).await;
+    late.publish(1, b"x").await;
+    let blocked = late.expect("connection.blocked").await;
+    let amqp::Method::ConnectionBlocked(blocked) = blocked.method() else { unreachable!() };
+    assert_eq!(blocked.reason, "low on memory");
+
+    let mut ignorant = Client::connect_with(&pool, 131_072, Capabilities::default()).await;
+    ignorant.open_channel(1).await;
+    ignorant.send(1, basic::Qos::default()).await;
+    ignorant.expect("basic.qos-ok").await;
+
+    upstream.send(0, connection::Unblocked {});
+    early.expect("connection.unblocked").await;
+    late.expect("connection.unblocked").await;
+}

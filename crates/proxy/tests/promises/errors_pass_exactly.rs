@@ -1,0 +1,140 @@
+//! What the broker says, the client hears; and nobody else.
+
+use amqp::Method;
+use amqp::method::{basic, channel, connection, queue};
+use proxy::Pool;
+
+use crate::common::{Broker, Client, Manners};
+
+#[tokio::test]
+async fn a_channel_closed_by_the_broker_is_closed_with_its_words_and_can_be_opened_again() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(5).await;
+    client.publish(5, b"to nowhere").await;
+    let number = upstream.expect("channel.open").await.channel;
+    for name in ["basic.publish", "header", "body"] {
+        upstream.expect(name).await;
+    }
+    let close = channel::Close {
+        reply_code: 404,
+        reply_text: "NOT_FOUND - no exchange 'e' in vhost '/'",
+        class_id: 60,
+        method_id: 40,
+    };
+    upstream.send(number, close);
+    let heard = client.expect("channel.close").await;
+    assert_eq!((heard.channel, heard.method()), (5, Method::ChannelClose(close)));
+    upstream.expect("channel.close-ok").await;
+
+    // What the client sent before it knew is discarded.
+    client.publish(5, b"too late").await;
+    client.send(5, channel::CloseOk {}).await;
+    client.open_channel(5).await;
+    client.publish(5, b"again").await;
+    upstream.expect("channel.open").await;
+    upstream.expect("basic.publish").await;
+    upstream.expect("header").await;
+    assert_eq!(upstream.expect("body").await.payload, b"again");
+}
+
+#[tokio::test]
+async fn both_sides_closing_a_channel_at_once_leaves_it_clean() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    broker.fall_silent();
+    client.open_channel(1).await;
+    client.publish(1, b"x").await;
+    let number = upstream.expect("channel.open").await.channel;
+    for name in ["basic.publish", "header", "body"] {
+        upstream.expect(name).await;
+    }
+    client.send(1, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
+    upstream.expect("channel.close").await;
+    upstream.send(number, channel::Close { reply_code: 404, ..Default::default() });
+    upstream.expect("channel.close-ok").await;
+    upstream.send(number, channel::CloseOk {});
+    upstream.send(0, connection::Blocked { reason: "fence" });
+    client.open_channel(1).await;
+    // Blocked was told when the connection had taken the close-ok: the number is free again.
+    client.expect("connection.blocked").await;
+    client.publish(1, b"y").await;
+    assert_eq!(upstream.expect("channel.open").await.channel, number);
+}
+
+#[tokio::test]
+async fn a_connection_closed_by_the_broker_ends_those_on_it_with_its_words() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut bystander = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    for client in [&mut client, &mut bystander] {
+        client.open_channel(1).await;
+    }
+    client.publish(1, b"x").await;
+    upstream.expect("channel.open").await;
+    let text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
+    upstream.send(0, connection::Close { reply_code: 320, reply_text: text, class_id: 0, method_id: 0 });
+    client.expect_close(320, text).await;
+
+    // Nothing of the bystander was there: it goes on, on another connection.
+    bystander.publish(1, b"y").await;
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    next.expect("basic.publish").await;
+}
+
+#[tokio::test]
+async fn a_broker_that_dies_is_a_320_for_those_on_it() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"x").await;
+    upstream.expect("channel.open").await;
+    drop(upstream);
+    client.expect_close(320, "CONNECTION_FORCED - upstream connection lost: closed by the broker").await;
+    assert_eq!(pool.metrics().connections_lost, 1);
+}
+
+#[tokio::test]
+async fn replies_and_server_named_queues_pass_on_the_clients_channel() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let _upstream = broker.next_connection().await;
+    client.open_channel(9).await;
+    client.send(9, queue::Declare::default()).await;
+    let declared = client.expect("queue.declare-ok").await;
+    let Method::QueueDeclareOk(ok) = declared.method() else { unreachable!() };
+    assert_eq!((declared.channel, ok.queue), (9, "amq.gen-1"));
+}
+
+#[tokio::test]
+async fn cancel_reaches_only_clients_that_know_it() {
+    for knows in [true, false] {
+        let mut broker = Broker::start(Manners::default()).await;
+        let pool = Pool::new(broker.config());
+        let capabilities = amqp::Capabilities { consumer_cancel_notify: knows, ..Default::default() };
+        let mut client = Client::connect_with(&pool, 131_072, capabilities).await;
+        let _warm = broker.next_connection().await;
+        client.open_channel(1).await;
+        client.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+        client.expect("basic.consume-ok").await;
+        let mut upstream = broker.next_connection().await;
+        let number = upstream.expect("channel.open").await.channel;
+        upstream.send(number, basic::Cancel { consumer_tag: "c", no_wait: true });
+        upstream.send(number, basic::GetEmpty::default());
+        if knows {
+            client.expect("basic.cancel").await;
+        }
+        client.expect("basic.get-empty").await;
+    }
+}

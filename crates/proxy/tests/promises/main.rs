@@ -1,0 +1,14 @@
+//! The pool's promises, each in a file named after it, against a scripted broker.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod authentication_is_never_guessed;
+mod blocked_reaches_late_joiners;
+mod bodies_are_resplit;
+mod errors_pass_exactly;
+mod exclusive_queues_stay_private;
+mod moved_channels_keep_their_order;
+mod only_the_offender_ends;
+mod upstreams_see_who_is_behind;
+mod warm_path_needs_no_round_trip;

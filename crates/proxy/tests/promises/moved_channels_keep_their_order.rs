@@ -1,0 +1,101 @@
+//! A channel that moves to the client's own connection keeps its order, its settings and its numbers.
+
+use amqp::Method;
+use amqp::method::{basic, confirm, queue};
+use proxy::Pool;
+
+use crate::common::{Broker, BrokerEnd, Client, Manners};
+
+async fn expect_publish(upstream: &mut BrokerEnd) {
+    for name in ["basic.publish", "header", "body"] {
+        upstream.expect(name).await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    // Somebody else keeps the warm connection from being taken over.
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    shared.expect("channel.open").await;
+    shared.expect("basic.qos").await;
+
+    client.open_channel(3).await;
+    client.send(3, basic::Qos { prefetch_count: 7, ..Default::default() }).await;
+    client.expect("basic.qos-ok").await;
+    client.send(3, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    client.publish(3, b"1").await;
+    client.publish(3, b"2").await;
+    let old = shared.expect("channel.open").await.channel;
+    shared.expect("basic.qos").await;
+    shared.expect("confirm.select").await;
+    expect_publish(&mut shared).await;
+    expect_publish(&mut shared).await;
+    shared.send(old, basic::Ack { delivery_tag: 2, multiple: false });
+    client.expect("basic.ack").await;
+
+    client.send(3, basic::Consume { queue: "q", ..Default::default() }).await;
+    client.publish(3, b"3").await;
+    let mut own = broker.next_connection().await;
+    assert!(own.seen.try_recv().is_err(), "the first message is not confirmed yet");
+    shared.send(old, basic::Ack { delivery_tag: 1, multiple: false });
+    client.expect("basic.ack").await;
+    shared.expect("channel.close").await;
+
+    let new = own.expect("channel.open").await.channel;
+    let qos = own.expect("basic.qos").await;
+    assert!(matches!(qos.method(), Method::BasicQos(basic::Qos { prefetch_count: 7, .. })));
+    own.expect("confirm.select").await;
+    own.expect("basic.consume").await;
+    expect_publish(&mut own).await;
+    own.send(new, basic::Ack { delivery_tag: 1, multiple: false });
+    client.expect("basic.consume-ok").await;
+    let ack = client.expect("basic.ack").await;
+    assert_eq!(ack.method(), Method::BasicAck(basic::Ack { delivery_tag: 3, multiple: false }));
+}
+
+#[tokio::test]
+async fn the_last_declared_queue_is_remembered() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, queue::Declare::default()).await;
+    client.send(1, basic::Consume::default()).await;
+    client.expect("queue.declare-ok").await;
+    shared.expect("channel.open").await;
+    shared.expect("queue.declare").await;
+    shared.expect("channel.close").await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    let consume = own.expect("basic.consume").await;
+    let Method::BasicConsume(consume) = consume.method() else { unreachable!() };
+    assert_eq!(consume.queue, "amq.gen-1");
+    client.expect("basic.consume-ok").await;
+}
+
+#[tokio::test]
+async fn an_error_during_the_move_is_the_clients() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    broker.fall_silent();
+    client.open_channel(1).await;
+    client.publish(1, b"to nowhere").await;
+    client.send(1, basic::Consume { queue: "q", ..Default::default() }).await;
+    let number = shared.expect("channel.open").await.channel;
+    expect_publish(&mut shared).await;
+    shared.expect("channel.close").await;
+    shared.send(number, amqp::method::channel::Close { reply_code: 404, ..Default::default() });
+    client.expect("channel.close").await;
+    shared.expect("channel.close-ok").await;
+}

@@ -1,0 +1,215 @@
+//! P2.
+
+use amqp::frame::{write_content_header, write_frame, write_method};
+use amqp::method::{basic, channel, connection, exchange, queue};
+use amqp::properties::NO_PROPERTIES;
+use amqp::{FrameKind, Method};
+use proxy::Pool;
+
+use crate::common::{Broker, Client, Manners, message};
+
+fn method<'m>(number: u16, method: impl Into<Method<'m>>) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_method(&mut out, number, method);
+    out
+}
+
+fn frame(kind: FrameKind, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_frame(&mut out, kind, 1, |out| out.extend_from_slice(payload));
+    out
+}
+
+fn publish_then(rest: &[u8]) -> Vec<u8> {
+    [&method(1, basic::Publish::default()), rest].concat()
+}
+
+fn header(size: u64, properties: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_content_header(&mut out, 1, size, properties);
+    out
+}
+
+/// Everything here makes RabbitMQ close the connection.
+fn offences() -> Vec<(Vec<u8>, u16, &'static str)> {
+    vec![
+        (method(2, basic::Qos::default()), 504, "CHANNEL_ERROR - expected 'channel.open'"),
+        (method(1, channel::Open::default()), 504, "CHANNEL_ERROR - second 'channel.open' seen"),
+        (
+            frame(FrameKind::Body, b"x"),
+            505,
+            "UNEXPECTED_FRAME - expected method frame, got non method frame instead",
+        ),
+        (
+            publish_then(&frame(FrameKind::Body, b"x")),
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+        ),
+        (
+            publish_then(&[header(5, NO_PROPERTIES), method(1, channel::Close::default())].concat()),
+            505,
+            "UNEXPECTED_FRAME - expected content body, got non content body frame instead",
+        ),
+        (
+            publish_then(&[header(1, NO_PROPERTIES), frame(FrameKind::Body, b"xx")].concat()),
+            501,
+            "FRAME_ERROR - content body frame exceeds remaining content size",
+        ),
+        (publish_then(&header(0, &[0x80, 0])), 502, "SYNTAX_ERROR - data ends inside a field"),
+        (
+            frame(FrameKind::Method, &[0, 60, 0, 99]),
+            503,
+            "COMMAND_INVALID - unknown method, class 60 method 99",
+        ),
+        (method(1, connection::Tune::default()), 503, "COMMAND_INVALID - unimplemented method"),
+        (method(1, queue::DeclareOk::default()), 503, "COMMAND_INVALID - unimplemented method"),
+        (
+            method(1, basic::Publish { immediate: true, ..Default::default() }),
+            540,
+            "NOT_IMPLEMENTED - immediate=true",
+        ),
+        (
+            method(1, basic::Qos { prefetch_size: 1, ..Default::default() }),
+            540,
+            "NOT_IMPLEMENTED - prefetch_size!=0 (1)",
+        ),
+        (method(1, basic::Recover { requeue: false }), 540, "NOT_IMPLEMENTED - requeue=false"),
+        (method(1, channel::Flow { active: false }), 540, "NOT_IMPLEMENTED - active=false"),
+    ]
+}
+
+#[tokio::test]
+async fn an_offence_ends_its_client_and_never_reaches_the_broker() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut neighbour = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    neighbour.open_channel(1).await;
+    for (offence, code, text) in offences() {
+        let mut offender = Client::connect(&pool).await;
+        offender.open_channel(1).await;
+        offender.write(&offence).await;
+        offender.expect_close(code, text).await;
+
+        neighbour.publish(1, text.as_bytes()).await;
+        loop {
+            let frame = upstream.next().await;
+            match frame.name() {
+                "body" if frame.payload == text.as_bytes() => break,
+                "channel.open" | "basic.publish" | "header" | "body" => {}
+                other => panic!("{other} reached the broker"),
+            }
+        }
+    }
+    assert_eq!(broker.logins(), 1);
+}
+
+#[tokio::test]
+async fn half_a_message_never_reaches_a_shared_connection() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut neighbour = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    client.publish(1, b"whole").await;
+    let half = message(1, b"half a message", 131_072);
+    client.write(&half[..half.len() - 3]).await;
+    client.write(&method(2, channel::Open::default())).await;
+    drop(client);
+    for name in ["channel.open", "basic.publish", "header", "body", "channel.close"] {
+        upstream.expect(name).await;
+    }
+    neighbour.open_channel(1).await;
+    neighbour.publish(1, b"after").await;
+    for name in ["channel.open", "basic.publish", "header"] {
+        upstream.expect(name).await;
+    }
+    assert_eq!(upstream.expect("body").await.payload, b"after");
+}
+
+#[tokio::test]
+async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_it() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"small").await;
+    for name in ["channel.open", "basic.publish", "header", "body"] {
+        shared.expect(name).await;
+    }
+    let large = message(1, &vec![7; 2 * 1024 * 1024], 131_072);
+    client.write(&large[..large.len() / 2]).await;
+    // The small message is fenced off, then the large one streams elsewhere.
+    shared.expect("channel.close").await;
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "basic.publish", "header", "body"] {
+        own.expect(name).await;
+    }
+    drop(client);
+    loop {
+        let frame = own.next().await;
+        match frame.name() {
+            "body" => {}
+            "connection.close" => break,
+            other => panic!("{other} in the middle of a message"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own() {
+    let delete = queue::Delete { queue: "q", if_empty: true, ..Default::default() };
+    let risky: [Method<'_>; 4] = [
+        exchange::Declare { exchange: "x", kind: "x-delayed-message", ..Default::default() }.into(),
+        basic::Get { queue: "q", ..Default::default() }.into(),
+        queue::Purge { queue: "q", ..Default::default() }.into(),
+        delete.into(),
+    ];
+    for risk in risky {
+        let mut broker = Broker::start(Manners::default()).await;
+        let pool = Pool::new(broker.config());
+        let mut neighbour = Client::connect(&pool).await;
+        neighbour.open_channel(1).await;
+        neighbour.send(1, basic::Qos::default()).await;
+        neighbour.expect("basic.qos-ok").await;
+        let _shared = broker.next_connection().await;
+
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.send(1, risk).await;
+        let mut own = broker.next_connection().await;
+        own.expect("channel.open").await;
+        own.expect(risk.name()).await;
+        let text = "NOT_IMPLEMENTED - queue.purge not supported by stream queues";
+        let (class_id, method_id) = risk.ids();
+        own.send(0, connection::Close { reply_code: 540, reply_text: text, class_id, method_id });
+        client.expect_close(540, text).await;
+
+        neighbour.send(1, basic::Qos::default()).await;
+        neighbour.expect("basic.qos-ok").await;
+    }
+}
+
+#[tokio::test]
+async fn a_message_larger_than_allowed_closes_its_channel_only() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(proxy::PoolConfig { max_message_size: 10, ..broker.config() });
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"short").await;
+    client.publish(1, b"eleven more").await;
+    let closed = client.expect("channel.close").await;
+    let Method::ChannelClose(close) = closed.method() else { unreachable!() };
+    assert_eq!(
+        close.reply_text,
+        "PRECONDITION_FAILED - message size 11 is larger than configured max size 10"
+    );
+    for name in ["channel.open", "basic.publish", "header", "body", "channel.close"] {
+        upstream.expect(name).await;
+    }
+    client.send(1, channel::CloseOk {}).await;
+    client.open_channel(1).await;
+}

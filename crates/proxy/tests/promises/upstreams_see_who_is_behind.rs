@@ -1,0 +1,26 @@
+//! P9, for connections that belong to one client.
+
+use amqp::method::basic;
+use amqp::{Capabilities, FieldTable, FieldValue};
+use proxy::Pool;
+
+use crate::common::{Broker, Client, Manners};
+
+fn name(properties: &FieldTable) -> &str {
+    properties.get("connection_name").and_then(FieldValue::as_text).unwrap()
+}
+
+#[tokio::test]
+async fn connections_are_named_and_all_capabilities_announced() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let shared = broker.next_connection().await;
+    assert_eq!(name(&shared.client_properties), "Leveret");
+    assert_eq!(Capabilities::from_properties(&shared.client_properties), Capabilities::ALL);
+
+    client.open_channel(1).await;
+    client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
+    let own = broker.next_connection().await;
+    assert_eq!(name(&own.client_properties), "Leveret: 127.0.0.1:1");
+}

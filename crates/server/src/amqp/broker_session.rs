@@ -1,0 +1,246 @@
+//! An open AMQP connection on the embedded broker: its channels, and what ends one.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::channel::{ChannelStep, ChannelTable};
+use amqp::content::Whole;
+use amqp::error::{Fault, ReplyCode};
+use amqp::frame::{self, Frame, FrameKind};
+use amqp::handshake::{Capabilities, OpenRequest};
+use amqp::method::{Method, basic, channel};
+use amqp::properties::ContentHeader;
+use broker::{Identity, SessionId, Timestamp, VirtualHost};
+use transport::Outbox;
+
+use super::channel::Channel;
+use super::content::Destination;
+use super::deliveries::{Cancellations, Deliveries};
+use super::session::Session;
+use crate::server::Shared;
+
+/// A connection's session on the embedded broker.
+pub(crate) struct BrokerSession {
+    context: Context,
+    channels: ChannelTable<Box<Channel>>,
+    /// Channels that may have published since the last flush.
+    published: Vec<u16>,
+    ended: bool,
+}
+
+/// What all channels of a connection share.
+pub(crate) struct Context {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) vhost: Arc<VirtualHost>,
+    pub(crate) identity: Identity,
+    pub(crate) session: SessionId,
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) frame_max: u32,
+    pub(crate) cancellations: Arc<Cancellations>,
+    /// The time of the input that is being handled.
+    pub(crate) now: Timestamp,
+}
+
+impl Context {
+    pub(crate) fn send<'m>(&self, channel: u16, method: impl Into<Method<'m>>) {
+        let method = method.into();
+        self.outbox.append(|buf| frame::write_method(buf.tail(), channel, method));
+    }
+
+    fn set_time(&mut self, now: Instant) {
+        self.now = self.shared.clock.timestamp(now);
+    }
+}
+
+impl BrokerSession {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        vhost: Arc<VirtualHost>,
+        identity: Identity,
+        session: SessionId,
+        request: &OpenRequest,
+        outbox: Arc<Outbox>,
+    ) -> Self {
+        let context = Context {
+            shared: Arc::clone(shared),
+            vhost,
+            identity,
+            session,
+            outbox,
+            capabilities: request.capabilities,
+            frame_max: request.negotiated.frame_max,
+            cancellations: Arc::default(),
+            now: Timestamp::default(),
+        };
+        let channels = ChannelTable::new(request.negotiated.channel_max);
+        Self { context, channels, published: Vec::new(), ended: false }
+    }
+
+    fn handle_method(&mut self, number: u16, payload: &[u8], rest: &[u8]) -> Result<usize, Fault> {
+        let method = Method::decode(payload)?;
+        match self.channels.method(number, &method)? {
+            ChannelStep::Deliver => {
+                if let Method::BasicPublish(publish) = method {
+                    return self.publish(number, &publish, rest);
+                }
+                let Some(channel) = self.channels.get_mut(number) else { return Ok(0) };
+                channel.check_method()?;
+                let outcome = channel.handle_method(&self.context, method);
+                self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(method.ids())))?;
+            }
+            ChannelStep::Open => self.open_channel(number),
+            ChannelStep::Close => {
+                if let Some(channel) = self.channels.remove(number) {
+                    self.end_channel(*channel);
+                }
+                self.context.send(number, channel::CloseOk {});
+            }
+            ChannelStep::AnswerClose => self.context.send(number, channel::CloseOk {}),
+            ChannelStep::Closed | ChannelStep::Discard => {}
+        }
+        Ok(0)
+    }
+
+    /// Publishes at once when header and body lie behind the method already, as they mostly do.
+    fn publish(&mut self, number: u16, publish: &basic::Publish<'_>, rest: &[u8]) -> Result<usize, Fault> {
+        if publish.immediate {
+            return Err(Fault::new(ReplyCode::NotImplemented, "immediate=true").caused_by(PUBLISH));
+        }
+        self.has_published(number);
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(0) };
+        channel.check_method()?;
+        let max_size = self.context.shared.config.max_message_size;
+        match Whole::peek(rest, number, self.context.frame_max, max_size) {
+            Ok(Some(whole)) => {
+                let outcome = channel.publish(&self.context, publish, whole.properties, whole.body);
+                self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(PUBLISH)))?;
+                Ok(whole.wire_len)
+            }
+            // What is wrong there is found again, and judged, frame by frame.
+            Ok(None) | Err(_) => {
+                channel.expect_content(publish);
+                Ok(0)
+            }
+        }
+    }
+
+    fn handle_header(&mut self, number: u16, payload: &[u8]) -> Result<(), Fault> {
+        self.has_published(number);
+        let Some(channel) = self.channels.content(number)? else { return Ok(()) };
+        let outcome = channel.handle_header(&self.context, ContentHeader::decode(payload)?);
+        self.settle_outcome(number, outcome)
+    }
+
+    fn handle_body(&mut self, number: u16, payload: &[u8]) -> Result<(), Fault> {
+        self.has_published(number);
+        let Some(channel) = self.channels.content(number)? else { return Ok(()) };
+        let outcome = channel.handle_body(&self.context, payload);
+        self.settle_outcome(number, outcome)
+    }
+
+    /// Remembers to flush the channel at the end of the batch.
+    fn has_published(&mut self, number: u16) {
+        if self.published.last() != Some(&number) {
+            self.published.push(number);
+        }
+    }
+
+    fn open_channel(&mut self, number: u16) {
+        let context = &self.context;
+        let destination = Destination { channel: number, frame_max: context.frame_max };
+        let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.outbox), destination));
+        let publisher = context.vhost.publisher(&context.identity);
+        self.channels.open(number, Box::new(Channel::new(number, deliveries, publisher)));
+        context.shared.metrics.channels_opened.add(1);
+        context.send(number, channel::OpenOk { reserved_1: b"" });
+    }
+
+    /// Ends the channel if `outcome` is a fault that asks for that, and passes on the others.
+    fn settle_outcome(&mut self, number: u16, outcome: Result<(), Fault>) -> Result<(), Fault> {
+        match outcome {
+            Err(fault) if !fault.is_hard() => {
+                if let Some(channel) = self.channels.start_closing(number) {
+                    self.end_channel(*channel);
+                }
+                let reply_text = fault.reply_text();
+                let (class_id, method_id) = fault.method;
+                let reply_code = fault.code.code();
+                self.context.send(
+                    number,
+                    channel::Close { reply_code, reply_text: &reply_text, class_id, method_id },
+                );
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn end_channel(&mut self, mut channel: Channel) {
+        channel.end(&self.context);
+        self.context.shared.metrics.channels_closed.add(1);
+    }
+}
+
+/// Class and method id of basic.publish, to blame it for its content.
+const PUBLISH: (u16, u16) = (60, 40);
+
+impl Session for BrokerSession {
+    fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
+        self.context.set_time(now);
+        match frame.kind {
+            FrameKind::Method => self.handle_method(frame.channel, frame.payload, rest),
+            FrameKind::Header => self.handle_header(frame.channel, frame.payload).map(|()| 0),
+            FrameKind::Body => self.handle_body(frame.channel, frame.payload).map(|()| 0),
+            // Judged by the connection.
+            FrameKind::Heartbeat => Ok(0),
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.context.set_time(now);
+        for number in std::mem::take(&mut self.published) {
+            if let Some(channel) = self.channels.get_mut(number) {
+                channel.flush(&self.context);
+            }
+        }
+    }
+
+    fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
+        self.context.set_time(now);
+        for (deliveries, key) in self.context.cancellations.take() {
+            if let Some(channel) = self.channels.get_mut(deliveries.channel()) {
+                channel.cancelled_by_broker(&self.context, &deliveries, key);
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_room(&mut self, now: Instant) {
+        self.context.set_time(now);
+        for (_, channel) in self.channels.iter_mut() {
+            channel.resume_consumers(&self.context);
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault> {
+        let context = &self.context;
+        context.shared.door.update_secret(&context.identity, secret)
+    }
+
+    fn end(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.context.set_time(now);
+        let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
+        for channel in channels {
+            self.end_channel(*channel);
+        }
+        self.context.vhost.end_session(self.context.session);
+    }
+}

@@ -1,0 +1,199 @@
+//! One channel of a connection on the embedded broker: dispatch, and the channel's life.
+
+mod consuming;
+mod declaring;
+mod publishing;
+mod transaction;
+
+use std::sync::Arc;
+
+use amqp::content::Assembler;
+use amqp::error::{Fault, ReplyCode};
+use amqp::method::{Method, access, basic, channel, confirm};
+use broker::{ConsumerId, Publisher, Queue};
+use hashbrown::HashMap;
+
+use self::publishing::PendingPublish;
+use self::transaction::Transaction;
+use super::broker_session::Context;
+use super::deliveries::{Deliveries, Resumable, Unsettled};
+
+/// An open channel.
+pub(crate) struct Channel {
+    number: u16,
+    deliveries: Arc<Deliveries>,
+    publisher: Publisher,
+    assembler: Assembler<PendingPublish>,
+    mode: Mode,
+    /// By consumer tag.
+    consumers: HashMap<Box<str>, Registered>,
+    /// basic.qos with global=false: the limit of consumers to come; 0 is none.
+    prefetch: u16,
+    /// What an empty queue name stands for.
+    last_queue: Option<Box<str>>,
+}
+
+/// How a channel treats what is published on it.
+enum Mode {
+    Plain,
+    /// Sequence number of the last publish that was confirmed.
+    Confirm(u64),
+    Tx(Box<Transaction>),
+}
+
+/// A consumer of the channel.
+struct Registered {
+    /// Key in the channel's [`Deliveries`].
+    key: usize,
+    queue: Arc<Queue>,
+    id: ConsumerId,
+}
+
+impl Channel {
+    pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>, publisher: Publisher) -> Self {
+        Self {
+            number,
+            deliveries,
+            publisher,
+            assembler: Assembler::new(),
+            mode: Mode::Plain,
+            consumers: HashMap::new(),
+            prefetch: 0,
+            last_queue: None,
+        }
+    }
+
+    /// Whether a method may come now.
+    pub(crate) fn check_method(&self) -> Result<(), Fault> {
+        self.assembler.check_method()
+    }
+
+    /// Takes any method but basic.publish and those of the channel's life cycle.
+    pub(crate) fn handle_method(&mut self, context: &Context, method: Method<'_>) -> Result<(), Fault> {
+        // Whatever follows must see what was published before it.
+        self.flush(context);
+        match method {
+            Method::ExchangeDeclare(m) => self.exchange_declare(context, &m),
+            Method::ExchangeDelete(m) => self.exchange_delete(context, &m),
+            Method::ExchangeBind(m) => self.exchange_bind(context, &m),
+            Method::ExchangeUnbind(m) => self.exchange_unbind(context, &m),
+            Method::QueueDeclare(m) => self.queue_declare(context, &m),
+            Method::QueueBind(m) => self.queue_bind(context, &m),
+            Method::QueueUnbind(m) => self.queue_unbind(context, &m),
+            Method::QueuePurge(m) => self.queue_purge(context, &m),
+            Method::QueueDelete(m) => self.queue_delete(context, &m),
+            Method::BasicQos(m) => self.qos(context, m),
+            Method::BasicConsume(m) => self.consume(context, &m),
+            Method::BasicCancel(m) => {
+                self.cancel(context, &m);
+                Ok(())
+            }
+            Method::BasicGet(m) => self.get(context, &m),
+            Method::BasicAck(m) => self.settle(context, m.delivery_tag, m.multiple, Settlement::Ack),
+            Method::BasicNack(m) => {
+                self.settle(context, m.delivery_tag, m.multiple, Settlement::refusal(m.requeue))
+            }
+            Method::BasicReject(m) => {
+                self.settle(context, m.delivery_tag, false, Settlement::refusal(m.requeue))
+            }
+            Method::BasicRecover(basic::Recover { requeue }) => {
+                self.recover(context, requeue)?;
+                context.send(self.number, basic::RecoverOk {});
+                Ok(())
+            }
+            Method::BasicRecoverAsync(basic::RecoverAsync { requeue }) => self.recover(context, requeue),
+            Method::ConfirmSelect(m) => self.confirm_select(context, m),
+            Method::TxSelect(_) => self.tx_select(context),
+            Method::TxCommit(_) => self.tx_commit(context),
+            Method::TxRollback(_) => self.tx_rollback(context),
+            Method::ChannelFlow(channel::Flow { active: true }) => {
+                context.send(self.number, channel::FlowOk { active: true });
+                Ok(())
+            }
+            Method::ChannelFlow(_) => Err(Fault::new(ReplyCode::NotImplemented, "active=false")),
+            // Tickets were abolished with AMQP 0-9-1; old clients ask for one and never use it.
+            Method::AccessRequest(_) => {
+                context.send(self.number, access::RequestOk { reserved_1: 1 });
+                Ok(())
+            }
+            _ => Err(Fault::new(ReplyCode::CommandInvalid, "unimplemented method")),
+        }
+    }
+
+    /// Ends the channel: what was published is handed over, consumers go, and what is unsettled returns to its
+    /// queues.
+    pub(crate) fn end(&mut self, context: &Context) {
+        self.flush(context);
+        for (_, consumer) in self.consumers.drain() {
+            consumer.queue.cancel(consumer.id, context.now);
+        }
+        if let Mode::Tx(transaction) = std::mem::replace(&mut self.mode, Mode::Plain) {
+            self.deliveries.restore(transaction.into_unsettled());
+        }
+        let (unsettled, _) = self.deliveries.take_all();
+        give_back(unsettled, Settlement::Requeue, context);
+    }
+
+    fn confirm_select(&mut self, context: &Context, select: confirm::Select) -> Result<(), Fault> {
+        match self.mode {
+            Mode::Plain => self.mode = Mode::Confirm(0),
+            Mode::Confirm(_) => {}
+            Mode::Tx(_) => {
+                return Err(Fault::new(
+                    ReplyCode::PreconditionFailed,
+                    "cannot switch from tx to confirm mode",
+                ));
+            }
+        }
+        if !select.no_wait {
+            context.send(self.number, confirm::SelectOk {});
+        }
+        Ok(())
+    }
+
+    /// The queue that a method names; an empty name stands for the channel's last declared queue.
+    fn queue_name<'n>(&'n self, name: &'n str) -> Result<&'n str, Fault> {
+        match (name, &self.last_queue) {
+            ("", Some(last)) => Ok(last),
+            ("", None) => Err(broker::BrokerError::NoPreviousQueue.into()),
+            (name, _) => Ok(name),
+        }
+    }
+}
+
+/// How a delivery ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Settlement {
+    Ack,
+    Requeue,
+    Reject,
+}
+
+impl Settlement {
+    fn refusal(requeue: bool) -> Self {
+        if requeue { Self::Requeue } else { Self::Reject }
+    }
+}
+
+/// Settles deliveries with their queues, one call for each run of deliveries of the same queue.
+fn give_back(unsettled: Vec<(u64, Unsettled)>, how: Settlement, context: &Context) {
+    let mut rest = unsettled.into_iter().map(|(_, entry)| entry).peekable();
+    while let Some(first) = rest.next() {
+        let queue = first.queue;
+        let mut run = vec![first.delivery];
+        while let Some(entry) = rest.next_if(|entry| Arc::ptr_eq(&entry.queue, &queue)) {
+            run.push(entry.delivery);
+        }
+        match how {
+            Settlement::Ack => queue.ack(run),
+            Settlement::Requeue => queue.requeue(run, context.now),
+            Settlement::Reject => queue.reject(run, context.now),
+        }
+    }
+}
+
+fn resume(resumable: Resumable, context: &Context) {
+    for (queue, id) in resumable {
+        queue.resume(id, context.now);
+    }
+}

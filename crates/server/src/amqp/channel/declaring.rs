@@ -1,0 +1,121 @@
+//! exchange.* and queue.*.
+
+use amqp::error::Fault;
+use amqp::method::{Method, exchange, queue};
+use broker::{Binding, ExchangeDeclare, QueueDeclare};
+
+use super::super::broker_session::Context;
+use super::Channel;
+
+impl Channel {
+    pub(super) fn exchange_declare(&self, context: &Context, m: &exchange::Declare<'_>) -> Result<(), Fault> {
+        context.vhost.declare_exchange(&ExchangeDeclare {
+            name: m.exchange,
+            kind: m.kind,
+            passive: m.passive,
+            durable: m.durable,
+            auto_delete: m.auto_delete,
+            internal: m.internal,
+            arguments: m.arguments,
+        })?;
+        self.answer(context, m.no_wait, exchange::DeclareOk {});
+        Ok(())
+    }
+
+    pub(super) fn exchange_delete(&self, context: &Context, m: &exchange::Delete<'_>) -> Result<(), Fault> {
+        context.vhost.delete_exchange(m.exchange, m.if_unused)?;
+        self.answer(context, m.no_wait, exchange::DeleteOk {});
+        Ok(())
+    }
+
+    pub(super) fn exchange_bind(&self, context: &Context, m: &exchange::Bind<'_>) -> Result<(), Fault> {
+        context.vhost.bind_exchange(&Binding {
+            source: m.source,
+            destination: m.destination,
+            routing_key: m.routing_key,
+            arguments: m.arguments,
+        })?;
+        self.answer(context, m.no_wait, exchange::BindOk {});
+        Ok(())
+    }
+
+    pub(super) fn exchange_unbind(&self, context: &Context, m: &exchange::Unbind<'_>) -> Result<(), Fault> {
+        context.vhost.unbind_exchange(&Binding {
+            source: m.source,
+            destination: m.destination,
+            routing_key: m.routing_key,
+            arguments: m.arguments,
+        })?;
+        self.answer(context, m.no_wait, exchange::UnbindOk {});
+        Ok(())
+    }
+
+    pub(super) fn queue_declare(&mut self, context: &Context, m: &queue::Declare<'_>) -> Result<(), Fault> {
+        let name = if m.passive { self.queue_name(m.queue)? } else { m.queue };
+        let declare = QueueDeclare {
+            name,
+            passive: m.passive,
+            durable: m.durable,
+            exclusive: m.exclusive,
+            auto_delete: m.auto_delete,
+            arguments: m.arguments,
+        };
+        let declared = context.vhost.declare_queue(context.session, &declare, context.now)?;
+        let name = declared.queue.name();
+        self.last_queue = Some((&**name).into());
+        let ok = queue::DeclareOk {
+            queue: name,
+            message_count: u32::try_from(declared.messages).unwrap_or(u32::MAX),
+            consumer_count: u32::try_from(declared.consumers).unwrap_or(u32::MAX),
+        };
+        self.answer(context, m.no_wait, ok);
+        Ok(())
+    }
+
+    pub(super) fn queue_bind(&self, context: &Context, m: &queue::Bind<'_>) -> Result<(), Fault> {
+        let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
+        context.vhost.bind_queue(context.session, &Binding { arguments: m.arguments, ..binding })?;
+        self.answer(context, m.no_wait, queue::BindOk {});
+        Ok(())
+    }
+
+    pub(super) fn queue_unbind(&self, context: &Context, m: &queue::Unbind<'_>) -> Result<(), Fault> {
+        let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
+        context.vhost.unbind_queue(context.session, &Binding { arguments: m.arguments, ..binding })?;
+        context.send(self.number, queue::UnbindOk {});
+        Ok(())
+    }
+
+    pub(super) fn queue_purge(&self, context: &Context, m: &queue::Purge<'_>) -> Result<(), Fault> {
+        let purged = context.vhost.purge(context.session, self.queue_name(m.queue)?)?;
+        let message_count = u32::try_from(purged).unwrap_or(u32::MAX);
+        self.answer(context, m.no_wait, queue::PurgeOk { message_count });
+        Ok(())
+    }
+
+    pub(super) fn queue_delete(&self, context: &Context, m: &queue::Delete<'_>) -> Result<(), Fault> {
+        let name = self.queue_name(m.queue)?;
+        let deleted = context.vhost.delete_queue(context.session, name, m.if_unused, m.if_empty)?;
+        let message_count = u32::try_from(deleted).unwrap_or(u32::MAX);
+        self.answer(context, m.no_wait, queue::DeleteOk { message_count });
+        Ok(())
+    }
+
+    /// Both empty, queue and routing key stand for the last declared queue and its name (specification, queue.bind).
+    fn queue_binding<'n>(
+        &'n self,
+        exchange: &'n str,
+        queue: &'n str,
+        key: &'n str,
+    ) -> Result<Binding<'n>, Fault> {
+        let destination = self.queue_name(queue)?;
+        let routing_key = if queue.is_empty() && key.is_empty() { destination } else { key };
+        Ok(Binding { source: exchange, destination, routing_key, ..Default::default() })
+    }
+
+    fn answer<'m>(&self, context: &Context, no_wait: bool, method: impl Into<Method<'m>>) {
+        if !no_wait {
+            context.send(self.number, method);
+        }
+    }
+}

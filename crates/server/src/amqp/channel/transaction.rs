@@ -1,0 +1,131 @@
+//! tx.*: publishes and settlements that take effect together, at commit.
+
+use amqp::error::{Fault, ReplyCode};
+use amqp::method::tx;
+use broker::{Body, ExchangeDeclare, Publish};
+use bytes::Bytes;
+
+use super::super::broker_session::Context;
+use super::super::deliveries::Unsettled;
+use super::{Channel, Mode, Settlement, give_back};
+
+/// Octets that the publishes of one transaction may take. They are held in memory until commit, and a client that
+/// never commits must not fill it: room for several messages of the default maximum size.
+const MAX_TRANSACTION_OCTETS: usize = 128 * 1024 * 1024;
+
+/// What waits for commit.
+#[derive(Default)]
+pub(super) struct Transaction {
+    publishes: Vec<HeldPublish>,
+    /// Octets in `publishes`.
+    octets: usize,
+    settlements: Vec<(Settlement, Vec<(u64, Unsettled)>)>,
+}
+
+struct HeldPublish {
+    exchange: Box<str>,
+    routing_key: Box<str>,
+    mandatory: bool,
+    properties: Box<[u8]>,
+    body: [Bytes; 1],
+}
+
+impl HeldPublish {
+    fn message(&self) -> Publish<'_> {
+        Publish {
+            exchange: &self.exchange,
+            routing_key: &self.routing_key,
+            properties: &self.properties,
+            body: Body::Chunks(&self.body),
+        }
+    }
+}
+
+impl Transaction {
+    /// Holds a message until commit. That its exchange exists is checked now, as RabbitMQ does.
+    pub(super) fn publish(
+        &mut self,
+        context: &Context,
+        message: Publish<'_>,
+        mandatory: bool,
+    ) -> Result<(), Fault> {
+        if !message.exchange.is_empty() {
+            let lookup = ExchangeDeclare { name: message.exchange, passive: true, ..Default::default() };
+            context.vhost.declare_exchange(&lookup)?;
+        }
+        let body = match message.body {
+            Body::Copied(octets) => Bytes::copy_from_slice(octets),
+            Body::Chunks([chunk]) => chunk.clone(),
+            Body::Chunks(chunks) => Bytes::from(chunks.concat()),
+        };
+        self.octets += size_of::<HeldPublish>() + message.properties.len() + body.len();
+        if self.octets > MAX_TRANSACTION_OCTETS {
+            let text = format!("transaction larger than {MAX_TRANSACTION_OCTETS} octets");
+            return Err(Fault::new(ReplyCode::ResourceError, text));
+        }
+        self.publishes.push(HeldPublish {
+            exchange: message.exchange.into(),
+            routing_key: message.routing_key.into(),
+            mandatory,
+            properties: message.properties.into(),
+            body: [body],
+        });
+        Ok(())
+    }
+
+    /// Holds a settlement until commit.
+    pub(super) fn settle(&mut self, how: Settlement, unsettled: Vec<(u64, Unsettled)>) {
+        self.settlements.push((how, unsettled));
+    }
+
+    /// The deliveries whose settlement is not going to happen.
+    pub(super) fn into_unsettled(self) -> Vec<(u64, Unsettled)> {
+        self.settlements.into_iter().flat_map(|(_, unsettled)| unsettled).collect()
+    }
+}
+
+impl Channel {
+    pub(super) fn tx_select(&mut self, context: &Context) -> Result<(), Fault> {
+        match self.mode {
+            Mode::Plain => self.mode = Mode::Tx(Box::default()),
+            Mode::Tx(_) => {}
+            Mode::Confirm(_) => {
+                return Err(Fault::new(
+                    ReplyCode::PreconditionFailed,
+                    "cannot switch from confirm to tx mode",
+                ));
+            }
+        }
+        context.send(self.number, tx::SelectOk {});
+        Ok(())
+    }
+
+    pub(super) fn tx_commit(&mut self, context: &Context) -> Result<(), Fault> {
+        let transaction = self.take_transaction()?;
+        for held in &transaction.publishes {
+            if !self.publisher.publish(held.message(), context.now)? && held.mandatory {
+                self.return_unroutable(context, held.message());
+            }
+        }
+        self.publisher.flush(context.now);
+        for (how, unsettled) in transaction.settlements {
+            give_back(unsettled, how, context);
+        }
+        context.send(self.number, tx::CommitOk {});
+        Ok(())
+    }
+
+    pub(super) fn tx_rollback(&mut self, context: &Context) -> Result<(), Fault> {
+        let transaction = self.take_transaction()?;
+        self.deliveries.restore(transaction.into_unsettled());
+        context.send(self.number, tx::RollbackOk {});
+        Ok(())
+    }
+
+    fn take_transaction(&mut self) -> Result<Transaction, Fault> {
+        match &mut self.mode {
+            Mode::Tx(transaction) => Ok(std::mem::take(&mut **transaction)),
+            _ => Err(Fault::new(ReplyCode::PreconditionFailed, "channel is not transactional")),
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! A client's AMQP connection: handshake, heartbeats, channel 0, and the session behind it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::channel::{ConnectionLife, ConnectionStep};
+use amqp::error::{Fault, ReplyCode};
+use amqp::frame::{self, Frame, HEARTBEAT};
+use amqp::handshake::{OpenRequest, ServerEnd, ServerEvent, ServerHandshake};
+use amqp::heartbeat::{Heartbeat, HeartbeatAction};
+use amqp::method::{Method, connection};
+use amqp::sasl::Credentials;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use transport::{Intent, Outbox, Peer, Protocol};
+
+use super::session::Session;
+use crate::door::{Client, Login, LoginError};
+use crate::limits::Place;
+use crate::server::Shared;
+
+/// How long a client may take to answer our connection.close before its socket is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The state of one client's connection, driven by [`transport::drive`].
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    id: u64,
+    peer: Peer,
+    outbox: Arc<Outbox>,
+    /// Given back when the connection is dropped.
+    place: Place,
+    phase: Phase,
+    /// Open or closing, once past the handshake.
+    life: ConnectionLife,
+    intent: Intent,
+    /// The end of the handshake, or of waiting for close-ok.
+    deadline: Option<Instant>,
+    heartbeat: Heartbeat,
+    /// Octets of the largest frame, once negotiated.
+    frame_max: u32,
+    /// Where a task that asks the back end leaves its answer, before it nudges the outbox.
+    answer: Arc<Mutex<Option<Answer>>>,
+    asking: Option<Asking>,
+    /// Why the connection ended, for the log.
+    reason: Option<String>,
+}
+
+enum Phase {
+    Handshake(Box<Handshake>),
+    Open(Box<dyn Session>),
+    /// connection.close was sent: everything but close-ok is discarded.
+    Closing,
+    Over,
+}
+
+struct Handshake {
+    machine: ServerHandshake,
+    login: Option<Login>,
+    user: String,
+}
+
+enum Answer {
+    Login(Result<Login, LoginError>),
+    Open(Result<Box<dyn Session>, Fault>),
+}
+
+/// A question to the back end; dropped with the connection.
+struct Asking(JoinHandle<()>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        id: u64,
+        peer: Peer,
+        outbox: Arc<Outbox>,
+        place: Place,
+        now: Instant,
+    ) -> Self {
+        let machine = ServerHandshake::new(Arc::clone(&shared.offer));
+        let deadline = Some(now + shared.config.handshake_timeout);
+        Self {
+            shared,
+            id,
+            peer,
+            outbox,
+            place,
+            phase: Phase::Handshake(Box::new(Handshake { machine, login: None, user: String::new() })),
+            life: ConnectionLife::default(),
+            intent: Intent::Run,
+            deadline,
+            heartbeat: Heartbeat::new(0, now),
+            frame_max: 0,
+            answer: Arc::default(),
+            asking: None,
+            reason: None,
+        }
+    }
+
+    /// Why the connection ended, if its protocol knows.
+    pub(crate) fn take_reason(&mut self) -> Option<String> {
+        self.reason.take()
+    }
+
+    fn step_handshake(&mut self, now: Instant) {
+        let Phase::Handshake(handshake) = &mut self.phase else { return };
+        let event = handshake.machine.poll_event();
+        self.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
+        match event {
+            None => {}
+            Some(ServerEvent::Authenticate(credentials)) => self.authenticate(credentials, now),
+            Some(ServerEvent::Open(request)) => self.open(*request, now),
+            // Only offered mechanisms are accepted, and none of them takes a second step.
+            Some(ServerEvent::Response(_)) => {
+                self.fail(Fault::new(ReplyCode::CommandInvalid, "unexpected secure-ok"), now);
+            }
+            Some(ServerEvent::Ended(end)) => {
+                self.reason.get_or_insert_with(|| describe(&end));
+                self.finish();
+            }
+        }
+    }
+
+    fn authenticate(&mut self, credentials: Credentials, now: Instant) {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.user.clone_from(&credentials.username);
+        }
+        let shared = Arc::clone(&self.shared);
+        let client = Client { id: self.id, peer: self.peer };
+        match shared.door.login_now(&credentials, client) {
+            Some(result) => self.answered(Answer::Login(result), now),
+            None => self.ask(async move { Answer::Login(shared.door.login(credentials, client).await) }),
+        }
+    }
+
+    fn open(&mut self, request: OpenRequest, now: Instant) {
+        let Phase::Handshake(handshake) = &mut self.phase else { return };
+        let Some(login) = handshake.login.take() else {
+            return self.fail(Fault::new(ReplyCode::InternalError, "not logged in"), now);
+        };
+        if let Err(limit) = self.place.log_in(&handshake.user) {
+            let text = format!(
+                "access to vhost '{}' refused for user '{}': {limit}",
+                request.virtual_host, handshake.user
+            );
+            return self.answered(Answer::Open(Err(Fault::new(ReplyCode::NotAllowed, text))), now);
+        }
+        self.frame_max = request.negotiated.frame_max;
+        self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
+        let shared = Arc::clone(&self.shared);
+        let outbox = Arc::clone(&self.outbox);
+        match login {
+            Login::Broker(identity) => {
+                let session = shared.door.open_broker(&shared, identity, self.id, &request, outbox);
+                self.answered(Answer::Open(session), now);
+            }
+            Login::Upstream(login) => self
+                .ask(async move { Answer::Open(shared.door.open_upstream(login, &request, outbox).await) }),
+        }
+    }
+
+    /// Asks the back end without holding up the connection's task; input waits meanwhile.
+    fn ask(&mut self, question: impl Future<Output = Answer> + Send + 'static) {
+        let (answer, outbox) = (Arc::clone(&self.answer), Arc::clone(&self.outbox));
+        self.intent = Intent::Pause;
+        self.asking = Some(Asking(tokio::spawn(async move {
+            let result = question.await;
+            *answer.lock() = Some(result);
+            outbox.nudge();
+        })));
+    }
+
+    fn answered(&mut self, answer: Answer, now: Instant) {
+        self.asking = None;
+        let Phase::Handshake(handshake) = &mut self.phase else { return };
+        self.intent = Intent::Run;
+        match answer {
+            Answer::Login(Ok(login)) => {
+                handshake.login = Some(login);
+                handshake.machine.accept_login();
+            }
+            Answer::Login(Err(LoginError::Refused(text))) => {
+                self.shared.metrics.logins_refused.add(1);
+                tracing::warn!(connection = self.id, peer = %self.peer, user = handshake.user, "login refused");
+                handshake.machine.refuse_login(text);
+            }
+            Answer::Login(Err(LoginError::Failed(fault))) => return self.fail(fault, now),
+            Answer::Open(Ok(session)) => {
+                handshake.machine.accept_open();
+                self.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
+                tracing::info!(connection = self.id, peer = %self.peer, user = handshake.user, "connection opened");
+                self.deadline = None;
+                self.phase = Phase::Open(session);
+                return;
+            }
+            Answer::Open(Err(fault)) => handshake.machine.refuse_open(fault),
+        }
+        self.step_handshake(now);
+    }
+
+    /// Takes frames of an open connection; returns the octets taken.
+    fn take_frames(&mut self, input: &[u8], now: Instant) -> usize {
+        let mut taken = 0;
+        while matches!(self.phase, Phase::Open(_) | Phase::Closing) {
+            let frame = match Frame::parse(&input[taken..], self.frame_max) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                Err(fault) => {
+                    self.fail(fault, now);
+                    // Frame boundaries are lost, so that a close-ok could not be recognised.
+                    self.finish();
+                    return input.len();
+                }
+            };
+            taken += frame.wire_len();
+            match self.take_frame(frame, &input[taken..], now) {
+                Ok(more) => taken += more,
+                Err(fault) => self.fail(fault, now),
+            }
+        }
+        if let Phase::Open(session) = &mut self.phase {
+            session.flush(now);
+            self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
+        }
+        taken
+    }
+
+    /// Takes one frame, and perhaps more of `rest`; returns how much of that.
+    fn take_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
+        match self.life.frame(&frame)? {
+            ConnectionStep::Channel => {
+                let Phase::Open(session) = &mut self.phase else { return Ok(0) };
+                return session.handle_frame(frame, rest, now);
+            }
+            ConnectionStep::Heartbeat | ConnectionStep::Discard => {}
+            ConnectionStep::Deliver(method) => self.take_method(method)?,
+            ConnectionStep::Close => {
+                if let (Phase::Open(session), Ok(Method::ConnectionClose(close))) =
+                    (&mut self.phase, Method::decode(frame.payload))
+                {
+                    session.end(now);
+                    self.reason = Some(describe_close(&close));
+                }
+                self.send(connection::CloseOk {});
+                self.finish();
+            }
+            ConnectionStep::AnswerClose => self.send(connection::CloseOk {}),
+            ConnectionStep::Closed => self.finish(),
+        }
+        Ok(0)
+    }
+
+    fn take_method(&mut self, method: Method<'_>) -> Result<(), Fault> {
+        if let (Phase::Open(session), Method::ConnectionUpdateSecret(update)) = (&mut self.phase, method) {
+            session.update_secret(update.new_secret)?;
+            self.send(connection::UpdateSecretOk {});
+        }
+        Ok(())
+    }
+
+    /// Ends the connection from our side.
+    fn fail(&mut self, fault: Fault, now: Instant) {
+        if let Phase::Open(session) = &mut self.phase {
+            session.end(now);
+        }
+        let reply_text = fault.reply_text();
+        let (class_id, method_id) = fault.method;
+        self.send(connection::Close {
+            reply_code: fault.code.code(),
+            reply_text: &reply_text,
+            class_id,
+            method_id,
+        });
+        self.reason.get_or_insert_with(|| format!("closed by server: {fault}"));
+        self.asking = None;
+        self.life.start_closing();
+        self.phase = Phase::Closing;
+        self.intent = Intent::Run;
+        self.deadline = Some(now + CLOSE_TIMEOUT);
+    }
+
+    fn finish(&mut self) {
+        self.asking = None;
+        self.phase = Phase::Over;
+        self.intent = Intent::Finish;
+        self.deadline = None;
+    }
+
+    fn send<'m>(&self, method: impl Into<Method<'m>>) {
+        let method = method.into();
+        self.outbox.append(|buf| frame::write_method(buf.tail(), 0, method));
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open(_))
+    }
+}
+
+impl Protocol for Connection {
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+        self.heartbeat.received(now);
+        self.shared.metrics.bytes_received.add(input.len() as u64);
+        let mut taken = 0;
+        while let Phase::Handshake(handshake) = &mut self.phase {
+            let step = handshake.machine.handle_input(&input[taken..]);
+            taken += step;
+            self.step_handshake(now);
+            if step == 0 {
+                break;
+            }
+        }
+        match self.phase {
+            Phase::Open(_) | Phase::Closing => taken + self.take_frames(&input[taken..], now),
+            Phase::Handshake(_) => taken,
+            Phase::Over => input.len(),
+        }
+    }
+
+    fn handle_eof(&mut self) {
+        match &mut self.phase {
+            Phase::Handshake(handshake) => {
+                handshake.machine.handle_eof();
+                self.reason.get_or_insert_with(|| "client went away during the handshake".to_owned());
+            }
+            Phase::Open(_) => {
+                self.reason
+                    .get_or_insert_with(|| "client went away without closing the connection".to_owned());
+            }
+            Phase::Closing | Phase::Over => {}
+        }
+        if let Phase::Open(session) = &mut self.phase {
+            session.end(Instant::now());
+        }
+        self.finish();
+    }
+
+    fn handle_nudge(&mut self, now: Instant) {
+        let answer = self.answer.lock().take();
+        if let Some(answer) = answer {
+            self.answered(answer, now);
+        }
+        if self.shared.is_draining() && self.is_open() {
+            let text = "broker forced connection closure with reason 'shutdown'";
+            return self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
+        }
+        if self.shared.is_draining() && matches!(self.phase, Phase::Handshake(_)) {
+            self.reason.get_or_insert_with(|| "server is shutting down".to_owned());
+            return self.finish();
+        }
+        if let Phase::Open(session) = &mut self.phase {
+            match session.handle_nudge(now) {
+                Ok(()) => self.intent = if session.has_room() { Intent::Run } else { Intent::Pause },
+                Err(fault) => self.fail(fault, now),
+            }
+        }
+    }
+
+    fn handle_room(&mut self) {
+        if let Phase::Open(session) = &mut self.phase {
+            session.handle_room(Instant::now());
+        }
+    }
+
+    fn handle_written(&mut self, now: Instant) {
+        self.heartbeat.sent(now);
+    }
+
+    fn handle_deadline(&mut self, now: Instant) {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.reason.get_or_insert_with(|| "handshake timed out".to_owned());
+            self.finish();
+            return;
+        }
+        if !self.is_open() {
+            return;
+        }
+        match self.heartbeat.poll(now) {
+            HeartbeatAction::None => {}
+            HeartbeatAction::SendHeartbeat => {
+                self.outbox.append(|buf| buf.tail().extend_from_slice(&HEARTBEAT));
+            }
+            HeartbeatAction::PeerDead => {
+                if let Phase::Open(session) = &mut self.phase {
+                    session.end(now);
+                }
+                self.reason = Some("missed heartbeats from client".to_owned());
+                self.finish();
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        if self.is_open() { self.heartbeat.next_deadline() } else { self.deadline }
+    }
+
+    fn intent(&self) -> Intent {
+        self.intent
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The socket failed, or the peer took nothing: the session has not heard of it yet.
+        if let Phase::Open(session) = &mut self.phase {
+            session.end(Instant::now());
+        }
+    }
+}
+
+fn describe_close(close: &connection::Close<'_>) -> String {
+    if close.reply_code == ReplyCode::Success.code() {
+        "closed by client".to_owned()
+    } else {
+        format!("closed by client: {} {}", close.reply_code, close.reply_text)
+    }
+}
+
+fn describe(end: &ServerEnd) -> String {
+    match end {
+        ServerEnd::BadProtocolHeader => "peer does not speak AMQP 0-9-1".to_owned(),
+        ServerEnd::LoginRefused => "login refused".to_owned(),
+        ServerEnd::Faulted(fault) => format!("closed by server: {fault}"),
+        ServerEnd::ClosedByPeer => "closed by client during the handshake".to_owned(),
+        ServerEnd::Eof => "client went away during the handshake".to_owned(),
+    }
+}

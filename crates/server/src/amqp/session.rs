@@ -1,0 +1,65 @@
+//! What an open AMQP connection is joined to.
+
+use std::time::Instant;
+
+use amqp::{Fault, Frame};
+
+/// The back end's side of one open connection: the embedded broker's, or an upstream's. It answers through the
+/// connection's outbox, which it was made with.
+pub(crate) trait Session: Send {
+    /// Takes a frame of any channel but 0, and as many of the octets behind it as belong to the same message and lie
+    /// there already; returns how many of `rest` those were.
+    ///
+    /// # Errors
+    /// A fault that ends the connection. Those that end a channel are the session's own business.
+    fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
+    /// The batch of frames that was read at once is through: hand over what was gathered.
+    fn flush(&mut self, now: Instant);
+    /// Another task has left word.
+    ///
+    /// # Errors
+    /// A fault that ends the connection.
+    fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault>;
+    /// The connection's outbox has room again.
+    fn handle_room(&mut self, now: Instant);
+    /// Whether more frames can be taken. After a no, the outbox is nudged when they can.
+    fn has_room(&self) -> bool;
+    /// connection.update-secret: a new password or token for the same user.
+    ///
+    /// # Errors
+    /// A fault that ends the connection.
+    fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault>;
+    /// The connection is over: what it holds is released, and what it published is handed over.
+    fn end(&mut self, now: Instant);
+}
+
+impl Session for proxy::Session {
+    fn handle_frame(&mut self, frame: Frame<'_>, _rest: &[u8], _now: Instant) -> Result<usize, Fault> {
+        Self::handle_frame(self, frame).map(|()| 0)
+    }
+
+    fn flush(&mut self, _now: Instant) {
+        Self::flush(self);
+    }
+
+    fn handle_nudge(&mut self, _now: Instant) -> Result<(), Fault> {
+        Self::handle_nudge(self)
+    }
+
+    fn handle_room(&mut self, _now: Instant) {
+        Self::handle_room(self);
+    }
+
+    fn has_room(&self) -> bool {
+        Self::has_room(self)
+    }
+
+    fn update_secret(&mut self, _secret: &[u8]) -> Result<(), Fault> {
+        // Upstream connections are shared and were opened with the old secret; they stay valid until auth_ttl.
+        Ok(())
+    }
+
+    fn end(&mut self, _now: Instant) {
+        Self::end(self);
+    }
+}

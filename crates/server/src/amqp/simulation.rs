@@ -1,0 +1,275 @@
+//! Whole conversations with the embedded broker, stepped without sockets and on a clock of the test's own.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::content::write_content;
+use amqp::frame::{self, Frame, PROTOCOL_HEADER};
+use amqp::handshake::{ClientEvent, ClientHandshake, ClientOffer};
+use amqp::method::{Method, basic, channel, confirm, queue};
+use amqp::properties::NO_PROPERTIES;
+use amqp::sasl::Credentials;
+use amqp::{FieldTable, FrameKind};
+use broker::{Broker, BrokerConfig};
+use transport::{Intent, Outbox, Peer, Protocol};
+
+use super::connection::Connection;
+use crate::door::{Clock, Door};
+use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::server::{Server, ServerConfig, Shared};
+
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const FRAME_MAX: u32 = 4096;
+
+fn server() -> Arc<Shared> {
+    let config = ServerConfig {
+        connections: ConnectionLimits { total: 0, per_ip: 0, per_user: 1 },
+        channel_max: 10,
+        frame_max: FRAME_MAX,
+        heartbeat: 0,
+        max_message_size: 20_000,
+        outbox_limit: 1 << 20,
+        handshake_timeout: HANDSHAKE_TIMEOUT,
+        write_timeout: Duration::from_secs(10),
+    };
+    let door = Door::Broker(Broker::new(BrokerConfig::default()));
+    Server::new(config, door, Clock::start(), "test").shared()
+}
+
+/// A client and the server's end of its connection.
+struct Conversation {
+    shared: Arc<Shared>,
+    connection: Connection,
+    outbox: Arc<Outbox>,
+    now: Instant,
+    /// Sent and not taken by the server yet.
+    unconsumed: Vec<u8>,
+}
+
+impl Conversation {
+    fn connect(shared: &Arc<Shared>) -> Self {
+        let outbox = Arc::new(Outbox::new(1 << 20));
+        let now = Instant::now();
+        let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
+        let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
+        let connection =
+            Connection::new(Arc::clone(shared), 1, Peer::Unix, Arc::clone(&outbox), place, now);
+        Self { shared: Arc::clone(shared), connection, outbox, now, unconsumed: Vec::new() }
+    }
+
+    /// Connects and logs in, with a heartbeat of `heartbeat` seconds.
+    fn open(shared: &Arc<Shared>, heartbeat: u16) -> Self {
+        let mut conversation = Self::connect(shared);
+        let mut client = ClientHandshake::new(ClientOffer {
+            credentials: Arc::new(Credentials::plain("guest", *b"guest")),
+            virtual_host: "/".into(),
+            client_properties: FieldTable::new(),
+            channel_max: 0,
+            frame_max: 0,
+            heartbeat,
+        });
+        while !client.is_open() {
+            let mut output = Vec::new();
+            client.poll_output(&mut output);
+            conversation.send(&output);
+            client.handle_input(&conversation.outbox.read_all());
+            assert!(!matches!(client.poll_event(), Some(ClientEvent::Refused(_) | ClientEvent::Failed(_))));
+        }
+        conversation.call(|out| frame::write_method(out, 1, channel::Open { reserved_1: "" }));
+        conversation
+    }
+
+    /// One read of the server.
+    fn send(&mut self, octets: &[u8]) {
+        self.unconsumed.extend_from_slice(octets);
+        let taken = self.connection.handle_input(&self.unconsumed, self.now);
+        self.unconsumed.drain(..taken);
+    }
+
+    /// Sends frames in one read, and returns the names and channels of the methods that come back.
+    fn call(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Vec<String> {
+        let mut octets = Vec::new();
+        write(&mut octets);
+        self.send(&octets);
+        self.received()
+    }
+
+    fn received(&mut self) -> Vec<String> {
+        let octets = self.outbox.read_all();
+        let mut rest = &octets[..];
+        let mut methods = Vec::new();
+        while let Some(frame) = Frame::parse(rest, 0).unwrap() {
+            match frame.kind {
+                FrameKind::Method => methods.push(describe(Method::decode(frame.payload).unwrap())),
+                FrameKind::Heartbeat => methods.push("heartbeat".to_owned()),
+                FrameKind::Header | FrameKind::Body => {}
+            }
+            rest = &rest[frame.wire_len()..];
+        }
+        methods
+    }
+}
+
+fn describe(method: Method<'_>) -> String {
+    match method {
+        Method::ConnectionClose(close) => format!("connection.close {}", close.reply_text),
+        Method::ChannelClose(close) => format!("channel.close {}", close.reply_text),
+        Method::BasicAck(ack) => format!("basic.ack {}{}", ack.delivery_tag, if ack.multiple { " multiple" } else { "" }),
+        Method::BasicGetOk(ok) => format!("basic.get-ok {}", ok.message_count),
+        other => other.name().to_owned(),
+    }
+}
+
+fn declare(out: &mut Vec<u8>, name: &str) {
+    frame::write_method(out, 1, queue::Declare { queue: name, ..Default::default() });
+}
+
+fn publish(out: &mut Vec<u8>, key: &str, body: &[u8], mandatory: bool) {
+    let publish = basic::Publish { routing_key: key, mandatory, ..Default::default() };
+    write_content(out, 1, publish, NO_PROPERTIES, body, FRAME_MAX);
+}
+
+#[test]
+fn a_message_arrives_however_its_frames_are_read() {
+    let shared = server();
+    for body in [&b""[..], b"x", &[7; 9000]] {
+        let mut conversation = Conversation::open(&shared, 0);
+        conversation.call(|out| declare(out, "q"));
+        conversation.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
+        let mut octets = Vec::new();
+        publish(&mut octets, "q", body, false);
+        // Cut in two anywhere near a frame's border, and in single octets.
+        let cuts = [1, 7, 25, 26, 27, 33, 47, 48, 49, 55];
+        for cut in cuts.into_iter().filter(|cut| *cut < octets.len()) {
+            conversation.send(&octets[..cut]);
+            conversation.send(&octets[cut..]);
+            assert!(conversation.received()[0].starts_with("basic.ack"), "{} octets, cut at {cut}", body.len());
+        }
+        octets.iter().for_each(|octet| conversation.send(&[*octet]));
+        assert!(conversation.received()[0].starts_with("basic.ack"), "{} octets", body.len());
+        conversation.call(|out| {
+            frame::write_method(out, 1, queue::Delete { queue: "q", ..Default::default() });
+        });
+    }
+}
+
+#[test]
+fn publishes_read_at_once_share_one_confirm() {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.call(|out| declare(out, "q"));
+    conversation.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
+    let batch = |out: &mut Vec<u8>| (0..3).for_each(|_| publish(out, "q", b"x", false));
+    assert_eq!(conversation.call(batch), ["basic.ack 3 multiple"]);
+    assert_eq!(conversation.call(|out| publish(out, "q", b"x", false)), ["basic.ack 4"]);
+}
+
+#[test]
+fn a_return_precedes_its_confirm_and_the_unroutable_message_is_acked() {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
+    let answers = conversation.call(|out| publish(out, "nowhere", b"x", true));
+    assert_eq!(answers, ["basic.return", "basic.ack 1"]);
+}
+
+#[test]
+fn what_follows_a_publish_in_the_same_read_sees_it() {
+    let mut conversation = Conversation::open(&server(), 0);
+    let answers = conversation.call(|out| {
+        declare(out, "q");
+        publish(out, "q", b"1", false);
+        publish(out, "q", b"2", false);
+        frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
+    });
+    assert_eq!(answers, ["queue.declare-ok", "basic.get-ok 1"]);
+}
+
+#[test]
+fn a_channel_error_discards_what_was_sent_before_it_was_known_and_keeps_the_connection() {
+    let mut conversation = Conversation::open(&server(), 0);
+    let answers = conversation.call(|out| {
+        frame::write_method(out, 1, queue::Purge { queue: "nope", ..Default::default() });
+        declare(out, "late");
+        publish(out, "late", b"x", true);
+        frame::write_method(out, 1, channel::CloseOk {});
+        frame::write_method(out, 1, channel::Open { reserved_1: "" });
+    });
+    assert_eq!(answers, ["channel.close NOT_FOUND - no queue 'nope' in vhost '/'", "channel.open-ok"]);
+}
+
+#[test]
+fn a_message_over_the_limit_ends_its_channel_by_its_header_alone() {
+    let mut conversation = Conversation::open(&server(), 0);
+    let answers = conversation.call(|out| {
+        frame::write_method(out, 1, basic::Publish { routing_key: "q", ..Default::default() });
+        frame::write_content_header(out, 1, 20_001, NO_PROPERTIES);
+    });
+    let text = "channel.close PRECONDITION_FAILED - message size 20001 is larger than configured max size 20000";
+    assert_eq!(answers, [text]);
+}
+
+#[test]
+fn a_hard_error_closes_the_connection_and_waits_for_close_ok() {
+    let mut conversation = Conversation::open(&server(), 0);
+    let answers = conversation.call(|out| declare_on(out, 7));
+    assert_eq!(answers, ["connection.close CHANNEL_ERROR - expected 'channel.open'"]);
+    assert_eq!(conversation.call(|out| declare(out, "q")), [""; 0], "discarded");
+    assert_eq!(conversation.connection.intent(), Intent::Run);
+    conversation.call(|out| frame::write_method(out, 0, amqp::method::connection::CloseOk {}));
+    assert_eq!(conversation.connection.intent(), Intent::Finish);
+}
+
+fn declare_on(out: &mut Vec<u8>, channel: u16) {
+    frame::write_method(out, channel, queue::Declare { queue: "q", ..Default::default() });
+}
+
+#[test]
+fn heartbeats_are_sent_when_idle_and_a_silent_peer_is_given_up() {
+    let mut conversation = Conversation::open(&server(), 2);
+    let mut heartbeats = 0;
+    while conversation.connection.intent() == Intent::Run {
+        conversation.now = conversation.connection.next_deadline().unwrap();
+        let now = conversation.now;
+        conversation.connection.handle_deadline(now);
+        heartbeats += conversation.received().len();
+        assert!(heartbeats < 10, "still waiting for a dead peer");
+    }
+    assert!((3..=5).contains(&heartbeats), "{heartbeats} heartbeats in two intervals");
+}
+
+#[test]
+fn a_client_that_does_not_log_in_is_given_up() {
+    let mut conversation = Conversation::connect(&server());
+    conversation.send(&PROTOCOL_HEADER[..4]);
+    let deadline = conversation.connection.next_deadline().unwrap();
+    assert_eq!(deadline, conversation.now + HANDSHAKE_TIMEOUT);
+    conversation.connection.handle_deadline(deadline);
+    assert_eq!(conversation.connection.intent(), Intent::Finish);
+}
+
+#[test]
+fn what_was_published_before_the_client_vanished_is_kept() {
+    let shared = server();
+    let mut gone = Conversation::open(&shared, 0);
+    let mut octets = Vec::new();
+    declare(&mut octets, "q");
+    publish(&mut octets, "q", b"x", false);
+    gone.send(&octets);
+    drop(gone);
+    let mut other = Conversation::open(&shared, 0);
+    let get = |out: &mut Vec<u8>| {
+        frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
+    };
+    assert_eq!(other.call(get), ["basic.get-ok 0"]);
+    assert_eq!(other.shared.metrics.channels_closed.get(), 1);
+}
+
+#[test]
+fn a_draining_server_tells_its_clients() {
+    let shared = server();
+    let mut conversation = Conversation::open(&shared, 0);
+    shared.start_draining();
+    let now = conversation.now;
+    conversation.connection.handle_nudge(now);
+    let text = "connection.close CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
+    assert_eq!(conversation.received(), [text]);
+}

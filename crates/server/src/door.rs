@@ -1,0 +1,167 @@
+//! The one door between front ends and back ends: the embedded broker, or the upstream pool.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::error::{Fault, ReplyCode};
+use amqp::handshake::OpenRequest;
+use amqp::sasl::{Credentials, Mechanism};
+use broker::{Broker, Identity, SessionId};
+use transport::{Outbox, Peer};
+
+use crate::amqp::broker_session::BrokerSession;
+use crate::amqp::session::Session;
+use crate::server::Shared;
+
+/// What clients are joined to.
+#[derive(Clone)]
+pub enum Door {
+    /// The broker in this process.
+    Broker(Arc<Broker>),
+    /// Shared connections to a broker elsewhere.
+    Upstream(Arc<proxy::Pool>),
+}
+
+/// Who wants in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client {
+    /// The connection's number.
+    pub(crate) id: u64,
+    pub(crate) peer: Peer,
+}
+
+/// A login that was accepted, until a virtual host is opened with it.
+pub(crate) enum Login {
+    Broker(Identity),
+    Upstream(proxy::Login),
+}
+
+/// Why there is no login.
+pub(crate) enum LoginError {
+    /// The credentials are not good; the text of the 403.
+    Refused(String),
+    /// Nobody could tell.
+    Failed(Fault),
+}
+
+impl Door {
+    /// Judges credentials where that takes no waiting.
+    pub(crate) fn login_now(
+        &self,
+        credentials: &Credentials,
+        client: Client,
+    ) -> Option<Result<Login, LoginError>> {
+        let Self::Broker(broker) = self else { return None };
+        let mechanism = credentials.mechanism;
+        if !matches!(mechanism, Mechanism::Plain | Mechanism::AmqPlain) {
+            return Some(Err(LoginError::Refused(mechanism.refusal_text())));
+        }
+        // Acting as somebody else (SASL authzid) is not something that a password can prove.
+        if credentials.authorize_as.as_deref().is_some_and(|other| other != credentials.username) {
+            return Some(Err(LoginError::Refused(mechanism.refusal_text())));
+        }
+        let loopback = client.peer.is_loopback();
+        let judged = broker.authenticate(&credentials.username, credentials.secret.expose(), loopback);
+        Some(judged.map(Login::Broker).map_err(|why| {
+            tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
+            LoginError::Refused(mechanism.refusal_text())
+        }))
+    }
+
+    /// Judges credentials by asking the upstream.
+    pub(crate) async fn login(&self, credentials: Credentials, client: Client) -> Result<Login, LoginError> {
+        match self {
+            Self::Broker(_) => self.login_now(&credentials, client).unwrap_or_else(|| {
+                Err(LoginError::Failed(Fault::new(ReplyCode::InternalError, "login could not be judged")))
+            }),
+            Self::Upstream(pool) => {
+                let info = proxy::ClientInfo { id: client.id, peer: client.peer.to_string() };
+                pool.authenticate(credentials, info).await.map(Login::Upstream).map_err(|refusal| {
+                    match refusal {
+                        proxy::Refusal::Login(text) => LoginError::Refused(text),
+                        proxy::Refusal::Fault(fault) => LoginError::Failed(fault),
+                    }
+                })
+            }
+        }
+    }
+
+    /// Opens a virtual host of the embedded broker.
+    pub(crate) fn open_broker(
+        &self,
+        shared: &Arc<Shared>,
+        identity: Identity,
+        connection: u64,
+        request: &OpenRequest,
+        outbox: Arc<Outbox>,
+    ) -> Result<Box<dyn Session>, Fault> {
+        let Self::Broker(broker) = self else {
+            return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
+        };
+        let vhost = broker.open(&identity, &request.virtual_host)?;
+        let session = BrokerSession::new(shared, vhost, identity, SessionId(connection), request, outbox);
+        Ok(Box::new(session))
+    }
+
+    /// connection.update-secret: a new password for a user of the embedded broker.
+    pub(crate) fn update_secret(&self, identity: &Identity, secret: &[u8]) -> Result<(), Fault> {
+        let Self::Broker(broker) = self else { return Ok(()) };
+        // Where the peer is was judged at login.
+        let judged = broker.authenticate(identity.user(), secret, true);
+        judged
+            .map(drop)
+            .map_err(|_| Fault::new(ReplyCode::NotAllowed, "New secret was refused by one of the backends"))
+    }
+
+    /// Opens a virtual host of the upstream.
+    pub(crate) async fn open_upstream(
+        &self,
+        login: proxy::Login,
+        request: &OpenRequest,
+        outbox: Arc<Outbox>,
+    ) -> Result<Box<dyn Session>, Fault> {
+        let Self::Upstream(pool) = self else {
+            return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
+        };
+        let client = proxy::ClientSide {
+            outbox,
+            negotiated: request.negotiated,
+            capabilities: request.capabilities,
+            client_properties: request.client_properties.clone(),
+        };
+        match pool.open(login, &request.virtual_host, client).await {
+            Ok(session) => Ok(Box::new(session)),
+            Err(proxy::Refusal::Fault(fault)) => Err(fault),
+            Err(proxy::Refusal::Login(text)) => {
+                Err(Fault::new(ReplyCode::AccessRefused, text).on_connection())
+            }
+        }
+    }
+}
+
+/// Milliseconds since 1970 that never go backwards: wall time when the process started, and a monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    started: Instant,
+    started_at_ms: u64,
+}
+
+impl Clock {
+    /// Reads the wall clock once.
+    pub fn start() -> Self {
+        let since_epoch =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), started_at_ms: since_epoch.as_millis() as u64 }
+    }
+
+    /// The broker's time at `now`.
+    pub fn timestamp(&self, now: Instant) -> broker::Timestamp {
+        let elapsed = now.saturating_duration_since(self.started).as_millis() as u64;
+        broker::Timestamp(self.started_at_ms + elapsed)
+    }
+
+    /// The instant of a broker time.
+    pub fn instant(&self, time: broker::Timestamp) -> Instant {
+        self.started + std::time::Duration::from_millis(time.0.saturating_sub(self.started_at_ms))
+    }
+}

@@ -1,0 +1,150 @@
+//! Where connections come in: TCP and Unix sockets.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use transport::{Peer, Stream};
+
+/// Connections that the kernel completes ahead of us; a burst of a few thousand clients must not meet a refusal.
+const BACKLOG: u32 = 4096;
+
+/// A bound socket.
+#[derive(Debug)]
+pub enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A Unix socket, and its file, which goes with the listener.
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a Unix socket; removed when dropped.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody else may have removed it already.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    /// Binds a TCP port. Port 0 lets the system choose; `to_string` tells which.
+    ///
+    /// # Errors
+    /// When no address of `host` can be bound.
+    pub async fn bind_tcp(host: &str, port: u16) -> io::Result<Self> {
+        let mut last_error = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+        for address in tokio::net::lookup_host((host, port)).await? {
+            match bind(address) {
+                Ok(listener) => return Ok(Self::Tcp(listener)),
+                Err(error) => last_error = error,
+            }
+        }
+        Err(last_error)
+    }
+
+    /// Binds a Unix socket at `path`. A socket file that a killed process left there is replaced; one that somebody
+    /// listens on is not.
+    ///
+    /// # Errors
+    /// When the address is in use, or the file cannot be made.
+    pub async fn bind_unix(path: &Path) -> io::Result<Self> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path).await => {
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)
+            }
+            other => other,
+        }?;
+        Ok(Self::Unix(listener, SocketFile(path.to_owned())))
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// Of that one connection, or a shortage of descriptors; the listener remains usable.
+    pub async fn accept(&self) -> io::Result<(Stream, Peer)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                Ok((Stream::from_tcp(stream)?, Peer::Ip(address)))
+            }
+            Self::Unix(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((Stream::Unix(stream), Peer::Unix))
+            }
+        }
+    }
+}
+
+/// The address as it stands in a URL, after the scheme: `127.0.0.1:5672` or `/run/leveret.sock`.
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => address.fmt(f),
+                Err(_) => f.write_str("?"),
+            },
+            Self::Unix(_, file) => file.0.display().fmt(f),
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => tokio::net::TcpSocket::new_v4(),
+        SocketAddr::V6(_) => tokio::net::TcpSocket::new_v6(),
+    }?;
+    // Connections in TIME_WAIT must not keep a restarted process from its port.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Whether `path` is a socket that nobody listens on.
+async fn is_left_over(path: &Path) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    is_socket
+        && UnixStream::connect(path)
+            .await
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn port_zero_is_told() {
+        let listener = Listener::bind_tcp("127.0.0.1", 0).await.unwrap();
+        let address = listener.to_string();
+        assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{address}");
+    }
+
+    #[tokio::test]
+    async fn a_socket_file_left_behind_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "the standard library leaves the file");
+
+        let listener = Listener::bind_unix(&path).await.unwrap();
+        assert_eq!(Listener::bind_unix(&path).await.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_no_socket_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(Listener::bind_unix(&path).await.is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+}
