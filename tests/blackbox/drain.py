@@ -1,0 +1,70 @@
+"""Shutting down tells the clients, waits for them within a bound, and ends well."""
+
+import signal
+import time
+
+import pytest
+
+from harness.instances import leveret
+from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Closed, Wire, close_of
+
+SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_clients_are_told_and_the_exit_code_is_0(tmp_path, number):
+    with leveret(tmp_path) as server:
+        wires = [Wire(server.port).handshake() for _ in range(3)]
+        wires[0].open_channel()
+        server.child.send(number)
+        for wire in wires:
+            assert wire.connection_error() == SHUTDOWN
+        assert server.child.wait() == 0
+
+
+def test_a_peer_in_its_handshake_does_not_hold_up_the_end(tmp_path):
+    with leveret(tmp_path) as server:
+        with Wire(server.port) as silent, Wire(server.port) as begun:
+            begun.start()
+            assert server.child.stop() == 0
+            silent.expect_end()
+
+
+def test_a_client_that_never_answers_delays_the_end_only_to_the_bound(tmp_path):
+    with leveret(tmp_path, "--drain-timeout", "1s") as server:
+        deaf = Wire(server.port).handshake()
+        server.child.send(signal.SIGTERM)
+        assert close_of(deaf.expect(CONNECTION_CLOSE)) == SHUTDOWN
+        # Draining: nobody else gets in.
+        assert not lets_in(server.port)
+        assert server.child.wait() == 0
+
+
+def test_a_second_signal_leaves_at_once(tmp_path):
+    with leveret(tmp_path, "--drain-timeout", "1h") as server:
+        deaf = Wire(server.port).handshake()
+        server.child.send(signal.SIGINT)
+        deaf.expect(CONNECTION_CLOSE)
+        started = time.monotonic()
+        server.child.send(signal.SIGINT)
+        assert server.child.wait() == 1
+        assert time.monotonic() - started < 10
+
+
+def test_a_client_that_answers_late_ends_the_drain(tmp_path):
+    with leveret(tmp_path, "--drain-timeout", "1h") as server:
+        late = Wire(server.port).handshake()
+        server.child.send(signal.SIGTERM)
+        late.expect(CONNECTION_CLOSE)
+        assert server.child.running()
+        late.send_method(0, CONNECTION_CLOSE_OK)
+        assert server.child.wait() == 0
+
+
+def lets_in(port):
+    try:
+        with Wire(port) as newcomer:
+            newcomer.handshake()
+        return True
+    except (Closed, OSError):
+        return False

@@ -1,0 +1,38 @@
+"""A peer that does not finish its login is disconnected in time; one that did may stay silent."""
+
+import threading
+import time
+
+from harness.instances import leveret
+from harness.wire import CONNECTION_START, CONNECTION_TUNE, PROTOCOL_HEADER, Closed, Wire
+
+TIMEOUT_SECONDS = 1
+# Time for a busy machine; only a peer that is never disconnected takes as long.
+AT_MOST_SECONDS = 20
+
+
+def test_a_login_that_is_never_finished_is_cut_off(tmp_path):
+    with leveret(tmp_path, "--handshake-timeout", f"{TIMEOUT_SECONDS}s") as server:
+        started = time.monotonic()
+        finished = Wire(server.port).handshake()
+        silent, halfway, logged_in, dripping = (Wire(server.port) for _ in range(4))
+        halfway.send(PROTOCOL_HEADER)
+        halfway.expect(CONNECTION_START)
+        logged_in.start()
+        logged_in.expect(CONNECTION_TUNE)
+        # A byte now and then buys no time.
+        threading.Thread(target=drip, args=(dripping,), daemon=True).start()
+        for peer in (silent, halfway, logged_in, dripping):
+            peer.expect_end()
+        elapsed = time.monotonic() - started
+        assert TIMEOUT_SECONDS <= elapsed < AT_MOST_SECONDS
+        finished.open_channel()
+
+
+def drip(wire):
+    try:
+        for byte in PROTOCOL_HEADER[:-1]:
+            wire.send(bytes([byte]))
+            time.sleep(TIMEOUT_SECONDS / 3)
+    except (Closed, OSError):
+        pass

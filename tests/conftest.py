@@ -1,0 +1,49 @@
+"""Options, and the servers and drivers that a run shares."""
+
+import pytest
+
+from harness.drivers import COMMANDS, Drivers
+from harness.targets import NAMES, Targets
+
+
+def pytest_addoption(parser):
+    parser.addoption("--target", default=",".join(NAMES), help="the servers to test, by commas")
+    parser.addoption("--client", default=",".join(COMMANDS), help="the clients to test with, by commas")
+
+
+def chosen(config, option, known):
+    names = config.getoption(option).split(",")
+    if unknown := set(names) - set(known):
+        raise pytest.UsageError(f"{option}: unknown {', '.join(sorted(unknown))}")
+    return [name for name in known if name in names]
+
+
+def pytest_generate_tests(metafunc):
+    for option, fixture, known in [("--target", "target_name", NAMES), ("--client", "client", list(COMMANDS))]:
+        if fixture in metafunc.fixturenames:
+            # A module may offer fewer targets than there are.
+            offered = [name for name in known if name in getattr(metafunc.module, "TARGETS", known) or fixture == "client"]
+            names = [name for name in offered if name in chosen(metafunc.config, option, known)]
+            metafunc.parametrize(fixture, names, scope="session")
+
+
+@pytest.fixture(scope="session")
+def targets(tmp_path_factory):
+    targets = Targets(tmp_path_factory.mktemp("targets"))
+    yield targets
+    targets.stop()
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory):
+    drivers = Drivers(tmp_path_factory.mktemp("drivers"))
+    yield drivers
+    drivers.stop()
+
+
+@pytest.fixture
+def target(targets, target_name):
+    """A server that scenarios share; its last words are shown should a test fail."""
+    target = targets[target_name]
+    yield target
+    print(target.tail())

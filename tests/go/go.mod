@@ -1,0 +1,5 @@
+module leveret-scenarios
+
+go 1.25
+
+require github.com/rabbitmq/amqp091-go v1.16.0

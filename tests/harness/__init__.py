@@ -1,0 +1,1 @@
+"""Starts and stops what the tests talk to: RabbitMQ, Leveret, the client drivers."""

@@ -1,0 +1,121 @@
+"""A child process whose output is kept, awaited by line, and which never outlives the tests."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+STOP_SECONDS = 30
+START_SECONDS = 60
+
+
+class Child:
+    def __init__(self, argv, log: Path, env=None, cwd=None, stdin=None):
+        self.log = log
+        self.lines = []
+        self.ended = False
+        self.changed = threading.Condition()
+        # setpriv ends the child with the tests, even should they be killed.
+        self.process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", *map(str, argv)],
+            env=env,
+            cwd=cwd,
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def _read(self):
+        with self.log.open("w") as log:
+            for line in self.process.stdout:
+                log.write(line)
+                log.flush()
+                with self.changed:
+                    self.lines.append(line.rstrip("\n"))
+                    self.changed.notify_all()
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+    def wait_line(self, pattern, seconds=START_SECONDS):
+        """The match of `pattern` in the first line that has one, waiting for that line; fails once the output ends."""
+        deadline = time.monotonic() + seconds
+        seen = 0
+        with self.changed:
+            while True:
+                for line in self.lines[seen:]:
+                    if match := re.search(pattern, line):
+                        return match
+                seen = len(self.lines)
+                left = deadline - time.monotonic()
+                if self.ended or left <= 0:
+                    problem = "ended" if self.ended else f"has not come within {seconds} s"
+                    raise AssertionError(f"waiting for a line like {pattern!r}: {problem}\n{self.tail()}")
+                self.changed.wait(left)
+
+    def running(self):
+        return self.process.poll() is None
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def wait(self, seconds=STOP_SECONDS):
+        """The exit code; a child that stays is killed and the test fails."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"process {self.pid} still ran after {seconds} s\n{self.tail()}") from None
+        self.reader.join(STOP_SECONDS)
+        return code
+
+    def stop(self, number=signal.SIGTERM, seconds=STOP_SECONDS):
+        """Asks the child to stop and returns its exit code."""
+        if self.running():
+            self.send(number)
+        return self.wait(seconds)
+
+    def kill(self):
+        if self.running():
+            self.process.kill()
+        self.process.wait()
+
+    def output(self):
+        return "\n".join(self.lines)
+
+    def tail(self, count=40):
+        return f"the end of {self.log.name}:\n" + "\n".join(self.lines[-count:])
+
+
+def resident_bytes(pid):
+    """The memory of a process that is in RAM (VmRSS)."""
+    return _status_kibibytes(pid, "VmRSS") * 1024
+
+
+def peak_resident_bytes(pid):
+    """The most memory a process has had in RAM so far (VmHWM)."""
+    return _status_kibibytes(pid, "VmHWM") * 1024
+
+
+def _status_kibibytes(pid, key):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1])
+    raise AssertionError(f"no {key} of process {pid}")
+
+
+def clean_environment(**additions):
+    """The little that a server needs, so that nobody's own settings change what is tested."""
+    kept = {key: os.environ[key] for key in ("PATH", "LANG", "TMPDIR", "RUST_BACKTRACE") if key in os.environ}
+    return kept | {"LANG": kept.get("LANG", "C.UTF-8")} | additions

@@ -1,0 +1,93 @@
+"""The five client drivers: long-lived processes that run scenarios by name, a JSON line each way."""
+
+import json
+import os
+import re
+import secrets
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.leveret import ROOT
+
+TESTS = ROOT / "tests"
+CACHE = ROOT / ".cache"
+SCENARIO_SECONDS = 120
+
+COMMANDS = {
+    "pika": [sys.executable, TESTS / "pika" / "driver.py"],
+    "amqplib": ["node", TESTS / "amqplib" / "driver.js"],
+    "java": ["java", "-cp", f"{CACHE}/java/classes:{CACHE}/java/dependency/*", "Driver"],
+    "go": [CACHE / "go" / "scenarios"],
+    "lapin": [Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "lapin-scenarios"],
+}
+
+
+class Driver:
+    def __init__(self, client, folder):
+        self.errors = folder / f"{client}.log"
+        self.process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", *map(str, COMMANDS[client])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors.open("w"),
+        )
+        self.scenarios = self._read()["scenarios"]
+
+    def observe(self, scenario, uri):
+        """What the client observed, with the names of this very run taken out."""
+        # Short, as the longest error text has little room in its 255 bytes.
+        prefix = secrets.token_hex(4) + "."
+        request = {"scenario": scenario, "uri": uri, "prefix": prefix}
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+        answer = self._read()
+        assert answer["scenario"] == scenario
+        assert answer["ok"], answer.get("error")
+        return normalised(answer["observed"], prefix)
+
+    def _read(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], SCENARIO_SECONDS)
+        line = self.process.stdout.readline() if ready else None
+        if not line:
+            self.stop()
+            problem = "said nothing in time" if line is None else "ended"
+            raise AssertionError(f"the driver {problem}:\n{self.errors.read_text()[-4000:]}")
+        return json.loads(line)
+
+    def running(self):
+        return self.process.poll() is None
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Drivers:
+    """Drivers by client, started on first use and again should one have ended."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.started = {}
+
+    def __getitem__(self, client):
+        driver = self.started.get(client)
+        if driver is None or not driver.running():
+            driver = self.started[client] = Driver(client, self.folder)
+        return driver
+
+    def stop(self):
+        for driver in self.started.values():
+            driver.stop()
+
+
+def normalised(value, prefix):
+    """Without the run's prefix, and with `*` for the random part of names that the server made."""
+    if isinstance(value, dict):
+        return {key: normalised(inner, prefix) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [normalised(inner, prefix) for inner in value]
+    if isinstance(value, str):
+        return re.sub(r"^amq\.gen-[A-Za-z0-9_-]{22}$", "amq.gen-*", value.replace(prefix, ""))
+    return value

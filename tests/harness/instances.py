@@ -1,0 +1,15 @@
+"""Leveret instances of a test's own, for what would disturb the others or must start from nothing."""
+
+import contextlib
+
+from harness.leveret import Leveret
+
+
+@contextlib.contextmanager
+def leveret(folder, *flags, **options):
+    """A server for the length of a `with`; it is killed at the end should the test have left it running."""
+    server = Leveret(folder, *flags, **options)
+    try:
+        yield server
+    finally:
+        server.child.kill()

@@ -1,0 +1,70 @@
+"""Leveret as a child process, started by the command line that scripts rely on."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from harness.child import Child, clean_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+CREDENTIALS = "guest:guest"
+QUIET = [flag for name in ("ws", "mqtt", "stomp", "web-mqtt", "web-stomp") for flag in (f"--{name}", "off")]
+
+
+def binary():
+    """The program under test; LEVERET_BIN names another one."""
+    built = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "leveret"
+    return Path(os.environ.get("LEVERET_BIN", built))
+
+
+class Leveret:
+    """`leveret serve` with AMQP and HTTP on ports that the system chooses, and whatever flags are added."""
+
+    def __init__(self, folder, *flags, env=None, wait=True):
+        folder.mkdir(parents=True, exist_ok=True)
+        argv = [binary(), "serve", *QUIET, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags]
+        self.child = Child(argv, folder / "leveret.log", env=clean_environment(**(env or {})), cwd=folder)
+        if wait:
+            try:
+                self.address = self.child.wait_line(r"amqp://([^\s/]+)").group(1)
+                self.http = self.child.wait_line(r"http://[^\s/]+").group(0)
+            except BaseException:
+                self.child.kill()
+                raise
+
+    @property
+    def uri(self):
+        return f"amqp://{CREDENTIALS}@{self.address}"
+
+    @property
+    def port(self):
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def pid(self):
+        return self.child.pid
+
+    def check(self):
+        assert self.child.running(), self.child.tail()
+
+    def tail(self):
+        return self.child.tail()
+
+    def stop(self):
+        """Stops the server as an operator would; it must end well."""
+        code = self.child.stop()
+        assert code == 0, f"exit code {code}\n{self.child.tail()}"
+
+
+def run(*arguments, env=None, cwd=None, seconds=30):
+    """Runs the program to its end: (exit code, standard output, standard error)."""
+    done = subprocess.run(
+        [str(binary()), *map(str, arguments)],
+        env=clean_environment(**(env or {})),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -1,0 +1,149 @@
+"""AMQP 0-9-1 by hand: whole frames and broken ones, over a plain socket."""
+
+import socket
+import struct
+
+from harness.leveret import CREDENTIALS
+
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
+FRAME_END = 0xCE
+WAIT_SECONDS = 30
+
+CONNECTION_START, CONNECTION_START_OK = (10, 10), (10, 11)
+CONNECTION_TUNE, CONNECTION_TUNE_OK = (10, 30), (10, 31)
+CONNECTION_OPEN, CONNECTION_OPEN_OK = (10, 40), (10, 41)
+CONNECTION_CLOSE, CONNECTION_CLOSE_OK = (10, 50), (10, 51)
+CHANNEL_OPEN, CHANNEL_OPEN_OK = (20, 10), (20, 11)
+CHANNEL_CLOSE = (20, 40)
+BASIC_PUBLISH = (60, 40)
+
+
+class Closed(Exception):
+    """The peer closed the TCP connection."""
+
+
+class Wire:
+    """One TCP connection. Nothing is sent that the test does not ask for."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
+        self.pending = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self.socket.close()
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def send_method(self, channel, method, arguments=b""):
+        self.send(frame(METHOD, channel, struct.pack(">HH", *method) + arguments))
+
+    def read(self, count):
+        while len(self.pending) < count:
+            self.pending += self._receive()
+        data, self.pending = self.pending[:count], self.pending[count:]
+        return data
+
+    def _receive(self):
+        try:
+            data = self.socket.recv(65536)
+        except ConnectionError as problem:
+            raise Closed from problem
+        if not data:
+            raise Closed
+        return data
+
+    def read_frame(self):
+        """(type, channel, payload) of the next frame."""
+        kind, channel, size = struct.unpack(">BHI", self.read(7))
+        payload = self.read(size)
+        assert self.read(1)[0] == FRAME_END
+        return kind, channel, payload
+
+    def expect(self, method):
+        """The arguments of the next method, which must be this one; heartbeats are passed over."""
+        kind, channel, payload = self.read_frame()
+        while kind == HEARTBEAT:
+            kind, channel, payload = self.read_frame()
+        got = struct.unpack(">HH", payload[:4])
+        if got == CONNECTION_CLOSE != method:
+            raise AssertionError(f"the server closed the connection: {close_of(payload[4:])}")
+        assert (kind, got) == (METHOD, method), (kind, channel, got)
+        return payload[4:]
+
+    def handshake(self, credentials=CREDENTIALS, vhost="/", frame_max=131072, heartbeat=0):
+        """Opens the connection: everything up to connection.open-ok."""
+        self.start(credentials)
+        self.expect(CONNECTION_TUNE)
+        self.send_method(0, CONNECTION_TUNE_OK, struct.pack(">HIH", 2047, frame_max, heartbeat))
+        self.send_method(0, CONNECTION_OPEN, short_string(vhost) + short_string("") + b"\x00")
+        self.expect(CONNECTION_OPEN_OK)
+        return self
+
+    def start(self, credentials=CREDENTIALS):
+        """The protocol header and the login, up to the server's word on it."""
+        self.send(PROTOCOL_HEADER)
+        self.expect(CONNECTION_START)
+        response = "\0" + credentials.replace(":", "\0", 1)
+        self.send_method(
+            0, CONNECTION_START_OK, long_string(b"") + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
+        )
+
+    def open_channel(self, channel=1):
+        self.send_method(channel, CHANNEL_OPEN, short_string(""))
+        self.expect(CHANNEL_OPEN_OK)
+
+    def connection_error(self):
+        """The code and text with which the server closes the connection, and that it then does so."""
+        answer = close_of(self.expect(CONNECTION_CLOSE))
+        self.send_method(0, CONNECTION_CLOSE_OK)
+        self.expect_end()
+        return answer
+
+    def expect_end(self):
+        """Reads until the peer closes the connection; how many bytes it sent before."""
+        count = len(self.pending)
+        try:
+            while True:
+                count += len(self._receive())
+        except Closed:
+            return count
+
+
+def frame(kind, channel, payload):
+    return frame_announcing(kind, channel, len(payload)) + payload + bytes([FRAME_END])
+
+
+def frame_announcing(kind, channel, size):
+    """The seven bytes that open a frame and say how large it is."""
+    return struct.pack(">BHI", kind, channel, size)
+
+
+def publish_arguments(exchange, key):
+    return struct.pack(">H", 0) + short_string(exchange) + short_string(key) + b"\x00"
+
+
+def content_header(size):
+    """A content header frame's payload for a message without properties."""
+    return struct.pack(">HHQH", 60, 0, size, 0)
+
+
+def close_of(arguments):
+    code, size = struct.unpack(">HB", arguments[:3])
+    return code, arguments[3 : 3 + size].decode()
+
+
+def short_string(text):
+    data = text.encode()
+    return bytes([len(data)]) + data
+
+
+def long_string(data):
+    return struct.pack(">I", len(data)) + data

@@ -1,0 +1,195 @@
+import com.rabbitmq.client.AMQP;
+import com.rabbitmq.client.Channel;
+import com.rabbitmq.client.Connection;
+import com.rabbitmq.client.Delivery;
+import com.rabbitmq.client.GetResponse;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+
+/** Getting, consuming, prefetch, cancelling, and who gets what among consumers. */
+final class Consuming {
+    static final Map<String, Driver.Scenario> SCENARIOS = Map.ofEntries(
+            Map.entry("get", Consuming::get),
+            Map.entry("consume_and_ack", Consuming::consumeAndAck),
+            Map.entry("consume_without_ack", Consuming::consumeWithoutAck),
+            Map.entry("prefetch_per_consumer", Consuming::prefetchPerConsumer),
+            Map.entry("prefetch_of_later_consumers_only", Consuming::prefetchOfLaterConsumersOnly),
+            Map.entry("prefetch_global", Consuming::prefetchGlobal),
+            Map.entry("cancel", Consuming::cancel),
+            Map.entry("server_cancel", Consuming::serverCancel),
+            Map.entry("consumer_priority", Consuming::consumerPriority),
+            Map.entry("exclusive_consumer", Consuming::exclusiveConsumer),
+            Map.entry("duplicate_consumer_tag", Consuming::duplicateConsumerTag),
+            Map.entry("requeue_on_close", Consuming::requeueOnClose));
+
+    static final String[] FIVE = {"1", "2", "3", "4", "5"};
+
+    private static Object get(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        boolean empty = channel.basicGet(queue, false) == null;
+        Session.publish(channel, queue, "1", "2", "3");
+        List<Object> got = new ArrayList<>();
+        boolean keyIntact = true;
+        for (int count = 0; count < 3; count++) {
+            GetResponse message = channel.basicGet(queue, false);
+            var envelope = message.getEnvelope();
+            got.add(List.of(
+                    envelope.getDeliveryTag(), Session.text(message.getBody()), envelope.isRedeliver(),
+                    message.getMessageCount()));
+            keyIntact &= envelope.getExchange().isEmpty() && envelope.getRoutingKey().equals(queue);
+            channel.basicAck(envelope.getDeliveryTag(), false);
+        }
+        return Map.of("empty", empty, "got", got, "key_intact", keyIntact, "left", Session.ready(channel, queue));
+    }
+
+    private static Object consumeAndAck(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        Collector collector = Collector.manual(channel, queue);
+        Session.publish(channel, queue, FIVE);
+        List<Long> tags = new ArrayList<>();
+        List<Boolean> redelivered = new ArrayList<>();
+        for (Delivery delivery : collector.await(5)) {
+            tags.add(delivery.getEnvelope().getDeliveryTag());
+            redelivered.add(delivery.getEnvelope().isRedeliver());
+            channel.basicAck(delivery.getEnvelope().getDeliveryTag(), false);
+        }
+        channel.close();
+        return Map.of(
+                "bodies", collector.bodies(), "tags", tags, "redelivered", redelivered,
+                "left", Session.ready(session.channel(), queue));
+    }
+
+    private static Object consumeWithoutAck(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        Session.publish(channel, queue, FIVE);
+        Collector collector = Collector.automatic(channel, queue);
+        collector.await(5);
+        channel.close();
+        return Map.of("bodies", collector.bodies(), "left", Session.ready(session.channel(), queue));
+    }
+
+    private static Object prefetchPerConsumer(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        Session.publish(channel, queue, Session.numbered(10));
+        channel.basicQos(3);
+        Collector collector = Collector.manual(channel, queue);
+        collector.await(3);
+        int firstReady = Session.ready(channel, queue);
+        int first = collector.await(3).size();
+        channel.basicAck(collector.deliveries.get(0).getEnvelope().getDeliveryTag(), false);
+        collector.await(4);
+        int readyAfterAck = Session.ready(channel, queue);
+        return Map.of(
+                "first", first, "ready", firstReady,
+                "after_ack", collector.await(4).size(), "ready_after_ack", readyAfterAck);
+    }
+
+    private static Object prefetchOfLaterConsumersOnly(Session session) throws Exception {
+        Channel channel = session.channel();
+        String earlierQueue = session.queue(channel, "earlier");
+        String laterQueue = session.queue(channel, "later");
+        for (String queue : List.of(earlierQueue, laterQueue)) {
+            Session.publish(channel, queue, FIVE);
+        }
+        Collector earlier = Collector.manual(channel, earlierQueue);
+        channel.basicQos(2);
+        Collector later = Collector.manual(channel, laterQueue);
+        earlier.await(5);
+        later.await(2);
+        return Map.of(
+                "earlier_ready", Session.ready(channel, earlierQueue), "later_ready", Session.ready(channel, laterQueue));
+    }
+
+    private static Object prefetchGlobal(Session session) throws Exception {
+        Channel channel = session.channel();
+        List<String> queues = List.of(session.queue(channel, "a"), session.queue(channel, "b"));
+        for (String queue : queues) {
+            Session.publish(channel, queue, FIVE);
+        }
+        channel.basicQos(3, true);
+        Collector first = Collector.manual(channel, queues.get(0));
+        Collector second = Collector.manual(channel, queues.get(1));
+        long deadline = System.nanoTime() + Session.WAIT_MILLISECONDS * 1_000_000L;
+        while (first.deliveries.size() + second.deliveries.size() < 3 && System.nanoTime() < deadline) {
+            first.takeSome(10);
+            second.takeSome(10);
+        }
+        int left = Session.ready(channel, queues.get(0)) + Session.ready(channel, queues.get(1));
+        return Map.of("delivered", first.await(0).size() + second.await(0).size(), "ready", left);
+    }
+
+    private static Object cancel(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        Collector collector = Collector.manual(channel, queue);
+        Session.publish(channel, queue, "before");
+        Delivery before = collector.await(1).get(0);
+        channel.basicCancel(collector.tag);
+        session.store(queue, "after");
+        AMQP.Queue.DeclareOk state = channel.queueDeclarePassive(queue);
+        collector.await(0);
+        channel.basicAck(before.getEnvelope().getDeliveryTag(), false);
+        return Map.of(
+                "bodies", collector.bodies(), "ready", state.getMessageCount(), "consumers", state.getConsumerCount());
+    }
+
+    private static Object serverCancel(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        Collector collector = new Collector(channel, queue, false, "watcher", false, null);
+        session.channel().queueDelete(queue);
+        String cancelled = collector.awaitCancel();
+        Session.roundTrip(channel);
+        return Map.of("cancelled", List.of(cancelled), "channel_open", channel.isOpen());
+    }
+
+    private static Object consumerPriority(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        channel.basicQos(3);
+        Collector low = Collector.manual(channel, queue);
+        Collector high = new Collector(channel, queue, false, "", false, Map.of("x-priority", 10));
+        Session.publish(channel, queue, FIVE);
+        high.await(3);
+        low.await(2);
+        return Map.of("high", high.bodies(), "low", low.bodies());
+    }
+
+    private static Object exclusiveConsumer(Session session) throws Exception {
+        String queue = session.queue(session.channel());
+        Channel holder = session.channel();
+        String tag = new Collector(holder, queue, false, "", true, null).tag;
+        Object second = session.refused(channel -> Collector.manual(channel, queue));
+        holder.basicCancel(tag);
+        Collector.manual(holder, queue);
+        Object exclusiveSecond = session.refused(channel -> new Collector(channel, queue, false, "", true, null));
+        return Map.of("second", second, "exclusive_second", exclusiveSecond);
+    }
+
+    private static Object duplicateConsumerTag(Session session) throws Exception {
+        String queue = session.queue(session.channel());
+        return session.connectionRefused(channel -> {
+            for (int count = 0; count < 2; count++) {
+                new Collector(channel, queue, false, "twice", false, null);
+            }
+        });
+    }
+
+    private static Object requeueOnClose(Session session) throws Exception {
+        session.connect();
+        Channel holder = session.connect().createChannel();
+        String queue = session.queue(holder);
+        Session.publish(holder, queue, "1", "2", "3");
+        Session.getAll(holder, queue);
+        holder.close();
+        Connection other = session.connect();
+        List<List<Object>> afterChannel = Session.seen(other.createChannel(), queue);
+        other.close();
+        return Map.of("after_channel", afterChannel, "after_connection", Session.seen(session.channel(), queue));
+    }
+}

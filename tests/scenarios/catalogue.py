@@ -1,0 +1,313 @@
+"""What each scenario must observe, word for word as RabbitMQ 3.10 answers it.
+
+The suite holds every target to these answers, RabbitMQ itself included, so the three targets and the five clients
+agree as long as the suite passes. Names are given without the prefix of the run; `*` in a generated name stands for
+its random part. What a client cannot express is listed in `left_out.py`."""
+
+
+def refused(code, name, text):
+    return {"code": code, "text": f"{name} - {text}"}
+
+
+def not_found(text):
+    return refused(404, "NOT_FOUND", text)
+
+
+def no_queue(name):
+    return not_found(f"no queue '{name}' in vhost '/'")
+
+
+def no_exchange(name):
+    return not_found(f"no exchange '{name}' in vhost '/'")
+
+
+def failed(text):
+    return refused(406, "PRECONDITION_FAILED", text)
+
+
+def inequivalent(argument, what, difference):
+    return failed(f"inequivalent arg '{argument}' for {what} in vhost '/': {difference}")
+
+
+def access_refused(text):
+    return refused(403, "ACCESS_REFUSED", text)
+
+
+def locked(queue):
+    return refused(
+        405,
+        "RESOURCE_LOCKED",
+        f"cannot obtain exclusive access to locked queue '{queue}' in vhost '/'. It could be originally declared on "
+        "another connection or the exclusive property value does not match that of the original declaration.",
+    )
+
+
+def unknown_tag(tag):
+    return failed(f"unknown delivery tag {tag}")
+
+
+ACCEPTED = "accepted"
+DEFAULT_EXCHANGE = access_refused("operation not permitted on the default exchange")
+IN_EXCLUSIVE_USE = access_refused("queue 'q' in vhost '/' in exclusive use")
+TRUE_NOT_FALSE = "received 'true' but current is 'false'"
+FIVE = ["1", "2", "3", "4", "5"]
+MEBIBYTE = 1 << 20
+
+CONNECTING = {
+    "connect": {
+        "capabilities": {
+            "publisher_confirms": True,
+            "exchange_exchange_bindings": True,
+            "basic.nack": True,
+            "consumer_cancel_notify": True,
+            "connection.blocked": True,
+            "consumer_priorities": True,
+            "authentication_failure_close": True,
+            "per_consumer_qos": True,
+            "direct_reply_to": True,
+        },
+        "properties": ["capabilities", "cluster_name", "copyright", "information", "platform", "product", "version"],
+        "channel_max": 2047,
+        "frame_max": 131072,
+        "heartbeat": 60,
+    },
+    "wrong_password": access_refused(
+        "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+    ),
+    "wrong_vhost": refused(530, "NOT_ALLOWED", "vhost nowhere not found"),
+    "heartbeat_two_seconds": {"heartbeat": 2, "alive": True},
+    "frame_max_4096": {"frame_max": 4096, "intact": [0, 1, 4088, 4089, MEBIBYTE]},
+    "frame_max_131072": {"frame_max": 131072, "intact": [0, 1, 131064, 131065, MEBIBYTE]},
+    "many_channels": {"channels": 500, "own_messages": 500},
+    "ten_connections": {"stored": 1000, "in_order": 10},
+}
+
+EXCHANGES = {
+    "default_exchange": {"received": ["by name"]},
+    "predeclared_exchanges": {"received": ["amq.direct", "amq.fanout", "amq.topic", "amq.headers", "amq.match"]},
+    "direct_exchange": {"received": ["red", "green", "green after unbind"]},
+    "fanout_exchange": {"first": ["1", "2"], "second": ["1", "2"]},
+    "topic_exchange": {
+        "*.orange.*": ["quick.orange.rabbit", "lazy.orange.elephant"],
+        "*.*.rabbit": ["quick.orange.rabbit"],
+        "lazy.#": ["lazy.orange.elephant", "lazy.brown.fox", "lazy"],
+        "#": [
+            "quick.orange.rabbit",
+            "lazy.orange.elephant",
+            "lazy.brown.fox",
+            "lazy",
+            "orange",
+            "a.b",
+            "a.x.y.b",
+            "quick.orange.male.rabbit",
+            "",
+        ],
+        # The empty key has no word at all, so `*` leaves it out.
+        "*": ["lazy", "orange"],
+        "#.orange.#": ["quick.orange.rabbit", "lazy.orange.elephant", "orange", "quick.orange.male.rabbit"],
+        "a.#.b": ["a.b", "a.x.y.b"],
+        "": [""],
+        "lazy": ["lazy"],
+    },
+    "headers_exchange": {
+        "all": ["both"],
+        "any": ["both", "colour"],
+        "unsaid": ["both"],
+        "present": ["both", "colour", "other"],
+    },
+    "exchange_to_exchange": {"received": ["bound"]},
+    "alternate_exchange": {"known": ["known"], "unknown": ["unknown"], "returned": ["nowhere"]},
+}
+
+CONTENT = {
+    "properties": {
+        "content_type": "text/plain",
+        "content_encoding": "identity",
+        "headers": {"animal": "hare"},
+        "delivery_mode": 2,
+        "priority": 5,
+        "correlation_id": "correlation",
+        "reply_to": "reply",
+        "expiration": "60000",
+        "message_id": "message",
+        "timestamp": 1_700_000_000,
+        "type": "greeting",
+        "user_id": "guest",
+        "app_id": "scenarios",
+        "cluster_id": "cluster",
+        "body": "häre",
+        "exchange": "",
+        "routing_key": "q",
+        "redelivered": False,
+    },
+    "header_values": {
+        "true": True,
+        "false": False,
+        "byte": -8,
+        "short": -300,
+        "int": -100_000,
+        "long": 1 << 40,
+        "float": 0.5,
+        "double": 1.1,
+        "decimal": "1.25",
+        "text": "häre",
+        "empty": "",
+        "binary": "0001ff",
+        "timestamp": 1_700_000_000,
+        "void": None,
+        "list": [1, "two", True, None, [3]],
+        "table": {"inner": {"deep": 7}},
+    },
+    "body_sizes": {"intact": [0, 1, 4088, 4089, 131_064, 131_065, MEBIBYTE, 16 * MEBIBYTE]},
+}
+
+PUBLISHING = {
+    "confirms": {"acked": 1000, "nacked": 0, "stored": 1000, "in_order": True},
+    "mandatory_return": {"events": ["return 312 NO_ROUTE returned", "ack", "ack", "ack"], "received": ["kept"]},
+    "immediate": refused(540, "NOT_IMPLEMENTED", "immediate=true"),
+    "tx_commit": {"before": 0, "after": ["1", "2"]},
+    "tx_rollback": {"after_rollback": 0, "back": [["kept", True]]},
+    "tx_refused": {
+        "confirm_then_tx": failed("cannot switch from confirm to tx mode"),
+        "tx_then_confirm": failed("cannot switch from tx to confirm mode"),
+        "commit_without_select": failed("channel is not transactional"),
+        "rollback_without_select": failed("channel is not transactional"),
+    },
+}
+
+CONSUMING = {
+    "get": {
+        "empty": True,
+        # Delivery tag, body, redelivered, messages left.
+        "got": [[1, "1", False, 2], [2, "2", False, 1], [3, "3", False, 0]],
+        "key_intact": True,
+        "left": 0,
+    },
+    "consume_and_ack": {"bodies": FIVE, "tags": [1, 2, 3, 4, 5], "redelivered": [False] * 5, "left": 0},
+    "consume_without_ack": {"bodies": FIVE, "left": 0},
+    "prefetch_per_consumer": {"first": 3, "ready": 7, "after_ack": 4, "ready_after_ack": 6},
+    "prefetch_of_later_consumers_only": {"earlier_ready": 0, "later_ready": 3},
+    "prefetch_global": {"delivered": 3, "ready": 7},
+    "cancel": {"bodies": ["before"], "ready": 1, "consumers": 0},
+    "server_cancel": {"cancelled": ["watcher"], "channel_open": True},
+    "consumer_priority": {"high": ["1", "2", "3"], "low": ["4", "5"]},
+    "exclusive_consumer": {"second": IN_EXCLUSIVE_USE, "exclusive_second": IN_EXCLUSIVE_USE},
+    "duplicate_consumer_tag": refused(530, "NOT_ALLOWED", "attempt to reuse consumer tag 'twice'"),
+    "requeue_on_close": {
+        "after_channel": [["1", True], ["2", True], ["3", True]],
+        "after_connection": [["1", True], ["2", True], ["3", True]],
+    },
+}
+
+SETTLING = {
+    "ack_multiple": {"back": [["4", True], ["5", True]]},
+    "ack_all_outstanding": {"left": 0},
+    "nack_requeue_order": {"all": [[body, True] for body in FIVE], "middle": [["2", True], ["4", True]]},
+    "nack_drops": {"back": [["4", True], ["5", True]]},
+    "reject": {"back": [["2", True]]},
+    "recover": {"back": [[body, True] for body in FIVE]},
+    "recover_without_requeue": refused(540, "NOT_IMPLEMENTED", "requeue=false"),
+    "unknown_delivery_tag": {
+        "ack": unknown_tag(5),
+        "ack_multiple": unknown_tag(5),
+        "nack": unknown_tag(5),
+        "reject": unknown_tag(5),
+        "twice": unknown_tag(1),
+    },
+}
+
+QUEUES = {
+    "server_named_queue": {
+        "name": "amq.gen-*",
+        "received": ["bound"],
+        "purged": 2,
+        "deleted": 1,
+        "on_another_channel": not_found("no previously declared queue"),
+    },
+    "exclusive_queue": {
+        "declare": locked("q"),
+        "passive": locked("q"),
+        "bind": locked("q"),
+        "get": locked("q"),
+        "consume": locked("q"),
+        "purge": locked("q"),
+        "delete": locked("q"),
+        "received": ["publishing is open to all"],
+        "after_close": no_queue("q"),
+        "redeclared": True,
+    },
+    "auto_delete_queue": {"after_get": 0, "after_first_cancel": 0, "after_last_cancel": no_queue("q")},
+    "auto_delete_exchange": {"after_first_unbind": ACCEPTED, "after_last_unbind": no_exchange("e")},
+    "passive_declare": {
+        "messages": 1,
+        "consumers": 1,
+        "other_flags": ACCEPTED,
+        "queue": no_queue("missing"),
+        "exchange": no_exchange("missing"),
+    },
+    "purge_and_delete_counts": {"purged": 3, "deleted": 2, "missing": 0},
+    "if_unused_if_empty": {
+        "exchange_in_use": failed("exchange 'e' in vhost '/' in use"),
+        "queue_not_empty": failed("queue 'q' in vhost '/' not empty"),
+        "queue_in_use": failed("queue 'q' in vhost '/' in use"),
+        "queue_gone": no_queue("q"),
+        "exchange_gone": no_exchange("e"),
+    },
+}
+
+REFUSALS = {
+    "redeclare": {
+        "same": ACCEPTED,
+        "durable": inequivalent("durable", "queue 'q'", TRUE_NOT_FALSE),
+        "auto_delete": inequivalent("auto_delete", "queue 'q'", TRUE_NOT_FALSE),
+        "exclusive": locked("q"),
+        "exchange_same": ACCEPTED,
+        "exchange_type": inequivalent("type", "exchange 'e'", "received 'fanout' but current is 'direct'"),
+        "exchange_durable": inequivalent("durable", "exchange 'e'", TRUE_NOT_FALSE),
+        "exchange_auto_delete": inequivalent("auto_delete", "exchange 'e'", TRUE_NOT_FALSE),
+        "exchange_internal": inequivalent("internal", "exchange 'e'", TRUE_NOT_FALSE),
+    },
+    "redeclare_with_arguments": {
+        "same": ACCEPTED,
+        "added": inequivalent(
+            "x-message-ttl", "queue 'plain'", "received the value '60000' of type 'signedint' but current is none"
+        ),
+        "missing": inequivalent(
+            "x-message-ttl", "queue 'limited'", "received none but current is the value '60000' of type 'signedint'"
+        ),
+        "different": inequivalent("x-message-ttl", "queue 'limited'", "received '50000' but current is '60000'"),
+        "unknown": ACCEPTED,
+    },
+    "missing_queues_and_exchanges": {
+        "get": no_queue("missing"),
+        "consume": no_queue("missing"),
+        "purge": no_queue("missing"),
+        "bind_missing_queue": no_queue("missing"),
+        "bind_missing_exchange": no_exchange("missing"),
+        "bind_missing_source": no_exchange("missing"),
+        "bind_missing_destination": no_exchange("missing"),
+        "publish": no_exchange("missing"),
+        "delete_queue": ACCEPTED,
+        "delete_exchange": ACCEPTED,
+        "unbind": ACCEPTED,
+        "no_last_queue": not_found("no previously declared queue"),
+    },
+    "reserved_names": {
+        "queue": access_refused("queue name 'amq.mine' contains reserved prefix 'amq.*'"),
+        "exchange": access_refused("exchange name 'amq.mine' contains reserved prefix 'amq.*'"),
+        "passive": no_queue("amq.mine"),
+        "delete": access_refused("deletion of system exchange 'amq.direct' in vhost '/' not allowed"),
+        "redeclare": ACCEPTED,
+        "redeclare_otherwise": inequivalent(
+            "type", "exchange 'amq.direct'", "received 'fanout' but current is 'direct'"
+        ),
+    },
+    "default_exchange_is_fixed": dict.fromkeys(
+        ["declare", "passive", "delete", "bind", "unbind", "source", "destination"], DEFAULT_EXCHANGE
+    ),
+    "internal_exchange": {"publish": access_refused("cannot publish to internal exchange 'e' in vhost '/'")},
+    "unknown_exchange_type": refused(503, "COMMAND_INVALID", "unknown exchange type 'no-such-type'"),
+    "pipelined_after_an_error": {"refused": no_exchange("missing"), "stored": 0},
+}
+
+EXPECTED = CONNECTING | EXCHANGES | CONTENT | PUBLISHING | CONSUMING | SETTLING | QUEUES | REFUSALS

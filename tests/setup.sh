@@ -1,0 +1,109 @@
+#!/usr/bin/env bash
+# Installs what the scenario suite needs and builds the client drivers, quietly and only what has changed:
+# each step leaves a stamp named after a hash of the files that it depends on.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+cache=$PWD/.cache
+stamps=$cache/stamps
+mkdir -p "$stamps"
+
+main() {
+    debian_packages
+    step venv tests/requirements.txt -- python_environment
+    [ -d tests/amqplib/node_modules ] || rm -f "$stamps"/npm-*
+    step npm tests/amqplib/package.json tests/amqplib/package-lock.json -- node_packages
+    step java tests/java/pom.xml tests/java/src/*.java -- java_driver
+    step go tests/go/go.mod tests/go/go.sum tests/go/*.go -- go_driver
+    # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests.
+    cargo build --quiet --locked --package lapin-scenarios
+}
+
+# step NAME FILE... -- COMMAND: runs the command unless it did well before with these very files.
+step() {
+    local name=$1 files=()
+    shift
+    while [ "$1" != -- ]; do
+        files+=("$1")
+        shift
+    done
+    shift
+    local stamp
+    stamp=$stamps/$name-$(sha256sum "${files[@]}" "$0" | sha256sum | cut -c1-16)
+    if [ -e "$stamp" ]; then
+        return
+    fi
+    rm -f "$stamps/$name"-*
+    echo "setting up: $name"
+    quietly "$@"
+    touch "$stamp"
+}
+
+# Runs a command and shows its output only if it fails.
+quietly() {
+    local log=$cache/setup.log
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        echo "failed: $*" >&2
+        return 1
+    fi
+}
+
+debian_packages() {
+    local missing=()
+    [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server)
+    command -v setpriv >/dev/null || missing+=(util-linux)
+    # Debian's own Python keeps this part in a package of its own.
+    python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+    if [ ${#missing[@]} -eq 0 ]; then
+        return
+    fi
+    echo "setting up: ${missing[*]}"
+    quietly as_root bash -c "$(declare -f install_without_starting); install_without_starting ${missing[*]}"
+}
+
+# Installs packages so that no service of theirs runs, now or after the next boot: the tests start their own.
+install_without_starting() {
+    set -euo pipefail
+    local policy=/usr/sbin/policy-rc.d
+    export DEBIAN_FRONTEND=noninteractive
+    if [ ! -e $policy ]; then
+        trap "rm -f $policy" EXIT
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod 755 $policy
+    fi
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "$@"
+    if [ -d /run/systemd/system ]; then
+        systemctl disable --quiet rabbitmq-server.service epmd.socket epmd.service || true
+    fi
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    else
+        sudo "$@"
+    fi
+}
+
+python_environment() {
+    rm -rf "$cache/venv"
+    python3 -m venv "$cache/venv"
+    "$cache/venv/bin/pip" install --quiet --disable-pip-version-check --requirement tests/requirements.txt
+}
+
+node_packages() {
+    (cd tests/amqplib && npm ci --silent)
+}
+
+java_driver() {
+    rm -rf "$cache/java"
+    mvn --quiet --batch-mode --file tests/java/pom.xml compile
+}
+
+go_driver() {
+    (cd tests/go && go vet . && go build -mod=readonly -o "$cache/go/scenarios" .)
+}
+
+main
