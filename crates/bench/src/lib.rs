@@ -1,6 +1,7 @@
 //! The load generator: measures any AMQP 0-9-1 system by URI, or several in one run, interleaved.
 //!
-//! - [`stream`]: producers and consumers, the everyday workload. [`stats`], [`latency`]: what the figures mean;
+//! - [`stream`]: producers and consumers, the everyday workload. [`routing`]: what many queues and bindings cost.
+//! - [`stats`], [`latency`]: what the figures mean;
 //!   [`report`]: where they end up; [`expect`] and [`metric`]: conditions on them.
 //!
 //! What always holds: the report says when the generator itself was the bottleneck; every message of 8 bytes or more
@@ -18,6 +19,7 @@ pub mod machine;
 pub mod metric;
 mod process;
 pub mod report;
+pub mod routing;
 pub mod stats;
 pub mod stream;
 mod table;
@@ -29,10 +31,11 @@ use std::path::Path;
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
 pub use error::Error;
 use metric::grouped;
-use report::Report;
+use routing::RoutingArguments;
 use stream::{Plan, Progress, StreamArguments};
 
 /// Measure AMQP systems
@@ -45,6 +48,7 @@ pub struct Arguments {
 #[derive(Debug, Clone, Subcommand)]
 enum Study {
     Stream(StreamArguments),
+    Routing(RoutingArguments),
 }
 
 /// How a run that could be finished ended.
@@ -64,6 +68,7 @@ pub enum Outcome {
 pub fn run(arguments: Arguments) -> Result<Outcome, Error> {
     match arguments.study {
         Study::Stream(arguments) => run_stream(&arguments),
+        Study::Routing(arguments) => run_routing(&arguments),
     }
 }
 
@@ -77,9 +82,25 @@ fn run_stream(arguments: &StreamArguments) -> Result<Outcome, Error> {
     });
     bar.finish_and_clear();
     let report = report?;
-    write_report(&report, arguments.json.as_deref())?;
+    write_report(&report, &table::render(&report), arguments.json.as_deref())?;
     let met = report.expectations.iter().all(|verdict| verdict.met);
     Ok(if met { Outcome::Met } else { Outcome::NotMet })
+}
+
+fn run_routing(arguments: &RoutingArguments) -> Result<Outcome, Error> {
+    let plan = arguments.plan()?;
+    let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    let report = routing::run(&plan, |doing| {
+        bar.set_message(doing.to_owned());
+        bar.tick();
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    if let Some(folder) = arguments.output.as_deref() {
+        routing::write_figures(&report, folder)?;
+    }
+    write_report(&report, &routing::render(&report), arguments.json.as_deref())?;
+    Ok(Outcome::Met)
 }
 
 /// Steps of the progress bar per round.
@@ -95,7 +116,7 @@ fn progress_bar(plan: &Plan) -> ProgressBar {
 }
 
 /// The table goes to the standard output, unless the JSON does.
-fn write_report(report: &Report, json: Option<&Path>) -> Result<(), Error> {
+fn write_report(report: &impl Serialize, text: &str, json: Option<&Path>) -> Result<(), Error> {
     let failed = |path: &str| {
         let path = path.to_owned();
         move |cause: io::Error| Error::Report { path, cause }
@@ -108,5 +129,5 @@ fn write_report(report: &Report, json: Option<&Path>) -> Result<(), Error> {
     if let Some(path) = json {
         encode().and_then(|text| fs::write(path, text + "\n")).map_err(failed(&path.to_string_lossy()))?;
     }
-    to_stdout(&table::render(report)).map_err(failed("the standard output"))
+    to_stdout(text).map_err(failed("the standard output"))
 }

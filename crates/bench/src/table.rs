@@ -143,11 +143,13 @@ fn name_of(metric: Metric) -> String {
     }
 }
 
-fn number(text: String) -> Cell {
+/// A cell for a number.
+pub(crate) fn number(text: String) -> Cell {
     Cell::new(text).set_alignment(CellAlignment::Right)
 }
 
-fn new_table(header: &[&str]) -> Table {
+/// A table that is also Markdown.
+pub(crate) fn new_table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(ASCII_MARKDOWN);
     table.set_header(header);

@@ -179,7 +179,7 @@ impl StreamArguments {
     /// # Errors
     /// What is wrong with them, in words for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
-        let systems = self.parse_systems()?;
+        let systems = parse_systems(&self.uri, &self.systems)?;
         let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         let mut expectations = Vec::new();
         for text in &self.expect {
@@ -226,26 +226,6 @@ impl StreamArguments {
             limit_backlog: self.limit_backlog,
         })
     }
-
-    fn parse_systems(&self) -> Result<Vec<System>, Error> {
-        if self.systems.is_empty() {
-            return Ok(vec![System {
-                name: "default".into(),
-                uri: Uri::parse(&self.uri)?,
-                pids: Vec::new(),
-            }]);
-        }
-        let mut systems: Vec<System> = Vec::new();
-        for text in &self.systems {
-            let system = parse_system(text)?;
-            check(
-                systems.iter().all(|other| other.name != system.name),
-                &format!("--system: the name {:?} is given twice", system.name),
-            )?;
-            systems.push(system);
-        }
-        Ok(systems)
-    }
 }
 
 impl Workload {
@@ -282,7 +262,8 @@ const MAX_SIZE: usize = 512 << 20;
 /// A window's bookkeeping takes 32 bytes a message.
 const MAX_CONFIRMS: usize = 1_000_000;
 
-fn check(holds: bool, otherwise: &str) -> Result<(), Error> {
+/// A usage error unless something holds.
+pub(crate) fn check(holds: bool, otherwise: &str) -> Result<(), Error> {
     if holds { Ok(()) } else { Err(Error::Usage(otherwise.to_owned())) }
 }
 
@@ -290,9 +271,27 @@ fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok
     serializer.serialize_f64(duration.as_secs_f64())
 }
 
-fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
+/// A length of time that was given as `flag`.
+pub(crate) fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| Error::Usage(format!("{flag}: {value} is no length of time")))
+}
+
+/// The systems that a command line names: `given`, or else the one at `uri`.
+pub(crate) fn parse_systems(uri: &str, given: &[String]) -> Result<Vec<System>, Error> {
+    if given.is_empty() {
+        return Ok(vec![System { name: "default".into(), uri: Uri::parse(uri)?, pids: Vec::new() }]);
+    }
+    let mut systems: Vec<System> = Vec::new();
+    for text in given {
+        let system = parse_system(text)?;
+        check(
+            systems.iter().all(|other| other.name != system.name),
+            &format!("--system: the name {:?} is given twice", system.name),
+        )?;
+        systems.push(system);
+    }
+    Ok(systems)
 }
 
 fn parse_system(text: &str) -> Result<System, Error> {

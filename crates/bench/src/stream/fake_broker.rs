@@ -7,14 +7,14 @@ use std::thread;
 
 use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
 use amqp::handshake::{ServerEvent, ServerHandshake, ServerOffer};
-use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Mechanism;
 use amqp::{FieldTable, FieldValue, Frame, FrameKind, Method};
 
 /// What happens to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(crate) enum Fate {
     Delivered,
     Dropped,
     Repeated,
@@ -27,10 +27,10 @@ pub(super) enum Fate {
 }
 
 /// Decides by the number of the message, from 0 in the order they came, over all producers.
-pub(super) type Script = fn(u64) -> Fate;
+pub(crate) type Script = fn(u64) -> Fate;
 
 /// A listening broker; its threads end with the process.
-pub(super) struct FakeBroker {
+pub(crate) struct FakeBroker {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl FakeBroker {
-    pub(super) fn start(script: Script) -> Self {
+    pub(crate) fn start(script: Script) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let state =
@@ -61,12 +61,12 @@ impl FakeBroker {
         Self { address, state }
     }
 
-    pub(super) fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         format!("amqp://{}", self.address)
     }
 
     /// Methods basic.ack that consumers sent.
-    pub(super) fn acks(&self) -> u64 {
+    pub(crate) fn acks(&self) -> u64 {
         self.state.lock().unwrap().acks
     }
 }
@@ -162,6 +162,9 @@ impl Session {
             Method::QueueDeclare(q) => {
                 self.reply(1, queue::DeclareOk { queue: q.queue, ..Default::default() })
             }
+            Method::ExchangeDeclare(_) => self.reply(1, exchange::DeclareOk {}),
+            Method::ExchangeDelete(_) => self.reply(1, exchange::DeleteOk {}),
+            Method::QueueBind(_) => self.reply(1, queue::BindOk {}),
             Method::QueuePurge(_) => self.reply(1, queue::PurgeOk::default()),
             Method::QueueDelete(_) => {
                 state.consumers.clear();

@@ -12,7 +12,7 @@ mod shared;
 mod window;
 
 #[cfg(test)]
-mod fake_broker;
+pub(crate) mod fake_broker;
 #[cfg(test)]
 mod tests;
 

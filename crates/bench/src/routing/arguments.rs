@@ -1,0 +1,285 @@
+//! The command line of `bench routing`, and the checked plan that it becomes.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::stream::arguments::{System, check, parse_systems, seconds};
+
+/// Create, use and delete growing numbers of queues and bindings; find out whether their costs grow with them
+#[derive(Debug, Clone, Args)]
+pub struct RoutingArguments {
+    /// The system under test, as amqp://user:password@host:port/vhost
+    #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
+    pub uri: String,
+    /// A system under test with a name and process ids whose memory is sampled, as name=uri[,pid=N]...; repeat to
+    /// compare systems, level by level
+    #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
+    pub systems: Vec<String>,
+    /// What to study; may be repeated
+    #[arg(long, value_enum, value_name = "STUDY", default_value = "scaling")]
+    pub study: Vec<Study>,
+    /// Exchange types; may be repeated [default: all]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub exchange: Vec<Kind>,
+    /// Queues and bindings grow through the powers of this
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub base: u64,
+    /// Most queues, as an exponent of the base [default: 15]
+    #[arg(long, value_name = "EXPONENT")]
+    pub queues: Option<u32>,
+    /// Most bindings of a queue, as an exponent of the base [default: 11]
+    #[arg(long, value_name = "EXPONENT")]
+    pub bindings: Option<u32>,
+    /// Most bindings in all, as an exponent of the base [default: the larger of the other two]
+    #[arg(long, value_name = "EXPONENT")]
+    pub combined: Option<u32>,
+    /// Messages published at each number of queues [default: 100]
+    #[arg(long, value_name = "N")]
+    pub messages: Option<u64>,
+    /// Publish fewer messages, but at least 10, where this many copies would come into queues
+    #[arg(long, value_name = "N", default_value_t = 4_000_000)]
+    pub copies: u64,
+    /// Send requests and messages ahead of their answers, instead of one at a time
+    #[arg(long)]
+    pub pipelined: bool,
+    /// Leave out, of a level, what would probably take a system longer than this, in seconds [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    pub limit_seconds: Option<f64>,
+    /// Bindings of the queue that `--study deletion` deletes; queues of the connection that `--study exclusive` closes
+    /// [default: 100000]
+    #[arg(long, value_name = "N")]
+    pub bulk: Option<u64>,
+    /// Few queues and bindings, to see that everything works
+    #[arg(long)]
+    pub quick: bool,
+    /// Write the data of each figure as text, and a plot as SVG, into this folder
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Write everything as JSON to this file; - is the standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// What is studied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Study {
+    /// Costs at growing numbers of queues and bindings
+    Scaling,
+    /// How long confirms wait while a queue with very many bindings is deleted
+    Deletion,
+    /// How long very many exclusive queues outlive their connection
+    Exclusive,
+}
+
+/// The type of an exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Random keys
+    Direct,
+    /// Random keys of three words; a quarter of the patterns has a `*`, another a `#`
+    Topic,
+    /// Two random headers, both required
+    Headers,
+    /// Random keys, of no meaning to the exchange
+    Fanout,
+}
+
+impl Kind {
+    /// The type's name in AMQP.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Topic => "topic",
+            Self::Headers => "headers",
+            Self::Fanout => "fanout",
+        }
+    }
+}
+
+/// A checked command line.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// In the order given.
+    pub systems: Vec<System>,
+    /// What to study.
+    pub studies: Vec<Study>,
+    /// Exchange types, in order.
+    pub kinds: Vec<Kind>,
+    /// Numbers of bindings and queues.
+    pub levels: Vec<Level>,
+    /// What all points have in common.
+    pub settings: Settings,
+}
+
+/// One number of bindings for each queue, and the numbers of queues tried with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Level {
+    /// The base's exponent.
+    pub exponent: u32,
+    /// Bindings of each queue.
+    pub bindings: u64,
+    /// Numbers of queues, ascending.
+    pub queues: Vec<u64>,
+}
+
+/// What all points have in common.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Settings {
+    /// Of the powers.
+    pub base: u64,
+    /// Messages at each point, at most.
+    pub messages: u64,
+    /// Copies of them in queues, about, at most.
+    pub copies: u64,
+    /// Whether requests were sent ahead of answers.
+    pub pipelined: bool,
+    /// A point that would take longer, in seconds, is left out.
+    pub limit_seconds: f64,
+    /// Bindings or queues of the studies of deletion.
+    pub bulk: u64,
+}
+
+impl Settings {
+    /// Messages to publish when each goes to so many queues.
+    pub(super) fn messages_for(&self, queues: u64) -> u64 {
+        (self.copies / queues.max(1)).max(FEWEST_MESSAGES).min(self.messages)
+    }
+}
+
+impl RoutingArguments {
+    /// Checks the arguments against each other.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words for the command line.
+    pub fn plan(&self) -> Result<Plan, Error> {
+        let or = |given: Option<u64>, full, quick| given.unwrap_or(if self.quick { quick } else { full });
+        let exponent = |given: Option<u32>, full, quick| or(given.map(u64::from), full, quick) as u32;
+        let (queues, bindings) = (exponent(self.queues, 15, 6), exponent(self.bindings, 11, 4));
+        let combined = self.combined.unwrap_or(queues.max(bindings));
+        let limit = self.limit_seconds.unwrap_or(if self.quick { 1.0 } else { 10.0 });
+        let settings = Settings {
+            base: self.base,
+            messages: or(self.messages, 100, 20),
+            copies: self.copies,
+            pipelined: self.pipelined,
+            limit_seconds: seconds("--limit-seconds", limit)?.as_secs_f64(),
+            bulk: or(self.bulk, 100_000, 2_000),
+        };
+        check(self.base >= 2, "--base must be at least 2")?;
+        check(settings.messages > 0, "--messages must be at least 1")?;
+        check(settings.bulk > 0, "--bulk must be at least 1")?;
+        let largest = self.base.checked_pow(combined.max(queues).max(bindings));
+        check(
+            largest.is_some_and(|largest| largest <= MOST),
+            "--queues, --bindings or --combined: more than 100 million",
+        )?;
+        let mut kinds = self.exchange.clone();
+        if kinds.is_empty() {
+            kinds = Kind::value_variants().to_vec();
+        }
+        let mut studies = self.study.clone();
+        studies.dedup();
+        Ok(Plan {
+            systems: parse_systems(&self.uri, &self.systems)?,
+            studies,
+            kinds,
+            levels: levels(self.base, queues, bindings, combined),
+            settings,
+        })
+    }
+}
+
+/// All levels whose first point is within `combined`; exponents of `base`, whose power to each fits 64 bits.
+fn levels(base: u64, queues: u32, bindings: u32, combined: u32) -> Vec<Level> {
+    (0..=bindings.min(combined))
+        .map(|exponent| Level {
+            exponent,
+            bindings: base.pow(exponent),
+            queues: (0..=queues.min(combined - exponent)).map(|e| base.pow(e)).collect(),
+        })
+        .collect()
+}
+
+impl Plan {
+    /// The longest that a point should take.
+    pub(super) fn limit(&self) -> Duration {
+        Duration::from_secs_f64(self.settings.limit_seconds)
+    }
+}
+
+/// Below this, one late wake-up would decide.
+const FEWEST_MESSAGES: u64 = 10;
+/// Queues or bindings: beyond any machine that this will run on soon.
+const MOST: u64 = 100_000_000;
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        routing: RoutingArguments,
+    }
+
+    fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+        Cli::parse_from([&["routing"], arguments].concat()).routing.plan()
+    }
+
+    #[test]
+    fn by_default_the_exponents_of_queues_and_bindings_share_the_larger_one() {
+        let levels = plan(&[]).unwrap().levels;
+        assert_eq!(levels.len(), 12);
+        for level in &levels {
+            assert_eq!(level.bindings, 1 << level.exponent);
+            assert_eq!(level.queues.len() as u32, 16 - level.exponent);
+            assert_eq!(level.queues.last().unwrap() * level.bindings, 1 << 15);
+        }
+    }
+
+    #[test]
+    fn combined_limits_what_it_must_and_nothing_else() {
+        let levels = levels(4, 3, 5, 6);
+        let counts: Vec<_> = levels.iter().map(|level| level.queues.len()).collect();
+        assert_eq!(counts, [4, 4, 4, 4, 3, 2], "up to 4^3 queues, and 4^6 bindings in all");
+        assert_eq!(super::levels(2, 15, 11, 0), [Level { exponent: 0, bindings: 1, queues: vec![1] }]);
+    }
+
+    #[test]
+    fn messages_are_limited_by_the_copies_they_make() {
+        let mut settings = plan(&["--messages", "1000"]).unwrap().settings;
+        settings.copies = 100_000;
+        assert_eq!([1, 100, 500, 1 << 20].map(|queues| settings.messages_for(queues)), [1000, 1000, 200, 10]);
+        settings.messages = 3;
+        assert_eq!(settings.messages_for(1 << 20), 3);
+    }
+
+    #[test]
+    fn quick_is_small_but_what_is_given_holds() {
+        let plan =
+            plan(&["--quick", "--messages", "7", "--exchange", "topic", "--study", "exclusive"]).unwrap();
+        assert_eq!((plan.levels.len(), plan.settings.messages), (5, 7));
+        assert_eq!((plan.kinds, plan.studies), (vec![Kind::Topic], vec![Study::Exclusive]));
+    }
+
+    #[test]
+    fn what_could_never_work_is_refused() {
+        for arguments in [
+            &["--base", "1"][..],
+            &["--messages", "0"],
+            &["--bulk", "0"],
+            &["--combined", "64"],
+            &["--limit-seconds=-1"],
+        ] {
+            assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The studies of deletion: what very much at once does to others, and how long it takes.
+
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use amqp::Method;
+use amqp::method::{channel, exchange, queue};
+
+use super::CHANNEL;
+use super::arguments::{Kind, Study};
+use super::keys::{Keys, Random};
+use super::report::Bulk;
+use super::session::Session;
+use crate::client::Connection;
+use crate::error::ClientError;
+use crate::latency::Latencies;
+use crate::stream::arguments::System;
+
+/// Deletes a queue with `count` bindings, while another connection publishes to the same exchange, a message at a
+/// time, and measures its waits for confirms.
+pub(super) fn deletion(system: &System, kind: Kind, count: u64) -> Result<Bulk, ClientError> {
+    let (exchange, large) = (name("exchange"), name("large"));
+    let mut session = Session::open(&system.uri, true)?;
+    session.request(exchange::Declare { exchange: &exchange, kind: kind.name(), ..Default::default() })?;
+    let start = Instant::now();
+    let mut random = Random::new(1);
+    bind_new_queue(&mut session, &exchange, &large, &Keys::draw(kind, count, &mut random))?;
+    let make_seconds = start.elapsed().as_secs_f64();
+    let own_keys = Keys::draw(kind, 1, &mut random);
+    bind_new_queue(&mut session, &exchange, &name("small"), &own_keys)?;
+
+    let (began, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let publisher = Publisher { system, exchange: &exchange, keys: &own_keys, began: &began, done: &done };
+    let (gone, waits) = thread::scope(|scope| {
+        let waits = scope.spawn(|| publisher.run());
+        thread::sleep(BEFORE);
+        began.store(true, Ordering::Relaxed);
+        let start = Instant::now();
+        let deleted = session
+            .request(queue::Delete { queue: &large, ..Default::default() })
+            .and_then(|()| session.finish())
+            .map(|()| start.elapsed().as_secs_f64());
+        // A system may answer first and clean up later: that, too, is part of it.
+        thread::sleep(AFTER);
+        done.store(true, Ordering::Relaxed);
+        (deleted, waits.join().map_err(|_| ClientError::Panicked("publishing")))
+    });
+    let (gone_seconds, (before, during)) = (gone?, waits??);
+    session.request(queue::Delete { queue: &name("small"), ..Default::default() })?;
+    session.request(exchange::Delete { exchange: &exchange, ..Default::default() })?;
+    session.finish()?;
+    session.close();
+    Ok(Bulk {
+        study: Study::Deletion,
+        exchange: kind,
+        system: system.name.clone(),
+        count,
+        make_seconds,
+        gone_seconds,
+        confirms_before: before.percentiles(),
+        confirms_during: during.percentiles(),
+    })
+}
+
+/// Ends a connection that has `count` exclusive queues, each bound to one exchange. That goes with its last binding,
+/// which tells when the last queue is gone.
+pub(super) fn exclusive(system: &System, count: u64) -> Result<Bulk, ClientError> {
+    let exchange = name("exchange");
+    let mut session = Session::open(&system.uri, true)?;
+    let kind = Kind::Direct.name();
+    session.request(exchange::Declare {
+        exchange: &exchange,
+        kind,
+        auto_delete: true,
+        ..Default::default()
+    })?;
+    let start = Instant::now();
+    for number in 0..count {
+        let queue = name(&number.to_string());
+        session.request(queue::Declare { queue: &queue, exclusive: true, ..Default::default() })?;
+        let routing_key = queue.as_str();
+        let bind = queue::Bind { queue: &queue, exchange: &exchange, routing_key, ..Default::default() };
+        session.request(bind)?;
+    }
+    session.finish()?;
+    let make_seconds = start.elapsed().as_secs_f64();
+    let mut observer = Connection::open(&system.uri, "leveret bench routing observer")?;
+    let start = Instant::now();
+    session.into_connection().close();
+    while exists(&mut observer, &exchange)? {
+        if start.elapsed() > PATIENCE {
+            return Err(ClientError::TimedOut("the end of exclusive queues"));
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    let gone_seconds = start.elapsed().as_secs_f64();
+    observer.close();
+    Ok(Bulk {
+        study: Study::Exclusive,
+        exchange: Kind::Direct,
+        system: system.name.clone(),
+        count,
+        make_seconds,
+        gone_seconds,
+        confirms_before: None,
+        confirms_during: None,
+    })
+}
+
+/// Whether an exchange exists. Each look needs a channel, for the answer may close it.
+fn exists(connection: &mut Connection, exchange: &str) -> Result<bool, ClientError> {
+    connection.open_channel(CHANNEL)?;
+    let question = exchange::Declare { exchange, kind: "direct", passive: true, ..Default::default() };
+    let exists = |method: &Method<'_>| matches!(method, Method::ExchangeDeclareOk(_)).then_some(());
+    match connection.call(CHANNEL, question, exists) {
+        Ok(()) => {
+            let close = channel::Close { reply_code: 200, reply_text: "seen", ..Default::default() };
+            connection
+                .call(CHANNEL, close, |method| matches!(method, Method::ChannelCloseOk(_)).then_some(()))?;
+            Ok(true)
+        }
+        Err(ClientError::Closed(text)) if text.starts_with("404") => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn bind_new_queue(
+    session: &mut Session,
+    exchange: &str,
+    queue: &str,
+    keys: &Keys,
+) -> Result<(), ClientError> {
+    session.request(queue::Declare { queue, ..Default::default() })?;
+    for binding in keys.bindings() {
+        session.request(queue::Bind {
+            queue,
+            exchange,
+            routing_key: &binding.key,
+            arguments: binding.arguments(),
+            ..Default::default()
+        })?;
+    }
+    session.finish()
+}
+
+/// Publishes a message, waits for its confirm, and so on.
+struct Publisher<'a> {
+    system: &'a System,
+    exchange: &'a str,
+    keys: &'a Keys,
+    /// Set when the deletion begins, and when it is over.
+    began: &'a AtomicBool,
+    done: &'a AtomicBool,
+}
+
+impl Publisher<'_> {
+    /// Waits in nanoseconds: those of messages confirmed before the deletion began, and all others.
+    fn run(&self) -> Result<(Latencies, Latencies), ClientError> {
+        let mut session = Session::open(&self.system.uri, false)?;
+        let message = self.keys.message(&mut Random::new(0));
+        let (mut before, mut during) = (Latencies::new(), Latencies::new());
+        while !self.done.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            session.publish(self.exchange, &message.key, message.properties())?;
+            let nanos = start.elapsed().as_nanos() as u64;
+            let which = if self.began.load(Ordering::Relaxed) { &mut during } else { &mut before };
+            which.record(nanos);
+        }
+        session.close();
+        Ok((before, during))
+    }
+}
+
+fn name(part: &str) -> String {
+    format!("leveret-bench-bulk-{}-{part}", process::id())
+}
+
+/// How long the publisher goes undisturbed, for comparison.
+const BEFORE: Duration = Duration::from_millis(500);
+/// How long it goes on after the deletion was answered.
+const AFTER: Duration = Duration::from_millis(300);
+/// How often it is looked whether all is gone.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// After which it is given up.
+const PATIENCE: Duration = Duration::from_secs(300);

@@ -1,0 +1,153 @@
+//! Binding keys drawn at random, and what bindings and messages of each exchange type make of them.
+
+use std::fmt::Write;
+
+use amqp::properties::{NO_PROPERTIES, Properties};
+use amqp::{FieldTable, FieldValue, RawTable};
+
+use super::arguments::Kind;
+
+/// Random, but the same in every run and for every system.
+#[derive(Debug, Clone)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// SplitMix64: never repeats a value within its period of 2^64.
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+}
+
+/// What each queue of a level is bound with.
+#[derive(Debug)]
+pub(super) struct Keys {
+    kind: Kind,
+    drawn: Vec<u64>,
+}
+
+/// A binding, or a message that matches it.
+#[derive(Debug, Default)]
+pub(super) struct Shape {
+    pub(super) key: String,
+    /// A binding's arguments, or a message's encoded properties.
+    octets: Vec<u8>,
+}
+
+impl Shape {
+    /// The arguments of a binding.
+    pub(super) fn arguments(&self) -> RawTable<'_> {
+        // Encoded by `FieldTable`, so it is a table; without octets it is the empty one.
+        RawTable::check(&self.octets).unwrap_or_default()
+    }
+
+    /// The properties of a message.
+    pub(super) fn properties(&self) -> &[u8] {
+        if self.octets.is_empty() { NO_PROPERTIES } else { &self.octets }
+    }
+}
+
+impl Keys {
+    pub(super) fn draw(kind: Kind, count: u64, random: &mut Random) -> Self {
+        Self { kind, drawn: (0..count).map(|_| random.next()).collect() }
+    }
+
+    /// All bindings, in order. Of topic patterns, every fourth has a `*` and every fourth a `#`.
+    pub(super) fn bindings(&self) -> Vec<Shape> {
+        self.drawn.iter().enumerate().map(|(index, &drawn)| self.binding(index, drawn)).collect()
+    }
+
+    /// A message that matches one binding, drawn at random, of each queue (all of them on a fanout exchange).
+    pub(super) fn message(&self, random: &mut Random) -> Shape {
+        let drawn = self.drawn[random.below(self.drawn.len())];
+        let mut shape = Shape { key: plain(self.kind, drawn), octets: Vec::new() };
+        if self.kind == Kind::Headers {
+            let headers = headers(drawn).encode();
+            if let Ok(headers) = RawTable::check(&headers) {
+                Properties::default().with_headers(headers).encode(&mut shape.octets);
+            }
+        }
+        shape
+    }
+
+    fn binding(&self, index: usize, drawn: u64) -> Shape {
+        let mut shape = Shape { key: plain(self.kind, drawn), octets: Vec::new() };
+        match (self.kind, index % 4) {
+            (Kind::Topic, 2) => shape.key.replace_range(9..13, "*"),
+            (Kind::Topic, 3) => shape.key.replace_range(14.., "#"),
+            (Kind::Headers, _) => {
+                let mut table = headers(drawn);
+                table.insert("x-match", FieldValue::text("all"));
+                shape.octets = table.encode();
+            }
+            _ => {}
+        }
+        shape
+    }
+}
+
+/// Sixteen hexadecimal digits; for a topic exchange, in three words.
+fn plain(kind: Kind, drawn: u64) -> String {
+    let mut key = String::with_capacity(18);
+    let words = (drawn >> 32, drawn >> 16 & 0xffff, drawn & 0xffff);
+    // Writing to a String cannot fail.
+    let _ = match kind {
+        Kind::Topic => write!(key, "{:08x}.{:04x}.{:04x}", words.0, words.1, words.2),
+        _ => write!(key, "{drawn:016x}"),
+    };
+    key
+}
+
+fn headers(drawn: u64) -> FieldTable {
+    let text = |number: u64| FieldValue::text(format!("{number:08x}"));
+    [("a", text(drawn >> 32)), ("b", text(drawn & 0xffff_ffff))].into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_draws_the_same_keys_and_none_twice() {
+        let keys = |seed| Keys::draw(Kind::Direct, 1000, &mut Random::new(seed)).drawn;
+        assert_eq!(keys(7), keys(7));
+        assert_ne!(keys(7), keys(8));
+        let mut drawn = keys(7);
+        drawn.sort_unstable();
+        drawn.dedup();
+        assert_eq!(drawn.len(), 1000);
+    }
+
+    #[test]
+    fn topic_patterns_have_wildcards_in_place_of_words_that_messages_carry() {
+        let keys = Keys { kind: Kind::Topic, drawn: vec![0x0123_4567_89ab_cdef; 4] };
+        let patterns: Vec<String> = keys.bindings().into_iter().map(|shape| shape.key).collect();
+        assert_eq!(
+            patterns,
+            ["01234567.89ab.cdef", "01234567.89ab.cdef", "01234567.*.cdef", "01234567.89ab.#"]
+        );
+        assert_eq!(keys.message(&mut Random::new(1)).key, "01234567.89ab.cdef");
+    }
+
+    #[test]
+    fn headers_are_in_arguments_and_messages_alike() {
+        let keys = Keys::draw(Kind::Headers, 1, &mut Random::new(1));
+        let arguments = keys.bindings()[0].arguments().decode();
+        let message = keys.message(&mut Random::new(1));
+        let headers = Properties::decode(message.properties()).unwrap().headers.unwrap().decode();
+        assert_eq!(arguments.get("a"), headers.get("a"));
+        assert_eq!(arguments.get("b"), headers.get("b"));
+        assert_eq!((arguments.len(), headers.len()), (3, 2));
+    }
+}

@@ -1,0 +1,292 @@
+//! What the study found, and the figures drawn from it.
+
+use serde::Serialize;
+
+use super::arguments::{Kind, Settings, Study};
+use super::fit::Growth;
+use crate::latency::Percentiles;
+use crate::machine::Machine;
+
+/// Everything about one run of `bench routing`.
+#[derive(Debug, Clone, Serialize)]
+pub struct RoutingReport {
+    /// Where it ran.
+    pub machine: Machine,
+    /// What all points have in common.
+    pub settings: Settings,
+    /// In the order given.
+    pub systems: Vec<SystemAbout>,
+    /// By exchange type, level and system.
+    pub series: Vec<Series>,
+    /// How costs grow, by exchange type, figure and system.
+    pub growth: Vec<FigureGrowth>,
+    /// The studies of deletion.
+    pub bulk: Vec<Bulk>,
+    /// What a reader must know to judge the figures.
+    pub notes: Vec<String>,
+}
+
+/// A system under test.
+#[derive(Debug, Clone, Serialize)]
+pub struct SystemAbout {
+    /// Its name on the command line.
+    pub name: String,
+    /// Where it listens, without the password.
+    pub uri: String,
+    /// What it calls itself.
+    pub server: String,
+}
+
+/// A level on a system: growing numbers of queues with the same number of bindings.
+#[derive(Debug, Clone, Serialize)]
+pub struct Series {
+    /// Type of the exchange.
+    pub exchange: Kind,
+    /// The base's exponent of `bindings`.
+    pub level: u32,
+    /// Bindings of each queue.
+    pub bindings: u64,
+    /// Name of the system.
+    pub system: String,
+    /// By ascending number of queues.
+    pub points: Vec<Point>,
+}
+
+/// A number of queues.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Point {
+    /// Queues bound to the exchange, each of which a message matches.
+    pub queues: u64,
+    /// Queues that were new here, and were the first to go on the way down.
+    pub created: u64,
+    /// Time to create those with all their bindings, in seconds.
+    pub create_seconds: f64,
+    /// Messages published.
+    pub messages: u64,
+    /// Time until all were known to be routed, in seconds.
+    pub publish_seconds: f64,
+    /// Time to delete what was created, in seconds.
+    pub delete_seconds: f64,
+    /// Resident memory beyond that before the level, in bytes; `None` when no process was named.
+    pub rss_bytes: Option<u64>,
+}
+
+/// What is drawn over the number of queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Figure {
+    /// Microseconds to create a queue with its bindings.
+    Create,
+    /// Microseconds to route a message to all queues.
+    Publish,
+    /// Microseconds to delete a queue with its bindings.
+    Delete,
+}
+
+impl Figure {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Create, Self::Publish, Self::Delete];
+
+    /// Its name in those of files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Publish => "publish",
+            Self::Delete => "delete",
+        }
+    }
+
+    /// What its values are.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Create => "µs per queue created with its bindings",
+            Self::Publish => "µs per message routed to all queues",
+            Self::Delete => "µs per queue deleted with its bindings",
+        }
+    }
+
+    /// Its value at a point, in microseconds.
+    pub fn micros(self, point: &Point) -> f64 {
+        let count = if self == Self::Publish { point.messages } else { point.created };
+        self.seconds(point) * 1e6 / count.max(1) as f64
+    }
+
+    /// How long was measured for it.
+    fn seconds(self, point: &Point) -> f64 {
+        match self {
+            Self::Create => point.create_seconds,
+            Self::Publish => point.publish_seconds,
+            Self::Delete => point.delete_seconds,
+        }
+    }
+}
+
+/// In less, in seconds, one late wake-up decides: such a point is drawn, but takes no part in a fit.
+const SHORTEST: f64 = 0.002;
+
+/// How a figure grows on one system.
+#[derive(Debug, Clone, Serialize)]
+pub struct FigureGrowth {
+    /// Type of the exchange.
+    pub exchange: Kind,
+    /// What was measured.
+    pub figure: Figure,
+    /// Name of the system.
+    pub system: String,
+    /// Total time (for messages: time for a message) with the number of queues, over the levels.
+    pub with_queues: Option<Growths>,
+    /// Time for a queue or a message with the number of bindings of each queue, over the numbers of queues.
+    pub with_bindings: Option<Growths>,
+}
+
+/// Growth seen along several lines of a plot.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Growths {
+    /// The line in the middle, which decides the verdict.
+    pub median: Growth,
+    /// The steepest.
+    pub steepest: Growth,
+    /// How many lines could be fitted.
+    pub lines: usize,
+}
+
+/// What became of one study of deletion.
+#[derive(Debug, Clone, Serialize)]
+pub struct Bulk {
+    /// Which.
+    pub study: Study,
+    /// Type of the exchange.
+    pub exchange: Kind,
+    /// Name of the system.
+    pub system: String,
+    /// Bindings, or queues.
+    pub count: u64,
+    /// Time to make them, in seconds.
+    pub make_seconds: f64,
+    /// From the request, or the connection's end, until all were gone; in seconds.
+    pub gone_seconds: f64,
+    /// Waits for confirms before; `None` where nobody published.
+    pub confirms_before: Option<Percentiles>,
+    /// Waits for confirms that were due while it lasted.
+    pub confirms_during: Option<Percentiles>,
+}
+
+/// How each figure grows for each exchange type and system.
+pub(super) fn growth(series: &[Series], kinds: &[Kind], systems: &[SystemAbout]) -> Vec<FigureGrowth> {
+    let mut all = Vec::new();
+    for &exchange in kinds {
+        for figure in Figure::ALL {
+            for system in systems {
+                let own: Vec<&Series> =
+                    series.iter().filter(|s| s.exchange == exchange && s.system == system.name).collect();
+                let with_queues = own.iter().filter_map(|series| with_queues(series, figure));
+                let with_bindings =
+                    queue_counts(&own).into_iter().filter_map(|q| with_bindings(&own, q, figure));
+                let (with_queues, with_bindings) = (summarise(with_queues), summarise(with_bindings));
+                let system = system.name.clone();
+                all.push(FigureGrowth { exchange, figure, system, with_queues, with_bindings });
+            }
+        }
+    }
+    all
+}
+
+fn with_queues(series: &Series, figure: Figure) -> Option<Growth> {
+    let points = series.points.iter().filter(|point| figure.seconds(point) >= SHORTEST);
+    let points: Vec<(f64, f64)> = points
+        .map(|point| match figure {
+            Figure::Publish => (point.queues as f64, figure.micros(point)),
+            Figure::Create | Figure::Delete => (point.created as f64, figure.seconds(point)),
+        })
+        .collect();
+    Growth::fit(&points)
+}
+
+fn with_bindings(levels: &[&Series], queues: u64, figure: Figure) -> Option<Growth> {
+    let at = |series: &&Series| {
+        let point = series.points.iter().find(|point| point.queues == queues)?;
+        (figure.seconds(point) >= SHORTEST).then(|| (series.bindings as f64, figure.micros(point)))
+    };
+    Growth::fit(&levels.iter().filter_map(at).collect::<Vec<_>>())
+}
+
+fn queue_counts(levels: &[&Series]) -> Vec<u64> {
+    let mut counts: Vec<u64> =
+        levels.iter().flat_map(|s| s.points.iter().map(|point| point.queues)).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+fn summarise(growths: impl Iterator<Item = Growth>) -> Option<Growths> {
+    let mut sorted: Vec<Growth> = growths.collect();
+    sorted.sort_by(|a, b| a.exponent.total_cmp(&b.exponent));
+    Some(Growths { median: *sorted.get(sorted.len() / 2)?, steepest: *sorted.last()?, lines: sorted.len() })
+}
+
+/// The data of one figure as text: a block for each level, a line for each number of queues with the microseconds.
+/// What gnuplot reads.
+pub(super) fn data_text(series: &[&Series], figure: Figure) -> String {
+    let mut out = format!("# queues  {}\n", figure.unit());
+    for level in series {
+        out += &format!("\n\n# level {} ({} bindings per queue)\n", level.level, level.bindings);
+        for point in &level.points {
+            out += &format!("{} {:.3}\n", point.queues, figure.micros(point));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn series(level: u32, micros_per_queue: impl Fn(u64) -> f64) -> Series {
+        let point = |e: u32| {
+            let queues = 1u64 << e;
+            let created = if e == 0 { 1 } else { queues / 2 };
+            let seconds = created as f64 * micros_per_queue(queues) / 1e6;
+            Point {
+                queues,
+                created,
+                create_seconds: seconds,
+                messages: 10,
+                publish_seconds: queues as f64 / 100.0,
+                delete_seconds: seconds / 2.0,
+                rss_bytes: None,
+            }
+        };
+        let points = (0..8).map(point).collect();
+        Series { exchange: Kind::Direct, level, bindings: 1 << level, system: "a".into(), points }
+    }
+
+    #[test]
+    fn data_has_a_block_for_each_level_that_gnuplot_tells_apart() {
+        let (mut one, mut two) = (series(0, |_| 12.5), series(3, |_| 99.0));
+        one.points.truncate(3);
+        two.points.truncate(1);
+        let expected = "# queues  µs per queue created with its bindings\n\
+            \n\n# level 0 (1 bindings per queue)\n1 12.500\n2 12.500\n4 12.500\n\
+            \n\n# level 3 (8 bindings per queue)\n1 99.000\n";
+        assert_eq!(data_text(&[&one, &two], Figure::Create), expected);
+    }
+
+    #[test]
+    fn the_level_in_the_middle_decides_and_the_steepest_is_told() {
+        let systems = [SystemAbout { name: "a".into(), uri: String::new(), server: String::new() }];
+        let (flat, steep) = (|_| 5e4, |queues| queues as f64 * 1e4);
+        let levels = [series(0, flat), series(1, flat), series(2, steep)];
+        let growth = growth(&levels, &[Kind::Direct], &systems);
+        let of = |figure| growth.iter().find(|g| g.figure == figure).unwrap().with_queues.unwrap();
+        let create = of(Figure::Create);
+        assert!((create.median.exponent - 1.0).abs() < 0.01, "{create:?}");
+        assert!((create.steepest.exponent - 2.0).abs() < 0.01, "{create:?}");
+        assert!((of(Figure::Publish).steepest.exponent - 1.0).abs() < 0.01, "{growth:?}");
+        assert_eq!(growth[0].with_bindings, None, "three levels tell nothing");
+    }
+
+    #[test]
+    fn what_was_too_short_to_measure_takes_no_part_in_a_fit() {
+        assert_eq!(with_queues(&series(0, |_| 5.0), Figure::Create), None);
+    }
+}

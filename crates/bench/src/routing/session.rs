@@ -1,0 +1,237 @@
+//! A connection that asks for things one at a time, or many ahead of their answers.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use amqp::frame::{write_body, write_content_header, write_method};
+use amqp::method::{basic, confirm};
+use amqp::{FrameKind, Method};
+
+use super::CHANNEL;
+use crate::client::{Connection, Fill, HeartbeatTimer, check_close, expect_method, is_timeout};
+use crate::error::ClientError;
+use crate::uri::Uri;
+
+/// How long a system may be silent while answers are awaited: some need more than a minute to delete one queue.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Requests are written in pieces of about this size when pipelined, to make the cost of a write negligible.
+const PIECE_BYTES: usize = 32 * 1024;
+/// Most requests and messages without an answer. Their answers, of 40 bytes or less each, fit the socket's buffers,
+/// so that a system that stops reading when it cannot write does not wait for us, while we wait for it.
+const MOST_AHEAD: u64 = 8192;
+
+/// One channel in confirm mode.
+pub(super) struct Session {
+    connection: Connection,
+    heartbeat: HeartbeatTimer,
+    pipelined: bool,
+    out: Vec<u8>,
+    /// Requests without an answer.
+    unanswered: u64,
+    unconfirmed: Unconfirmed,
+    returned: u64,
+}
+
+impl Session {
+    /// Connects, opens a channel and selects confirms.
+    pub(super) fn open(uri: &Uri, pipelined: bool) -> Result<Self, ClientError> {
+        let mut connection = Connection::open(uri, "leveret bench routing")?;
+        connection.open_channel(CHANNEL)?;
+        connection.call(CHANNEL, confirm::Select { no_wait: false }, |method| {
+            matches!(method, Method::ConfirmSelectOk(_)).then_some(())
+        })?;
+        Ok(Self {
+            heartbeat: HeartbeatTimer::new(connection.heartbeat_interval()),
+            connection,
+            pipelined,
+            out: Vec::new(),
+            unanswered: 0,
+            unconfirmed: Unconfirmed::default(),
+            returned: 0,
+        })
+    }
+
+    /// Product, version and platform, as the system announces them.
+    pub(super) fn server(&self) -> String {
+        let properties = &self.connection.opened.server_properties;
+        let parts = ["product", "version"].map(|key| properties.get(key).and_then(|value| value.as_text()));
+        let known: Vec<&str> = parts.into_iter().flatten().collect();
+        if known.is_empty() { "unknown".into() } else { known.join(" ") }
+    }
+
+    /// Asks for something that has exactly one answer; waits for it unless pipelined.
+    pub(super) fn request<'m>(&mut self, request: impl Into<Method<'m>>) -> Result<(), ClientError> {
+        write_method(&mut self.out, CHANNEL, request);
+        self.unanswered += 1;
+        self.pace()
+    }
+
+    /// Publishes a mandatory message; waits for its confirm unless pipelined.
+    pub(super) fn publish(
+        &mut self,
+        exchange: &str,
+        key: &str,
+        properties: &[u8],
+    ) -> Result<(), ClientError> {
+        let publish = basic::Publish { exchange, routing_key: key, mandatory: true, ..Default::default() };
+        write_method(&mut self.out, CHANNEL, publish);
+        write_content_header(&mut self.out, CHANNEL, BODY.len() as u64, properties);
+        write_body(&mut self.out, CHANNEL, BODY);
+        self.unconfirmed.sent();
+        self.pace()
+    }
+
+    /// Waits until everything is answered and confirmed.
+    pub(super) fn finish(&mut self) -> Result<(), ClientError> {
+        self.wait_until(0)
+    }
+
+    /// Messages that came back as unroutable since this was last asked.
+    pub(super) fn take_returned(&mut self) -> u64 {
+        std::mem::take(&mut self.returned)
+    }
+
+    /// Says goodbye.
+    pub(super) fn close(self) {
+        self.connection.close();
+    }
+
+    /// The underlying connection, when nothing is awaited any more.
+    pub(super) fn into_connection(self) -> Connection {
+        self.connection
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.unanswered + self.unconfirmed.count
+    }
+
+    fn pace(&mut self) -> Result<(), ClientError> {
+        if !self.pipelined {
+            return self.wait_until(0);
+        }
+        if self.out.len() >= PIECE_BYTES {
+            self.flush()?;
+            if self.outstanding() > MOST_AHEAD {
+                self.wait_until(MOST_AHEAD / 2)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_until(&mut self, most: u64) -> Result<(), ClientError> {
+        self.flush()?;
+        let mut heard = Instant::now();
+        while self.outstanding() > most {
+            if self.receive()? {
+                heard = Instant::now();
+            } else if heard.elapsed() > PATIENCE {
+                return Err(ClientError::TimedOut("a step of the routing study"));
+            } else if let Some(frame) = self.heartbeat.poll() {
+                self.out.extend_from_slice(frame);
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ClientError> {
+        let mut written = 0;
+        while written < self.out.len() {
+            match (&self.connection.stream).write(&self.out[written..]) {
+                Ok(n) => written += n,
+                // Perhaps the system waits for us to read.
+                Err(error) if is_timeout(&error) => {
+                    self.receive()?;
+                }
+                Err(cause) => return Err(ClientError::Io { doing: "sending requests", cause }),
+            }
+        }
+        self.out.clear();
+        Ok(())
+    }
+
+    /// Reads once and handles what came; whether anything did.
+    fn receive(&mut self) -> Result<bool, ClientError> {
+        let Connection { stream, receiver, .. } = &mut self.connection;
+        match receiver.fill(stream).map_err(ClientError::io("waiting for answers"))? {
+            Fill::Data => {}
+            Fill::Quiet => return Ok(false),
+            Fill::Eof => return Err(ClientError::Closed("the server closed the socket".into())),
+        }
+        while let Some(frame) = receiver.next_frame()? {
+            // Heartbeats, and the contents of returned messages.
+            if frame.kind != FrameKind::Method {
+                continue;
+            }
+            match expect_method(&frame)? {
+                Method::BasicAck(ack) => self.unconfirmed.settle(ack.delivery_tag, ack.multiple),
+                Method::BasicNack(_) => {
+                    return Err(ClientError::Protocol("a message was refused with basic.nack".into()));
+                }
+                Method::BasicReturn(_) => self.returned += 1,
+                Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_) => {}
+                method => {
+                    check_close(&method)?;
+                    let unasked =
+                        || ClientError::Protocol(format!("{} that nobody asked for", method.name()));
+                    self.unanswered = self.unanswered.checked_sub(1).ok_or_else(unasked)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+const BODY: &[u8] = b"sixteen octets..";
+
+/// Messages that wait for their confirm, by delivery tag.
+#[derive(Debug, Default)]
+struct Unconfirmed {
+    /// Whether each is settled, from tag `first` on.
+    settled: VecDeque<bool>,
+    /// All tags before this one are settled. Tags start at 1.
+    before: u64,
+    count: u64,
+}
+
+impl Unconfirmed {
+    fn sent(&mut self) {
+        self.settled.push_back(false);
+        self.count += 1;
+    }
+
+    fn settle(&mut self, tag: u64, multiple: bool) {
+        let last = tag.saturating_sub(self.before).min(self.settled.len() as u64) as usize;
+        let first = if multiple { 1 } else { last.max(1) };
+        for settled in self.settled.range_mut(first - 1..last) {
+            self.count -= u64::from(!*settled);
+            *settled = true;
+        }
+        while self.settled.front() == Some(&true) {
+            self.settled.pop_front();
+            self.before += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn confirms_count_once_in_any_order() {
+        let mut unconfirmed = Unconfirmed::default();
+        (0..5).for_each(|_| unconfirmed.sent());
+        let counts = [(4, false), (4, false), (2, true), (1, false), (3, true), (5, true), (5, true)].map(
+            |(tag, multiple)| {
+                unconfirmed.settle(tag, multiple);
+                unconfirmed.count
+            },
+        );
+        assert_eq!(counts, [4, 4, 2, 2, 1, 0, 0]);
+        unconfirmed.sent();
+        unconfirmed.settle(6, false);
+        assert_eq!((unconfirmed.count, unconfirmed.before), (0, 6));
+    }
+}

@@ -1,0 +1,88 @@
+//! The whole study against a broker that says yes to everything.
+
+use clap::Parser;
+
+use super::*;
+use crate::stream::fake_broker::{FakeBroker, Fate};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    routing: RoutingArguments,
+}
+
+fn plan(arguments: &[&str]) -> Plan {
+    Cli::parse_from([&["routing"], arguments].concat()).routing.plan().unwrap()
+}
+
+#[test]
+fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
+    let (a, b) = (FakeBroker::start(|_| Fate::Dropped), FakeBroker::start(|_| Fate::Dropped));
+    let (a, b) = (format!("a={},pid={}", a.uri(), std::process::id()), format!("b={}", b.uri()));
+    for mode in [&[][..], &["--pipelined"]] {
+        let arguments =
+            [&["--quick", "--limit-seconds", "3600", "--system", &a, "--system", &b], mode].concat();
+        let plan = plan(&arguments);
+        let report = run(&plan, |_| {}).unwrap();
+        let order: Vec<_> = report.series.iter().map(|s| (s.exchange, s.level, s.system.as_str())).collect();
+        assert_eq!(order.len(), 4 * 5 * 2);
+        assert_eq!(order[..3], [(Kind::Direct, 0, "a"), (Kind::Direct, 0, "b"), (Kind::Direct, 1, "a")]);
+        for series in &report.series {
+            assert_eq!(series.points.len() as u32, 7 - series.level);
+            for point in &series.points {
+                assert!(
+                    point.create_seconds > 0.0 && point.publish_seconds > 0.0 && point.delete_seconds > 0.0
+                );
+                assert_eq!(point.rss_bytes.is_some(), series.system == "a");
+            }
+        }
+        assert_eq!((report.growth.len(), report.notes.len()), (4 * 3 * 2, 0));
+        let text = render(&report);
+        assert!(text.contains("a: Fake at amqp://") && text.contains("Growth, as"), "{text}");
+    }
+}
+
+#[test]
+fn files_are_written_for_each_figure() {
+    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let folder = std::env::temp_dir().join(format!("leveret-bench-routing-{}", std::process::id()));
+    let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "topic", "--pipelined"]);
+    write_figures(&run(&plan, |_| {}).unwrap(), &folder).unwrap();
+    let mut names: Vec<String> =
+        fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort_unstable();
+    fs::remove_dir_all(&folder).unwrap();
+    let expected = ["create", "delete", "publish"]
+        .map(|figure| [format!("topic-{figure}-default.txt"), format!("topic-{figure}.svg")]);
+    assert_eq!(names, expected.concat());
+}
+
+#[test]
+fn what_would_take_too_long_is_left_out_and_told() {
+    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "direct", "--limit-seconds", "0"]);
+    let report = run(&plan, |_| {}).unwrap();
+    assert_eq!(report.series.len(), 1, "the first point of all has no forecast");
+    assert_eq!(report.series[0].points.len(), 1);
+    assert_eq!(report.notes.len(), 1, "{:?}", report.notes);
+    assert_eq!(report.notes[0].matches("bindings each").count(), 5, "{:?}", report.notes);
+}
+
+#[test]
+fn a_message_that_reaches_no_queue_ends_the_study() {
+    let broker = FakeBroker::start(|_| Fate::Returned);
+    let plan = plan(&["--quick", "--uri", &broker.uri()]);
+    let error = run(&plan, |_| {}).unwrap_err().to_string();
+    assert!(error.contains("unroutable"), "{error}");
+}
+
+#[test]
+fn deletion_is_timed_while_another_connection_publishes() {
+    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let plan = plan(&["--quick", "--uri", &broker.uri(), "--study", "deletion", "--exchange", "headers"]);
+    let report = run(&plan, |_| {}).unwrap();
+    let result = &report.bulk[0];
+    assert_eq!((report.bulk.len(), result.count), (1, 2_000));
+    assert!(result.confirms_before.unwrap().count > 0 && result.confirms_during.unwrap().count > 0);
+    assert!(render(&report).contains("bindings of a queue"));
+}
