@@ -136,6 +136,11 @@ impl<T> ChannelTable<T> {
     }
 
     /// The open channels, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
+        self.slots.iter().filter_map(|slot| Some((slot.number, slot.open.as_ref()?)))
+    }
+
+    /// The open channels, in the order of their numbers.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
         self.slots.iter_mut().filter_map(|slot| Some((slot.number, slot.open.as_mut()?)))
     }

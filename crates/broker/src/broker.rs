@@ -8,15 +8,17 @@ use parking_lot::RwLock;
 use crate::deadlines::{DeadlineWaker, Deadlines};
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
+use crate::permissions::Seat;
 use crate::time::Timestamp;
-use crate::users::{Identity, LoginRefused, UserSpec, Users};
+use crate::users::{GUEST, Identity, LoginRefused, UserSpec, Users};
 use crate::vhost::VirtualHost;
 
 /// How a broker starts.
 #[derive(Clone)]
 pub struct BrokerConfig {
-    /// The users; by default RabbitMQ's guest.
-    pub users: Vec<UserSpec>,
+    /// Start with the virtual host `/` and RabbitMQ's guest, who may do everything there; otherwise with nothing, as
+    /// RabbitMQ does when it loads definitions.
+    pub defaults: bool,
     /// Called when [`Broker::next_deadline`] has become earlier, so that the caller's timer can be set anew. It is
     /// called with a queue locked: it may wake somebody up and nothing else.
     pub deadline_waker: Option<DeadlineWaker>,
@@ -24,7 +26,7 @@ pub struct BrokerConfig {
 
 impl Default for BrokerConfig {
     fn default() -> Self {
-        Self { users: vec![UserSpec::guest()], deadline_waker: None }
+        Self { defaults: true, deadline_waker: None }
     }
 }
 
@@ -37,13 +39,19 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// A broker with the virtual host `/`.
+    /// A new broker.
     pub fn new(config: BrokerConfig) -> Arc<Self> {
-        let metrics = Arc::new(Metrics::default());
-        let deadlines = Arc::new(Deadlines::new(config.deadline_waker));
-        let vhost = VirtualHost::new(DEFAULT_VHOST, metrics.clone(), deadlines.clone());
-        let vhosts = [(DEFAULT_VHOST.to_owned(), vhost)].into_iter().collect();
-        Arc::new(Self { vhosts: RwLock::new(vhosts), users: Users::new(config.users), metrics, deadlines })
+        let broker = Arc::new(Self {
+            vhosts: RwLock::default(),
+            users: Users::default(),
+            metrics: Arc::default(),
+            deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
+        });
+        if config.defaults {
+            broker.put_user(UserSpec::guest());
+            broker.add_vhost(DEFAULT_VHOST).grant(GUEST).allow_everything();
+        }
+        broker
     }
 
     /// Checks a login.
@@ -59,20 +67,46 @@ impl Broker {
         self.users.authenticate(user, password, peer_is_loopback)
     }
 
+    /// Adds a user, or changes one. Open connections stay open.
+    pub fn put_user(&self, user: UserSpec) {
+        self.users.put(user);
+    }
+
+    pub(crate) fn has_user(&self, name: &str) -> bool {
+        self.users.account(name).is_some()
+    }
+
     /// Opens a virtual host for a user.
     ///
     /// # Errors
     /// 530 when it does not exist, or the user has no access to it.
     pub fn open(&self, identity: &Identity, vhost: &str) -> Result<Arc<VirtualHost>, BrokerError> {
-        let found = self.vhosts.read().get(vhost).cloned();
-        let found = found.ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
-        if !self.users.may_open(identity.user(), vhost) {
-            return Err(BrokerError::VirtualHostRefused {
-                vhost: vhost.into(),
-                user: identity.user().into(),
-            });
-        }
+        let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
+        self.check_open(identity, &found)?;
         Ok(found)
+    }
+
+    /// Opens a virtual host for a connection, which counts against the limits of user and virtual host until the seat
+    /// is dropped.
+    ///
+    /// # Errors
+    /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ looks at first.
+    pub fn seat(&self, identity: &Identity, vhost: &str) -> Result<Seat, BrokerError> {
+        let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
+        let account = self.users.account(identity.user());
+        let account = account.ok_or_else(|| refused(identity, vhost))?;
+        let seat = Seat::take(found, identity.clone(), account)?;
+        self.check_open(identity, seat.vhost())?;
+        Ok(seat)
+    }
+
+    fn check_open(&self, identity: &Identity, vhost: &VirtualHost) -> Result<(), BrokerError> {
+        if vhost.may_open(identity.user()) { Ok(()) } else { Err(refused(identity, vhost.name())) }
+    }
+
+    /// The virtual host of this name.
+    pub fn vhost(&self, name: &str) -> Option<Arc<VirtualHost>> {
+        self.vhosts.read().get(name).cloned()
     }
 
     /// Adds a virtual host; one that exists stays as it is.
@@ -98,6 +132,10 @@ impl Broker {
             queue.expire(now);
         }
     }
+}
+
+fn refused(identity: &Identity, vhost: &str) -> BrokerError {
+    BrokerError::VirtualHostRefused { vhost: vhost.into(), user: identity.user().into() }
 }
 
 const DEFAULT_VHOST: &str = "/";

@@ -1,5 +1,7 @@
 //! What the broker reads from a message's properties when it is published, and what it refuses there.
 
+use std::borrow::Cow;
+
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use smallvec::SmallVec;
 
@@ -43,14 +45,8 @@ pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Insp
         return Err(BrokerError::precondition(text));
     }
     let expiration = properties.expiration.map(expiration_of).transpose()?;
-    let persistent = match properties.delivery_mode {
-        None | Some(1) => false,
-        Some(2) => true,
-        Some(mode) => return Err(invalid(&format!("{{delivery_mode_unknown,{mode}}}"))),
-    };
-    let traits = Traits { persistent, priority: properties.priority, expiration };
     let headers = properties.headers.unwrap_or_default();
-    let mut inspected = Inspected { traits, headers: headers.octets(), ..Inspected::default() };
+    let mut inspected = Inspected { headers: headers.octets(), ..Inspected::default() };
     if let Some(copies) = routes_in(headers, "CC")? {
         inspected.copies = copies;
     }
@@ -58,7 +54,25 @@ pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Insp
         inspected.blind_copies = copies;
         inspected.rewritten = Some(without_header(&properties, headers, "BCC"));
     }
+    let persistent = match properties.delivery_mode {
+        None | Some(1) => false,
+        Some(2) => true,
+        Some(mode) => return Err(invalid(&format!("{{delivery_mode_unknown,{mode}}}"))),
+    };
+    inspected.traits = Traits { persistent, priority: properties.priority, expiration };
     Ok(inspected)
+}
+
+/// The properties as others may see them: without the header BCC. A returned message is stripped of it, too, for it
+/// may be passed on. Properties that nobody inspected may be malformed, and are left as they are.
+pub fn without_blind_copies(octets: &[u8]) -> Cow<'_, [u8]> {
+    let Ok(properties) = Properties::decode(octets) else { return Cow::Borrowed(octets) };
+    match properties.headers {
+        Some(headers) if entries(headers.octets()).any(|(name, _)| name == "BCC") => {
+            Cow::Owned(without_header(&properties, headers, "BCC"))
+        }
+        _ => Cow::Borrowed(octets),
+    }
 }
 
 /// The properties with other headers.
@@ -166,6 +180,8 @@ mod tests {
         let rewritten = inspected.rewritten.unwrap();
         let left = Properties::decode(&rewritten).unwrap().headers.unwrap().decode();
         assert_eq!(left.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["CC", "x"]);
+        assert_eq!(without_blind_copies(&octets), rewritten, "nor does a returned message tell them");
+        assert_eq!(without_blind_copies(&rewritten), rewritten, "nothing else is touched");
     }
 
     #[test]
@@ -173,7 +189,9 @@ mod tests {
         let headers: FieldTable = [("CC", FieldValue::text("c"))].into_iter().collect();
         let headers = headers.encode();
         let properties = Properties::default().with_headers(RawTable::check(&headers).unwrap());
-        assert_eq!(refusal(properties), "invalid message: {unacceptable_type_in_header,\"CC\",longstr}");
+        let refused = "invalid message: {unacceptable_type_in_header,\"CC\",longstr}";
+        assert_eq!(refusal(properties), refused);
+        assert_eq!(refusal(properties.with_delivery_mode(7)), refused, "they are looked at first");
     }
 
     #[test]

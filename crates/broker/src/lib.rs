@@ -4,6 +4,9 @@
 //!
 //! - [`Broker`]: users and virtual hosts. [`VirtualHost`]: exchanges, queues and bindings by name; what may be done,
 //!   and the error when it may not ([`BrokerError`], to the letter of RabbitMQ 3.10).
+//! - [`Seat`]: a connection in a virtual host, and what its user may do there ([`Permissions`], [`VirtualHostLimits`],
+//!   [`UserLimits`]). [`Policy`]: arguments that the operator gives to queues and exchanges. [`Definitions`]: all of it
+//!   from a file.
 //! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
 //!   in batches. [`Message`]: one immutable object for all its queues.
 //! - [`Queue`]: ready messages in order, and its consumers, which are whatever implements [`Consumer`].
@@ -20,7 +23,8 @@
 //!
 //! 1. a queue; 2. a consumer's own lock, taken in [`Consumer::accept`]; 3. the list of deadlines.
 //!
-//! The lock of the topology and that of a virtual host's exclusive queues are taken alone: never together with each
+//! A virtual host's policies may be locked while its topology is taken, never the other way round. Otherwise the lock
+//! of the topology and that of a virtual host's exclusive queues are taken alone: never together with each
 //! other or with a queue's. Nobody may call a queue with a consumer's lock held.
 //!
 //! # What always holds
@@ -40,13 +44,18 @@ mod arguments;
 mod broker;
 mod dead_letter;
 mod deadlines;
+mod definitions;
 mod error;
 mod inspect;
+mod limits;
 mod message;
 mod metrics;
 mod names;
+mod permissions;
+mod policies;
 mod publisher;
 mod queue;
+mod replies;
 mod routing;
 mod table_view;
 mod time;
@@ -57,17 +66,23 @@ mod vhost;
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
 pub use deadlines::DeadlineWaker;
+pub use definitions::{Definitions, DefinitionsError};
 pub use error::BrokerError;
+pub use inspect::without_blind_copies;
+pub use limits::VirtualHostLimits;
 pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{Counter, Metrics};
 pub use names::generated_name;
+pub use permissions::{Pattern, Permissions, Seat, TopicPermissions};
+pub use policies::{ApplyTo, Policy, PolicyDefinition};
 pub use publisher::{Flushed, Publish, Publisher};
 pub use queue::{
     Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Got, Offer, Queue, QueueProperties, Room,
 };
+pub use replies::{REPLY_QUEUE, is_reply_name};
 pub use routing::ExchangeKind;
 pub use time::Timestamp;
-pub use users::{Identity, LoginRefused, UserSpec};
+pub use users::{Identity, LoginRefused, PasswordHash, UserLimits, UserSpec};
 pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};
 
 /// A connection, as the owner of exclusive queues. The caller numbers its connections and never reuses a number.

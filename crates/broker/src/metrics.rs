@@ -41,6 +41,8 @@ counters! {
     messages_refused,
     /// Messages that were dead-lettered.
     messages_dead_lettered,
+    /// Dead letters dropped because the death of one message had led to too many.
+    dead_letters_dropped,
     /// Queues that exist.
     queues,
     /// Queues created.

@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use crate::error::BrokerError;
 use crate::inspect::{Inspected, inspect};
 use crate::message::{Body, Message};
+use crate::permissions::Grant;
 use crate::queue::Queue;
+use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 use crate::users::Identity;
@@ -47,6 +49,7 @@ pub struct Flushed {
 pub struct Publisher {
     vhost: Arc<VirtualHost>,
     identity: Identity,
+    grant: Arc<Grant>,
     routes: RouteCache,
     /// Messages of [`Publisher::route`] that have not been handed over.
     batch: Vec<Arc<Message>>,
@@ -54,6 +57,8 @@ pub struct Publisher {
     /// Where the last message went.
     route: Option<Arc<Route>>,
     flushed: Flushed,
+    /// What requests are to be answered to.
+    reply_queue: Option<Arc<str>>,
     now: Timestamp,
 }
 
@@ -62,32 +67,52 @@ struct Route {
     exchange: Arc<str>,
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
+    /// Replies alone do not count as routed (RabbitMQ, "Direct Reply-to").
+    counts: bool,
     /// Whether it holds for all messages with this exchange and key.
     fixed: bool,
 }
 
 impl Publisher {
-    pub(crate) fn new(vhost: Arc<VirtualHost>, identity: Identity) -> Self {
+    pub(crate) fn new(vhost: Arc<VirtualHost>, identity: Identity, grant: Arc<Grant>) -> Self {
         Self {
             vhost,
             identity,
+            grant,
             routes: RouteCache::default(),
             batch: Vec::new(),
             batch_bytes: 0,
             route: None,
             flushed: Flushed::default(),
+            reply_queue: None,
             now: Timestamp::default(),
         }
     }
 
-    /// Routes a message and puts it into the batch. Returns whether any queue is to get it; if not, and the publish
-    /// was mandatory, the session returns it with 312 NO_ROUTE.
+    /// The queue that takes the place of [`crate::REPLY_QUEUE`] in reply_to, of the channel's consumer of replies.
+    pub fn set_reply_queue(&mut self, name: Option<Arc<str>>) {
+        self.reply_queue = name;
+    }
+
+    /// Finds what [`Publisher::publish`] would find wrong, and publishes nothing.
     ///
     /// # Errors
-    /// 404 no such exchange; 403 an internal exchange; 406 properties that RabbitMQ refuses; 502 malformed ones.
+    /// The same.
+    pub fn check(&self, publish: Publish<'_>) -> Result<(), BrokerError> {
+        self.vhost.check_publish(&self.grant, publish.exchange, publish.routing_key)?;
+        with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
+        inspect(publish.properties, &self.identity).map(drop)
+    }
+
+    /// Routes a message and puts it into the batch. Returns whether any queue is to get it (queues for replies do not
+    /// count); if not, and the publish was mandatory, the session returns it with 312 NO_ROUTE.
+    ///
+    /// # Errors
+    /// 404 no such exchange; 403 an internal exchange, or one that the user may not write to; 406 properties that RabbitMQ refuses; 502 malformed ones.
     pub fn publish(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
         self.now = now;
-        let fresh = self.routes.is_fresh(self.vhost.generation());
+        let generation = self.vhost.generation();
+        let fresh = self.routes.is_fresh(generation);
         let known = match &self.route {
             _ if !fresh => None,
             Some(route) if route.fixed && route.leads(publish.exchange, publish.routing_key) => {
@@ -97,13 +122,16 @@ impl Publisher {
         };
         // RabbitMQ looks for the exchange before it looks at the properties.
         if known.is_none() {
-            self.vhost.check_publish(publish.exchange)?;
+            self.vhost.check_publish(&self.grant, publish.exchange, publish.routing_key)?;
         }
+        let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
+        let properties = answerable.as_deref().unwrap_or(publish.properties);
+        let publish = Publish { properties, ..publish };
         let inspected = inspect(publish.properties, &self.identity)?;
         let copied = !inspected.copies.is_empty() || !inspected.blind_copies.is_empty();
         let route = match known {
             Some(route) if !copied => route,
-            _ => self.find_route(&publish, &inspected)?,
+            _ => self.find_route(&publish, &inspected, generation)?,
         };
         let same = self.route.as_ref().is_some_and(|last| Arc::ptr_eq(last, &route));
         if !same {
@@ -124,7 +152,7 @@ impl Publisher {
         if self.batch.len() >= MAX_BATCH || self.batch_bytes >= MAX_BATCH_BYTES {
             self.hand_over();
         }
-        Ok(true)
+        Ok(route.counts)
     }
 
     /// Hands the batch to its queues, and reports on everything since the last flush.
@@ -137,20 +165,31 @@ impl Publisher {
         flushed
     }
 
+    /// Looks for the queues, now that the user was allowed at the generation `allowed_at` to publish.
     fn find_route(
         &mut self,
         publish: &Publish<'_>,
         inspected: &Inspected<'_>,
+        allowed_at: u64,
     ) -> Result<Arc<Route>, BrokerError> {
         let mut keys: SmallVec<[&str; 4]> = SmallVec::new();
         keys.push(publish.routing_key);
         keys.extend(inspected.copies.iter().chain(&inspected.blind_copies).copied());
-        let routed = Routed { keys: &keys, headers: inspected.headers };
-        let (exchange, routes, generation) = self.vhost.route(publish.exchange, routed)?;
-        let fixed = keys.len() == 1 && !routes.by_headers;
-        let route =
-            Arc::new(Route { exchange, key: publish.routing_key.into(), queues: routes.queues, fixed });
-        if fixed {
+        let routed = Routed { keys: &keys, headers: inspected.headers, properties: publish.properties };
+        let (exchange, mut routes, generation) = self.vhost.route(publish.exchange, routed)?;
+        let counts = !routes.queues.is_empty();
+        let replies = publish.exchange.is_empty() && keys.iter().any(|key| is_reply_name(key));
+        if replies {
+            keys.sort_unstable();
+            keys.dedup();
+            routes.queues.extend(keys.iter().filter_map(|key| self.vhost.reply_queue(key)));
+        }
+        // Reply queues come and go without the topology's knowing.
+        let fixed = keys.len() == 1 && !routes.by_properties && !replies;
+        let key = publish.routing_key.into();
+        let route = Arc::new(Route { exchange, key, queues: routes.queues, counts, fixed });
+        // Changed permissions make for a new generation: what was allowed at an older one is not remembered.
+        if fixed && generation == allowed_at {
             self.routes.insert(&route, generation);
         }
         Ok(route)

@@ -16,14 +16,14 @@ use crate::queue::Queue;
 use crate::routing::{Entry, ExchangeKind, Routed, Router};
 
 /// What an exchange was declared as.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Exchange {
     pub(crate) name: Arc<str>,
     pub(crate) kind: ExchangeKind,
     pub(crate) durable: bool,
     pub(crate) auto_delete: bool,
     pub(crate) internal: bool,
-    /// Where messages go that match no binding.
+    /// Where messages go that match no binding: by its arguments or a policy.
     pub(crate) alternate: Option<Arc<str>>,
     pub(crate) arguments: FieldTable,
 }
@@ -65,8 +65,8 @@ pub(crate) struct BindingKey<'a> {
 pub(crate) struct Routes {
     /// Each queue once.
     pub(crate) queues: Vec<Arc<Queue>>,
-    /// Whether other headers might have led elsewhere.
-    pub(crate) by_headers: bool,
+    /// Whether other headers or properties might have led elsewhere.
+    pub(crate) by_properties: bool,
 }
 
 #[derive(Debug, Default)]
@@ -137,9 +137,28 @@ impl Topology {
         &self.exchanges[slot as usize].exchange
     }
 
+    /// Sets every exchange's alternate exchange anew.
+    pub(crate) fn set_alternates(&mut self, alternate_of: impl Fn(&Exchange) -> Option<Arc<str>>) {
+        for (_, slot) in &mut self.exchanges {
+            let alternate = alternate_of(&slot.exchange);
+            if slot.exchange.alternate != alternate {
+                slot.exchange = Arc::new(Exchange { alternate, ..Exchange::clone(&slot.exchange) });
+            }
+        }
+    }
+
+    /// All queues, some of which may be on their way out.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &Arc<Queue>> {
+        self.queues.iter().map(|(_, slot)| &slot.queue)
+    }
+
+    pub(crate) fn queue_count(&self) -> usize {
+        self.queue_names.len()
+    }
+
     pub(crate) fn insert_exchange(&mut self, exchange: Exchange) {
         let name = exchange.name.clone();
-        let router = Router::new(exchange.kind);
+        let router = Router::new(exchange.kind, &exchange.arguments);
         let exchange = Arc::new(exchange);
         let slot = ExchangeSlot {
             exchange,
@@ -280,7 +299,7 @@ impl Topology {
         }
         while let Some(at) = pending.pop() {
             let exchange = &self.exchanges[at as usize];
-            routes.by_headers |= exchange.router.looks_at_headers();
+            routes.by_properties |= exchange.router.looks_at_properties();
             let (queues_before, mut exchanges) = (slots.len(), 0);
             let binding = |id: u32| {
                 let binding = &self.bindings[id as usize];

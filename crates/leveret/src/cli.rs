@@ -22,7 +22,7 @@ pub(crate) enum Command {
     /// Serve clients: as a broker, or in front of one with --upstream
     Serve(Flags),
     /// Measure AMQP 0-9-1 brokers and proxies
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Check or print the configuration
     #[command(subcommand)]
     Config(ConfigCommand),

@@ -5,6 +5,7 @@
 mod announce;
 mod cli;
 mod config;
+mod definitions;
 mod logs;
 mod serve;
 mod signals;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     };
     let result = match command_line.command {
         Command::Serve(flags) => serve(&flags),
-        Command::Bench(arguments) => return benchmark(arguments),
+        Command::Bench(arguments) => return benchmark(*arguments),
         Command::Config(command) => configuration(&command),
     };
     match result {
@@ -99,7 +100,10 @@ fn serve(flags: &Flags) -> Result<(), Failure> {
     let result = runtime.block_on(serve::run(config));
     // Whatever has not ended by now is over its bound and is not waited for.
     runtime.shutdown_background();
-    result.map_err(Failure::run)
+    result.map_err(|error| match error {
+        serve::ServeError::Definitions(line) => Failure::Usage(line),
+        error => Failure::run(error),
+    })
 }
 
 fn benchmark(arguments: bench::Arguments) -> ExitCode {
@@ -114,7 +118,7 @@ fn benchmark(arguments: bench::Arguments) -> ExitCode {
 fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
     let text = match command {
         ConfigCommand::Check(flags) => {
-            load(flags)?;
+            definitions::read(&load(flags)?.config).map_err(Failure::Usage)?;
             return Ok(());
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),

@@ -1,7 +1,7 @@
 //! `leveret serve`: joins listeners, back end and HTTP, and takes them down in order.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use admin::Source;
@@ -12,6 +12,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::announce::announce;
 use crate::config::{Config, ListenAddr};
+use crate::definitions;
 use crate::signals::DrainRequest;
 use crate::status::Status;
 
@@ -31,8 +32,11 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     }
 
     let clock = Clock::start();
-    let door = open_door(&config, clock);
+    let door = open_door(&config, clock)?;
     let server = Server::new(server_config(&config), door.clone(), clock, env!("CARGO_PKG_VERSION"));
+    if let Door::Upstream(pool) = &door {
+        watch_upstream(Arc::clone(pool), server.clone());
+    }
     let status = Arc::new(Status::new(server.clone(), door.clone()));
     let amqp = listen_for_amqp(&config.amqp).await?;
     let http = listen_for_http(&config.http).await?;
@@ -65,29 +69,40 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Starts what clients are joined to, with its background tasks.
-fn open_door(config: &Config, clock: Clock) -> Door {
+/// Starts what clients are joined to.
+fn open_door(config: &Config, clock: Clock) -> Result<Door, ServeError> {
     if config.upstream.is_empty() {
-        return Door::Broker(start_broker(clock));
+        return start_broker(config, clock).map(Door::Broker);
     }
-    let pool = Pool::new(pool_config(config));
-    let probed = Arc::clone(&pool);
+    Ok(Door::Upstream(Pool::new(pool_config(config))))
+}
+
+/// Keeps an eye on the upstream: whether it can be reached, and what it calls itself, which clients are told in turn.
+fn watch_upstream(pool: Arc<Pool>, server: Server) {
     tokio::spawn(async move {
         loop {
-            probed.probe().await;
+            if pool.probe().await
+                && let Some(properties) = pool.server_properties().await
+            {
+                server.announce(properties);
+            }
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
     });
-    Door::Upstream(pool)
 }
 
 /// Makes the embedded broker, and the task that lets its messages and queues expire in time.
-fn start_broker(clock: Clock) -> Arc<Broker> {
+fn start_broker(config: &Config, clock: Clock) -> Result<Arc<Broker>, ServeError> {
+    let definitions = definitions::read(config).map_err(ServeError::Definitions)?;
     let changed = Arc::new(Notify::new());
     let waker = Arc::clone(&changed);
-    let config =
-        BrokerConfig { deadline_waker: Some(Arc::new(move || waker.notify_one())), ..Default::default() };
-    let broker = Broker::new(config);
+    let broker = Broker::new(BrokerConfig {
+        defaults: definitions.is_none(),
+        deadline_waker: Some(Arc::new(move || waker.notify_one())),
+    });
+    if let Some(definitions) = definitions {
+        definitions.load_into(&broker, clock.timestamp(Instant::now())).map_err(ServeError::Definitions)?;
+    }
     let expiring = Arc::clone(&broker);
     tokio::spawn(async move {
         loop {
@@ -96,13 +111,13 @@ fn start_broker(clock: Clock) -> Arc<Broker> {
                 Some(deadline) => tokio::select! {
                     () = changed.notified() => {}
                     () = tokio::time::sleep_until(clock.instant(deadline).into()) => {
-                        expiring.expire(clock.timestamp(std::time::Instant::now()));
+                        expiring.expire(clock.timestamp(Instant::now()));
                     }
                 },
             }
         }
     });
-    broker
+    Ok(broker)
 }
 
 fn server_config(config: &Config) -> ServerConfig {
@@ -120,6 +135,7 @@ fn server_config(config: &Config) -> ServerConfig {
         outbox_limit: usize::try_from(config.outbox_limit.0).unwrap_or(usize::MAX),
         handshake_timeout: config.handshake_timeout,
         write_timeout: config.write_timeout,
+        consumer_timeout: config.consumer_timeout,
     }
 }
 
@@ -142,6 +158,8 @@ pub(crate) enum ServeError {
     Listen { key: &'static str, address: ListenAddr, error: io::Error },
     /// The handlers of signals could not be installed.
     Signals(io::Error),
+    /// The definitions cannot be loaded; the line begins with the key and names the entry at fault.
+    Definitions(String),
 }
 
 impl fmt::Display for ServeError {
@@ -150,6 +168,7 @@ impl fmt::Display for ServeError {
             Self::Listen { key, address, error } => {
                 write!(formatter, "{key}: cannot listen on {address}: {error}")
             }
+            Self::Definitions(line) => formatter.write_str(line),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
         }
     }
@@ -159,6 +178,7 @@ impl std::error::Error for ServeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Listen { error, .. } | Self::Signals(error) => Some(error),
+            Self::Definitions(_) => None,
         }
     }
 }

@@ -26,13 +26,15 @@ pub struct PoolConfig {
     pub auth_ttl: Duration,
     /// The longest that connecting and the handshake may take, together, per address.
     pub connect_timeout: Duration,
-    /// A broker that takes nothing of what is written to it for this long is given up.
+    /// A broker that takes nothing of what is written to it for this long is given up. One that has said
+    /// `connection.blocked` does not read, and is waited for.
     pub write_timeout: Duration,
     /// Heartbeat interval wanted, in seconds; the broker may ask for a shorter one.
     pub heartbeat_secs: u16,
     /// Octets of the largest frame wanted. At most [`transport::MAX_UNCONSUMED`], which fits the read buffer.
     pub frame_max: u32,
-    /// Most channels on one upstream connection, if the broker allows as many.
+    /// Most channels on an upstream connection that clients share, if the broker allows as many. A client's own
+    /// connection carries as many as the broker allows.
     pub max_channels_per_connection: u16,
     /// Most upstream connections at one time, those that belong to one client included.
     pub max_connections: usize,

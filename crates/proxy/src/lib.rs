@@ -25,16 +25,21 @@
 //! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
 //! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered.
 //! When the client ends, its own connection goes back to the pool as soon as all its channels are closed, or is closed
-//! when it had an exclusive queue or half a message.
+//! when it had an exclusive queue or half a message. Whole messages and plain declarations that a client which vanished
+//! had waiting for its own connection go out on a shared one; what only its own connection may see is dropped.
 //!
 //! # What always holds
 //! - A frame is passed on only on a channel whose life cycle allows it, with content in order, well-formed, and none of
 //!   what the broker answers with a connection error.
 //! - On a leased channel only the session sends; `channel.close-ok` to the broker too, behind everything else it sent.
 //! - An upstream channel number is leased again only after the broker has confirmed its close.
-//! - Shared connections never wait for a client; a client's own connection waits for nobody else.
-//! - Passwords are kept once per set of credentials, to open further connections, compared in constant time, and never
-//!   logged.
+//! - Shared connections never wait for a client; a client's own connection waits for nobody else. A client waits only for
+//!   the connections that carry, or would carry next, what it sends.
+//! - A broker that said `connection.blocked` is waited for, however long it reads nothing.
+//! - Nobody is placed on a connection that has heard, or lost, its broker's last word, even while its socket is open.
+//! - Credentials that a broker has accepted before do not queue behind others for a handshake.
+//! - Passwords are kept once per set of credentials while connections are open, and of bounded numbers of logins accepted
+//!   or refused last; they are compared in constant time, and never logged.
 //!
 //! # Lock order
 //! The pool's table of connections, then an upstream connection's state, then a client link's events; outboxes are
@@ -44,6 +49,7 @@
 //! Listeners, HTTP, the client's handshake.
 
 mod config;
+mod doorkeeper;
 mod frames;
 mod link;
 mod metrics;

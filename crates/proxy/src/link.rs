@@ -46,6 +46,8 @@ pub(crate) enum Event {
     ChannelClosed { channel: u16, lease: u64, payload: Box<[u8]>, answered: bool },
     /// The upstream confirmed a close. `last_queue` is what an empty queue name meant on the channel.
     CloseOk { channel: u16, lease: u64, last_queue: Option<Box<str>> },
+    /// The client's own connection had no channel number left, and has one again.
+    ChannelFree,
     /// Everything published on the channel has been confirmed.
     Confirmed { channel: u16, lease: u64 },
     /// An upstream connection is ready, or will not be.
@@ -70,6 +72,13 @@ impl ClientLink {
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
         }
+    }
+
+    /// Stands for a client that is gone: what is sent to it goes nowhere.
+    pub(crate) fn nobody() -> Arc<Self> {
+        let link = Self::new(Arc::new(Outbox::new(0)), 0, amqp::Capabilities::default());
+        link.leave();
+        Arc::new(link)
     }
 
     /// Leaves an event for the session; gives it back when the session has ended.

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use transport::Outbox;
 
 use crate::config::PoolConfig;
+use crate::doorkeeper::Doorkeeper;
 use crate::link::{ClientLink, Event};
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
@@ -25,8 +26,7 @@ pub struct Pool {
     connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>>,
     /// How many connections there are, those being opened included.
     count: AtomicUsize,
-    /// Bounds handshakes at one time, so that a storm of clients does not become one of handshakes.
-    handshakes: Semaphore,
+    doorkeeper: Doorkeeper,
     counters: Counters,
     next_id: AtomicU64,
     /// Which address the next connection starts with.
@@ -34,7 +34,9 @@ pub struct Pool {
     /// Whether the last attempt to reach a broker succeeded.
     reachable: AtomicBool,
     draining: AtomicBool,
-    /// A connection was removed.
+    /// How many tasks hand over what clients left behind.
+    handing_over: AtomicUsize,
+    /// A connection was removed, or something was handed over.
     removed: Notify,
     /// As a broker sent them last.
     server_properties: Mutex<Option<FieldTable>>,
@@ -78,19 +80,21 @@ impl Pool {
             config,
             connections: Mutex::default(),
             count: AtomicUsize::new(0),
-            handshakes: Semaphore::new(HANDSHAKES_AT_ONCE),
+            doorkeeper: Doorkeeper::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
             next_address: AtomicUsize::new(0),
             reachable: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
         })
     }
 
     /// Verifies credentials with the broker (P1): by a connection that is open and was verified with the same ones less
-    /// than `auth_ttl` ago, or by a handshake that begins now and goes on in [`Self::open`].
+    /// than `auth_ttl` ago, or by a handshake that begins now and goes on in [`Self::open`]. What a broker refused a moment
+    /// ago is refused again without asking.
     ///
     /// # Errors
     /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked.
@@ -99,22 +103,38 @@ impl Pool {
         credentials: Credentials,
         client: ClientInfo,
     ) -> Result<Login, Refusal> {
-        let begun = if self.is_verified(&credentials) {
-            None
-        } else {
-            let _permit = self.handshakes.acquire().await;
-            // Somebody else may have done it meanwhile.
-            if self.is_verified(&credentials) {
-                None
-            } else {
-                Some(self.begin(&credentials, SHARED_NAME).await?)
-            }
-        };
-        if begun.is_none() {
-            add(&self.counters.handshakes_avoided, 1);
+        if self.is_verified(&credentials) {
+            return Ok(self.avoided(credentials, client));
         }
-        let credentials = self.known(&credentials).unwrap_or_else(|| Arc::new(credentials));
-        Ok(Login { credentials, info: client, begun })
+        self.check_not_refused(&credentials)?;
+        let _permit = self.doorkeeper.enter(&credentials).await;
+        // Somebody else may have done it meanwhile.
+        if self.is_verified(&credentials) {
+            return Ok(self.avoided(credentials, client));
+        }
+        self.check_not_refused(&credentials)?;
+        match self.begin(&credentials, SHARED_NAME).await {
+            Ok(begun) => {
+                let credentials = self.shared_copy(credentials);
+                self.doorkeeper.verified(&credentials);
+                Ok(Login { credentials, info: client, begun: Some(begun) })
+            }
+            Err(Refusal::Login(text)) => {
+                self.doorkeeper.refuse(credentials, text.clone(), Instant::now());
+                Err(Refusal::Login(text))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    fn check_not_refused(&self, credentials: &Credentials) -> Result<(), Refusal> {
+        self.doorkeeper.refusal(credentials, Instant::now()).map_or(Ok(()), |text| Err(Refusal::Login(text)))
+    }
+
+    /// A login without a handshake.
+    fn avoided(&self, credentials: Credentials, info: ClientInfo) -> Login {
+        add(&self.counters.handshakes_avoided, 1);
+        Login { credentials: self.shared_copy(credentials), info, begun: None }
     }
 
     /// Opens a virtual host for a client (P1): the broker has accepted these credentials for it less than `auth_ttl` ago
@@ -130,7 +150,7 @@ impl Pool {
     ) -> Result<Session, Refusal> {
         let Login { credentials, info, begun } = login;
         if !self.is_verified_for(&credentials, virtual_host) {
-            let _permit = self.handshakes.acquire().await;
+            let _permit = self.doorkeeper.enter(&credentials).await;
             let begun = match begun {
                 Some(begun) => begun,
                 None => self.begin(&credentials, SHARED_NAME).await?,
@@ -193,24 +213,31 @@ impl Pool {
         }
     }
 
-    /// Closes all connections cleanly, and waits until they are closed or `limit` has passed. New ones are refused from
-    /// now on. Sessions should have ended before.
+    /// Hands over what clients left behind, then closes all connections cleanly, and waits until they are closed or
+    /// `limit` has passed. New ones are refused from then on. Sessions should have ended before.
     pub async fn drain(&self, limit: Duration) {
+        let end = tokio::time::Instant::now() + limit;
+        let handed_over = self.wait_until(|| self.handing_over.load(Ordering::Acquire) == 0);
+        // Past the limit the process goes on: the brokers may be gone.
+        let _ = tokio::time::timeout_at(end, handed_over).await;
         self.draining.store(true, Ordering::Release);
         let all: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         all.iter().for_each(|upstream| upstream.close("shutdown"));
-        let emptied = async {
-            loop {
-                let mut removed = std::pin::pin!(self.removed.notified());
-                removed.as_mut().enable();
-                if self.connections.lock().is_empty() {
-                    return;
-                }
-                removed.await;
-            }
-        };
         // Past the limit the process goes on without the brokers' answers.
-        let _ = tokio::time::timeout(limit, emptied).await;
+        let emptied = self.wait_until(|| self.connections.lock().is_empty());
+        let _ = tokio::time::timeout_at(end, emptied).await;
+    }
+
+    /// Waits for something that `removed` tells of.
+    async fn wait_until(&self, done: impl Fn() -> bool) {
+        loop {
+            let mut removed = std::pin::pin!(self.removed.notified());
+            removed.as_mut().enable();
+            if done() {
+                return;
+            }
+            removed.await;
+        }
     }
 
     pub(crate) fn config(&self) -> &PoolConfig {
@@ -298,7 +325,7 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let _permit = self.handshakes.acquire().await;
+        let _permit = self.doorkeeper.enter(credentials).await;
         // Somebody else may have opened one meanwhile.
         if let Some(upstream) = self.find_shared(credentials, virtual_host) {
             return Ok(upstream);
@@ -315,7 +342,7 @@ impl Pool {
         name: &str,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let _permit = self.handshakes.acquire().await;
+        let _permit = self.doorkeeper.enter(credentials).await;
         let begun = self.begin(credentials, name).await?;
         self.finish(begun, credentials, virtual_host, Some(owner)).await
     }
@@ -336,8 +363,11 @@ impl Pool {
     }
 
     /// The pool's own copy of equal credentials, so that a password is not kept once per client.
-    fn known(&self, credentials: &Credentials) -> Option<Arc<Credentials>> {
-        self.newest(credentials, |_| true).map(|upstream| upstream.credentials.clone())
+    fn shared_copy(&self, credentials: Credentials) -> Arc<Credentials> {
+        match self.newest(&credentials, |_| true) {
+            Some(upstream) => upstream.credentials.clone(),
+            None => Arc::new(credentials),
+        }
     }
 
     /// The newest connection with these very credentials, compared in constant time, that is `wanted`.
@@ -443,12 +473,31 @@ impl Drop for Reserved {
     }
 }
 
+/// Keeps [`Pool::drain`] waiting until what a client left behind is handed over.
+#[derive(Debug)]
+pub(crate) struct HandingOver(Arc<Pool>);
+
+impl HandingOver {
+    pub(crate) fn begin(pool: &Arc<Pool>) -> Self {
+        pool.handing_over.fetch_add(1, Ordering::AcqRel);
+        Self(pool.clone())
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.0
+    }
+}
+
+impl Drop for HandingOver {
+    fn drop(&mut self) {
+        self.0.handing_over.fetch_sub(1, Ordering::AcqRel);
+        self.0.removed.notify_waiters();
+    }
+}
+
 fn no_upstream() -> Refusal {
     Refusal::unreachable("no address is configured")
 }
 
 /// The connection_name of connections that clients share.
 const SHARED_NAME: &str = "Leveret";
-
-/// Handshakes at one time. RabbitMQ spends milliseconds of CPU on each.
-const HANDSHAKES_AT_ONCE: usize = 32;

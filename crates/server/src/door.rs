@@ -98,8 +98,8 @@ impl Door {
         let Self::Broker(broker) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
-        let vhost = broker.open(&identity, &request.virtual_host)?;
-        let session = BrokerSession::new(shared, vhost, identity, SessionId(connection), request, outbox);
+        let seat = broker.seat(&identity, &request.virtual_host)?;
+        let session = BrokerSession::new(shared, seat, SessionId(connection), request, outbox);
         Ok(Box::new(session))
     }
 

@@ -12,6 +12,7 @@ use amqp::table::FieldValue;
 use parking_lot::Mutex;
 use slab::Slab;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use transport::{Ended, Outbox, Peer, Stream, drive};
 
 use crate::amqp::connection::Connection;
@@ -43,13 +44,16 @@ pub struct ServerConfig {
     pub handshake_timeout: Duration,
     /// How long a client may take nothing of what is written to it.
     pub write_timeout: Duration,
+    /// How long a delivery from the embedded broker may go without being acknowledged before its channel is closed.
+    pub consumer_timeout: Duration,
 }
 
 /// Everything that the connections of a server share.
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) door: Door,
-    pub(crate) offer: Arc<ServerOffer>,
+    /// What new connections are offered.
+    offer: Mutex<Arc<ServerOffer>>,
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
     counter: Arc<ConnectionCounter>,
@@ -57,6 +61,8 @@ pub(crate) struct Shared {
     draining: AtomicBool,
     /// The outboxes of all connections, to reach them when the server drains.
     connections: Mutex<Slab<Arc<Outbox>>>,
+    /// The tasks that accept connections; each ends, and gives its socket back, when the drain begins.
+    accepting: Mutex<Vec<JoinHandle<()>>>,
     /// Told when the last connection has gone.
     emptied: Notify,
 }
@@ -64,6 +70,10 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn offer(&self) -> Arc<ServerOffer> {
+        Arc::clone(&self.offer.lock())
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -91,12 +101,13 @@ impl Server {
             counter: ConnectionCounter::new(config.connections),
             config,
             door,
-            offer: Arc::new(offer),
+            offer: Mutex::new(Arc::new(offer)),
             clock,
             metrics: Metrics::default(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
+            accepting: Mutex::default(),
             emptied: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
@@ -105,7 +116,7 @@ impl Server {
     /// Accepts AMQP clients from `listener` until [`Server::drain`].
     pub fn listen(&self, listener: Listener) {
         let shared = Arc::clone(&self.shared);
-        tokio::spawn(async move {
+        let accepting = tokio::spawn(async move {
             while !shared.is_draining() {
                 let accepted = tokio::select! {
                     accepted = listener.accept() => accepted,
@@ -121,6 +132,15 @@ impl Server {
                 }
             }
         });
+        self.shared.accepting.lock().push(accepting);
+    }
+
+    /// Announces these server-properties to clients that connect from now on: those of the broker that stands behind.
+    pub fn announce(&self, server_properties: FieldTable) {
+        let mut offer = self.shared.offer.lock();
+        if offer.server_properties != server_properties {
+            *offer = Arc::new(ServerOffer { server_properties, ..ServerOffer::clone(&offer) });
+        }
     }
 
     /// Counters.
@@ -146,7 +166,12 @@ impl Server {
         let outboxes: Vec<_> =
             self.shared.connections.lock().iter().map(|(_, outbox)| outbox.clone()).collect();
         outboxes.iter().for_each(|outbox| outbox.nudge());
+        let accepting = std::mem::take(&mut *self.shared.accepting.lock());
         let all_gone = async {
+            for task in accepting {
+                // A task that panicked has given its socket back, too.
+                let _ = task.await;
+            }
             loop {
                 let emptied = self.shared.emptied.notified();
                 if self.shared.connections.lock().is_empty() {
@@ -200,11 +225,7 @@ async fn run(
     id: u64,
     peer: Peer,
 ) {
-    let key = shared.connections.lock().insert(Arc::clone(&outbox));
-    if shared.is_draining() {
-        // The drain may have looked at the list before this connection was in it.
-        outbox.nudge();
-    }
+    let _listed = Listed::new(&shared, &outbox);
     let config = &shared.config;
     let ended = drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
     let reason = match (connection.take_reason(), ended) {
@@ -214,14 +235,35 @@ async fn run(
         (None, Ended::Io(error)) => error.to_string(),
     };
     tracing::info!(connection = id, %peer, reason, "connection closed");
-    drop(stream);
-    shared.metrics.connections_closed.add(1);
-    let mut connections = shared.connections.lock();
-    connections.remove(key);
-    if connections.is_empty() {
-        // Slab keeps its memory; an empty one can give it back.
-        connections.shrink_to_fit();
-        shared.emptied.notify_waiters();
+}
+
+/// A connection's place in the list of all; given back however its task ends.
+struct Listed {
+    shared: Arc<Shared>,
+    key: usize,
+}
+
+impl Listed {
+    fn new(shared: &Arc<Shared>, outbox: &Arc<Outbox>) -> Self {
+        let key = shared.connections.lock().insert(Arc::clone(outbox));
+        if shared.is_draining() {
+            // The drain may have looked at the list before this connection was in it.
+            outbox.nudge();
+        }
+        Self { shared: Arc::clone(shared), key }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.shared.metrics.connections_closed.add(1);
+        let mut connections = self.shared.connections.lock();
+        connections.remove(self.key);
+        if connections.is_empty() {
+            // A slab keeps its memory; an empty one can give it back.
+            connections.shrink_to_fit();
+            self.shared.emptied.notify_waiters();
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::outbox::Outbox;
 /// Octets of the per-thread read buffer: what was left unconsumed in front, then what is read.
 const SCRATCH: usize = 256 * 1024;
 
-/// Most octets that a protocol may leave unconsumed: a whole frame of 128 KiB fits, and half of the scratch buffer is
+/// Most octets that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half of the scratch buffer is
 /// always there to read into.
 pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 
@@ -38,8 +38,9 @@ pub enum Intent {
 
 /// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
 pub trait Protocol {
-    /// Takes octets from the front of `input`, and returns how many. What it leaves is shown again, with more behind
-    /// it; it may leave at most [`MAX_UNCONSUMED`].
+    /// Takes octets from the front of `input`, and returns how many. What it leaves is shown again: with more behind it
+    /// when it has arrived (it may leave at most [`MAX_UNCONSUMED`] for that), or as it is when the protocol left it
+    /// because it paused, or because the backlog had reached the read limit, and goes on.
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
     /// The peer will send nothing more.
     fn handle_eof(&mut self);
@@ -55,6 +56,11 @@ pub trait Protocol {
     fn next_deadline(&self) -> Option<Instant>;
     /// What to do next. Asked after each of the calls above.
     fn intent(&self) -> Intent;
+    /// Whether the write time-out counts now. Not while the peer has said that it will not read for a time that only it
+    /// knows (AMQP's `connection.blocked`); once it counts again it starts from the beginning.
+    fn write_timeout_applies(&self) -> bool {
+        true
+    }
 }
 
 /// Why a connection ended.
@@ -75,7 +81,7 @@ thread_local! {
 }
 
 /// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` octets or more;
-/// a peer that takes nothing for `write_timeout` is given up.
+/// a peer that takes nothing for `write_timeout` is given up, unless [`Protocol::write_timeout_applies`] says otherwise.
 pub async fn drive<S, P>(
     stream: &mut S,
     protocol: &mut P,
@@ -94,8 +100,10 @@ where
         read_limit,
         write_timeout,
         unconsumed: Vec::new(),
+        held: false,
         writing: OutBuf::default(),
         stuck_since: None,
+        write_timeout_suspended: false,
         eof: false,
         timer: None,
     };
@@ -141,10 +149,14 @@ struct Connection<'c, S, P> {
     write_timeout: Duration,
     /// Input that the protocol has not taken; empty, and without memory, between whole frames.
     unconsumed: Vec<u8>,
+    /// The protocol may have left input because it could not go on, so it is to be shown that again when it can.
+    held: bool,
     /// What was taken from the outbox and not written yet.
     writing: OutBuf,
     /// Since when the socket has taken nothing of `writing`.
     stuck_since: Option<Instant>,
+    /// The write time-out did not apply when last asked.
+    write_timeout_suspended: bool,
     /// The peer closed its side.
     eof: bool,
     /// Made when the first deadline is known, then reset.
@@ -175,6 +187,10 @@ where
             }
             match self.protocol.intent() {
                 Intent::Finish if self.stuck_since.is_none() => return Poll::Ready(self.finished()),
+                Intent::Run if self.outbox.backlog() < self.read_limit && self.held => {
+                    self.show_again();
+                    progress = true;
+                }
                 Intent::Run if !self.eof && self.outbox.backlog() < self.read_limit => {
                     match self.poll_read(cx) {
                         Poll::Ready(Ok(0)) => {
@@ -213,6 +229,10 @@ where
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             let kept = self.unconsumed.len();
+            if kept > MAX_UNCONSUMED {
+                let text = "frame larger than the read buffer";
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
+            }
             let mut buf = ReadBuf::new(&mut scratch[kept..]);
             ready!(Pin::new(&mut *self.stream).poll_read(cx, &mut buf))?;
             let octets = buf.filled().len();
@@ -223,20 +243,33 @@ where
             let input = &scratch[..kept + octets];
             let consumed = self.protocol.handle_input(input, Instant::now());
             let left = &input[consumed..];
-            if left.len() > MAX_UNCONSUMED {
-                return Poll::Ready(Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "frame larger than the read buffer",
-                )));
-            }
             if left.is_empty() {
                 self.unconsumed = Vec::new();
             } else {
                 self.unconsumed.clear();
                 self.unconsumed.extend_from_slice(left);
             }
+            self.note_held();
             Poll::Ready(Ok(octets))
         })
+    }
+
+    /// Shows the protocol what it left when it could not go on.
+    fn show_again(&mut self) {
+        let mut input = std::mem::take(&mut self.unconsumed);
+        if !input.is_empty() {
+            let consumed = self.protocol.handle_input(&input, Instant::now());
+            input.drain(..consumed);
+            if !input.is_empty() {
+                self.unconsumed = input;
+            }
+        }
+        self.note_held();
+    }
+
+    fn note_held(&mut self) {
+        self.held = !self.unconsumed.is_empty()
+            && (self.protocol.intent() == Intent::Pause || self.outbox.backlog() >= self.read_limit);
     }
 
     /// Writes until nothing is left or the socket takes no more; returns whether anything was written.
@@ -266,8 +299,21 @@ where
         Ok(wrote)
     }
 
+    /// When the peer is given up, unless it takes something before.
+    fn write_deadline(&mut self) -> Option<Instant> {
+        let since = self.stuck_since?;
+        let was_suspended = self.write_timeout_suspended;
+        self.write_timeout_suspended = !self.protocol.write_timeout_applies();
+        if self.write_timeout_suspended {
+            return None;
+        }
+        let since = if was_suspended { Instant::now() } else { since };
+        self.stuck_since = Some(since);
+        Some(since + self.write_timeout)
+    }
+
     fn poll_deadline(&mut self, cx: &mut Context<'_>, progress: &mut bool) -> Poll<Ended> {
-        let write_deadline = self.stuck_since.map(|since| since + self.write_timeout);
+        let write_deadline = self.write_deadline();
         let Some(deadline) = self.protocol.next_deadline().into_iter().chain(write_deadline).min() else {
             return Poll::Pending;
         };
@@ -307,12 +353,16 @@ mod tests {
         outbox: Arc<Outbox>,
         intent: Intent,
         deadline: Option<Instant>,
+        /// Backlog from which on no further line is taken.
+        stop_at: usize,
     }
 
     impl Protocol for Lines {
         fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
             let mut consumed = 0;
-            while let Some(end) = input[consumed..].iter().position(|octet| *octet == b'\n') {
+            while self.outbox.backlog() < self.stop_at
+                && let Some(end) = input[consumed..].iter().position(|octet| *octet == b'\n')
+            {
                 let line = &input[consumed..=consumed + end];
                 self.outbox.append(|buf| buf.tail().extend_from_slice(line));
                 consumed += end + 1;
@@ -342,9 +392,34 @@ mod tests {
         }
     }
 
+    /// Knows no write time-out before its deadline.
+    struct Suspended(Lines);
+
+    impl Protocol for Suspended {
+        fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+            self.0.handle_input(input, now)
+        }
+        fn handle_eof(&mut self) {}
+        fn handle_nudge(&mut self, _now: Instant) {}
+        fn handle_room(&mut self) {}
+        fn handle_written(&mut self, _now: Instant) {}
+        fn handle_deadline(&mut self, now: Instant) {
+            self.0.handle_deadline(now);
+        }
+        fn next_deadline(&self) -> Option<Instant> {
+            self.0.next_deadline()
+        }
+        fn intent(&self) -> Intent {
+            self.0.intent()
+        }
+        fn write_timeout_applies(&self) -> bool {
+            self.0.deadline.is_none()
+        }
+    }
+
     fn lines(limit: usize) -> (Lines, Arc<Outbox>) {
         let outbox = Arc::new(Outbox::new(limit));
-        (Lines { outbox: outbox.clone(), intent: Intent::Run, deadline: None }, outbox)
+        (Lines { outbox: outbox.clone(), intent: Intent::Run, deadline: None, stop_at: usize::MAX }, outbox)
     }
 
     #[tokio::test]
@@ -358,6 +433,23 @@ mod tests {
             answer
         });
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
+        assert!(matches!(ended, Ended::Finished));
+        drop(far);
+        assert_eq!(peer.await.unwrap(), "one\ntwo\nquit\n");
+    }
+
+    #[tokio::test]
+    async fn input_left_for_want_of_room_is_shown_again_without_more_arriving() {
+        let (mut near, mut far) = tokio::io::duplex(64);
+        let (mut protocol, outbox) = lines(1024);
+        protocol.stop_at = 4;
+        let peer = tokio::spawn(async move {
+            near.write_all(b"one\ntwo\nquit\n").await.unwrap();
+            let mut answer = String::new();
+            near.read_to_string(&mut answer).await.unwrap();
+            answer
+        });
+        let ended = drive(&mut far, &mut protocol, &outbox, 4, Duration::from_secs(5)).await;
         assert!(matches!(ended, Ended::Finished));
         drop(far);
         assert_eq!(peer.await.unwrap(), "one\ntwo\nquit\n");
@@ -388,6 +480,19 @@ mod tests {
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_millis(20)).await;
         assert!(matches!(ended, Ended::WriteTimeout));
         assert!(outbox.is_closed());
+    }
+
+    #[tokio::test]
+    async fn the_write_timeout_starts_afresh_when_it_applies_again() {
+        let (_near, mut far) = tokio::io::duplex(4);
+        let (lines, outbox) = lines(1024);
+        let begin = Instant::now();
+        let (suspended, timeout) = (Duration::from_millis(60), Duration::from_millis(20));
+        let mut protocol = Suspended(Lines { deadline: Some(begin + suspended), ..lines });
+        outbox.append(|buf| buf.tail().extend_from_slice(b"more than four octets"));
+        let ended = drive(&mut far, &mut protocol, &outbox, 1024, timeout).await;
+        assert!(matches!(ended, Ended::WriteTimeout));
+        assert!(begin.elapsed() >= suspended + timeout);
     }
 
     #[tokio::test]

@@ -60,8 +60,9 @@ impl std::fmt::Display for Peer {
 pub struct ConnectOptions {
     /// Gives up on one address after this long.
     pub timeout: Duration,
-    /// Written octets that the peer does not acknowledge for this long end the connection (TCP_USER_TIMEOUT).
-    pub user_timeout: Duration,
+    /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would end
+    /// a connection whose peer lives but does not read for a while, as a RabbitMQ in a memory alarm.
+    pub keepalive: Duration,
 }
 
 impl Stream {
@@ -83,9 +84,8 @@ impl Stream {
         for address in tokio::net::lookup_host((host, port)).await? {
             match tokio::time::timeout(options.timeout, TcpStream::connect(address)).await {
                 Ok(Ok(stream)) => {
-                    let socket = SockRef::from(&stream);
-                    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(options.user_timeout))?;
-                    socket.set_tcp_user_timeout(Some(options.user_timeout))?;
+                    SockRef::from(&stream)
+                        .set_tcp_keepalive(&TcpKeepalive::new().with_time(options.keepalive))?;
                     return Self::from_tcp(stream);
                 }
                 Ok(Err(error)) => last_error = error,
@@ -96,17 +96,6 @@ impl Stream {
             }
         }
         Err(last_error)
-    }
-
-    /// Who is at the other end.
-    ///
-    /// # Errors
-    /// When the peer is gone already.
-    pub fn peer(&self) -> io::Result<Peer> {
-        match self {
-            Self::Tcp(stream) => stream.peer_addr().map(Peer::Ip),
-            Self::Unix(_) => Ok(Peer::Unix),
-        }
     }
 }
 

@@ -40,8 +40,8 @@ impl ConnectionLife {
     ///
     /// # Errors
     /// While running: 504 CHANNEL_ERROR for a method that has no place on channel 0, 505 UNEXPECTED_FRAME for a
-    /// heartbeat elsewhere or content on channel 0, 502 and 503 for methods that cannot be decoded. Answer with
-    /// `connection.close` and [`Self::start_closing`].
+    /// heartbeat elsewhere or content on channel 0, 501 FRAME_ERROR for a heartbeat that carries something, 502 and
+    /// 503 for methods that cannot be decoded. Answer with `connection.close` and [`Self::start_closing`].
     #[inline]
     pub fn frame<'a>(&mut self, frame: &Frame<'a>) -> Result<ConnectionStep<'a>, Fault> {
         if *self == Self::Running && frame.channel != 0 && frame.kind != FrameKind::Heartbeat {
@@ -67,6 +67,9 @@ impl ConnectionLife {
 
     fn while_running<'a>(&mut self, frame: &Frame<'a>) -> Result<ConnectionStep<'a>, Fault> {
         match frame.kind {
+            FrameKind::Heartbeat if !frame.payload.is_empty() => {
+                return Err(Fault::new(ReplyCode::FrameError, "heartbeat with a payload"));
+            }
             FrameKind::Heartbeat if frame.channel == 0 => return Ok(ConnectionStep::Heartbeat),
             FrameKind::Method => {}
             _ => return Err(frame.unexpected()),

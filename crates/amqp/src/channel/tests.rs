@@ -138,6 +138,8 @@ fn a_running_connection_sorts_frames() {
 
     let fault = judge(&mut life, 0, CONNECTION_CLOSE_OK).unwrap_err();
     assert_eq!(fault.to_string(), "504 CHANNEL_ERROR - unexpected method in connection state running");
+    let loaded = Frame { payload: b"abc", ..heartbeat };
+    assert_eq!(life.frame(&loaded).unwrap_err().code, ReplyCode::FrameError);
     let misplaced = Frame { channel: 1, ..heartbeat };
     let fault = life.frame(&misplaced).unwrap_err();
     assert_eq!(fault.to_string(), "505 UNEXPECTED_FRAME - type 8, all octets = <<>>");

@@ -1,11 +1,14 @@
 //! How messages leave a queue: consumers, offers and deliveries.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use amqp::RawTable;
+use amqp::{FieldValue, Properties, RawTable};
 
 use super::ready::ReadyStore;
 use crate::SessionId;
+use crate::arguments::QueueKind;
+use crate::inspect::with_headers;
 use crate::message::Message;
 
 /// The receiving end of a consumer.
@@ -74,6 +77,19 @@ impl Delivery {
         &self.message
     }
 
+    /// The message's properties as a client is to see them. Quorum queues tell in the header `x-delivery-count` how
+    /// often the message was delivered before: always to `basic.get`, and to consumers from the second time on.
+    pub fn properties(&self, from: QueueKind, by_get: bool) -> Cow<'_, [u8]> {
+        let properties = self.message.properties();
+        if from != QueueKind::Quorum || (self.deliveries == 0 && !by_get) {
+            return Cow::Borrowed(properties);
+        }
+        let decoded = Properties::decode(properties).unwrap_or_default();
+        let mut headers = decoded.headers.map(|headers| headers.decode()).unwrap_or_default();
+        headers.insert("x-delivery-count", FieldValue::I64(self.deliveries.into()));
+        Cow::Owned(with_headers(&decoded, &headers))
+    }
+
     /// Whether it was delivered before, to whomever.
     pub fn redelivered(&self) -> bool {
         self.deliveries > 0
@@ -92,6 +108,8 @@ pub struct Got {
 /// Messages on offer to one consumer.
 pub struct Offer<'a> {
     pub(super) ready: &'a mut ReadyStore,
+    /// In milliseconds, as messages expire.
+    pub(super) now: u64,
     /// How many it may still take in this turn.
     pub(super) allowance: usize,
     pub(super) taken: usize,
@@ -102,7 +120,7 @@ impl Offer<'_> {
     /// Takes the next message; `None` when the queue is empty or others are to have their turn.
     #[expect(clippy::should_implement_trait, reason = "an iterator could be drained by accident")]
     pub fn next(&mut self) -> Option<Delivery> {
-        if self.allowance == 0 {
+        if self.is_over() {
             return None;
         }
         let delivery = self.ready.pop()?;
@@ -115,10 +133,12 @@ impl Offer<'_> {
     /// Length in octets of the body that [`Offer::next`] would give; `None` when it would give nothing. Lets a
     /// consumer with a limit in octets decline.
     pub fn peek_len(&self) -> Option<usize> {
-        if self.allowance == 0 {
-            None
-        } else {
-            self.ready.front().map(|delivery| delivery.message.body_len())
-        }
+        if self.is_over() { None } else { self.ready.front().map(|delivery| delivery.message.body_len()) }
+    }
+
+    /// Whether others are to have their turn, or the queue has to drop what has come to its head.
+    fn is_over(&self) -> bool {
+        self.allowance == 0
+            || self.taken > 0 && self.ready.front().is_some_and(|next| next.expires <= self.now)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 
 use super::consumers::ConsumerEntry;
-use super::state::QueueState;
+use super::state::{JUST_CAME, QueueState};
 use super::{ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Got, Queue};
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
@@ -71,7 +71,11 @@ impl Queue {
         let mut state = self.state.lock();
         state.last_used = now;
         state.drop_expired(now, &mut effects);
-        let got = state.ready.pop().map(|delivery| Got { delivery, remaining: state.ready.len() as u64 });
+        let got = state.ready.pop().map(|delivery| {
+            // What comes to the head may have expired, too, and is not there for anybody any more.
+            state.drop_expired(now, &mut effects);
+            Got { delivery, remaining: state.ready.len() as u64 }
+        });
         match &got {
             None => self.metrics.gets_empty.add(1),
             Some(got) => {
@@ -102,18 +106,18 @@ impl Queue {
             return;
         }
         self.metrics.messages_requeued.add(deliveries.len());
+        let arguments = self.arguments.load();
         for mut delivery in deliveries {
             delivery.deliveries = delivery.deliveries.saturating_add(1);
-            let limit = self.arguments.delivery_limit.filter(|_| self.arguments.kind == QueueKind::Quorum);
+            let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
             if limit.is_some_and(|limit| u64::from(delivery.deliveries) > limit) {
                 effects.bury(delivery.message, DeathReason::DeliveryLimit);
             } else {
                 state.ready.put_back(delivery);
             }
         }
-        state.trim(&self.arguments, &mut effects);
-        state.drop_expired(now, &mut effects);
-        state.pump(&mut effects);
+        state.trim(&arguments, &mut effects);
+        state.pump(now, &mut effects);
         self.finish(state, effects, now);
     }
 
@@ -150,27 +154,28 @@ impl Queue {
             return Vec::new();
         }
         let (mut taken, mut refusals) = (0, 0);
-        let rejecting = self.arguments.overflow != Overflow::DropHead;
+        let arguments = self.arguments.load();
+        let rejecting = arguments.overflow != Overflow::DropHead;
         for (at, message) in messages.enumerate() {
-            if rejecting && state.would_overflow(&message, &self.arguments) {
+            if rejecting && state.would_overflow(&message, &arguments) {
                 // Consumers may make room, as they would have had the message come alone.
-                state.pump(&mut effects);
-                if state.would_overflow(&message, &self.arguments) {
+                state.pump(JUST_CAME, &mut effects);
+                if state.would_overflow(&message, &arguments) {
                     refused(at);
                     refusals += 1;
-                    if self.arguments.overflow == Overflow::RejectPublishDlx {
+                    if arguments.overflow == Overflow::RejectPublishDlx {
                         effects.bury(message, DeathReason::MaxLength);
                     }
                     continue;
                 }
             }
-            state.push(message, &self.arguments, now);
+            state.push(message, &arguments, now);
             taken += 1;
         }
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
-        state.pump(&mut effects);
-        state.trim(&self.arguments, &mut effects);
+        state.pump(JUST_CAME, &mut effects);
+        state.trim(&arguments, &mut effects);
         state.drop_expired(now, &mut effects);
         self.conclude(state, effects)
     }
@@ -178,8 +183,7 @@ impl Queue {
     /// Serves consumers and does what that leads to.
     fn run(&self, mut state: MutexGuard<'_, QueueState>, now: Timestamp) {
         let mut effects = Effects::default();
-        state.drop_expired(now, &mut effects);
-        state.pump(&mut effects);
+        state.pump(now, &mut effects);
         self.finish(state, effects, now);
     }
 
@@ -199,6 +203,6 @@ impl Queue {
         drop(state);
         self.metrics.messages_delivered.add(effects.delivered);
         self.metrics.messages_redelivered.add(effects.redelivered);
-        if self.arguments.dead_lettering.is_some() { effects.dead } else { Vec::new() }
+        if self.arguments.load().dead_lettering.is_some() { effects.dead } else { Vec::new() }
     }
 }

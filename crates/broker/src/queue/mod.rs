@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use amqp::FieldTable;
+use arc_swap::ArcSwap;
 use parking_lot::{Mutex, MutexGuard};
 
 pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Got, Offer, Room};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 
 use crate::SessionId;
-use crate::arguments::QueueArguments;
+use crate::arguments::{QueueArguments, QueueKind};
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
@@ -35,7 +36,9 @@ pub struct Queue {
     name: Arc<str>,
     vhost: Arc<str>,
     properties: QueueProperties,
-    arguments: QueueArguments,
+    declared: QueueArguments,
+    /// What was declared, and what policies make of it.
+    arguments: ArcSwap<QueueArguments>,
     /// Unlike the name never used again.
     id: u64,
     /// Its place in the topology.
@@ -105,7 +108,8 @@ impl Queue {
             name: new.name,
             vhost: new.vhost,
             properties: new.properties,
-            arguments: new.arguments,
+            arguments: ArcSwap::from_pointee(new.arguments.clone()),
+            declared: new.arguments,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             slot: AtomicU32::new(u32::MAX),
             this: this.clone(),
@@ -127,9 +131,41 @@ impl Queue {
         &self.properties
     }
 
-    /// Its arguments, parsed.
-    pub fn arguments(&self) -> &QueueArguments {
-        &self.arguments
+    /// Its type, which no policy changes.
+    pub fn kind(&self) -> QueueKind {
+        self.declared.kind
+    }
+
+    /// Its arguments, parsed, with what policies add to them.
+    pub fn arguments(&self) -> Arc<QueueArguments> {
+        self.arguments.load_full()
+    }
+
+    /// Its own arguments alone.
+    pub(crate) fn declared_arguments(&self) -> &QueueArguments {
+        &self.declared
+    }
+
+    /// Sets what holds now; whether that is something new.
+    pub(crate) fn set_arguments(&self, arguments: QueueArguments) -> bool {
+        if **self.arguments.load() == arguments {
+            return false;
+        }
+        self.arguments.store(Arc::new(arguments));
+        true
+    }
+
+    /// Does what new arguments ask for at once: the lease begins anew, and what is too long is cut.
+    pub(crate) fn arguments_changed(&self, now: Timestamp) {
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        if state.deleted {
+            return;
+        }
+        state.last_used = now;
+        state.trim(&self.arguments.load(), &mut effects);
+        state.drop_expired(now, &mut effects);
+        self.finish(state, effects, now);
     }
 
     /// Messages ready for delivery.
@@ -220,7 +256,8 @@ impl Queue {
         let mut state = self.state.lock();
         state.scheduled = None;
         let unused = state.consumers.is_empty() && !state.deleted;
-        if unused && self.arguments.expires.is_some_and(|lease| state.last_used.after(lease) <= now) {
+        let lease = self.arguments.load().expires;
+        if unused && lease.is_some_and(|lease| state.last_used.after(lease) <= now) {
             self.delete_locked(state);
             return;
         }
@@ -230,7 +267,7 @@ impl Queue {
 
     /// Puts the next deadline into the broker's list, if it is earlier than what stands there.
     fn schedule(&self, state: &mut QueueState) {
-        let lease = self.arguments.expires.filter(|_| state.consumers.is_empty());
+        let lease = self.arguments.load().expires.filter(|_| state.consumers.is_empty());
         let lease = lease.map(|lease| state.last_used.after(lease));
         let head = state.ready.next_expiry().map(Timestamp);
         let Some(due) = lease.into_iter().chain(head).min() else { return };

@@ -106,12 +106,20 @@ impl QueueState {
 
     /// Gives messages to consumers as long as there are messages, and consumers with room: those of the highest
     /// priority first, in turn, one message each; a single one takes as many as it likes, up to [`MAX_TURN`].
-    pub(super) fn pump(&mut self, effects: &mut Effects) {
-        while !self.ready.is_empty() {
+    ///
+    /// What has expired by `now` is dropped when it comes to the head. [`JUST_CAME`] spares what a consumer may take
+    /// at once, however short its life.
+    pub(super) fn pump(&mut self, now: Timestamp, effects: &mut Effects) {
+        loop {
+            self.drop_expired(now, effects);
+            if self.ready.is_empty() {
+                return;
+            }
             let Some((slot, alone)) = self.consumers.next() else { return };
             let entry = self.consumers.get(slot);
             let allowance = if alone { MAX_TURN } else { 1 };
-            let mut offer = Offer { ready: &mut self.ready, allowance, taken: 0, redelivered: 0 };
+            let ready = &mut self.ready;
+            let mut offer = Offer { ready, now: now.0, allowance, taken: 0, redelivered: 0 };
             let room = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
             if !entry.no_ack {
@@ -123,6 +131,9 @@ impl QueueState {
         }
     }
 }
+
+/// A time before every expiry, for messages that have just come.
+pub(super) const JUST_CAME: Timestamp = Timestamp(0);
 
 /// Most messages that one call of a consumer may take, so that its own lock is released now and then.
 const MAX_TURN: usize = 1024;

@@ -1,5 +1,6 @@
 //! Which bindings of one exchange match a message.
 
+mod consistent_hash;
 mod direct;
 mod headers;
 mod id_set;
@@ -7,6 +8,10 @@ mod topic;
 
 use std::sync::Arc;
 
+use amqp::FieldTable;
+
+use consistent_hash::ConsistentHash;
+pub(crate) use consistent_hash::{check_arguments as check_hash_arguments, weight_of};
 use direct::Direct;
 use headers::Headers;
 pub(crate) use headers::check_arguments as check_headers_arguments;
@@ -24,6 +29,8 @@ pub enum ExchangeKind {
     Topic,
     /// Headers against arguments.
     Headers,
+    /// One binding each, by a hash and the bindings' weights.
+    ConsistentHash,
 }
 
 impl ExchangeKind {
@@ -34,6 +41,7 @@ impl ExchangeKind {
             "fanout" => Self::Fanout,
             "topic" => Self::Topic,
             "headers" => Self::Headers,
+            "x-consistent-hash" => Self::ConsistentHash,
             _ => return None,
         })
     }
@@ -45,6 +53,7 @@ impl ExchangeKind {
             Self::Fanout => "fanout",
             Self::Topic => "topic",
             Self::Headers => "headers",
+            Self::ConsistentHash => "x-consistent-hash",
         }
     }
 }
@@ -56,6 +65,8 @@ pub(crate) struct Routed<'a> {
     pub(crate) keys: &'a [&'a str],
     /// The message's headers.
     pub(crate) headers: &'a [u8],
+    /// All its properties, headers included, as in the content header.
+    pub(crate) properties: &'a [u8],
 }
 
 /// One binding, as a router sees it. Destinations and bindings are numbers of the topology.
@@ -74,15 +85,18 @@ pub(crate) enum Router {
     Fanout(IdSet),
     Topic(Box<Topic>),
     Headers(Box<Headers>),
+    ConsistentHash(Box<ConsistentHash>),
 }
 
 impl Router {
-    pub(crate) fn new(kind: ExchangeKind) -> Self {
+    /// For a new exchange; its arguments have been checked.
+    pub(crate) fn new(kind: ExchangeKind, arguments: &FieldTable) -> Self {
         match kind {
             ExchangeKind::Direct => Self::Direct(Direct::default()),
             ExchangeKind::Fanout => Self::Fanout(IdSet::default()),
             ExchangeKind::Topic => Self::Topic(Box::default()),
             ExchangeKind::Headers => Self::Headers(Box::default()),
+            ExchangeKind::ConsistentHash => Self::ConsistentHash(Box::new(ConsistentHash::new(arguments))),
         }
     }
 
@@ -93,6 +107,7 @@ impl Router {
             Self::Fanout(set) => set.insert(entry.destination),
             Self::Topic(table) => table.insert(entry.key, entry.destination),
             Self::Headers(table) => table.insert(entry.binding, entry.arguments),
+            Self::ConsistentHash(table) => table.insert(entry),
         }
     }
 
@@ -105,6 +120,7 @@ impl Router {
             }
             Self::Topic(table) => table.remove(entry.key, entry.destination),
             Self::Headers(table) => table.remove(entry.binding, entry.arguments),
+            Self::ConsistentHash(table) => table.remove(entry),
         }
     }
 
@@ -121,6 +137,7 @@ impl Router {
             Self::Headers(table) => {
                 table.matches(routed.headers, |id| binding(id).1, |id| found(binding(id).0));
             }
+            Self::ConsistentHash(table) => table.choose(routed).into_iter().for_each(found),
             Self::Direct(table) => {
                 let sets = routed.keys.iter().filter_map(|key| table.matches(key));
                 sets.flat_map(IdSet::iter).for_each(found);
@@ -133,8 +150,12 @@ impl Router {
         }
     }
 
-    /// Whether a message's headers, too, decide where it goes.
-    pub(crate) fn looks_at_headers(&self) -> bool {
-        matches!(self, Self::Headers(_))
+    /// Whether a message's headers or other properties, too, decide where it goes.
+    pub(crate) fn looks_at_properties(&self) -> bool {
+        match self {
+            Self::Headers(_) => true,
+            Self::ConsistentHash(table) => table.looks_at_properties(),
+            Self::Direct(_) | Self::Fanout(_) | Self::Topic(_) => false,
+        }
     }
 }

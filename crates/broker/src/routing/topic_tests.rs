@@ -52,7 +52,7 @@ fn a_key_with_many_words_and_many_hashes_stays_cheap() {
     }
     // Exponential without the memory of what was followed: this would not end.
     let key = vec!["a"; 127].join(".");
-    assert_eq!(matches(&topic, &key), []);
+    assert_eq!(matches(&topic, &key), [0u32; 0]);
     assert_eq!(matches(&topic, &format!("{key}.z")).len(), 60);
 }
 

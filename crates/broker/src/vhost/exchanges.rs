@@ -8,7 +8,7 @@ use crate::arguments::{
 };
 use crate::error::BrokerError;
 use crate::names::{Resource, strip_line_ends};
-use crate::routing::{ExchangeKind, check_headers_arguments};
+use crate::routing::{ExchangeKind, check_hash_arguments, check_headers_arguments, weight_of};
 use crate::topology::{BindingKey, Destination, Exchange, Topology};
 
 impl VirtualHost {
@@ -24,10 +24,7 @@ impl VirtualHost {
             let found = self.topology.read().exchange(name).is_some();
             return if found { Ok(()) } else { Err(BrokerError::no_exchange(name, &self.name)) };
         }
-        let kind = ExchangeKind::from_name(declare.kind).ok_or_else(|| BrokerError::Refused {
-            code: ReplyCode::CommandInvalid,
-            text: format!("unknown exchange type '{}'", declare.kind),
-        })?;
+        let kind = declare.parse_kind()?;
         check_not_default(name)?;
         let arguments = declare.arguments.decode();
         // The usual case first: it is there, and nobody has to be kept waiting.
@@ -36,6 +33,12 @@ impl VirtualHost {
         }
         Resource::Exchange.check_reserved(name)?;
         check_exchange_name_argument(&arguments, "alternate-exchange", Resource::Exchange, name, &self.name)?;
+        if kind == ExchangeKind::ConsistentHash {
+            check_exchange_name_argument(&arguments, "hash-header", Resource::Exchange, name, &self.name)?;
+            check_exchange_name_argument(&arguments, "hash-property", Resource::Exchange, name, &self.name)?;
+            check_hash_arguments(&arguments)?;
+        }
+        let policies = self.policies.read();
         let mut topology = self.topology.write();
         if let Some((_, exchange)) = topology.exchange(name) {
             return self.check_equivalent(exchange, kind, declare, &arguments);
@@ -46,7 +49,7 @@ impl VirtualHost {
             durable: declare.durable,
             auto_delete: declare.auto_delete,
             internal: declare.internal,
-            alternate: arguments.get("alternate-exchange").and_then(|name| name.as_text()).map(Into::into),
+            alternate: policies.alternate_of(name, &arguments),
             arguments,
         });
         self.topology_changed();
@@ -60,15 +63,12 @@ impl VirtualHost {
     /// 403 the default exchange or one of the standard ones; 406 in use (it has bindings from it) with `if_unused`.
     pub fn delete_exchange(&self, name: &str, if_unused: bool) -> Result<(), BrokerError> {
         let name = &*strip_line_ends(name);
-        check_not_default(name)?;
-        let described = || Resource::Exchange.describe(name, &self.name);
-        if name.starts_with("amq.") {
-            return Err(BrokerError::access(format!("deletion of system {} not allowed", described())));
-        }
+        check_deletable(name, &self.name)?;
         let mut topology = self.topology.write();
         let Some((slot, _)) = topology.exchange(name) else { return Ok(()) };
         if if_unused && topology.is_source(slot) {
-            return Err(BrokerError::precondition(format!("{} in use", described())));
+            let exchange = Resource::Exchange.describe(name, &self.name);
+            return Err(BrokerError::precondition(format!("{exchange} in use")));
         }
         let doomed = topology.doom_exchange(slot);
         self.topology_changed();
@@ -134,8 +134,10 @@ impl VirtualHost {
         destination: Destination,
         binding: &Binding<'_>,
     ) -> Result<(), BrokerError> {
-        if topology.exchange_at(source).kind == ExchangeKind::Headers {
-            check_headers_arguments(&binding.arguments.decode())?;
+        match topology.exchange_at(source).kind {
+            ExchangeKind::Headers => check_headers_arguments(&binding.arguments.decode())?,
+            ExchangeKind::ConsistentHash => drop(weight_of(binding.routing_key)?),
+            ExchangeKind::Direct | ExchangeKind::Fanout | ExchangeKind::Topic => {}
         }
         let arguments = canonical(binding.arguments);
         if topology.bind(key_of(source, destination, binding, &arguments)) {
@@ -161,6 +163,16 @@ impl VirtualHost {
     }
 }
 
+impl ExchangeDeclare<'_> {
+    /// The type that is asked for.
+    pub(crate) fn parse_kind(&self) -> Result<ExchangeKind, BrokerError> {
+        ExchangeKind::from_name(self.kind).ok_or_else(|| BrokerError::Refused {
+            code: ReplyCode::CommandInvalid,
+            text: format!("unknown exchange type '{}'", self.kind),
+        })
+    }
+}
+
 pub(super) fn key_of<'a>(
     source: u32,
     destination: Destination,
@@ -181,7 +193,17 @@ pub(super) fn canonical(arguments: RawTable<'_>) -> Vec<u8> {
     entries.into_iter().collect::<FieldTable>().encode()
 }
 
-pub(super) fn check_not_default(exchange: &str) -> Result<(), BrokerError> {
+/// Nobody may delete the default exchange and the standard ones.
+pub(crate) fn check_deletable(exchange: &str, vhost: &str) -> Result<(), BrokerError> {
+    check_not_default(exchange)?;
+    if exchange.starts_with("amq.") {
+        let exchange = Resource::Exchange.describe(exchange, vhost);
+        return Err(BrokerError::access(format!("deletion of system {exchange} not allowed")));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_not_default(exchange: &str) -> Result<(), BrokerError> {
     if exchange.is_empty() {
         return Err(BrokerError::access("operation not permitted on the default exchange"));
     }

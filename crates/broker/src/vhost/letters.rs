@@ -13,10 +13,19 @@ impl VirtualHost {
     /// Routes what `from` has dropped to its dead-letter exchange, and what that makes other queues drop, and so on.
     /// Called without any lock held. A missing exchange swallows the letters.
     pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
-        let mut pending: VecDeque<(Arc<Queue>, Vec<DeadLetter>)> = VecDeque::new();
-        self.send_letters(from, dead, now, &mut pending);
-        while let Some((queue, dead)) = pending.pop_front() {
-            self.send_letters(&queue, dead, now, &mut pending);
+        for cause in dead {
+            let mut pending: VecDeque<(Arc<Queue>, Vec<DeadLetter>)> = VecDeque::new();
+            self.send_letters(from, vec![cause], now, &mut pending);
+            let mut letters = 0;
+            while let Some((queue, dead)) = pending.pop_front() {
+                letters += dead.len();
+                if letters > MAX_LETTERS_OF_A_CAUSE {
+                    let rest: usize = pending.iter().map(|(_, dead)| dead.len()).sum();
+                    self.metrics.dead_letters_dropped.add(dead.len() + rest);
+                    break;
+                }
+                self.send_letters(&queue, dead, now, &mut pending);
+            }
         }
     }
 
@@ -27,7 +36,8 @@ impl VirtualHost {
         now: Timestamp,
         pending: &mut VecDeque<(Arc<Queue>, Vec<DeadLetter>)>,
     ) {
-        let Some(target) = from.arguments().dead_lettering.as_ref() else { return };
+        let arguments = from.arguments();
+        let Some(target) = arguments.dead_lettering.as_ref() else { return };
         for dead in dead {
             let letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), &dead, now);
             self.metrics.messages_dead_lettered.add(1);
@@ -46,7 +56,7 @@ impl VirtualHost {
     fn queues_of(&self, exchange: &str, letter: &Letter) -> Vec<Arc<Queue>> {
         let headers = letter.headers().encode();
         let keys: Vec<&str> = letter.keys.iter().map(|key| &**key).collect();
-        let routed = Routed { keys: &keys, headers: &headers };
+        let routed = Routed { keys: &keys, headers: &headers, properties: letter.message.properties() };
         let topology = self.topology.read();
         let slot = match exchange {
             "" => None,
@@ -60,3 +70,7 @@ impl VirtualHost {
         queues
     }
 }
+
+/// Most letters that one dead message may lead to by way of queues that drop it in turn. Circles are cut, but full
+/// queues that all dead-letter to each other still have as many ways through them as there are orders of the queues.
+const MAX_LETTERS_OF_A_CAUSE: usize = 1_000;

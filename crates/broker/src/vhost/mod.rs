@@ -2,7 +2,10 @@
 
 mod exchanges;
 mod letters;
+mod operator;
 mod queues;
+
+pub(crate) use exchanges::{check_deletable, check_not_default};
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,10 +18,14 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use crate::SessionId;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
+use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
 use crate::names::Resource;
+use crate::permissions::{Access, Grant, Grants};
+use crate::policies::PolicyTable;
 use crate::publisher::Publisher;
 use crate::queue::Queue;
+use crate::replies::ReplyQueues;
 use crate::routing::{ExchangeKind, Routed};
 use crate::topology::{Destination, Exchange, Routes, Topology};
 use crate::users::Identity;
@@ -28,7 +35,7 @@ use crate::users::Identity;
 pub struct ExchangeDeclare<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its type: `direct`, `fanout`, `topic` or `headers`. Ignored when passive.
+    /// Its type: `direct`, `fanout`, `topic`, `headers` or `x-consistent-hash`. Ignored when passive.
     pub kind: &'a str,
     /// Only check that it exists.
     pub passive: bool,
@@ -92,6 +99,12 @@ pub struct VirtualHost {
     generation: AtomicU64,
     /// Exclusive queues by owner, so that a session's end costs only what it owned.
     exclusive: Mutex<HashMap<SessionId, HashMap<u64, Arc<Queue>>>>,
+    replies: ReplyQueues,
+    grants: Grants,
+    policies: RwLock<PolicyTable>,
+    limits: RwLock<VirtualHostLimits>,
+    /// Connections that have it open.
+    connections: Tally,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
 }
@@ -103,6 +116,11 @@ impl VirtualHost {
             topology: RwLock::default(),
             generation: AtomicU64::new(1),
             exclusive: Mutex::default(),
+            grants: Grants::default(),
+            policies: RwLock::default(),
+            limits: RwLock::default(),
+            connections: Tally::default(),
+            replies: ReplyQueues::default(),
             metrics,
             deadlines,
         });
@@ -128,22 +146,45 @@ impl VirtualHost {
         &self.name
     }
 
-    /// A publisher, for one channel.
+    /// A publisher, for one channel. It publishes what the user may publish.
     pub fn publisher(self: &Arc<Self>, identity: &Identity) -> Publisher {
-        Publisher::new(self.clone(), identity.clone())
+        Publisher::new(self.clone(), identity.clone(), self.grant(identity.user()))
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
+    pub(crate) fn shared_metrics(&self) -> Arc<Metrics> {
+        self.metrics.clone()
+    }
+
+    pub(crate) fn deadlines(&self) -> Arc<Deadlines> {
+        self.deadlines.clone()
+    }
+
+    pub(crate) fn reply_queues(&self) -> &ReplyQueues {
+        &self.replies
+    }
+
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Refuses to publish to an exchange that is missing or internal.
-    pub(crate) fn check_publish(&self, exchange: &str) -> Result<(), BrokerError> {
-        self.publish_slot(&self.topology.read(), exchange).map(drop)
+    /// Refuses to publish to an exchange that is missing or internal, or that the user may not publish to.
+    pub(crate) fn check_publish(
+        &self,
+        grant: &Grant,
+        exchange: &str,
+        routing_key: &str,
+    ) -> Result<(), BrokerError> {
+        grant.check(Access::Write, Resource::Exchange, exchange)?;
+        let topology = self.topology.read();
+        let slot = self.publish_slot(&topology, exchange)?;
+        match slot.map(|slot| topology.exchange_at(slot).kind) {
+            Some(ExchangeKind::Topic) => grant.check_topic(Access::Write, exchange, routing_key),
+            _ => Ok(()),
+        }
     }
 
     /// The name of the exchange, the queues that a message published to it goes to, and the generation for which

@@ -27,7 +27,11 @@ impl VirtualHost {
     ) -> Result<DeclaredQueue, BrokerError> {
         let stripped = strip_line_ends(declare.name);
         if declare.passive {
-            let queue = self.queue(session, &stripped)?;
+            // The empty name is a name like any other here, not the last queue declared.
+            let queue = self.queue(session, &stripped).map_err(|error| match error {
+                BrokerError::NoPreviousQueue => BrokerError::no_queue(&stripped, &self.name),
+                error => error,
+            })?;
             queue.touch(now);
             return Ok(describe(queue));
         }
@@ -38,12 +42,16 @@ impl VirtualHost {
             stripped.into_owned()
         };
         let owner = declare.exclusive.then_some(session);
+        // What goes with its connection cannot survive a restart; asked for both, RabbitMQ says nothing and forgets
+        // the latter.
+        let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
         let arguments = declare.arguments.decode();
         // The usual case first: it is there, and nobody has to be kept waiting.
         let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
         if let Some(queue) = found {
             return self.redeclare(queue, owner, declare, &arguments, now);
         }
+        self.check_queue_limit(&name)?;
         let parsed = QueueArguments::parse(&arguments, &name, &self.name)?;
         self.check_kind(&name, declare, &parsed)?;
         let properties = QueueProperties {
@@ -62,6 +70,8 @@ impl VirtualHost {
             deadlines: self.deadlines.clone(),
         };
         let queue = Queue::new(new);
+        let policies = self.policies.read();
+        queue.set_arguments(policies.arguments_of(&queue));
         let mut topology = self.topology.write();
         if let Some((_, other)) = topology.queue(&name) {
             let other = other.clone();
@@ -71,6 +81,7 @@ impl VirtualHost {
         topology.insert_queue(queue.clone());
         self.topology_changed();
         drop(topology);
+        drop(policies);
         // Not before the queue stands in the topology, for its lease may be over at once.
         queue.touch(now);
         self.metrics.queues.add(1);
@@ -219,7 +230,7 @@ impl VirtualHost {
         let resource = Resource::Queue.describe(queue.name(), &self.name);
         check_flag("durable", current.durable, declare.durable, &resource)?;
         check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
-        let keys = queue.arguments().kind.known_arguments();
+        let keys = queue.kind().known_arguments();
         check_arguments(keys, &current.arguments, arguments, &resource)?;
         queue.touch(now);
         Ok(describe(queue))

@@ -166,3 +166,17 @@ fn a_queue_that_expires_or_is_deleted_takes_its_messages_along() {
     assert!(world.vhost.queue(ME, "q").is_err());
     assert_eq!(dead.message_count(), 0);
 }
+
+#[test]
+fn full_queues_that_all_dead_letter_to_each_other_come_to_an_end() {
+    let mut world = world();
+    let full =
+        [("x-max-length", FieldValue::I32(0)), ("x-dead-letter-exchange", FieldValue::text("amq.fanout"))];
+    for n in 0..12 {
+        let name = format!("q{n}");
+        world.queue_with(&name, &full);
+        world.bind(&name, "amq.fanout", "");
+    }
+    world.publish("amq.fanout", "", "m");
+    assert!(world.broker.metrics().dead_letters_dropped.get() > 0);
+}

@@ -16,7 +16,7 @@ fn passive_declare_skips_equivalence_and_returns_counts() {
     let missing = world.declare(QueueDeclare { name: "nope", passive: true, ..Default::default() });
     assert_eq!(refusal(missing), (404, "no queue 'nope' in vhost '/'".into()));
     let unnamed = world.declare(QueueDeclare { passive: true, ..Default::default() });
-    assert_eq!(refusal(unnamed), (404, "no previously declared queue".into()));
+    assert_eq!(refusal(unnamed), (404, "no queue '' in vhost '/'".into()));
 }
 
 #[test]

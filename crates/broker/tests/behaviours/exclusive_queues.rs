@@ -64,3 +64,12 @@ fn a_late_end_does_not_remove_a_redeclared_namesake() {
     assert!(!namesake.is_deleted());
     assert!(world.vhost.queue(OTHER, "q").is_ok());
 }
+
+#[test]
+fn exclusive_queues_are_transient_whatever_was_asked_for() {
+    let world = world();
+    let declare = |durable| QueueDeclare { name: "q", durable, exclusive: true, ..Default::default() };
+    assert!(!world.declare(declare(true)).unwrap().queue.properties().durable);
+    assert!(world.declare(declare(false)).is_ok());
+    assert!(world.declare(declare(true)).is_ok(), "nor do they differ by it");
+}

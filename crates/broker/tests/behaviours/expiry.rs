@@ -31,6 +31,27 @@ fn a_ttl_of_zero_delivers_only_at_once() {
 }
 
 #[test]
+fn what_has_expired_behind_the_message_got_is_not_counted_as_left() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.publish("", "q", "lasting");
+    world.try_publish("", "q", "expired", Properties::default().with_expiration("0")).unwrap();
+    assert_eq!(queue.message_count(), 2, "it is looked at only when it comes to the head");
+    assert_eq!(queue.get(true, world.now).unwrap().remaining, 0);
+}
+
+#[test]
+fn what_has_expired_behind_a_message_is_not_consumed_with_it() {
+    let mut world = world();
+    let queue = world.queue("q");
+    world.publish("", "q", "1");
+    world.try_publish("", "q", "expired", Properties::default().with_expiration("0")).unwrap();
+    world.publish("", "q", "2");
+    let (_, recorder) = world.consume(&queue, 10, 0);
+    assert_eq!(recorder.bodies(), ["1", "2"]);
+}
+
+#[test]
 fn an_expired_message_is_not_delivered_though_no_timer_has_run() {
     let mut world = world();
     let queue = world.queue("q");

@@ -12,10 +12,13 @@
 //! | length limits and what they refuse or drop | `length_limits` |
 //! | time to live, of messages and queues | `expiry` |
 //! | dead letters, and their header | `dead_letters` |
+//! | quorum queues count deliveries and limit them | `quorum_queues` |
+//! | consistent hash exchanges | `consistent_hash` |
 //! | many threads at once | `many_threads` |
 
 mod bindings;
 mod confirms;
+mod consistent_hash;
 mod consuming;
 mod dead_letters;
 mod declaring;
@@ -23,6 +26,7 @@ mod exclusive_queues;
 mod expiry;
 mod length_limits;
 mod many_threads;
+mod quorum_queues;
 mod requeue_order;
 mod routing;
 mod world;

@@ -161,10 +161,16 @@ impl Effective {
 
     /// Checks what no single setting can tell.
     fn check(&self) -> Result<(), ConfigError> {
-        let Config { amqp, http, .. } = &self.config;
+        let Config { amqp, http, definitions, upstream, .. } = &self.config;
         let place = |key| self.origin(key).place(key);
         if *amqp == ListenAddr::Off && *http == ListenAddr::Off {
             return Err(ConfigError::new(place("amqp"), "every listener is off, there is nothing to serve"));
+        }
+        if definitions.0.is_some() && !upstream.is_empty() {
+            return Err(ConfigError::new(
+                place("definitions"),
+                "with an upstream there is no broker to load them",
+            ));
         }
         let chosen_by_system = matches!(http, ListenAddr::Tcp { port: 0, .. });
         if amqp == http && !chosen_by_system {

@@ -158,7 +158,7 @@ fn variables_of_a_container_platform_are_left_alone() {
 #[test]
 fn every_mistake_is_one_line_naming_the_key() {
     for (given, line) in [
-        (Given::flags(&[("frame_max", "1")]), "--frame-max: must be between 4096 and 1048576"),
+        (Given::flags(&[("frame_max", "1")]), "--frame-max: must be between 4096 and 131072"),
         (Given::flags(&[("heartbeat", "soon")]), "--heartbeat: 'soon' is not a whole number"),
         (Given::flags(&[("max_message_size", "513MiB")]), "--max-message-size: must be between 1 and 512MiB"),
         (

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::address::{ListenAddr, UpstreamUrl};
-use super::value::{ByteSize, Limit, LogFilter, Value, WorkerThreads, within};
+use super::value::{ByteSize, FilePath, Limit, LogFilter, Value, WorkerThreads, within};
 
 /// One setting, without its type: what the parser, the layers and the reference need to know of it.
 pub(crate) struct Setting {
@@ -132,9 +132,16 @@ settings! {
         auth_ttl: Duration = "30s", from "0s" to "1h";
     }
 
+    "Broker" {
+        /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when it starts: vhosts, users,
+        /// permissions, policies, limits, queues, exchanges and bindings.
+        /// With it, only the users and vhosts that it names exist; without it, guest and `/`.
+        definitions: FilePath = "off";
+    }
+
     "Protocol" {
         /// The largest AMQP frame offered to clients, in octets, its 8 octets of framing included.
-        frame_max: u32 = "131072", from "4096" to "1048576";
+        frame_max: u32 = "131072", from "4096" to "131072";
 
         /// The most channels offered to a client on one connection.
         channel_max: u16 = "2047", from "1" to "65535";
@@ -165,6 +172,10 @@ settings! {
 
         /// How long a client may accept nothing of what is being written to it before it is disconnected.
         write_timeout: Duration = "30s", from "100ms" to "1h";
+
+        /// How long a delivery from the embedded broker may go unacknowledged before its channel is closed with 406
+        /// PRECONDITION_FAILED.
+        consumer_timeout: Duration = "30m", from "1s" to "10000h";
 
         /// How long shutting down waits for clients to take their last bytes and close.
         drain_timeout: Duration = "10s", from "0s" to "1h";

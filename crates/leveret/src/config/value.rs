@@ -1,6 +1,7 @@
 //! The kinds of value a setting can have: how each is read from text and written back as TOML.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Something a setting can hold.
@@ -161,6 +162,26 @@ impl Value for Limit {
     }
 }
 
+/// A file, or `None` for `off`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FilePath(pub(crate) Option<PathBuf>);
+
+impl Value for FilePath {
+    const KIND: &'static str = "FILE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("must be the path of a file, or 'off'".to_owned()),
+            "off" => Ok(Self(None)),
+            path => Ok(Self(Some(path.into()))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(&self.0.as_ref().map_or("off".into(), |path| path.to_string_lossy()))
+    }
+}
+
 /// How many threads run the sessions; `auto` is one for each core this process may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerThreads(Option<NonZeroUsize>);
@@ -285,6 +306,13 @@ mod tests {
         same("unlimited", Limit(None), "\"unlimited\"");
         refused::<Limit>("0", "must be at least 1, or 'unlimited'");
         refused::<Limit>("many", "'many' is not a whole number, nor 'unlimited'");
+    }
+
+    #[test]
+    fn a_file_is_a_path_or_off() {
+        same("off", FilePath(None), "\"off\"");
+        same("./off", FilePath(Some("./off".into())), "\"./off\"");
+        refused::<FilePath>("", "must be the path of a file, or 'off'");
     }
 
     #[test]

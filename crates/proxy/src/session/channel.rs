@@ -9,7 +9,7 @@ use amqp::{Fault, FrameKind, Method};
 use super::judge::is_publish;
 use super::output::Output;
 use crate::frames::{check_fits, put_frame, stored_frames};
-use crate::upstream::{Lease, Upstream};
+use crate::upstream::{Confirms, Lease, Upstream};
 
 /// An open channel of a client.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub(super) struct Channel {
     /// The client has closed the channel and waits for close-ok.
     pub(super) closing: bool,
     setup: Setup,
-    /// Publishes in confirm mode on the present upstream channel; counted on shared connections only.
+    /// Publishes in confirm mode on the present upstream channel.
     published: u64,
     /// Publishes in confirm mode on the upstream channel before.
     confirm_offset: u64,
@@ -115,10 +115,10 @@ impl Channel {
         check_fits(kind, payload, frame_max)?;
         if kind == FrameKind::Method {
             if is_publish(payload) {
-                self.published += u64::from(self.setup.confirm && !route.own);
+                self.published += u64::from(self.setup.confirm);
             } else {
-                let (upstream, channel, own) = (route.upstream.clone(), route.channel, route.own);
-                self.note(payload, &upstream, channel, own);
+                let (upstream, channel) = (route.upstream.clone(), route.channel);
+                self.note(payload, &upstream, channel);
                 self.send_method(output, &upstream, channel, payload);
                 return Ok(());
             }
@@ -141,6 +141,7 @@ impl Channel {
         Lease {
             confirm_offset: self.confirm_offset,
             own_qos_ok: self.setup.qos_frames(),
+            confirms: self.setup.confirm.then(Confirms::default),
             ..Lease::new(link.clone(), id, number)
         }
     }
@@ -177,13 +178,11 @@ impl Channel {
     }
 
     /// Keeps in mind what a method changes, at the time it goes out.
-    fn note(&mut self, payload: &[u8], upstream: &Upstream, channel: u16, own: bool) {
+    fn note(&mut self, payload: &[u8], upstream: &Upstream, channel: u16) {
         match payload {
             [0, 85, 0, 10, ..] => {
                 self.setup.confirm = true;
-                if !own {
-                    upstream.count_confirms(channel);
-                }
+                upstream.count_confirms(channel);
             }
             [0, 60, 0, 10, ..] => {
                 if let Ok(Method::BasicQos(qos)) = Method::decode(payload) {

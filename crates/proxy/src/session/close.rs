@@ -7,11 +7,9 @@ use amqp::Fault;
 use amqp::method::channel as channel_methods;
 
 use super::channel::{Channel, Place, Route};
-use super::output::Output;
 use super::place::Leg;
 use super::{Life, Session};
 use crate::link::Event;
-use crate::upstream::Placed;
 
 impl Session {
     /// The client closes its connection. True: answer it now. False: something has to be closed at the broker first,
@@ -34,7 +32,8 @@ impl Session {
         matches!(self.life, Life::Closed | Life::Ended)
     }
 
-    /// The client is gone, or was answered: everything that is still held is handed over, and its channels are closed.
+    /// The client is gone, or was answered: the messages that are still held are handed over, and its channels
+    /// are closed.
     pub fn end(&mut self) {
         if self.life == Life::Ended {
             return;
@@ -55,7 +54,7 @@ impl Session {
                 Some(route) => route.upstream.release(route.channel),
                 None => {}
             }
-            if !channel.held.is_empty() && !channel.streaming {
+            if !channel.held.is_empty() {
                 leftovers.push(*channel);
             }
         }
@@ -158,31 +157,5 @@ impl Session {
                 self.life = Life::Closed;
             }
         }
-    }
-
-    /// Hands over what a client left behind that was gone before its connection was there.
-    fn hand_over_later(&self, leftovers: Vec<Channel>) {
-        let (pool, credentials) = (self.pool.clone(), self.credentials.clone());
-        let (virtual_host, link) = (self.virtual_host.clone(), self.link.clone());
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
-            let upstream = match pool.shared_connection(&credentials, &virtual_host).await {
-                Ok(upstream) => upstream,
-                Err(error) => {
-                    tracing::warn!(%error, "messages of a client that is gone could not be handed over");
-                    return;
-                }
-            };
-            let mut output = Output::default();
-            for mut channel in leftovers {
-                let Placed::On(on) = upstream.lease(channel.new_lease(&link, 0, 0)) else { continue };
-                let route = Route { upstream: upstream.clone(), channel: on, own: false };
-                if let Err(fault) = channel.start(&mut output, route, 0) {
-                    tracing::warn!(%fault, "messages of a client that is gone could not be handed over");
-                }
-                output.hand_over();
-                upstream.release(on);
-            }
-        });
     }
 }

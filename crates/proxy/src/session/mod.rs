@@ -8,6 +8,7 @@
 mod channel;
 mod close;
 mod judge;
+mod leftovers;
 mod output;
 mod place;
 
@@ -154,9 +155,48 @@ impl Session {
         }
     }
 
-    /// Whether more frames can be taken. After a no, the client's outbox is nudged when they can.
+    /// Whether more frames can be taken. After a no, the client's outbox is nudged when they can. Waits only for upstream
+    /// connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
-        self.held < HELD_LIMIT && self.attached.iter().all(|upstream| upstream.has_room(&self.link))
+        self.held < HELD_LIMIT
+            && self.attached.iter().all(|upstream| {
+                upstream.outbox.has_room() || !self.sends_to(upstream) || upstream.has_room(&self.link)
+            })
+    }
+
+    /// Whether nothing of this client is under way: no message is incomplete or waits for its channel to be placed, and
+    /// everything published in confirm mode is confirmed, the confirms being in the client's outbox. After a no, that
+    /// outbox is nudged when it is worth asking again, unless it is the client's turn to send. For a server that drains,
+    /// which should not wait for ever.
+    pub fn is_settled(&self) -> bool {
+        let confirmed = |channel: &Channel| match channel.route() {
+            Some(route) => route.upstream.await_confirms(route.channel, channel.unconfirmed_up_to()),
+            None => true,
+        };
+        // All are asked, so that each of them tells.
+        let unconfirmed = self.channels.iter().filter(|(_, channel)| !confirmed(channel)).count();
+        let incomplete = self.channels.iter().any(|(_, channel)| channel.content != Content::None);
+        unconfirmed == 0 && !incomplete && self.held == 0
+    }
+
+    /// `connection.update-secret`. The upstream connections of a client were opened with its old secret, and others share
+    /// them.
+    ///
+    /// # Errors
+    /// Always 540 NOT_IMPLEMENTED: a secret that no broker has verified is not accepted (P1).
+    pub fn update_secret(&mut self, _secret: &[u8]) -> Result<(), Fault> {
+        let text = "update-secret is not available through the proxy";
+        Err(Fault::new(ReplyCode::NotImplemented, text).caused_by(UPDATE_SECRET_IDS))
+    }
+
+    /// Whether what the client sends may go to this connection.
+    fn sends_to(&self, upstream: &Arc<Upstream>) -> bool {
+        let is_it = |other: &Arc<Upstream>| Arc::ptr_eq(other, upstream);
+        let next = matches!(self.own, Leg::None) && self.shared.upstream().is_some_and(is_it);
+        next || self
+            .channels
+            .iter()
+            .any(|(_, channel)| channel.route().is_some_and(|route| is_it(&route.upstream)))
     }
 
     fn method(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
@@ -330,6 +370,8 @@ fn unexpected(content: Content) -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }
 
+/// Class and method id of `connection.update-secret`.
+const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);
 /// Octets of frames that may wait for a place before the client is no longer read; one batch of reads may come on top.
 const HELD_LIMIT: usize = 1024 * 1024;
 /// First capacity for a message's frames: most methods with their headers fit.

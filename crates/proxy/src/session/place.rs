@@ -69,7 +69,15 @@ impl Session {
                     }
                     return Ok(());
                 }
-                Placed::Full if own => break,
+                // An event will tell.
+                Placed::Soon => return Ok(()),
+                Placed::Full if own => {
+                    let max = upstream.channel_max();
+                    let text = format!(
+                        "number of channels opened ({max}) has reached the upstream's channel_max ({max})"
+                    );
+                    return Err(Fault::new(ReplyCode::NotAllowed, text));
+                }
                 Placed::Full | Placed::Gone => *self.leg(own) = Leg::None,
             }
         }
@@ -127,35 +135,44 @@ impl Session {
         self.connection(true).map(drop)
     }
 
+    /// Acts on all events, whatever one of them leads to: none comes twice.
     pub(super) fn handle_events(&mut self) -> Result<(), Fault> {
+        let mut result = Ok(());
         for event in self.link.take_events() {
-            match event {
-                Event::ChannelClosed { channel, lease, payload, answered } => {
-                    self.channel_closed(channel, lease, &payload, answered);
-                }
-                Event::CloseOk { channel, lease, last_queue } => self.close_ok(channel, lease, last_queue)?,
-                Event::Confirmed { channel, lease } => {
-                    if let Some(channel) =
-                        self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
-                        && let Place::Leaving(route) = &channel.place
-                    {
-                        route.upstream.close_channel(route.channel);
-                    }
-                }
-                Event::Ready { own, result } => self.ready(own, result)?,
-                Event::Lost { upstream, fault } => self.lost(upstream, fault)?,
-                Event::Returned => {
-                    if self.life == Life::Returning {
-                        self.life = Life::Closed;
-                    }
-                }
-                Event::Overflowed => {
-                    let text = "client does not read what it asked for";
-                    return Err(Fault::new(ReplyCode::ResourceError, text));
-                }
-            }
+            let outcome = self.handle_event(event);
+            result = result.and(outcome);
         }
         self.go_on_closing();
+        result
+    }
+
+    fn handle_event(&mut self, event: Event) -> Result<(), Fault> {
+        match event {
+            Event::ChannelClosed { channel, lease, payload, answered } => {
+                self.channel_closed(channel, lease, &payload, answered);
+            }
+            Event::CloseOk { channel, lease, last_queue } => {
+                return self.close_ok(channel, lease, last_queue);
+            }
+            Event::ChannelFree => return self.place_waiting(true),
+            Event::Confirmed { channel, lease } => {
+                if let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
+                    && let Place::Leaving(route) = &channel.place
+                {
+                    route.upstream.close_channel(route.channel);
+                }
+            }
+            Event::Ready { own, result } => return self.ready(own, result),
+            Event::Lost { upstream, fault } => return self.lost(upstream, fault),
+            Event::Returned => {
+                if self.life == Life::Returning {
+                    self.life = Life::Closed;
+                }
+            }
+            Event::Overflowed => {
+                return Err(Fault::new(ReplyCode::ResourceError, "client does not read what it asked for"));
+            }
+        }
         Ok(())
     }
 
@@ -213,6 +230,11 @@ impl Session {
     fn ready(&mut self, own: bool, result: Result<Arc<Upstream>, Refusal>) -> Result<(), Fault> {
         let upstream = result.map_err(Refusal::into_fault)?;
         *self.leg(own) = if self.attach(&upstream) { Leg::Ready(upstream) } else { Leg::None };
+        self.place_waiting(own)
+    }
+
+    /// Places the channels that wait for a connection, or for a channel number on it.
+    fn place_waiting(&mut self, own: bool) -> Result<(), Fault> {
         let waiting = |place: &Place| matches!(place, Place::Waiting { own: wanted } if *wanted == own);
         let numbers: Vec<u16> = self
             .channels
@@ -248,4 +270,4 @@ impl Session {
 }
 
 /// How many connections are tried for a channel at once. More than one is needed only when one ends at that moment.
-const PLACING_ATTEMPTS: usize = 4;
+pub(super) const PLACING_ATTEMPTS: usize = 4;

@@ -4,8 +4,9 @@
 //! is not [`amqp::ClientHandshake`]: that one needs the virtual host from the start.
 
 use std::io;
+use std::time::Duration;
 
-use amqp::frame::{HEADER_LEN, PROTOCOL_HEADER, write_method};
+use amqp::frame::{HEADER_LEN, MIN_FRAME_MAX, PROTOCOL_HEADER, write_method};
 use amqp::handshake::{HANDSHAKE_FRAME_MAX, LOCALE};
 use amqp::method::connection;
 use amqp::{
@@ -50,7 +51,7 @@ impl Begun {
                 other => other,
             };
             let tune = match receive(&mut stream, &mut input).await.map_err(closed)? {
-                Method::ConnectionTune(tune) => tune,
+                Method::ConnectionTune(tune) => judge_tune(tune)?,
                 other => return Err(unexpected(&other)),
             };
             Ok(Self { stream, tune, server_properties })
@@ -82,15 +83,19 @@ impl Begun {
         }
     }
 
-    /// The lower of what the broker offers and what the pool wants; 0 is no limit.
+    /// The lower of what the broker offers and what the pool wants; 0 is no limit. Channels are wanted as many as there
+    /// are, for a connection may become one client's own.
     fn limits(&self, config: &PoolConfig) -> Limits {
         fn lower<N: Ord + Default + Copy>(offered: N, wanted: N) -> N {
             if offered == N::default() { wanted } else { offered.min(wanted) }
         }
         Limits {
-            channel_max: lower(self.tune.channel_max, config.max_channels_per_connection),
+            channel_max: lower(self.tune.channel_max, u16::MAX),
             // The connection's task reads frames of at most this size whole.
-            frame_max: lower(self.tune.frame_max, config.frame_max.min(transport::MAX_UNCONSUMED as u32)),
+            frame_max: lower(
+                self.tune.frame_max,
+                config.frame_max.clamp(MIN_FRAME_MAX, transport::MAX_UNCONSUMED as u32),
+            ),
             heartbeat_secs: lower(self.tune.heartbeat, config.heartbeat_secs),
         }
     }
@@ -110,7 +115,7 @@ pub(crate) async fn probe(address: &UpstreamAddress, config: &PoolConfig) -> Res
 }
 
 async fn connect(address: &UpstreamAddress, config: &PoolConfig) -> Result<Stream, Trouble> {
-    let options = ConnectOptions { timeout: config.connect_timeout, user_timeout: config.write_timeout };
+    let options = ConnectOptions { timeout: config.connect_timeout, keepalive: KEEPALIVE };
     Ok(Stream::connect(&address.host, address.port, options).await?)
 }
 
@@ -214,6 +219,15 @@ async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> Result<Meth
     Err(Trouble::Said(if login { Refusal::Login(fault.text.into_owned()) } else { Refusal::Fault(fault) }))
 }
 
+/// Judges the limits that a broker offers; what other limits are derived from must not be absurd.
+fn judge_tune(tune: connection::Tune) -> Result<connection::Tune, Trouble> {
+    if tune.frame_max != 0 && tune.frame_max < MIN_FRAME_MAX {
+        let text = format!("it offers frame_max {}, lower than the minimum {MIN_FRAME_MAX}", tune.frame_max);
+        return Err(Trouble::Other(text));
+    }
+    Ok(tune)
+}
+
 fn unexpected(method: &Method<'_>) -> Trouble {
     Trouble::Other(format!("unexpected {}", method.name()))
 }
@@ -264,3 +278,6 @@ impl From<Fault> for Trouble {
         Self::Other(fault.to_string())
     }
 }
+
+/// A broker that is silent for this long is probed. Heartbeats notice its death sooner; this is for when they are off.
+const KEEPALIVE: Duration = Duration::from_secs(30);

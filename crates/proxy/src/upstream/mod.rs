@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use transport::Outbox;
 
 pub(crate) use handshake::{Begun, probe};
-pub(crate) use slot::{Lease, Slot};
+pub(crate) use slot::{Confirms, Lease, Slot};
 pub(crate) use task::spawn;
 
 use crate::link::{ClientLink, Event};
@@ -33,8 +33,10 @@ pub(crate) struct Upstream {
     pub(crate) virtual_host: Box<str>,
     /// When the broker accepted the credentials and the virtual host.
     pub(crate) verified_at: Instant,
-    /// Most channels at one time.
+    /// Most channels at one time, as the broker has it.
     channel_max: u16,
+    /// Most channels at one time while clients share the connection.
+    shared_channel_max: u16,
     state: Mutex<State>,
 }
 
@@ -51,6 +53,8 @@ struct State {
     owner: Option<Arc<ClientLink>>,
     /// The owner is through: when no channel is left, the connection is clean.
     returning: bool,
+    /// The owner waits for a channel number.
+    starved: bool,
     /// Since when no channel is in use and nobody owns the connection.
     idle_since: Option<Instant>,
     /// The broker's reason for `connection.blocked`.
@@ -75,8 +79,10 @@ enum Phase {
 pub(crate) enum Placed {
     /// On this channel. `channel.open` is the session's to send, in front of everything else.
     On(u16),
-    /// All channels are in use.
+    /// All channels are in use. On a client's own connection: as many as the broker allows at all.
     Full,
+    /// All channels of the client's own connection are in use, but some are being closed. [`Event::ChannelFree`] tells.
+    Soon,
     /// The connection is closing or has ended.
     Gone,
 }
@@ -90,7 +96,9 @@ impl Upstream {
     /// Whether a client that owns no connection can be placed here.
     pub(crate) fn takes_shared(&self) -> bool {
         let state = self.state.lock();
-        state.phase == Phase::Open && state.owner.is_none() && state.in_use < usize::from(self.channel_max)
+        state.phase == Phase::Open
+            && state.owner.is_none()
+            && state.in_use < usize::from(self.shared_channel_max)
     }
 
     /// Channels in use, and whether the connection belongs to one client.
@@ -141,15 +149,17 @@ impl Upstream {
         if state.phase != Phase::Open {
             return Placed::Gone;
         }
-        let number = match state.free.pop() {
-            Some(number) => number,
-            None if state.slots.len() < usize::from(self.channel_max) => {
-                state.slots.push(Slot::Free);
-                // Bounded by channel_max, a u16.
-                state.slots.len() as u16
-            }
-            None => return Placed::Full,
-        };
+        let is_own = state.owner.is_some();
+        let max = if is_own { self.channel_max } else { self.shared_channel_max };
+        if state.in_use >= usize::from(max) {
+            state.starved = is_own && state.slots.iter().any(Slot::is_closing);
+            return if state.starved { Placed::Soon } else { Placed::Full };
+        }
+        let number = state.free.pop().unwrap_or_else(|| {
+            state.slots.push(Slot::Free);
+            // Bounded by channel_max, a u16.
+            state.slots.len() as u16
+        });
         state.slots[usize::from(number) - 1] = Slot::Leased(Box::new(lease));
         state.in_use += 1;
         state.idle_since = None;
@@ -182,6 +192,11 @@ impl Upstream {
             lease.close_sent = true;
             self.send(number, close_channel());
         }
+    }
+
+    /// Most channels at one time on a client's own connection.
+    pub(crate) fn channel_max(&self) -> u16 {
+        self.channel_max
     }
 
     /// Starts counting confirms on a channel: `confirm.select` is about to be sent.
@@ -256,6 +271,7 @@ impl Upstream {
     fn end(&self, fault: &Fault) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
+        state.idle_since = None;
         state.slots = Vec::new();
         state.free = Vec::new();
         state.in_use = 0;
@@ -291,6 +307,11 @@ impl State {
             *slot = Slot::Free;
             self.free.push(number);
             self.in_use -= 1;
+            if std::mem::take(&mut self.starved)
+                && let Some(owner) = &self.owner
+            {
+                owner.tell(Event::ChannelFree);
+            }
             self.settle();
         }
     }

@@ -18,6 +18,17 @@ pub(crate) enum Slot {
     Closing,
 }
 
+impl Slot {
+    /// Whether the channel will be free before long, without the client's doing.
+    pub(crate) fn is_closing(&self) -> bool {
+        match self {
+            Self::Leased(lease) => lease.close_sent,
+            Self::PeerClosed | Self::Closing => true,
+            Self::Free => false,
+        }
+    }
+}
+
 /// A client's channel on an upstream channel.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -32,7 +43,7 @@ pub(crate) struct Lease {
     pub(crate) own_qos_ok: u8,
     /// Added to the broker's confirm sequence: what was confirmed where the channel was before.
     pub(crate) confirm_offset: u64,
-    /// What is confirmed; kept where the channel may have to move.
+    /// What is confirmed, in confirm mode.
     pub(crate) confirms: Option<Confirms>,
     /// The session sent `channel.close` and waits for the answer.
     pub(crate) close_sent: bool,

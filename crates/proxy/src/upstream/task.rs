@@ -38,6 +38,7 @@ pub(crate) fn spawn(
         virtual_host: virtual_host.into(),
         verified_at: now,
         channel_max: limits.channel_max,
+        shared_channel_max: limits.channel_max.min(config.max_channels_per_connection),
         state: Mutex::new(State {
             phase: Phase::Open,
             slots: Vec::new(),
@@ -46,6 +47,7 @@ pub(crate) fn spawn(
             idle_since: owner.is_none().then_some(now),
             owner,
             returning: false,
+            starved: false,
             blocked: None,
             attached: Vec::new(),
             waiting: Vec::new(),
@@ -59,6 +61,7 @@ pub(crate) fn spawn(
         idle_timeout: config.idle_timeout,
         cause: None,
         finished: false,
+        left: false,
     };
     tokio::spawn(run(task, stream, config.write_timeout));
     upstream
@@ -68,17 +71,10 @@ async fn run(mut task: Task, mut stream: Stream, write_timeout: Duration) {
     let outbox = task.upstream.outbox.clone();
     // Reading goes on whatever waits to be written: the broker stops reading when it is not read.
     let ended = transport::drive(&mut stream, &mut task, &outbox, usize::MAX, write_timeout).await;
-    let expected = task.cause.is_none() && task.finished;
-    let fault = task.cause.take().unwrap_or_else(|| lost(&ended));
-    if let Some(pool) = task.pool.upgrade() {
-        pool.remove(&task.upstream, expected);
+    if !task.finished {
+        task.cause.get_or_insert_with(|| lost(&ended));
     }
-    if expected {
-        tracing::debug!(upstream = task.upstream.id, "upstream connection closed");
-    } else {
-        tracing::warn!(upstream = task.upstream.id, %fault, "upstream connection lost");
-    }
-    task.upstream.end(&fault);
+    task.leave();
 }
 
 fn lost(ended: &Ended) -> Fault {
@@ -99,8 +95,10 @@ struct Task {
     idle_timeout: Duration,
     /// Why the connection ends, when it is not by the pool's wish.
     cause: Option<Fault>,
-    /// Nothing more is to be read.
+    /// Nothing more is to be read: the connection takes no channels any more, whatever remains to be written.
     finished: bool,
+    /// The pool and the clients know that it has ended.
+    left: bool,
 }
 
 impl Protocol for Task {
@@ -122,12 +120,20 @@ impl Protocol for Task {
             }
         }
         run.hand_over();
+        if self.finished {
+            // Before anybody else can look.
+            state.phase = Phase::Ended;
+        }
         drop(state);
         if let Some(pool) = self.pool.upgrade() {
             add(&pool.counters().frames_from_upstreams, frames);
             add(&pool.counters().octets_from_upstreams, taken as u64);
         }
-        if self.finished { input.len() } else { taken }
+        if self.finished {
+            self.leave();
+            return input.len();
+        }
+        taken
     }
 
     fn handle_eof(&mut self) {
@@ -135,6 +141,7 @@ impl Protocol for Task {
             self.cause = Some(lost(&Ended::Eof));
         }
         self.finished = true;
+        self.leave();
     }
 
     fn handle_nudge(&mut self, _now: Instant) {}
@@ -149,6 +156,9 @@ impl Protocol for Task {
     }
 
     fn handle_deadline(&mut self, now: Instant) {
+        if self.finished {
+            return;
+        }
         if self.is_paused() {
             // The broker cannot be heard while it is not read.
             self.heartbeat.received(now);
@@ -172,9 +182,16 @@ impl Protocol for Task {
             Phase::Closing(since) if now >= since + CLOSE_TIMEOUT => self.finished = true,
             _ => {}
         }
+        drop(state);
+        if self.finished {
+            self.leave();
+        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
+        if self.finished {
+            return None;
+        }
         let state = self.upstream.state.lock();
         let own = match state.phase {
             Phase::Closing(since) => Some(since + CLOSE_TIMEOUT),
@@ -192,9 +209,33 @@ impl Protocol for Task {
             Intent::Run
         }
     }
+
+    /// RabbitMQ stops reading from publishers during a memory or disk alarm, which may last for hours, and says so.
+    fn write_timeout_applies(&self) -> bool {
+        self.finished || self.upstream.state.lock().blocked.is_none()
+    }
 }
 
 impl Task {
+    /// Takes the connection out of the pool and lets everybody on it know, once. Writing what is left and closing the
+    /// socket may take a while, and nobody must be placed here meanwhile.
+    fn leave(&mut self) {
+        if std::mem::replace(&mut self.left, true) {
+            return;
+        }
+        let expected = self.cause.is_none();
+        let fault = self.cause.take().unwrap_or_else(|| lost(&Ended::Finished));
+        if let Some(pool) = self.pool.upgrade() {
+            pool.remove(&self.upstream, expected);
+        }
+        if expected {
+            tracing::debug!(upstream = self.upstream.id, "upstream connection closed");
+        } else {
+            tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
+        }
+        self.upstream.end(&fault);
+    }
+
     /// Whether reading waits for the one client that the connection belongs to. Shared connections never wait.
     fn is_paused(&self) -> bool {
         let state = self.upstream.state.lock();

@@ -1,7 +1,5 @@
 //! A scripted broker on a loopback port, and clients whose sessions run over in-process streams.
 
-#![expect(clippy::disallowed_methods, reason = "a test looks at all that it has let come")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +12,7 @@ use parking_lot::Mutex;
 use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, Refusal, Session, UpstreamAddress};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use transport::{Intent, Outbox, Protocol};
 
 /// Nothing here takes this long; it turns a hang into a failure.
@@ -23,6 +21,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Waits for something that must happen.
 pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+/// Waits until something that no event tells of is so.
+pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
+    let looking = async {
+        while !so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(what, looking).await;
 }
 
 /// A frame with its own octets.
@@ -68,8 +76,19 @@ pub(crate) struct Manners {
     /// Answers what has a plain answer; otherwise it only listens.
     pub(crate) obedient: AtomicBool,
     pub(crate) frame_max: u32,
+    pub(crate) channel_max: u16,
+    /// Whose logins are left without an answer, until it changes.
+    pub(crate) stalled: watch::Sender<Stalled>,
     /// Logins seen, refused ones included.
     pub(crate) logins: AtomicUsize,
+}
+
+/// Whose logins a broker leaves without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stalled {
+    Nobodys,
+    WrongOnes,
+    All,
 }
 
 impl Default for Manners {
@@ -78,6 +97,8 @@ impl Default for Manners {
             password: Mutex::new("right".to_owned()),
             obedient: AtomicBool::new(true),
             frame_max: 131_072,
+            channel_max: 100,
+            stalled: watch::Sender::new(Stalled::Nobodys),
             logins: AtomicUsize::new(0),
         }
     }
@@ -97,6 +118,8 @@ pub(crate) struct BrokerEnd {
     /// Octets to be sent.
     pub(crate) to: mpsc::UnboundedSender<Vec<u8>>,
     pub(crate) client_properties: FieldTable,
+    /// Whether it reads.
+    reads: watch::Sender<bool>,
 }
 
 impl Broker {
@@ -134,6 +157,10 @@ impl Broker {
     pub(crate) fn fall_silent(&self) {
         self.manners.obedient.store(false, Ordering::SeqCst);
     }
+
+    pub(crate) fn stall(&self, whose: Stalled) {
+        self.manners.stalled.send_replace(whose);
+    }
 }
 
 impl BrokerEnd {
@@ -153,6 +180,19 @@ impl BrokerEnd {
         write_method(&mut octets, channel, method);
         self.to.send(octets).unwrap();
     }
+
+    /// Expects a whole message, and returns its channel and body.
+    pub(crate) async fn expect_message(&mut self) -> (u16, Vec<u8>) {
+        self.expect("basic.publish").await;
+        self.expect("header").await;
+        let body = self.expect("body").await;
+        (body.channel, body.payload)
+    }
+
+    /// Reads no more, as a broker in a memory alarm; or reads again.
+    pub(crate) fn set_reading(&self, reads: bool) {
+        self.reads.send_replace(reads);
+    }
 }
 
 async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::UnboundedSender<BrokerEnd>) {
@@ -160,10 +200,13 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
     let (seen_sender, seen) = mpsc::unbounded_channel();
     let (to, mut outgoing) = mpsc::unbounded_channel::<Vec<u8>>();
     let answers = to.clone().downgrade();
-    let _ = opened.send(BrokerEnd { seen, to, client_properties });
+    let (reads, mut may_read) = watch::channel(true);
+    let _ = opened.send(BrokerEnd { seen, to, client_properties, reads });
     let (mut reader, mut writer) = stream.into_split();
     let reading = async move {
-        while let Some(frame) = read_frame(&mut reader).await {
+        while may_read.wait_for(|reads| *reads).await.is_ok()
+            && let Some(frame) = read_frame(&mut reader).await
+        {
             if frame.kind == FrameKind::Heartbeat {
                 continue;
             }
@@ -231,7 +274,14 @@ async fn handshake(stream: &mut TcpStream, manners: &Manners) -> Option<FieldTab
     let Method::ConnectionStartOk(start_ok) = start_ok.method() else { return None };
     manners.logins.fetch_add(1, Ordering::SeqCst);
     let client_properties = start_ok.client_properties.decode();
-    if !start_ok.response.ends_with(format!("\0{}", manners.password.lock()).as_bytes()) {
+    let is_right = start_ok.response.ends_with(format!("\0{}", manners.password.lock()).as_bytes());
+    let is_answered = |stalled: &Stalled| match stalled {
+        Stalled::Nobodys => true,
+        Stalled::WrongOnes => is_right,
+        Stalled::All => false,
+    };
+    manners.stalled.subscribe().wait_for(is_answered).await.ok()?;
+    if !is_right {
         refuse(stream, 403, "ACCESS_REFUSED - Login was refused. See the log.", (0, 0)).await;
         return None;
     }
@@ -239,7 +289,7 @@ async fn handshake(stream: &mut TcpStream, manners: &Manners) -> Option<FieldTab
     write_method(
         &mut out,
         0,
-        connection::Tune { channel_max: 100, frame_max: manners.frame_max, heartbeat: 60 },
+        connection::Tune { channel_max: manners.channel_max, frame_max: manners.frame_max, heartbeat: 60 },
     );
     stream.write_all(&out).await.ok()?;
     read_frame(stream).await?;
@@ -276,6 +326,8 @@ pub(crate) async fn login(pool: &Arc<Pool>, user: &str, password: &str) -> Resul
 /// A client behind the proxy, seen from the application's side.
 pub(crate) struct Client {
     stream: DuplexStream,
+    outbox: Arc<Outbox>,
+    draining: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -295,12 +347,26 @@ impl Client {
         };
         let session = soon("open-ok", pool.open(login, "/", side)).await.unwrap();
         let (stream, mut far) = tokio::io::duplex(1024 * 1024);
+        let draining = Arc::new(AtomicBool::new(false));
+        let mut server = ServerEnd {
+            session,
+            outbox: outbox.clone(),
+            frame_max,
+            intent: Intent::Run,
+            draining: draining.clone(),
+        };
         tokio::spawn(async move {
-            let mut server = ServerEnd { session, outbox: outbox.clone(), frame_max, intent: Intent::Run };
+            let outbox = server.outbox.clone();
             transport::drive(&mut far, &mut server, &outbox, 1024 * 1024, PATIENCE).await;
             server.session.end();
         });
-        Self { stream }
+        Self { stream, outbox, draining }
+    }
+
+    /// Has the client's server drain: it closes the connection when the session is settled.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.outbox.nudge();
     }
 
     pub(crate) async fn send<'m>(&mut self, channel: u16, method: impl Into<Method<'m>>) {
@@ -358,6 +424,7 @@ struct ServerEnd {
     outbox: Arc<Outbox>,
     frame_max: u32,
     intent: Intent,
+    draining: Arc<AtomicBool>,
 }
 
 impl ServerEnd {
@@ -412,6 +479,10 @@ impl Protocol for ServerEnd {
         if self.intent != Intent::Finish && self.session.is_closed() {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
             self.intent = Intent::Finish;
+        }
+        if self.intent != Intent::Finish && self.draining.load(Ordering::SeqCst) && self.session.is_settled()
+        {
+            self.judge(Err(Fault::new(amqp::ReplyCode::ConnectionForced, "shutdown")));
         }
         self.check_room();
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use amqp::Capabilities;
 use amqp::method::basic;
-use proxy::{ClientSide, Pool, Refusal};
+use amqp::{Capabilities, Credentials};
+use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use std::sync::Arc;
 use transport::Outbox;
 
-use crate::common::{Broker, Client, Manners, login};
+use crate::common::{Broker, Client, Manners, Stalled, login, until};
 
 fn side() -> ClientSide {
     ClientSide {
@@ -96,4 +96,41 @@ async fn without_a_broker_the_refusal_says_so() {
     let pool = Pool::new(config);
     assert!(login(&pool, "user", "right").await.is_ok(), "the next address is tried");
     assert!(pool.is_reachable());
+}
+
+#[tokio::test]
+async fn guesses_that_hang_do_not_hold_up_those_who_were_let_in_before() {
+    let broker = Broker::start(Manners::default()).await;
+    let config = proxy::PoolConfig {
+        auth_ttl: Duration::ZERO,
+        connect_timeout: Duration::from_secs(60),
+        ..broker.config()
+    };
+    let pool = Pool::new(config);
+    let _warm = Client::connect(&pool).await;
+    let before = broker.logins();
+    broker.stall(Stalled::WrongOnes);
+    let guesses: Vec<_> = (0..100)
+        .map(|n| {
+            let pool = pool.clone();
+            let info = ClientInfo { id: n, peer: "127.0.0.1:1".to_owned() };
+            tokio::spawn(
+                async move { pool.authenticate(Credentials::plain("user", n.to_string()), info).await },
+            )
+        })
+        .collect();
+    until("as many handshakes as may be", || broker.logins() == before + 32).await;
+    assert!(login(&pool, "user", "right").await.is_ok());
+    guesses.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn a_broker_with_absurd_limits_is_no_upstream() {
+    for frame_max in [1, 7, 4095] {
+        let broker = Broker::start(Manners { frame_max, ..Manners::default() }).await;
+        let pool = Pool::new(broker.config());
+        let Err(Refusal::Fault(fault)) = login(&pool, "user", "right").await else { panic!("let in") };
+        let text = format!("it offers frame_max {frame_max}, lower than the minimum 4096");
+        assert!(fault.reply_text().ends_with(&text), "{fault}");
+    }
 }

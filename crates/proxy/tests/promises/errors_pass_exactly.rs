@@ -138,3 +138,21 @@ async fn cancel_reaches_only_clients_that_know_it() {
         client.expect("basic.get-empty").await;
     }
 }
+
+#[tokio::test]
+async fn nobody_is_placed_on_a_connection_that_the_broker_has_closed() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut early = Client::connect(&pool).await;
+    let mut closed = broker.next_connection().await;
+    early.open_channel(1).await;
+    // It takes the answer, which it is waiting for already, and leaves the socket open.
+    closed.set_reading(false);
+    closed.send(0, connection::Close { reply_code: 320, ..Default::default() });
+    closed.expect("connection.close-ok").await;
+    early.publish(1, b"x").await;
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    next.expect_message().await;
+    assert!(closed.seen.try_recv().is_err());
+}

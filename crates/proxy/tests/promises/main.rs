@@ -3,9 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod a_memory_alarm_is_waited_out;
+mod a_slow_consumer_delays_nobody;
 mod authentication_is_never_guessed;
 mod blocked_reaches_late_joiners;
 mod bodies_are_resplit;
+mod channels_are_as_many_as_promised;
+mod confirms_in_flight_are_awaited;
 mod errors_pass_exactly;
 mod exclusive_queues_stay_private;
 mod moved_channels_keep_their_order;

@@ -1,12 +1,14 @@
 //! P2.
 
+use std::sync::Arc;
+
 use amqp::frame::{write_content_header, write_frame, write_method};
 use amqp::method::{basic, channel, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::{FrameKind, Method};
 use proxy::Pool;
 
-use crate::common::{Broker, Client, Manners, message};
+use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message};
 
 fn method<'m>(number: u16, method: impl Into<Method<'m>>) -> Vec<u8> {
     let mut out = Vec::new();
@@ -212,4 +214,61 @@ async fn a_message_larger_than_allowed_closes_its_channel_only() {
     }
     client.send(1, channel::CloseOk {}).await;
     client.open_channel(1).await;
+}
+
+/// A warm connection with a neighbour on it, and a client whose own connection does not come.
+async fn stalled_client(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, Client) {
+    let mut neighbour = Client::connect(pool).await;
+    let mut upstream = broker.next_connection().await;
+    neighbour.open_channel(1).await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    upstream.expect("channel.open").await;
+    upstream.expect("basic.qos").await;
+    let mut client = Client::connect(pool).await;
+    broker.stall(Stalled::All);
+    for number in [1, 2] {
+        client.open_channel(number).await;
+    }
+    (neighbour, upstream, client)
+}
+
+#[tokio::test]
+async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_shared_one() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;
+    client.send(1, exchange::Declare { exchange: "x", kind: "bogus", ..Default::default() }).await;
+    client.publish(1, b"first").await;
+    client.send(2, basic::Consume { queue: "q", no_ack: true, ..Default::default() }).await;
+    client.send(2, basic::Get { queue: "q", no_ack: true, ..Default::default() }).await;
+    client.publish(2, b"second").await;
+    let half = message(2, b"half a message", 131_072);
+    client.write(&half[..half.len() - 20]).await;
+    drop(client);
+    for body in [b"first".as_slice(), b"second"] {
+        upstream.expect("channel.open").await;
+        assert_eq!(upstream.expect_message().await.1, body);
+        upstream.expect("channel.close").await;
+    }
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    upstream.expect("basic.qos").await;
+}
+
+#[tokio::test]
+async fn nor_does_what_was_held_on_a_channel_that_failed() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(proxy::PoolConfig { max_message_size: 10, ..broker.config() });
+    let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;
+    client.send(1, exchange::Declare { exchange: "x", kind: "bogus", ..Default::default() }).await;
+    client.publish(1, b"small").await;
+    client.publish(1, b"larger than allowed").await;
+    client.expect("channel.close").await;
+    upstream.expect("channel.open").await;
+    assert_eq!(upstream.expect_message().await.1, b"small");
+    upstream.expect("channel.close").await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+    upstream.expect("basic.qos").await;
 }

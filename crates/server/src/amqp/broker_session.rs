@@ -1,7 +1,7 @@
 //! An open AMQP connection on the embedded broker: its channels, and what ends one.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::channel::{ChannelStep, ChannelTable};
 use amqp::content::Whole;
@@ -10,7 +10,7 @@ use amqp::frame::{self, Frame, FrameKind};
 use amqp::handshake::{Capabilities, OpenRequest};
 use amqp::method::{Method, basic, channel};
 use amqp::properties::ContentHeader;
-use broker::{Identity, SessionId, Timestamp, VirtualHost};
+use broker::{Seat, SessionId, Timestamp, VirtualHost};
 use transport::Outbox;
 
 use super::channel::Channel;
@@ -25,14 +25,17 @@ pub(crate) struct BrokerSession {
     channels: ChannelTable<Box<Channel>>,
     /// Channels that may have published since the last flush.
     published: Vec<u16>,
+    /// When to look for deliveries that nobody settles; `None` while there can be none.
+    next_check: Option<Instant>,
     ended: bool,
 }
 
 /// What all channels of a connection share.
 pub(crate) struct Context {
     pub(crate) shared: Arc<Shared>,
+    /// What the user may do, to be asked before the virtual host.
+    pub(crate) seat: Seat,
     pub(crate) vhost: Arc<VirtualHost>,
-    pub(crate) identity: Identity,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) capabilities: Capabilities,
@@ -56,16 +59,15 @@ impl Context {
 impl BrokerSession {
     pub(crate) fn new(
         shared: &Arc<Shared>,
-        vhost: Arc<VirtualHost>,
-        identity: Identity,
+        seat: Seat,
         session: SessionId,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
     ) -> Self {
         let context = Context {
             shared: Arc::clone(shared),
-            vhost,
-            identity,
+            vhost: Arc::clone(seat.vhost()),
+            seat,
             session,
             outbox,
             capabilities: request.capabilities,
@@ -74,7 +76,7 @@ impl BrokerSession {
             now: Timestamp::default(),
         };
         let channels = ChannelTable::new(request.negotiated.channel_max);
-        Self { context, channels, published: Vec::new(), ended: false }
+        Self { context, channels, published: Vec::new(), next_check: None, ended: false }
     }
 
     fn handle_method(&mut self, number: u16, payload: &[u8], rest: &[u8]) -> Result<usize, Fault> {
@@ -89,7 +91,7 @@ impl BrokerSession {
                 let outcome = channel.handle_method(&self.context, method);
                 self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(method.ids())))?;
             }
-            ChannelStep::Open => self.open_channel(number),
+            ChannelStep::Open => self.open_channel(number)?,
             ChannelStep::Close => {
                 if let Some(channel) = self.channels.remove(number) {
                     self.end_channel(*channel);
@@ -146,14 +148,16 @@ impl BrokerSession {
         }
     }
 
-    fn open_channel(&mut self, number: u16) {
+    fn open_channel(&mut self, number: u16) -> Result<(), Fault> {
         let context = &self.context;
+        context.seat.open_channel()?;
         let destination = Destination { channel: number, frame_max: context.frame_max };
         let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.outbox), destination));
-        let publisher = context.vhost.publisher(&context.identity);
+        let publisher = context.vhost.publisher(context.seat.identity());
         self.channels.open(number, Box::new(Channel::new(number, deliveries, publisher)));
         context.shared.metrics.channels_opened.add(1);
         context.send(number, channel::OpenOk { reserved_1: b"" });
+        Ok(())
     }
 
     /// Ends the channel if `outcome` is a fault that asks for that, and passes on the others.
@@ -176,11 +180,20 @@ impl BrokerSession {
         }
     }
 
+    /// How often to look for deliveries that nobody settles.
+    fn check_interval(&self) -> Duration {
+        self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
+    }
+
     fn end_channel(&mut self, mut channel: Channel) {
         channel.end(&self.context);
+        self.context.seat.close_channel();
         self.context.shared.metrics.channels_closed.add(1);
     }
 }
+
+/// As in RabbitMQ: the time-out is half an hour by default, and a minute more does not matter.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Class and method id of basic.publish, to blame it for its content.
 const PUBLISH: (u16, u16) = (60, 40);
@@ -188,6 +201,9 @@ const PUBLISH: (u16, u16) = (60, 40);
 impl Session for BrokerSession {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         self.context.set_time(now);
+        if self.next_check.is_none() {
+            self.next_check = now.checked_add(self.check_interval());
+        }
         match frame.kind {
             FrameKind::Method => self.handle_method(frame.channel, frame.payload, rest),
             FrameKind::Header => self.handle_header(frame.channel, frame.payload).map(|()| 0),
@@ -223,13 +239,57 @@ impl Session for BrokerSession {
         }
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        self.next_check
+    }
+
+    fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
+        if self.next_check.is_none_or(|next| now < next) {
+            return Ok(());
+        }
+        self.context.set_time(now);
+        let timeout = self.context.shared.config.consumer_timeout;
+        let mut overdue = Vec::new();
+        let mut in_use = false;
+        for (number, channel) in self.channels.iter_mut() {
+            in_use |= channel.is_in_use();
+            if channel.is_overdue(now, timeout) {
+                overdue.push(number);
+            }
+        }
+        self.next_check = if in_use { now.checked_add(self.check_interval()) } else { None };
+        for number in overdue {
+            let text = format!(
+                "delivery acknowledgement on channel {number} timed out. Timeout value used: {} ms. This timeout value \
+                 can be configured, see consumers doc guide to learn more",
+                timeout.as_millis()
+            );
+            self.settle_outcome(number, Err(Fault::new(ReplyCode::PreconditionFailed, text)))?;
+        }
+        Ok(())
+    }
+
     fn has_room(&self) -> bool {
         true
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault> {
         let context = &self.context;
-        context.shared.door.update_secret(&context.identity, secret)
+        context.shared.door.update_secret(context.seat.identity(), secret)
+    }
+
+    fn is_settled(&self) -> bool {
+        // Confirms are written at the end of each batch of input.
+        true
+    }
+
+    fn close(&mut self, now: Instant) -> bool {
+        self.end(now);
+        true
+    }
+
+    fn is_closed(&self) -> bool {
+        self.ended
     }
 
     fn end(&mut self, now: Instant) {

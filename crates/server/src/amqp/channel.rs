@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use self::publishing::PendingPublish;
 use self::transaction::Transaction;
 use super::broker_session::Context;
-use super::deliveries::{Deliveries, Resumable, Unsettled};
+use super::deliveries::{ConsumerKey, Deliveries, Resumable, Unsettled};
 
 /// An open channel.
 pub(crate) struct Channel {
@@ -31,6 +31,8 @@ pub(crate) struct Channel {
     prefetch: u16,
     /// What an empty queue name stands for.
     last_queue: Option<Box<str>>,
+    /// What the channel's requests are answered to: the queue of its consumer of replies.
+    replies: Option<Arc<Queue>>,
 }
 
 /// How a channel treats what is published on it.
@@ -43,8 +45,8 @@ enum Mode {
 
 /// A consumer of the channel.
 struct Registered {
-    /// Key in the channel's [`Deliveries`].
-    key: usize,
+    /// In the channel's [`Deliveries`].
+    key: ConsumerKey,
     queue: Arc<Queue>,
     id: ConsumerId,
 }
@@ -60,6 +62,7 @@ impl Channel {
             consumers: HashMap::new(),
             prefetch: 0,
             last_queue: None,
+            replies: None,
         }
     }
 
@@ -127,6 +130,7 @@ impl Channel {
         for (_, consumer) in self.consumers.drain() {
             consumer.queue.cancel(consumer.id, context.now);
         }
+        self.close_replies(context);
         if let Mode::Tx(transaction) = std::mem::replace(&mut self.mode, Mode::Plain) {
             self.deliveries.restore(transaction.into_unsettled());
         }

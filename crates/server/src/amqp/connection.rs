@@ -22,6 +22,9 @@ use crate::server::Shared;
 /// How long a client may take to answer our connection.close before its socket is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a draining server waits for the confirms of what a client has published.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The state of one client's connection, driven by [`transport::drive`].
 pub(crate) struct Connection {
     shared: Arc<Shared>,
@@ -49,6 +52,8 @@ pub(crate) struct Connection {
 enum Phase {
     Handshake(Box<Handshake>),
     Open(Box<dyn Session>),
+    /// The client sent connection.close, and its session is not through with closing.
+    Leaving(Box<dyn Session>),
     /// connection.close was sent: everything but close-ok is discarded.
     Closing,
     Over,
@@ -83,7 +88,7 @@ impl Connection {
         place: Place,
         now: Instant,
     ) -> Self {
-        let machine = ServerHandshake::new(Arc::clone(&shared.offer));
+        let machine = ServerHandshake::new(shared.offer());
         let deadline = Some(now + shared.config.handshake_timeout);
         Self {
             shared,
@@ -207,7 +212,10 @@ impl Connection {
     /// Takes frames of an open connection; returns the octets taken.
     fn take_frames(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
-        while matches!(self.phase, Phase::Open(_) | Phase::Closing) {
+        // What the backlog forbids to take now is shown again when the client has read some of it.
+        while matches!(self.phase, Phase::Open(_) | Phase::Closing)
+            && self.outbox.backlog() < self.shared.config.outbox_limit
+        {
             let frame = match Frame::parse(&input[taken..], self.frame_max) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
@@ -228,6 +236,7 @@ impl Connection {
             session.flush(now);
             self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
         }
+        self.leave_when_settled(now);
         taken
     }
 
@@ -241,19 +250,29 @@ impl Connection {
             ConnectionStep::Heartbeat | ConnectionStep::Discard => {}
             ConnectionStep::Deliver(method) => self.take_method(method)?,
             ConnectionStep::Close => {
-                if let (Phase::Open(session), Ok(Method::ConnectionClose(close))) =
-                    (&mut self.phase, Method::decode(frame.payload))
-                {
-                    session.end(now);
+                if let Ok(Method::ConnectionClose(close)) = Method::decode(frame.payload) {
                     self.reason = Some(describe_close(&close));
                 }
-                self.send(connection::CloseOk {});
-                self.finish();
+                self.leave(now);
             }
             ConnectionStep::AnswerClose => self.send(connection::CloseOk {}),
             ConnectionStep::Closed => self.finish(),
         }
         Ok(0)
+    }
+
+    /// The client closes; it is answered when nothing of it is left.
+    fn leave(&mut self, now: Instant) {
+        if let Phase::Open(mut session) = std::mem::replace(&mut self.phase, Phase::Over) {
+            if !session.close(now) {
+                self.phase = Phase::Leaving(session);
+                self.deadline = Some(now + CLOSE_TIMEOUT);
+                return;
+            }
+            session.end(now);
+        }
+        self.send(connection::CloseOk {});
+        self.finish();
     }
 
     fn take_method(&mut self, method: Method<'_>) -> Result<(), Fault> {
@@ -266,9 +285,7 @@ impl Connection {
 
     /// Ends the connection from our side.
     fn fail(&mut self, fault: Fault, now: Instant) {
-        if let Phase::Open(session) = &mut self.phase {
-            session.end(now);
-        }
+        self.release_session(now);
         let reply_text = fault.reply_text();
         let (class_id, method_id) = fault.method;
         self.send(connection::Close {
@@ -283,6 +300,26 @@ impl Connection {
         self.phase = Phase::Closing;
         self.intent = Intent::Run;
         self.deadline = Some(now + CLOSE_TIMEOUT);
+    }
+
+    /// While the server drains: tells an open client, as soon as what it published is confirmed or its time is over.
+    fn leave_when_settled(&mut self, now: Instant) {
+        let Phase::Open(session) = &self.phase else { return };
+        if !self.shared.is_draining() {
+            return;
+        }
+        let deadline = *self.deadline.get_or_insert(now + SETTLE_TIMEOUT);
+        if session.is_settled() || deadline <= now {
+            let text = "broker forced connection closure with reason 'shutdown'";
+            self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
+        }
+    }
+
+    /// Ends the session, if there is one still.
+    fn release_session(&mut self, now: Instant) {
+        if let Phase::Open(session) | Phase::Leaving(session) = &mut self.phase {
+            session.end(now);
+        }
     }
 
     fn finish(&mut self) {
@@ -318,7 +355,8 @@ impl Protocol for Connection {
         match self.phase {
             Phase::Open(_) | Phase::Closing => taken + self.take_frames(&input[taken..], now),
             Phase::Handshake(_) => taken,
-            Phase::Over => input.len(),
+            // A client that has said goodbye has nothing to add.
+            Phase::Leaving(_) | Phase::Over => input.len(),
         }
     }
 
@@ -332,11 +370,9 @@ impl Protocol for Connection {
                 self.reason
                     .get_or_insert_with(|| "client went away without closing the connection".to_owned());
             }
-            Phase::Closing | Phase::Over => {}
+            Phase::Leaving(_) | Phase::Closing | Phase::Over => {}
         }
-        if let Phase::Open(session) = &mut self.phase {
-            session.end(Instant::now());
-        }
+        self.release_session(Instant::now());
         self.finish();
     }
 
@@ -345,13 +381,18 @@ impl Protocol for Connection {
         if let Some(answer) = answer {
             self.answered(answer, now);
         }
-        if self.shared.is_draining() && self.is_open() {
-            let text = "broker forced connection closure with reason 'shutdown'";
-            return self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
-        }
         if self.shared.is_draining() && matches!(self.phase, Phase::Handshake(_)) {
             self.reason.get_or_insert_with(|| "server is shutting down".to_owned());
             return self.finish();
+        }
+        if let Phase::Leaving(session) = &mut self.phase {
+            // A fault of the back end no longer concerns a client that is leaving.
+            if session.handle_nudge(now).is_err() || session.is_closed() {
+                session.end(now);
+                self.send(connection::CloseOk {});
+                self.finish();
+            }
+            return;
         }
         if let Phase::Open(session) = &mut self.phase {
             match session.handle_nudge(now) {
@@ -359,10 +400,11 @@ impl Protocol for Connection {
                 Err(fault) => self.fail(fault, now),
             }
         }
+        self.leave_when_settled(now);
     }
 
     fn handle_room(&mut self) {
-        if let Phase::Open(session) = &mut self.phase {
+        if let Phase::Open(session) | Phase::Leaving(session) = &mut self.phase {
             session.handle_room(Instant::now());
         }
     }
@@ -372,7 +414,12 @@ impl Protocol for Connection {
     }
 
     fn handle_deadline(&mut self, now: Instant) {
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
+        self.leave_when_settled(now);
+        if !self.is_open() && self.deadline.is_some_and(|deadline| deadline <= now) {
+            if let Phase::Leaving(_) = self.phase {
+                self.release_session(now);
+                self.send(connection::CloseOk {});
+            }
             self.reason.get_or_insert_with(|| "handshake timed out".to_owned());
             self.finish();
             return;
@@ -380,23 +427,36 @@ impl Protocol for Connection {
         if !self.is_open() {
             return;
         }
+        if self.intent == Intent::Pause || self.outbox.backlog() >= self.shared.config.outbox_limit {
+            // Nobody reads what the client sends, so its silence means nothing.
+            self.heartbeat.received(now);
+        }
         match self.heartbeat.poll(now) {
             HeartbeatAction::None => {}
             HeartbeatAction::SendHeartbeat => {
                 self.outbox.append(|buf| buf.tail().extend_from_slice(&HEARTBEAT));
             }
             HeartbeatAction::PeerDead => {
-                if let Phase::Open(session) = &mut self.phase {
-                    session.end(now);
-                }
+                self.release_session(now);
                 self.reason = Some("missed heartbeats from client".to_owned());
                 self.finish();
             }
         }
+        if let Phase::Open(session) = &mut self.phase
+            && let Err(fault) = session.handle_deadline(now)
+        {
+            self.fail(fault, now);
+        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        if self.is_open() { self.heartbeat.next_deadline() } else { self.deadline }
+        match &self.phase {
+            Phase::Open(session) => {
+                let deadlines = [self.heartbeat.next_deadline(), session.next_deadline(), self.deadline];
+                deadlines.into_iter().flatten().min()
+            }
+            _ => self.deadline,
+        }
     }
 
     fn intent(&self) -> Intent {
@@ -407,9 +467,7 @@ impl Protocol for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // The socket failed, or the peer took nothing: the session has not heard of it yet.
-        if let Phase::Open(session) = &mut self.phase {
-            session.end(Instant::now());
-        }
+        self.release_session(Instant::now());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use amqp::frame::{self, FRAME_END, FrameKind};
 use amqp::method::{Method, basic};
-use broker::{Body, BodyView, Delivery};
+use broker::{Body, BodyView, Delivery, QueueKind};
 use transport::OutBuf;
 
 /// Where on a connection something is written to.
@@ -20,6 +20,7 @@ pub(crate) fn write_deliver(
     consumer_tag: &str,
     delivery_tag: u64,
     delivery: &Delivery,
+    from: QueueKind,
 ) {
     let message = delivery.message();
     let deliver = basic::Deliver {
@@ -29,7 +30,7 @@ pub(crate) fn write_deliver(
         exchange: message.exchange(),
         routing_key: message.routing_key(),
     };
-    write_message(buf, to, deliver.into(), message.properties(), message.body());
+    write_message(buf, to, deliver.into(), &delivery.properties(from, false), message.body());
 }
 
 /// A body on its way in, as one that goes out again.

@@ -9,6 +9,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use broker::{Consumer, ConsumerId, Delivery, Offer, Queue, Room};
 use parking_lot::Mutex;
@@ -35,17 +36,23 @@ struct Inner {
     unsettled: VecDeque<(u64, Option<Unsettled>)>,
     /// Live entries of `unsettled`.
     unsettled_count: usize,
-    /// Of those, the ones that came through consumers: what `channel_limit` limits.
+    /// Deliveries through consumers whose credit has not been given back: what `channel_limit` limits. Settlements of
+    /// an open transaction still count.
     consumed_count: usize,
     /// basic.qos with global=true; 0 is no limit.
     channel_limit: usize,
     consumers: Slab<Credit>,
+    /// Serial number of the next consumer.
+    next_serial: u64,
     /// Consumers whose queue was told that they are full.
     full_count: usize,
+    /// When [`Deliveries::is_overdue`] was asked, and the next delivery tag then, as long as older ones are unsettled.
+    marks: VecDeque<(u64, Instant)>,
 }
 
 /// One consumer's share of the channel.
 struct Credit {
+    serial: u64,
     /// Deliveries that may be unsettled at once; 0 is no limit.
     limit: usize,
     /// Nothing is to be settled, so no limit applies, the channel's included.
@@ -62,8 +69,15 @@ struct Credit {
 pub(crate) struct Unsettled {
     pub(crate) queue: Arc<Queue>,
     pub(crate) delivery: Delivery,
-    /// Key of the consumer in the channel; `None` for basic.get.
-    consumer: Option<usize>,
+    /// The consumer that it came through; `None` for basic.get.
+    consumer: Option<ConsumerKey>,
+}
+
+/// A consumer of a channel. Places are used again, serial numbers are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ConsumerKey {
+    place: usize,
+    serial: u64,
 }
 
 /// Consumers that have room again.
@@ -72,8 +86,7 @@ pub(crate) type Resumable = Vec<(Arc<Queue>, ConsumerId)>;
 /// A consumer as its queue sees it.
 pub(crate) struct ChannelConsumer {
     pub(crate) deliveries: Arc<Deliveries>,
-    /// Key in the channel.
-    pub(crate) key: usize,
+    pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
     pub(crate) no_ack: bool,
     pub(crate) queue: Arc<Queue>,
@@ -82,11 +95,11 @@ pub(crate) struct ChannelConsumer {
 
 /// Consumers that the broker cancelled, for the connection's own task to tell its client.
 #[derive(Default)]
-pub(crate) struct Cancellations(Mutex<Vec<(Arc<Deliveries>, usize)>>);
+pub(crate) struct Cancellations(Mutex<Vec<(Arc<Deliveries>, ConsumerKey)>>);
 
 impl Cancellations {
     /// The channel and key of each.
-    pub(crate) fn take(&self) -> Vec<(Arc<Deliveries>, usize)> {
+    pub(crate) fn take(&self) -> Vec<(Arc<Deliveries>, ConsumerKey)> {
         std::mem::take(&mut self.0.lock())
     }
 }
@@ -100,7 +113,9 @@ impl Deliveries {
             consumed_count: 0,
             channel_limit: 0,
             consumers: Slab::new(),
+            next_serial: 0,
             full_count: 0,
+            marks: VecDeque::new(),
         };
         Self { outbox, destination, inner: Mutex::new(inner) }
     }
@@ -111,31 +126,30 @@ impl Deliveries {
     }
 
     /// Makes a place for a consumer, full until [`Deliveries::activate`]. `limit` 0 is no limit.
-    pub(crate) fn add_consumer(&self, limit: usize, no_ack: bool) -> usize {
+    pub(crate) fn add_consumer(&self, limit: usize, no_ack: bool) -> ConsumerKey {
         let mut inner = self.inner.lock();
+        let serial = inner.next_serial;
+        inner.next_serial += 1;
         inner.full_count += 1;
-        inner.consumers.insert(Credit { limit, no_ack, unsettled: 0, full: true, registration: None })
+        let credit = Credit { serial, limit, no_ack, unsettled: 0, full: true, registration: None };
+        ConsumerKey { place: inner.consumers.insert(credit), serial }
     }
 
     /// The queue has taken the consumer. The caller then resumes it.
-    pub(crate) fn activate(&self, key: usize, queue: &Arc<Queue>, id: ConsumerId) {
+    pub(crate) fn activate(&self, key: ConsumerKey, queue: &Arc<Queue>, id: ConsumerId) {
         let mut inner = self.inner.lock();
-        inner.consumers[key].registration = Some((Arc::clone(queue), id));
+        if let Some(credit) = inner.credit_mut(key) {
+            credit.registration = Some((Arc::clone(queue), id));
+        }
         inner.set_full(key, false);
     }
 
-    /// Forgets a consumer. What it was delivered stays unsettled.
-    pub(crate) fn remove_consumer(&self, key: usize) {
+    /// Forgets a consumer, which its queue has let go. What it was delivered stays unsettled.
+    pub(crate) fn remove_consumer(&self, key: ConsumerKey) {
         let mut inner = self.inner.lock();
         inner.set_full(key, false);
-        inner.consumers.remove(key);
-        for (_, entry) in &mut inner.unsettled {
-            // The key may be given to another consumer, which these do not belong to.
-            if let Some(entry) = entry
-                && entry.consumer == Some(key)
-            {
-                entry.consumer = Some(usize::MAX);
-            }
+        if inner.credit_mut(key).is_some() {
+            inner.consumers.remove(key.place);
         }
     }
 
@@ -166,24 +180,60 @@ impl Deliveries {
     /// not outstanding.
     pub(crate) fn settle(&self, tag: u64, multiple: bool) -> Option<(Vec<(u64, Unsettled)>, Resumable)> {
         let mut inner = self.inner.lock();
-        let settled = if multiple { inner.take_up_to(tag)? } else { vec![(tag, inner.take_one(tag)?)] };
+        let settled = inner.take(tag, multiple)?;
+        inner.release(&settled);
         let resumable = inner.resumable();
         Some((settled, resumable))
+    }
+
+    /// Like [`Deliveries::settle`], but their credit is not given back yet: for a transaction, whose commit calls
+    /// [`Deliveries::release`] and whose rollback [`Deliveries::restore`].
+    pub(crate) fn hold(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
+        self.inner.lock().take(tag, multiple)
+    }
+
+    /// Gives back the credit of what was held.
+    pub(crate) fn release(&self, held: &[(u64, Unsettled)]) -> Resumable {
+        let mut inner = self.inner.lock();
+        inner.release(held);
+        inner.resumable()
+    }
+
+    /// Whether the oldest delivery has been unsettled for `timeout`. Asked now and then, it remembers how far deliveries
+    /// had got, which tells their age without noting the time of each; the answer is late by an interval at most.
+    pub(crate) fn is_overdue(&self, now: Instant, timeout: Duration) -> bool {
+        let mut inner = self.inner.lock();
+        let oldest = inner.unsettled.front().map_or(u64::MAX, |(tag, _)| *tag);
+        while inner.marks.front().is_some_and(|(next_tag, _)| *next_tag <= oldest) {
+            inner.marks.pop_front();
+        }
+        let next_tag = inner.next_tag;
+        if oldest < next_tag && inner.marks.back().is_none_or(|(marked, _)| *marked < next_tag) {
+            inner.marks.push_back((next_tag, now));
+        }
+        inner.marks.front().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= timeout)
+    }
+
+    /// Whether anything has been delivered, or may be at any time, that has to be settled.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.unsettled_count > 0 || inner.consumers.iter().any(|(_, credit)| !credit.no_ack)
     }
 
     /// Takes out everything, for recover and close.
     pub(crate) fn take_all(&self) -> (Vec<(u64, Unsettled)>, Resumable) {
         let mut inner = self.inner.lock();
         let taken = inner.take_up_to(0).unwrap_or_default();
+        inner.release(&taken);
         let resumable = inner.resumable();
         (taken, resumable)
     }
 
-    /// Puts back what [`Deliveries::settle`] took out, after tx.rollback.
+    /// Puts back what was held.
     pub(crate) fn restore(&self, entries: Vec<(u64, Unsettled)>) {
         let mut inner = self.inner.lock();
         for (tag, entry) in entries {
-            inner.count(&entry, 1);
+            inner.unsettled_count += 1;
             let at = inner.unsettled.partition_point(|(other, _)| *other < tag);
             match inner.unsettled.get_mut(at) {
                 Some((other, slot)) if *other == tag => *slot = Some(entry),
@@ -200,33 +250,51 @@ impl Inner {
         tag
     }
 
-    fn set_full(&mut self, key: usize, full: bool) {
-        if std::mem::replace(&mut self.consumers[key].full, full) != full {
+    fn credit_mut(&mut self, key: ConsumerKey) -> Option<&mut Credit> {
+        self.consumers.get_mut(key.place).filter(|credit| credit.serial == key.serial)
+    }
+
+    fn set_full(&mut self, key: ConsumerKey, full: bool) {
+        if let Some(credit) = self.credit_mut(key)
+            && std::mem::replace(&mut credit.full, full) != full
+        {
             self.full_count = self.full_count.wrapping_add_signed(if full { 1 } else { -1 });
         }
     }
 
-    fn has_credit(&self, key: usize) -> bool {
-        let credit = &self.consumers[key];
-        credit.no_ack
-            || (credit.limit == 0 || credit.unsettled < credit.limit)
-                && (self.channel_limit == 0 || self.consumed_count < self.channel_limit)
+    /// A consumer that was removed has none.
+    fn has_credit(&self, key: ConsumerKey) -> bool {
+        self.consumers.get(key.place).is_some_and(|credit| {
+            credit.serial == key.serial
+                && (credit.no_ack
+                    || (credit.limit == 0 || credit.unsettled < credit.limit)
+                        && (self.channel_limit == 0 || self.consumed_count < self.channel_limit))
+        })
     }
 
     fn push(&mut self, tag: u64, entry: Unsettled) {
-        self.count(&entry, 1);
+        if let Some(key) = entry.consumer {
+            self.consumed_count += 1;
+            if let Some(credit) = self.credit_mut(key) {
+                credit.unsettled += 1;
+            }
+        }
+        self.unsettled_count += 1;
         self.unsettled.push_back((tag, Some(entry)));
     }
 
-    /// Counts `entry` in (`by` 1) or out (`by` -1).
-    fn count(&mut self, entry: &Unsettled, by: isize) {
-        self.unsettled_count = self.unsettled_count.wrapping_add_signed(by);
-        if let Some(key) = entry.consumer {
-            self.consumed_count = self.consumed_count.wrapping_add_signed(by);
-            if let Some(credit) = self.consumers.get_mut(key) {
-                credit.unsettled = credit.unsettled.wrapping_add_signed(by);
+    /// Gives back the credit of deliveries that were taken out.
+    fn release(&mut self, taken: &[(u64, Unsettled)]) {
+        for key in taken.iter().filter_map(|(_, entry)| entry.consumer) {
+            self.consumed_count -= 1;
+            if let Some(credit) = self.credit_mut(key) {
+                credit.unsettled -= 1;
             }
         }
+    }
+
+    fn take(&mut self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
+        if multiple { self.take_up_to(tag) } else { Some(vec![(tag, self.take_one(tag)?)]) }
     }
 
     fn take_one(&mut self, tag: u64) -> Option<Unsettled> {
@@ -235,7 +303,7 @@ impl Inner {
             _ => self.unsettled.binary_search_by_key(&tag, |(other, _)| *other).ok()?,
         };
         let entry = self.unsettled[at].1.take()?;
-        self.count(&entry, -1);
+        self.unsettled_count -= 1;
         while self.unsettled.front().is_some_and(|(_, entry)| entry.is_none()) {
             self.unsettled.pop_front();
         }
@@ -256,9 +324,7 @@ impl Inner {
         };
         let taken: Vec<_> =
             self.unsettled.drain(..end).filter_map(|(tag, entry)| Some((tag, entry?))).collect();
-        for (_, entry) in &taken {
-            self.count(entry, -1);
-        }
+        self.unsettled_count -= taken.len();
         Some(taken)
     }
 
@@ -266,11 +332,16 @@ impl Inner {
         if self.full_count == 0 {
             return Vec::new();
         }
-        let full = self.consumers.iter().filter(|(_, credit)| credit.full).map(|(key, _)| key);
+        let full: Vec<ConsumerKey> = self
+            .consumers
+            .iter()
+            .filter(|(_, credit)| credit.full)
+            .map(|(place, credit)| ConsumerKey { place, serial: credit.serial })
+            .collect();
         let mut resumable = Vec::new();
-        for key in full.collect::<Vec<_>>() {
+        for key in full {
             if self.has_credit(key)
-                && let Some(registration) = self.consumers[key].registration.clone()
+                && let Some(registration) = self.consumers[key.place].registration.clone()
             {
                 self.set_full(key, false);
                 resumable.push(registration);
@@ -283,6 +354,7 @@ impl Inner {
 impl Consumer for ChannelConsumer {
     fn accept(&self, offer: &mut Offer<'_>) -> Room {
         let outbox = &self.deliveries.outbox;
+        let kind = self.queue.kind();
         let mut inner = self.deliveries.inner.lock();
         loop {
             // Asked before each round: a no leaves word with the outbox, so that the session is called when it has
@@ -297,7 +369,7 @@ impl Consumer for ChannelConsumer {
                 while buf.len() - start <= allowance && inner.has_credit(self.key) {
                     let Some(delivery) = offer.next() else { return true };
                     let tag = inner.take_tag();
-                    write_deliver(buf, self.deliveries.destination, &self.tag, tag, &delivery);
+                    write_deliver(buf, self.deliveries.destination, &self.tag, tag, &delivery, kind);
                     if !self.no_ack {
                         let queue = Arc::clone(&self.queue);
                         inner.push(tag, Unsettled { queue, delivery, consumer: Some(self.key) });

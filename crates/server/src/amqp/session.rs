@@ -22,6 +22,13 @@ pub(crate) trait Session: Send {
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault>;
     /// The connection's outbox has room again.
     fn handle_room(&mut self, now: Instant);
+    /// When to call [`Session::handle_deadline`], at the latest.
+    fn next_deadline(&self) -> Option<Instant>;
+    /// The time of [`Session::next_deadline`] has come.
+    ///
+    /// # Errors
+    /// A fault that ends the connection.
+    fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault>;
     /// Whether more frames can be taken. After a no, the outbox is nudged when they can.
     fn has_room(&self) -> bool;
     /// connection.update-secret: a new password or token for the same user.
@@ -29,7 +36,15 @@ pub(crate) trait Session: Send {
     /// # Errors
     /// A fault that ends the connection.
     fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault>;
-    /// The connection is over: what it holds is released, and what it published is handed over.
+    /// Whether nothing that the client published waits for its confirm. After a no, the outbox is nudged when it is worth
+    /// asking again.
+    fn is_settled(&self) -> bool;
+    /// The client closes its connection: what it holds is released, and what it published is handed over. True when that
+    /// is done, so that the client can be answered; otherwise the outbox is nudged when [`Session::is_closed`].
+    fn close(&mut self, now: Instant) -> bool;
+    /// Whether nothing of the client is left, after [`Session::close`].
+    fn is_closed(&self) -> bool;
+    /// The connection is over, however it ended: what it holds is released, and what it published is handed over.
     fn end(&mut self, now: Instant);
 }
 
@@ -50,13 +65,32 @@ impl Session for proxy::Session {
         Self::handle_room(self);
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn handle_deadline(&mut self, _now: Instant) -> Result<(), Fault> {
+        Ok(())
+    }
+
     fn has_room(&self) -> bool {
         Self::has_room(self)
     }
 
-    fn update_secret(&mut self, _secret: &[u8]) -> Result<(), Fault> {
-        // Upstream connections are shared and were opened with the old secret; they stay valid until auth_ttl.
-        Ok(())
+    fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault> {
+        Self::update_secret(self, secret)
+    }
+
+    fn is_settled(&self) -> bool {
+        Self::is_settled(self)
+    }
+
+    fn close(&mut self, _now: Instant) -> bool {
+        Self::close(self)
+    }
+
+    fn is_closed(&self) -> bool {
+        Self::is_closed(self)
     }
 
     fn end(&mut self, _now: Instant) {

@@ -1,12 +1,15 @@
 //! Whole conversations with the embedded broker, stepped without sockets and on a clock of the test's own.
 
+mod behaviours;
+mod semantics;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amqp::content::write_content;
 use amqp::frame::{self, Frame, PROTOCOL_HEADER};
 use amqp::handshake::{ClientEvent, ClientHandshake, ClientOffer};
-use amqp::method::{Method, basic, channel, confirm, queue};
+use amqp::method::{Method, basic, channel, confirm, exchange, queue, tx};
 use amqp::properties::NO_PROPERTIES;
 use amqp::sasl::Credentials;
 use amqp::{FieldTable, FrameKind};
@@ -19,6 +22,7 @@ use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Server, ServerConfig, Shared};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 const FRAME_MAX: u32 = 4096;
 
 fn server() -> Arc<Shared> {
@@ -31,6 +35,7 @@ fn server() -> Arc<Shared> {
         outbox_limit: 1 << 20,
         handshake_timeout: HANDSHAKE_TIMEOUT,
         write_timeout: Duration::from_secs(10),
+        consumer_timeout: CONSUMER_TIMEOUT,
     };
     let door = Door::Broker(Broker::new(BrokerConfig::default()));
     Server::new(config, door, Clock::start(), "test").shared()
@@ -52,8 +57,7 @@ impl Conversation {
         let now = Instant::now();
         let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
         let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
-        let connection =
-            Connection::new(Arc::clone(shared), 1, Peer::Unix, Arc::clone(&outbox), place, now);
+        let connection = Connection::new(Arc::clone(shared), 1, Peer::Unix, Arc::clone(&outbox), place, now);
         Self { shared: Arc::clone(shared), connection, outbox, now, unconsumed: Vec::new() }
     }
 
@@ -114,7 +118,9 @@ fn describe(method: Method<'_>) -> String {
     match method {
         Method::ConnectionClose(close) => format!("connection.close {}", close.reply_text),
         Method::ChannelClose(close) => format!("channel.close {}", close.reply_text),
-        Method::BasicAck(ack) => format!("basic.ack {}{}", ack.delivery_tag, if ack.multiple { " multiple" } else { "" }),
+        Method::BasicAck(ack) => {
+            format!("basic.ack {}{}", ack.delivery_tag, if ack.multiple { " multiple" } else { "" })
+        }
         Method::BasicGetOk(ok) => format!("basic.get-ok {}", ok.message_count),
         other => other.name().to_owned(),
     }
@@ -143,7 +149,11 @@ fn a_message_arrives_however_its_frames_are_read() {
         for cut in cuts.into_iter().filter(|cut| *cut < octets.len()) {
             conversation.send(&octets[..cut]);
             conversation.send(&octets[cut..]);
-            assert!(conversation.received()[0].starts_with("basic.ack"), "{} octets, cut at {cut}", body.len());
+            assert!(
+                conversation.received()[0].starts_with("basic.ack"),
+                "{} octets, cut at {cut}",
+                body.len()
+            );
         }
         octets.iter().for_each(|octet| conversation.send(&[*octet]));
         assert!(conversation.received()[0].starts_with("basic.ack"), "{} octets", body.len());
@@ -203,7 +213,8 @@ fn a_message_over_the_limit_ends_its_channel_by_its_header_alone() {
         frame::write_method(out, 1, basic::Publish { routing_key: "q", ..Default::default() });
         frame::write_content_header(out, 1, 20_001, NO_PROPERTIES);
     });
-    let text = "channel.close PRECONDITION_FAILED - message size 20001 is larger than configured max size 20000";
+    let text =
+        "channel.close PRECONDITION_FAILED - message size 20001 is larger than configured max size 20000";
     assert_eq!(answers, [text]);
 }
 
@@ -272,4 +283,96 @@ fn a_draining_server_tells_its_clients() {
     conversation.connection.handle_nudge(now);
     let text = "connection.close CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
     assert_eq!(conversation.received(), [text]);
+}
+
+#[test]
+fn a_consumer_cancelled_by_the_broker_is_not_taken_for_the_one_in_its_place() {
+    let shared = server();
+    let mut conversation = Conversation::open(&shared, 0);
+    let consume = |out: &mut Vec<u8>, name| {
+        declare(out, name);
+        let consume = basic::Consume { queue: name, consumer_tag: name, no_ack: true, ..Default::default() };
+        frame::write_method(out, 1, consume);
+    };
+    // The word that "one" is gone comes after its place is taken by "two".
+    conversation.call(|out| {
+        consume(out, "one");
+        frame::write_method(out, 1, queue::Delete { queue: "one", ..Default::default() });
+        frame::write_method(out, 1, basic::Cancel { consumer_tag: "one", no_wait: true });
+        consume(out, "two");
+    });
+    let now = conversation.now;
+    conversation.connection.handle_nudge(now);
+    let answers = conversation.call(|out| publish(out, "two", b"x", false));
+    assert_eq!(answers, ["basic.deliver"]);
+}
+
+#[test]
+fn one_read_of_small_requests_cannot_fill_memory_with_answers() {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.call(|out| {
+        declare(out, "q");
+        publish(out, "q", &[7; 19_000], false);
+    });
+    let mut requests = Vec::new();
+    for tag in 1..=500 {
+        frame::write_method(&mut requests, 1, basic::Get { queue: "q", ..Default::default() });
+        frame::write_method(
+            &mut requests,
+            1,
+            basic::Nack { delivery_tag: tag, multiple: false, requeue: true },
+        );
+    }
+    conversation.send(&requests);
+    let limit = conversation.shared.config.outbox_limit;
+    assert!(conversation.outbox.backlog() < limit + 20_000, "{} octets", conversation.outbox.backlog());
+    let mut answered = 0;
+    while answered < 500 {
+        let some = conversation.received().len();
+        assert!(some > 0, "stuck after {answered} answers");
+        answered += some;
+        conversation.send(&[]);
+    }
+}
+
+#[test]
+fn a_commit_that_fails_returns_what_was_acknowledged_in_it() {
+    let shared = server();
+    let mut conversation = Conversation::open(&shared, 0);
+    let answers = conversation.call(|out| {
+        frame::write_method(
+            out,
+            1,
+            exchange::Declare { exchange: "e", kind: "fanout", ..Default::default() },
+        );
+        declare(out, "q");
+        publish(out, "q", b"x", false);
+        frame::write_method(out, 1, tx::Select {});
+        frame::write_method(out, 1, basic::Get { queue: "q", ..Default::default() });
+        frame::write_method(out, 1, basic::Ack { delivery_tag: 1, multiple: false });
+        let publish = basic::Publish { exchange: "e", ..Default::default() };
+        write_content(out, 1, publish, NO_PROPERTIES, b"y", FRAME_MAX);
+    });
+    assert_eq!(answers[..2], ["exchange.declare-ok", "queue.declare-ok"]);
+    let mut other = Conversation::open(&shared, 0);
+    other.call(|out| frame::write_method(out, 1, exchange::Delete { exchange: "e", ..Default::default() }));
+    let answers = conversation.call(|out| frame::write_method(out, 1, tx::Commit {}));
+    assert_eq!(answers, ["channel.close NOT_FOUND - no exchange 'e' in vhost '/'"]);
+    let get = |out: &mut Vec<u8>| {
+        frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
+    };
+    assert_eq!(other.call(get), ["basic.get-ok 0"]);
+}
+
+#[test]
+fn a_client_that_is_not_read_is_not_held_to_its_heartbeats() {
+    let mut conversation = Conversation::open(&server(), 2);
+    let limit = conversation.shared.config.outbox_limit;
+    conversation.outbox.append(|buf| buf.tail().resize(limit, 0));
+    for _ in 0..10 {
+        conversation.now = conversation.connection.next_deadline().unwrap();
+        let now = conversation.now;
+        conversation.connection.handle_deadline(now);
+        assert_eq!(conversation.connection.intent(), Intent::Run);
+    }
 }

@@ -1,6 +1,6 @@
 //! exchange.* and queue.*.
 
-use amqp::error::Fault;
+use amqp::error::{Fault, ReplyCode};
 use amqp::method::{Method, exchange, queue};
 use broker::{Binding, ExchangeDeclare, QueueDeclare};
 
@@ -9,7 +9,7 @@ use super::Channel;
 
 impl Channel {
     pub(super) fn exchange_declare(&self, context: &Context, m: &exchange::Declare<'_>) -> Result<(), Fault> {
-        context.vhost.declare_exchange(&ExchangeDeclare {
+        let declare = ExchangeDeclare {
             name: m.exchange,
             kind: m.kind,
             passive: m.passive,
@@ -17,49 +17,59 @@ impl Channel {
             auto_delete: m.auto_delete,
             internal: m.internal,
             arguments: m.arguments,
-        })?;
+        };
+        context.seat.check_declare_exchange(&declare)?;
+        context.vhost.declare_exchange(&declare)?;
         self.answer(context, m.no_wait, exchange::DeclareOk {});
         Ok(())
     }
 
     pub(super) fn exchange_delete(&self, context: &Context, m: &exchange::Delete<'_>) -> Result<(), Fault> {
+        context.seat.check_delete_exchange(m.exchange)?;
         context.vhost.delete_exchange(m.exchange, m.if_unused)?;
         self.answer(context, m.no_wait, exchange::DeleteOk {});
         Ok(())
     }
 
     pub(super) fn exchange_bind(&self, context: &Context, m: &exchange::Bind<'_>) -> Result<(), Fault> {
-        context.vhost.bind_exchange(&Binding {
+        let binding = Binding {
             source: m.source,
             destination: m.destination,
             routing_key: m.routing_key,
             arguments: m.arguments,
-        })?;
+        };
+        context.seat.check_bind_exchange(&binding)?;
+        context.vhost.bind_exchange(&binding)?;
         self.answer(context, m.no_wait, exchange::BindOk {});
         Ok(())
     }
 
     pub(super) fn exchange_unbind(&self, context: &Context, m: &exchange::Unbind<'_>) -> Result<(), Fault> {
-        context.vhost.unbind_exchange(&Binding {
+        let binding = Binding {
             source: m.source,
             destination: m.destination,
             routing_key: m.routing_key,
             arguments: m.arguments,
-        })?;
+        };
+        context.seat.check_bind_exchange(&binding)?;
+        context.vhost.unbind_exchange(&binding)?;
         self.answer(context, m.no_wait, exchange::UnbindOk {});
         Ok(())
     }
 
     pub(super) fn queue_declare(&mut self, context: &Context, m: &queue::Declare<'_>) -> Result<(), Fault> {
-        let name = if m.passive { self.queue_name(m.queue)? } else { m.queue };
+        if broker::is_reply_name(m.queue) {
+            return self.declare_replies(context, m);
+        }
         let declare = QueueDeclare {
-            name,
+            name: m.queue,
             passive: m.passive,
             durable: m.durable,
             exclusive: m.exclusive,
             auto_delete: m.auto_delete,
             arguments: m.arguments,
         };
+        context.seat.check_declare_queue(&declare)?;
         let declared = context.vhost.declare_queue(context.session, &declare, context.now)?;
         let name = declared.queue.name();
         self.last_queue = Some((&**name).into());
@@ -72,8 +82,21 @@ impl Channel {
         Ok(())
     }
 
+    /// Who answers requests can ask whether the requester is still there, and creates nothing by it.
+    fn declare_replies(&mut self, context: &Context, m: &queue::Declare<'_>) -> Result<(), Fault> {
+        if !context.vhost.has_replies(m.queue) {
+            let text = format!("no queue '{}' in vhost '{}'", m.queue, context.vhost.name());
+            return Err(Fault::new(ReplyCode::NotFound, text));
+        }
+        self.last_queue = Some(m.queue.into());
+        let ok = queue::DeclareOk { queue: m.queue, message_count: 0, consumer_count: 1 };
+        self.answer(context, m.no_wait, ok);
+        Ok(())
+    }
+
     pub(super) fn queue_bind(&self, context: &Context, m: &queue::Bind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
+        context.seat.check_bind_queue(&binding)?;
         context.vhost.bind_queue(context.session, &Binding { arguments: m.arguments, ..binding })?;
         self.answer(context, m.no_wait, queue::BindOk {});
         Ok(())
@@ -81,13 +104,16 @@ impl Channel {
 
     pub(super) fn queue_unbind(&self, context: &Context, m: &queue::Unbind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
+        context.seat.check_bind_queue(&binding)?;
         context.vhost.unbind_queue(context.session, &Binding { arguments: m.arguments, ..binding })?;
         context.send(self.number, queue::UnbindOk {});
         Ok(())
     }
 
     pub(super) fn queue_purge(&self, context: &Context, m: &queue::Purge<'_>) -> Result<(), Fault> {
-        let purged = context.vhost.purge(context.session, self.queue_name(m.queue)?)?;
+        let name = self.queue_name(m.queue)?;
+        context.seat.check_read_queue(name)?;
+        let purged = context.vhost.purge(context.session, name)?;
         let message_count = u32::try_from(purged).unwrap_or(u32::MAX);
         self.answer(context, m.no_wait, queue::PurgeOk { message_count });
         Ok(())
@@ -95,6 +121,7 @@ impl Channel {
 
     pub(super) fn queue_delete(&self, context: &Context, m: &queue::Delete<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
+        context.seat.check_delete_queue(name)?;
         let deleted = context.vhost.delete_queue(context.session, name, m.if_unused, m.if_empty)?;
         let message_count = u32::try_from(deleted).unwrap_or(u32::MAX);
         self.answer(context, m.no_wait, queue::DeleteOk { message_count });

@@ -91,7 +91,7 @@ impl Channel {
         mandatory: bool,
     ) -> Result<(), Fault> {
         match &mut self.mode {
-            Mode::Tx(transaction) => return transaction.publish(context, message, mandatory),
+            Mode::Tx(transaction) => return transaction.publish(&self.publisher, message, mandatory),
             Mode::Confirm(_) => context.shared.metrics.messages_to_confirm.add(1),
             Mode::Plain => {}
         }
@@ -111,8 +111,9 @@ impl Channel {
             routing_key: message.routing_key,
         };
         let destination = Destination { channel: self.number, frame_max: context.frame_max };
+        let properties = broker::without_blind_copies(message.properties);
         context.outbox.append(|buf| {
-            write_message(buf, destination, method.into(), message.properties, view(&message.body));
+            write_message(buf, destination, method.into(), &properties, view(&message.body));
         });
         context.shared.metrics.messages_returned.add(1);
     }

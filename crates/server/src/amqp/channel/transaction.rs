@@ -2,12 +2,12 @@
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, ExchangeDeclare, Publish};
+use broker::{Body, Publish, Publisher};
 use bytes::Bytes;
 
 use super::super::broker_session::Context;
 use super::super::deliveries::Unsettled;
-use super::{Channel, Mode, Settlement, give_back};
+use super::{Channel, Mode, Settlement, give_back, resume};
 
 /// Octets that the publishes of one transaction may take. They are held in memory until commit, and a client that
 /// never commits must not fill it: room for several messages of the default maximum size.
@@ -42,17 +42,14 @@ impl HeldPublish {
 }
 
 impl Transaction {
-    /// Holds a message until commit. That its exchange exists is checked now, as RabbitMQ does.
+    /// Holds a message until commit. What is wrong with it is found now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
-        context: &Context,
+        publisher: &Publisher,
         message: Publish<'_>,
         mandatory: bool,
     ) -> Result<(), Fault> {
-        if !message.exchange.is_empty() {
-            let lookup = ExchangeDeclare { name: message.exchange, passive: true, ..Default::default() };
-            context.vhost.declare_exchange(&lookup)?;
-        }
+        publisher.check(message)?;
         let body = match message.body {
             Body::Copied(octets) => Bytes::copy_from_slice(octets),
             Body::Chunks([chunk]) => chunk.clone(),
@@ -103,13 +100,21 @@ impl Channel {
     pub(super) fn tx_commit(&mut self, context: &Context) -> Result<(), Fault> {
         let transaction = self.take_transaction()?;
         for held in &transaction.publishes {
-            if !self.publisher.publish(held.message(), context.now)? && held.mandatory {
-                self.return_unroutable(context, held.message());
+            match self.publisher.publish(held.message(), context.now) {
+                Ok(false) if held.mandatory => self.return_unroutable(context, held.message()),
+                Ok(_) => {}
+                Err(error) => {
+                    // The channel is going to close, and returns to the queues what it has.
+                    self.deliveries.restore(transaction.into_unsettled());
+                    return Err(error.into());
+                }
             }
         }
         self.publisher.flush(context.now);
         for (how, unsettled) in transaction.settlements {
+            let resumable = self.deliveries.release(&unsettled);
             give_back(unsettled, how, context);
+            resume(resumable, context);
         }
         context.send(self.number, tx::CommitOk {});
         Ok(())

@@ -44,7 +44,7 @@ impl Fixture {
         self.publisher.flush(NOW);
     }
 
-    fn consume(&self, tag: &str, limit: usize, no_ack: bool) -> usize {
+    fn consume(&self, tag: &str, limit: usize, no_ack: bool) -> ConsumerKey {
         let key = self.deliveries.add_consumer(limit, no_ack);
         let consumer = Arc::new(ChannelConsumer {
             deliveries: Arc::clone(&self.deliveries),
@@ -167,14 +167,33 @@ fn a_full_outbox_leaves_the_rest_in_the_queue_until_there_is_room() {
 }
 
 #[test]
-fn rollback_puts_settlements_back_in_their_place() {
+fn what_a_transaction_holds_gives_its_credit_back_at_commit_or_returns_at_rollback() {
     let mut fixture = Fixture::new(AMPLE);
     fixture.consume("c", 3, false);
-    fixture.publish(3);
-    let (settled, _) = fixture.deliveries.settle(2, true).unwrap();
-    assert_eq!(fixture.deliveries.settle(1, false).map(|_| ()), None);
-    fixture.deliveries.restore(settled);
-    assert_eq!(fixture.settle(0, true), Some(vec![1, 2, 3]));
+    fixture.publish(6);
+    assert_eq!(fixture.delivered(), [1, 2, 3]);
+    let held = fixture.deliveries.hold(2, true).unwrap();
+    assert!(fixture.deliveries.hold(1, false).is_none(), "held already");
+    assert_eq!(fixture.deliveries.resumable().len(), 0, "no credit before commit");
+    fixture.deliveries.restore(held);
+    let held = fixture.deliveries.hold(0, true).unwrap();
+    assert_eq!(held.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [1, 2, 3]);
+    for (queue, id) in fixture.deliveries.release(&held) {
+        queue.resume(id, NOW);
+    }
+    assert_eq!(fixture.delivered(), [4, 5, 6]);
+}
+
+#[test]
+fn a_late_word_of_a_cancelled_consumer_does_not_touch_the_one_in_its_place() {
+    let mut fixture = Fixture::new(AMPLE);
+    let first = fixture.consume("first", 0, true);
+    fixture.deliveries.remove_consumer(first);
+    let second = fixture.consume("second", 0, true);
+    assert_eq!(first.place, second.place);
+    fixture.deliveries.remove_consumer(first);
+    fixture.publish(2);
+    assert!(!fixture.delivered().is_empty());
 }
 
 #[test]

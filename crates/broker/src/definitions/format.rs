@@ -1,0 +1,207 @@
+//! The form of a definitions file. What it holds beyond the fields below is left unread, as in RabbitMQ.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::DefinitionsError;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct File {
+    pub(super) vhosts: Vec<Vhost>,
+    pub(super) users: Vec<User>,
+    pub(super) permissions: Vec<Permission>,
+    pub(super) topic_permissions: Vec<TopicPermission>,
+    pub(super) policies: Vec<PolicyEntry>,
+    pub(super) parameters: Vec<Parameter>,
+    pub(super) queues: Vec<QueueEntry>,
+    pub(super) exchanges: Vec<ExchangeEntry>,
+    pub(super) bindings: Vec<BindingEntry>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Vhost {
+    pub(super) name: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct User {
+    pub(super) name: String,
+    /// Absent or empty: no password.
+    #[serde(default)]
+    pub(super) password_hash: String,
+    pub(super) hashing_algorithm: Option<String>,
+    /// In clear, as RabbitMQ takes it too.
+    pub(super) password: Option<String>,
+    #[serde(default)]
+    pub(super) tags: Tags,
+    #[serde(default)]
+    pub(super) limits: Limits,
+}
+
+/// A list, or, before RabbitMQ 3.9, one text with commas.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Tags {
+    List(Vec<String>),
+    Text(String),
+}
+
+impl Default for Tags {
+    fn default() -> Self {
+        Self::List(Vec::new())
+    }
+}
+
+impl Tags {
+    pub(super) fn to_vec(&self) -> Vec<String> {
+        match self {
+            Self::List(tags) => tags.clone(),
+            Self::Text(tags) => {
+                tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(Into::into).collect()
+            }
+        }
+    }
+}
+
+/// Limits of a user or a virtual host; a negative one is none.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) struct Limits {
+    pub(super) max_connections: Option<i64>,
+    pub(super) max_channels: Option<i64>,
+    pub(super) max_queues: Option<i64>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Permission {
+    pub(super) user: String,
+    pub(super) vhost: String,
+    pub(super) configure: String,
+    pub(super) write: String,
+    pub(super) read: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct TopicPermission {
+    pub(super) user: String,
+    pub(super) vhost: String,
+    pub(super) exchange: String,
+    pub(super) write: String,
+    pub(super) read: String,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct PolicyEntry {
+    pub(super) name: String,
+    pub(super) vhost: String,
+    #[serde(flatten)]
+    pub(super) body: PolicyBody,
+}
+
+/// What policies and operator policies have in common.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct PolicyBody {
+    pub(super) pattern: String,
+    pub(super) definition: Map<String, Value>,
+    #[serde(default)]
+    pub(super) priority: i64,
+    #[serde(default)]
+    pub(super) apply_to: Scope,
+}
+
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Scope {
+    #[default]
+    All,
+    Queues,
+    Exchanges,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Parameter {
+    pub(super) component: String,
+    pub(super) vhost: String,
+    pub(super) name: String,
+    pub(super) value: Value,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct QueueEntry {
+    pub(super) name: String,
+    pub(super) vhost: String,
+    pub(super) durable: bool,
+    pub(super) auto_delete: bool,
+    #[serde(default)]
+    pub(super) arguments: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct ExchangeEntry {
+    pub(super) name: String,
+    pub(super) vhost: String,
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) durable: bool,
+    pub(super) auto_delete: bool,
+    #[serde(default)]
+    pub(super) internal: bool,
+    #[serde(default)]
+    pub(super) arguments: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct BindingEntry {
+    pub(super) source: String,
+    pub(super) vhost: String,
+    pub(super) destination: String,
+    pub(super) destination_type: DestinationType,
+    pub(super) routing_key: String,
+    #[serde(default)]
+    pub(super) arguments: Map<String, Value>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DestinationType {
+    Queue,
+    Exchange,
+}
+
+impl File {
+    pub(super) fn parse(octets: &[u8]) -> Result<Self, DefinitionsError> {
+        let file: Map<String, Value> =
+            serde_json::from_slice(octets).map_err(|error| DefinitionsError::new("", error.to_string()))?;
+        Ok(Self {
+            vhosts: section(&file, "vhosts")?,
+            users: section(&file, "users")?,
+            permissions: section(&file, "permissions")?,
+            topic_permissions: section(&file, "topic_permissions")?,
+            policies: section(&file, "policies")?,
+            parameters: section(&file, "parameters")?,
+            queues: section(&file, "queues")?,
+            exchanges: section(&file, "exchanges")?,
+            bindings: section(&file, "bindings")?,
+        })
+    }
+}
+
+/// The entries of one section, which may be absent.
+fn section<T: DeserializeOwned>(file: &Map<String, Value>, name: &str) -> Result<Vec<T>, DefinitionsError> {
+    let entries = match file.get(name) {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(entries)) => entries,
+        Some(_) => return Err(DefinitionsError::new(name, "not a list")),
+    };
+    let read = |(at, entry): (usize, &Value)| {
+        T::deserialize(entry).map_err(|error| {
+            let shown = entry.get("name").and_then(Value::as_str);
+            let entry =
+                shown.map_or_else(|| format!("{name}[{at}]"), |shown| format!("{name}[{at}] ('{shown}')"));
+            DefinitionsError::new(entry, error.to_string())
+        })
+    };
+    entries.iter().enumerate().map(read).collect()
+}

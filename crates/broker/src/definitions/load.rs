@@ -1,0 +1,255 @@
+//! Putting definitions into a broker, in RabbitMQ's order. What exists already is changed (users, permissions,
+//! policies, limits) or left as it is (virtual hosts, queues, exchanges, bindings).
+
+use std::sync::Arc;
+
+use amqp::{DecodeError, RawTable};
+use serde::Deserialize;
+
+use super::arguments::table_of;
+use super::format::{
+    BindingEntry, DestinationType, ExchangeEntry, Limits, Parameter, PolicyBody, QueueEntry, Scope, User,
+};
+use super::{Definitions, DefinitionsError};
+use crate::SessionId;
+use crate::broker::Broker;
+use crate::limits::VirtualHostLimits;
+use crate::permissions::{Pattern, Permissions, TopicPermissions};
+use crate::policies::{ApplyTo, Policy, PolicyDefinition};
+use crate::time::Timestamp;
+use crate::users::{GUEST, PasswordHash, UserLimits, UserSpec};
+use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
+
+impl Broker {
+    /// Loads definitions.
+    ///
+    /// # Errors
+    /// The first entry that cannot be loaded, and why. The entries before it have been.
+    pub fn load(&self, definitions: &Definitions, now: Timestamp) -> Result<(), DefinitionsError> {
+        let file = &definitions.file;
+        each(
+            "user",
+            &file.users,
+            |user| (&user.name, None),
+            |user| {
+                self.put_user(spec_of(user)?);
+                Ok(())
+            },
+        )?;
+        each(
+            "vhost",
+            &file.vhosts,
+            |vhost| (&vhost.name, None),
+            |vhost| {
+                self.add_vhost(&vhost.name);
+                Ok(())
+            },
+        )?;
+        each(
+            "permissions of user",
+            &file.permissions,
+            |entry| (&entry.user, Some(&entry.vhost)),
+            |entry| {
+                let permissions = Permissions {
+                    configure: entry.configure.clone(),
+                    write: entry.write.clone(),
+                    read: entry.read.clone(),
+                };
+                self.check_user(&entry.user)?;
+                self.known(&entry.vhost)?.set_permissions(&entry.user, Some(&permissions))
+            },
+        )?;
+        let topics = &file.topic_permissions;
+        each(
+            "topic permissions of user",
+            topics,
+            |entry| (&entry.user, Some(&entry.vhost)),
+            |entry| {
+                let permissions = TopicPermissions {
+                    exchange: entry.exchange.clone(),
+                    write: entry.write.clone(),
+                    read: entry.read.clone(),
+                };
+                self.check_user(&entry.user)?;
+                self.known(&entry.vhost)?.set_topic_permissions(&entry.user, &permissions)
+            },
+        )?;
+        each(
+            "parameter",
+            &file.parameters,
+            |entry| (&entry.name, Some(&entry.vhost)),
+            |entry| set_parameter(&self.known(&entry.vhost)?, entry, now),
+        )?;
+        each(
+            "policy",
+            &file.policies,
+            |entry| (&entry.name, Some(&entry.vhost)),
+            |entry| {
+                let definition = PolicyDefinition::parse(&entry.body.definition)?;
+                self.known(&entry.vhost)?.set_policy(policy_of(&entry.name, &entry.body, definition)?, now);
+                Ok(())
+            },
+        )?;
+        each(
+            "queue",
+            &file.queues,
+            |entry| (&entry.name, Some(&entry.vhost)),
+            |entry| declare_queue(&self.known(&entry.vhost)?, entry, now),
+        )?;
+        each(
+            "exchange",
+            &file.exchanges,
+            |entry| (&entry.name, Some(&entry.vhost)),
+            |entry| declare_exchange(&*self.known(&entry.vhost)?, entry),
+        )?;
+        each(
+            "binding of",
+            &file.bindings,
+            |entry| (&entry.destination, Some(&entry.vhost)),
+            |entry| bind(&*self.known(&entry.vhost)?, entry),
+        )
+    }
+
+    fn known(&self, vhost: &str) -> Result<Arc<VirtualHost>, String> {
+        self.vhost(vhost).ok_or_else(|| format!("vhost '{vhost}' does not exist"))
+    }
+
+    fn check_user(&self, name: &str) -> Result<(), String> {
+        if self.has_user(name) { Ok(()) } else { Err(format!("user '{name}' does not exist")) }
+    }
+}
+
+/// Loads the entries of a section, and names the one at fault: `queue 'q' in vhost '/'`.
+fn each<T>(
+    what: &str,
+    entries: &[T],
+    name: impl Fn(&T) -> (&String, Option<&String>),
+    mut load: impl FnMut(&T) -> Result<(), String>,
+) -> Result<(), DefinitionsError> {
+    for entry in entries {
+        load(entry).map_err(|reason| {
+            let entry = match name(entry) {
+                (name, None) => format!("{what} '{name}'"),
+                (name, Some(vhost)) => format!("{what} '{name}' in vhost '{vhost}'"),
+            };
+            DefinitionsError::new(entry, reason)
+        })?;
+    }
+    Ok(())
+}
+
+fn spec_of(user: &User) -> Result<UserSpec, String> {
+    if user.limits.max_queues.is_some() {
+        return Err("limits: max-queues is not a limit of users".into());
+    }
+    let password = match &user.password {
+        Some(password) => Some(PasswordHash::new(password.as_bytes())),
+        None if user.password_hash.is_empty() => None,
+        None => Some(PasswordHash::parse(&user.password_hash, user.hashing_algorithm.as_deref())?),
+    };
+    Ok(UserSpec {
+        name: user.name.clone(),
+        password,
+        loopback_only: user.name == GUEST,
+        tags: user.tags.to_vec(),
+        limits: UserLimits {
+            max_connections: limit(user.limits.max_connections),
+            max_channels: limit(user.limits.max_channels),
+        },
+    })
+}
+
+/// A negative limit is none.
+fn limit(most: Option<i64>) -> Option<u64> {
+    most.and_then(|most| u64::try_from(most).ok())
+}
+
+fn set_parameter(vhost: &Arc<VirtualHost>, entry: &Parameter, now: Timestamp) -> Result<(), String> {
+    match entry.component.as_str() {
+        "operator_policy" => {
+            let body = PolicyBody::deserialize(&entry.value).map_err(|error| error.to_string())?;
+            let definition = PolicyDefinition::parse_operator(&body.definition)?;
+            vhost.set_operator_policy(policy_of(&entry.name, &body, definition)?, now);
+        }
+        "vhost-limits" => {
+            let limits = Limits::deserialize(&entry.value).map_err(|error| error.to_string())?;
+            if limits.max_channels.is_some() {
+                return Err("max-channels is not a limit of virtual hosts".into());
+            }
+            vhost.set_limits(VirtualHostLimits {
+                max_connections: limit(limits.max_connections),
+                max_queues: limit(limits.max_queues),
+            });
+        }
+        other => return Err(format!("component '{other}' does not exist")),
+    }
+    Ok(())
+}
+
+fn policy_of(name: &str, body: &PolicyBody, definition: PolicyDefinition) -> Result<Policy, String> {
+    Ok(Policy {
+        name: name.into(),
+        pattern: Pattern::new(&body.pattern)?,
+        priority: body.priority,
+        apply_to: match body.apply_to {
+            Scope::All => ApplyTo::All,
+            Scope::Queues => ApplyTo::Queues,
+            Scope::Exchanges => ApplyTo::Exchanges,
+        },
+        definition,
+    })
+}
+
+fn declare_queue(vhost: &Arc<VirtualHost>, entry: &QueueEntry, now: Timestamp) -> Result<(), String> {
+    if vhost.has_queue(&entry.name) {
+        return Ok(());
+    }
+    let arguments = table_of(&entry.arguments).encode();
+    let declare = QueueDeclare {
+        name: &entry.name,
+        durable: entry.durable,
+        auto_delete: entry.auto_delete,
+        arguments: raw(&arguments)?,
+        ..Default::default()
+    };
+    vhost.declare_queue(NOBODY, &declare, now).map(drop).map_err(|error| error.to_string())
+}
+
+fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), String> {
+    if entry.name.is_empty() || vhost.has_exchange(&entry.name) {
+        return Ok(());
+    }
+    let arguments = table_of(&entry.arguments).encode();
+    let declare = ExchangeDeclare {
+        name: &entry.name,
+        kind: &entry.kind,
+        passive: false,
+        durable: entry.durable,
+        auto_delete: entry.auto_delete,
+        internal: entry.internal,
+        arguments: raw(&arguments)?,
+    };
+    vhost.declare_exchange(&declare).map_err(|error| error.to_string())
+}
+
+fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
+    let arguments = table_of(&entry.arguments).encode();
+    let binding = Binding {
+        source: &entry.source,
+        destination: &entry.destination,
+        routing_key: &entry.routing_key,
+        arguments: raw(&arguments)?,
+    };
+    let bound = match entry.destination_type {
+        DestinationType::Queue => vhost.bind_queue(NOBODY, &binding),
+        DestinationType::Exchange => vhost.bind_exchange(&binding),
+    };
+    bound.map_err(|error| error.to_string())
+}
+
+fn raw(arguments: &[u8]) -> Result<RawTable<'_>, String> {
+    RawTable::check(arguments).map_err(|error: DecodeError| error.to_string())
+}
+
+/// What is defined belongs to no session.
+const NOBODY: SessionId = SessionId(u64::MAX);

@@ -1,0 +1,53 @@
+//! RabbitMQ's definitions files (RabbitMQ, "Definition Export and Import"): users, virtual hosts, permissions,
+//! policies, limits, queues, exchanges and bindings as JSON.
+
+mod arguments;
+mod format;
+mod load;
+
+use std::fmt;
+
+use format::File;
+
+/// A definitions file that has been read and is well-formed, to be loaded with [`crate::Broker::load`].
+#[derive(Debug, Clone)]
+pub struct Definitions {
+    file: File,
+}
+
+/// What is wrong with definitions. `Display` names the entry at fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefinitionsError {
+    entry: String,
+    reason: String,
+}
+
+impl Definitions {
+    /// Reads a definitions file.
+    ///
+    /// # Errors
+    /// The file is not JSON, or an entry is not of the form it should be.
+    pub fn from_json(octets: &[u8]) -> Result<Self, DefinitionsError> {
+        File::parse(octets).map(|file| Self { file })
+    }
+}
+
+impl DefinitionsError {
+    fn new(entry: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { entry: entry.into(), reason: reason.into() }
+    }
+}
+
+impl fmt::Display for DefinitionsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.entry.is_empty() {
+            return f.write_str(&self.reason);
+        }
+        write!(f, "{}: {}", self.entry, self.reason)
+    }
+}
+
+impl std::error::Error for DefinitionsError {}
+
+#[cfg(test)]
+mod tests;

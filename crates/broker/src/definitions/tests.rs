@@ -1,0 +1,115 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::{Broker, BrokerConfig, SessionId, Timestamp};
+
+const NOW: Timestamp = Timestamp(1_000);
+
+fn load(json: &str) -> Result<Arc<Broker>, String> {
+    let broker = Broker::new(BrokerConfig { defaults: false, deadline_waker: None });
+    let definitions = Definitions::from_json(json.as_bytes()).map_err(|error| error.to_string())?;
+    broker.load(&definitions, NOW).map_err(|error| error.to_string())?;
+    Ok(broker)
+}
+
+#[test]
+fn a_whole_file_is_loaded() {
+    let broker = load(
+        r#"{
+        "rabbit_version": "3.10.8", "global_parameters": [{"name": "cluster_name", "value": "x"}],
+        "vhosts": [{"name": "v"}],
+        "users": [{"name": "u", "password_hash": "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR",
+                   "hashing_algorithm": "rabbit_password_hashing_sha256", "tags": "impersonator, x",
+                   "limits": {"max-connections": 1}}],
+        "permissions": [{"user": "u", "vhost": "v", "configure": ".*", "write": ".*", "read": ".*"}],
+        "topic_permissions": [{"user": "u", "vhost": "v", "exchange": "t", "write": "^a", "read": "^b"}],
+        "policies": [{"vhost": "v", "name": "p", "pattern": "^q", "apply-to": "queues", "priority": 1,
+                      "definition": {"max-length": 5}}],
+        "parameters": [{"component": "vhost-limits", "name": "limits", "vhost": "v", "value": {"max-queues": 1}},
+                       {"component": "operator_policy", "name": "o", "vhost": "v",
+                        "value": {"pattern": "", "apply-to": "queues", "priority": 0, "definition": {"expires": 9}}}],
+        "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false,
+                    "arguments": {"x-message-ttl": 60000}}],
+        "exchanges": [{"name": "e", "vhost": "v", "type": "direct", "durable": true, "auto_delete": false,
+                       "internal": false, "arguments": {}}],
+        "bindings": [{"source": "e", "vhost": "v", "destination": "q", "destination_type": "queue",
+                      "routing_key": "k", "arguments": {}}]
+    }"#,
+    )
+    .unwrap();
+    let user = broker.authenticate("u", b"test12", false).unwrap();
+    assert!(user.may_impersonate());
+    let seat = broker.seat(&user, "v").unwrap();
+    assert!(broker.seat(&user, "v").is_err(), "the user's limit");
+    let queue = seat.vhost().queue(SessionId(1), "q").unwrap();
+    let arguments = queue.arguments();
+    assert_eq!(
+        (arguments.message_ttl, arguments.max_length, arguments.expires),
+        (Some(60_000), Some(5), Some(9))
+    );
+    let declare = crate::QueueDeclare { name: "second", ..Default::default() };
+    assert!(seat.vhost().declare_queue(SessionId(1), &declare, NOW).is_err(), "the virtual host's limit");
+    assert!(broker.vhost("/").is_none() && broker.authenticate("guest", b"guest", true).is_err());
+}
+
+#[test]
+fn guest_stays_on_loopback() {
+    let broker = load(r#"{"users": [{"name": "guest", "password": "guest", "tags": []}]}"#).unwrap();
+    assert!(broker.authenticate("guest", b"guest", true).is_ok());
+    assert!(broker.authenticate("guest", b"guest", false).is_err());
+}
+
+#[test]
+fn loading_twice_changes_nothing() {
+    let json = r#"{"vhosts": [{"name": "v"}],
+        "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false, "arguments": {}}]}"#;
+    let broker = load(json).unwrap();
+    let definitions = Definitions::from_json(json.as_bytes()).unwrap();
+    assert_eq!(broker.load(&definitions, NOW), Ok(()));
+}
+
+#[test]
+fn the_entry_at_fault_is_named() {
+    let cases = [
+        ("[]", "invalid type: sequence, expected a map at line 1 column 0"),
+        (r#"{"users": {}}"#, "users: not a list"),
+        (r#"{"users": [{"tags": []}]}"#, "users[0]: missing field `name`"),
+        (
+            r#"{"vhosts": [{"name": "a"}, {"name": 5}]}"#,
+            "vhosts[1]: invalid type: integer `5`, expected a string",
+        ),
+        (
+            r#"{"users": [{"name": "u", "password_hash": "AAAA"}]}"#,
+            "user 'u': password_hash has 3 octets, not the 36 of salt and digest",
+        ),
+        (
+            r#"{"permissions": [{"user": "u", "vhost": "v", "configure": "", "write": "", "read": ""}]}"#,
+            "permissions of user 'u' in vhost 'v': user 'u' does not exist",
+        ),
+        (
+            r#"{"vhosts": [{"name": "v"}], "policies": [{"vhost": "v", "name": "p", "pattern": "", "definition": {"x": 1}}]}"#,
+            "policy 'p' in vhost 'v': x: not a recognised policy setting",
+        ),
+        (
+            r#"{"vhosts": [{"name": "v"}], "parameters": [{"component": "shovel", "vhost": "v", "name": "s", "value": {}}]}"#,
+            "parameter 's' in vhost 'v': component 'shovel' does not exist",
+        ),
+        (
+            r#"{"queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false}]}"#,
+            "queue 'q' in vhost 'v': vhost 'v' does not exist",
+        ),
+        (
+            r#"{"vhosts": [{"name": "v"}], "queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false,
+                "arguments": {"x-message-ttl": -1}}]}"#,
+            "queue 'q' in vhost 'v': invalid arg 'x-message-ttl' for queue 'q' in vhost 'v': {value_negative,-1}",
+        ),
+        (
+            r#"{"vhosts": [{"name": "v"}], "exchanges": [{"name": "e", "vhost": "v", "type": "nope", "durable": true,
+                "auto_delete": false}]}"#,
+            "exchange 'e' in vhost 'v': unknown exchange type 'nope'",
+        ),
+    ];
+    for (json, line) in cases {
+        assert_eq!(load(json).err().as_deref(), Some(line), "{json}");
+    }
+}

@@ -1,0 +1,274 @@
+//! Who may do what with which queue, exchange and topic of a virtual host (RabbitMQ, "Access Control").
+//!
+//! A [`Grant`] holds the compiled permissions of one user in one virtual host. Sessions and publishers share it, so
+//! that a change reaches them at once; publishers ask it only when they look for a route that they do not know.
+
+mod pattern;
+mod seat;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+pub use pattern::Pattern;
+pub use seat::Seat;
+
+use crate::error::BrokerError;
+use crate::names::Resource;
+
+/// The permissions of a user in a virtual host: regular expressions for the names of queues and exchanges. An empty
+/// expression allows nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Permissions {
+    /// Declare and delete.
+    pub configure: String,
+    /// Publish, and bind as a destination.
+    pub write: String,
+    /// Consume, get, purge, and bind as a source.
+    pub read: String,
+}
+
+impl Permissions {
+    /// Everything is allowed.
+    pub fn all() -> Self {
+        Self { configure: ".*".into(), write: ".*".into(), read: ".*".into() }
+    }
+}
+
+/// Restricts the routing keys that a user may publish and bind with on one topic exchange. `{username}` and `{vhost}`
+/// in the expressions stand for the user's and the virtual host's name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TopicPermissions {
+    /// The exchange.
+    pub exchange: String,
+    /// Routing keys to publish with.
+    pub write: String,
+    /// Routing keys to bind with.
+    pub read: String,
+}
+
+/// What somebody wants to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Configure,
+    Write,
+    Read,
+}
+
+/// All users' permissions in one virtual host.
+#[derive(Default)]
+pub(crate) struct Grants {
+    by_user: RwLock<HashMap<Arc<str>, Arc<Grant>>>,
+}
+
+/// The permissions of one user in one virtual host.
+pub(crate) struct Grant {
+    user: Arc<str>,
+    vhost: Arc<str>,
+    rules: ArcSwap<Rules>,
+}
+
+#[derive(Clone, Default)]
+struct Rules {
+    /// Without them the user has no access to the virtual host at all.
+    resources: Option<ResourceRules>,
+    /// By exchange. Exchanges that are not named are not restricted.
+    topics: HashMap<String, TopicRules>,
+}
+
+#[derive(Clone)]
+struct ResourceRules {
+    configure: Pattern,
+    write: Pattern,
+    read: Pattern,
+}
+
+#[derive(Clone)]
+struct TopicRules {
+    write: Pattern,
+    read: Pattern,
+}
+
+impl Grants {
+    /// The permissions of a user, which may be none.
+    pub(crate) fn of(&self, user: &str, vhost: &Arc<str>) -> Arc<Grant> {
+        if let Some(grant) = self.by_user.read().get(user) {
+            return grant.clone();
+        }
+        let user: Arc<str> = user.into();
+        let new = Grant { user: user.clone(), vhost: vhost.clone(), rules: ArcSwap::default() };
+        self.by_user.write().entry(user).or_insert_with(|| Arc::new(new)).clone()
+    }
+
+    /// Whether the user has any permissions here.
+    pub(crate) fn may_open(&self, user: &str) -> bool {
+        self.by_user.read().get(user).is_some_and(|grant| grant.rules.load().resources.is_some())
+    }
+}
+
+impl Grant {
+    pub(crate) fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// Sets the permissions, or takes them away.
+    pub(crate) fn set(&self, permissions: Option<&Permissions>) -> Result<(), String> {
+        let compile = |of: &Permissions| {
+            Ok::<_, String>(ResourceRules {
+                configure: Pattern::of_permission(&of.configure)?,
+                write: Pattern::of_permission(&of.write)?,
+                read: Pattern::of_permission(&of.read)?,
+            })
+        };
+        let resources = permissions.map(compile).transpose()?;
+        self.rules.rcu(|rules| Rules { resources: resources.clone(), ..Rules::clone(rules) });
+        Ok(())
+    }
+
+    pub(crate) fn allow_everything(&self) {
+        let all = Pattern::everything();
+        let resources = ResourceRules { configure: all.clone(), write: all.clone(), read: all };
+        self.rules.rcu(|rules| Rules { resources: Some(resources.clone()), ..Rules::clone(rules) });
+    }
+
+    /// Restricts the topics of one exchange.
+    pub(crate) fn set_topic(&self, permissions: &TopicPermissions) -> Result<(), String> {
+        let new =
+            TopicRules { write: self.expand(&permissions.write)?, read: self.expand(&permissions.read)? };
+        self.rules.rcu(|rules| {
+            let mut rules = Rules::clone(rules);
+            rules.topics.insert(permissions.exchange.clone(), new.clone());
+            rules
+        });
+        Ok(())
+    }
+
+    /// Refuses what the user may not do with a queue or exchange.
+    pub(crate) fn check(&self, access: Access, resource: Resource, name: &str) -> Result<(), BrokerError> {
+        let name = match (resource, name) {
+            (Resource::Exchange, "") => DEFAULT_EXCHANGE,
+            _ => name,
+        };
+        let rules = self.rules.load();
+        let pattern = rules.resources.as_ref().map(|rules| match access {
+            Access::Configure => &rules.configure,
+            Access::Write => &rules.write,
+            Access::Read => &rules.read,
+        });
+        if pattern.is_some_and(|pattern| pattern.matches(name)) {
+            return Ok(());
+        }
+        let what = resource.describe(name, &self.vhost);
+        Err(BrokerError::access(format!("access to {what} refused for user '{}'", self.user)))
+    }
+
+    /// Refuses routing keys of a topic exchange that the user may not publish (`Write`) or bind (`Read`) with.
+    pub(crate) fn check_topic(&self, access: Access, exchange: &str, key: &str) -> Result<(), BrokerError> {
+        let rules = self.rules.load();
+        let Some(topic) = rules.topics.get(exchange) else { return Ok(()) };
+        let pattern = if access == Access::Write { &topic.write } else { &topic.read };
+        if pattern.matches(key) {
+            return Ok(());
+        }
+        let exchange = Resource::Exchange.describe(exchange, &self.vhost);
+        Err(BrokerError::access(format!(
+            "access to topic '{key}' in {exchange} refused for user '{}'",
+            self.user
+        )))
+    }
+
+    /// Puts names in place of variables. Unlike RabbitMQ's they are taken literally, so that a user called `.*` is
+    /// not allowed everything.
+    fn expand(&self, pattern: &str) -> Result<Pattern, String> {
+        let expanded = pattern
+            .replace("{username}", &fancy_regex::escape(&self.user))
+            .replace("{vhost}", &fancy_regex::escape(&self.vhost))
+            // Known of MQTT clients only.
+            .replace("{client_id}", "\\{client_id\\}");
+        Pattern::of_permission(&expanded)
+    }
+}
+
+/// What permissions call the default exchange.
+const DEFAULT_EXCHANGE: &str = "amq.default";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grant(user: &str, permissions: Option<Permissions>) -> Arc<Grant> {
+        let grant = Grants::default().of(user, &"/".into());
+        grant.set(permissions.as_ref()).unwrap();
+        grant
+    }
+
+    fn refusal(result: Result<(), BrokerError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn each_kind_of_access_has_its_own_expression() {
+        let permissions = Permissions { configure: "^c".into(), write: "^w".into(), read: "^r".into() };
+        let grant = grant("u", Some(permissions));
+        let cases = [(Access::Configure, "c"), (Access::Write, "w"), (Access::Read, "r")];
+        for (access, _) in cases {
+            for (own, name) in cases {
+                assert_eq!(
+                    grant.check(access, Resource::Queue, name).is_ok(),
+                    access == own,
+                    "{access:?} {name}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn refusals_are_told_in_rabbitmqs_words() {
+        let grant = grant("u", Some(Permissions::default()));
+        assert_eq!(
+            refusal(grant.check(Access::Read, Resource::Queue, "q")),
+            "access to queue 'q' in vhost '/' refused for user 'u'"
+        );
+        assert_eq!(
+            refusal(grant.check(Access::Write, Resource::Exchange, "")),
+            "access to exchange 'amq.default' in vhost '/' refused for user 'u'"
+        );
+    }
+
+    #[test]
+    fn changes_reach_those_who_hold_the_grant() {
+        let grants = Grants::default();
+        let held = grants.of("u", &"/".into());
+        assert!(held.check(Access::Read, Resource::Queue, "q").is_err());
+        assert!(!grants.may_open("u"));
+        grants.of("u", &"/".into()).set(Some(&Permissions::all())).unwrap();
+        assert!(held.check(Access::Read, Resource::Queue, "q").is_ok());
+        assert!(grants.may_open("u"));
+        held.set(None).unwrap();
+        assert!(!grants.may_open("u"));
+    }
+
+    #[test]
+    fn topics_are_restricted_where_somebody_said_so() {
+        let grant = grant("john.doe", Some(Permissions::all()));
+        let write = "^{username}\\.{vhost}\\.".to_owned();
+        grant.set_topic(&TopicPermissions { exchange: "t".into(), write, read: String::new() }).unwrap();
+        assert!(grant.check_topic(Access::Write, "t", "john.doe./.x").is_ok());
+        assert!(grant.check_topic(Access::Write, "t", "john_doe./.x").is_err(), "names are literal");
+        assert!(grant.check_topic(Access::Write, "other", "any").is_ok());
+        assert_eq!(
+            refusal(grant.check_topic(Access::Read, "t", "k")),
+            "access to topic 'k' in exchange 't' in vhost '/' refused for user 'john.doe'"
+        );
+    }
+
+    #[test]
+    fn wrong_expressions_change_nothing() {
+        let grant = grant("u", Some(Permissions::all()));
+        let wrong = Permissions { read: "(".into(), ..Permissions::default() };
+        assert!(grant.set(Some(&wrong)).is_err());
+        assert!(grant.check(Access::Write, Resource::Queue, "q").is_ok());
+    }
+}

@@ -1,0 +1,205 @@
+//! A connection's place in a virtual host, and RabbitMQ's questions before each operation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use amqp::FieldValue;
+
+use super::{Access, Grant};
+use crate::error::BrokerError;
+use crate::limits::{too_many_channels, too_many_connections, vhost_is_full};
+use crate::names::{Resource, generate_queue_name, strip_line_ends};
+use crate::users::{Account, Identity};
+use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost, check_deletable, check_not_default};
+
+/// A connection in a virtual host: counted against the limits of user and virtual host until it is dropped.
+///
+/// The virtual host judges whether an operation makes sense; the methods here judge whether the user may ask for it,
+/// and are to be called first. They refuse in the order of RabbitMQ 3.10, and what they find to be wrong otherwise
+/// they leave to the virtual host.
+pub struct Seat {
+    vhost: Arc<VirtualHost>,
+    identity: Identity,
+    grant: Arc<Grant>,
+    account: Arc<Account>,
+    /// Channels of this connection that are counted.
+    channels: AtomicU64,
+}
+
+impl Seat {
+    pub(crate) fn take(
+        vhost: Arc<VirtualHost>,
+        identity: Identity,
+        account: Arc<Account>,
+    ) -> Result<Self, BrokerError> {
+        let user = identity.user();
+        let limit = vhost.limits().max_connections;
+        vhost.connections().enter(limit).map_err(|limit| vhost_is_full(vhost.name(), user, limit))?;
+        if let Err(limit) = account.connections.enter(account.limits().max_connections) {
+            vhost.connections().leave(1);
+            return Err(too_many_connections(user, limit));
+        }
+        let grant = vhost.grant(user);
+        Ok(Self { vhost, identity, grant, account, channels: AtomicU64::new(0) })
+    }
+
+    /// The virtual host.
+    pub fn vhost(&self) -> &Arc<VirtualHost> {
+        &self.vhost
+    }
+
+    /// Who sits here.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Counts a channel.
+    ///
+    /// # Errors
+    /// 530 when the user has as many channels as allowed.
+    pub fn open_channel(&self) -> Result<(), BrokerError> {
+        let limit = self.account.limits().max_channels;
+        let entered = self.account.channels.enter(limit);
+        entered.map_err(|limit| too_many_channels(self.grant.user(), limit))?;
+        self.channels.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Counts a channel out.
+    pub fn close_channel(&self) {
+        self.channels.fetch_sub(1, Ordering::Relaxed);
+        self.account.channels.leave(1);
+    }
+
+    /// Whether the user may declare the queue. A passive declaration is allowed to all.
+    ///
+    /// # Errors
+    /// 403 without configure on the queue, or, with a dead-letter exchange, without read on it and write on that
+    /// exchange.
+    pub fn check_declare_queue(&self, declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
+        if declare.passive {
+            return Ok(());
+        }
+        let name = strip_line_ends(declare.name);
+        if name.is_empty() {
+            // The name will be another one of the same form.
+            return self.check_new_queue(&generate_queue_name(), declare);
+        }
+        Resource::Queue.check_reserved(&name)?;
+        self.check_new_queue(&name, declare)
+    }
+
+    fn check_new_queue(&self, name: &str, declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
+        self.queue(Access::Configure, name)?;
+        if declare.arguments.is_empty() || self.vhost.has_queue(name) {
+            return Ok(());
+        }
+        let arguments = declare.arguments.decode();
+        let Some(exchange) = arguments.get("x-dead-letter-exchange").and_then(FieldValue::as_text) else {
+            return Ok(());
+        };
+        self.queue(Access::Read, name)?;
+        self.exchange(Access::Write, exchange)
+    }
+
+    /// Whether the user may delete the queue.
+    ///
+    /// # Errors
+    /// 403 without configure.
+    pub fn check_delete_queue(&self, name: &str) -> Result<(), BrokerError> {
+        self.queue(Access::Configure, &strip_line_ends(name))
+    }
+
+    /// Whether the user may take messages from the queue: consume, get and purge.
+    ///
+    /// # Errors
+    /// 403 without read.
+    pub fn check_read_queue(&self, name: &str) -> Result<(), BrokerError> {
+        self.queue(Access::Read, &strip_line_ends(name))
+    }
+
+    /// Whether the user may bind or unbind the queue.
+    ///
+    /// # Errors
+    /// 403 without write on the queue and read on the exchange and topic.
+    pub fn check_bind_queue(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        self.queue(Access::Write, &strip_line_ends(binding.destination))?;
+        self.check_source(binding)
+    }
+
+    /// Whether the user may bind or unbind two exchanges.
+    ///
+    /// # Errors
+    /// 403 without write on the destination and read on the source and topic.
+    pub fn check_bind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let destination = strip_line_ends(binding.destination);
+        self.exchange(Access::Write, &destination)?;
+        check_not_default(&destination)?;
+        self.check_source(binding)
+    }
+
+    fn check_source(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        let source = strip_line_ends(binding.source);
+        check_not_default(&source)?;
+        self.exchange(Access::Read, &source)?;
+        if self.vhost.is_topic_exchange(&source) {
+            self.grant.check_topic(Access::Read, &source, binding.routing_key)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the user may declare the exchange. A passive declaration is allowed to all.
+    ///
+    /// # Errors
+    /// 403 without configure on the exchange, or, with an alternate exchange, without read on it and write on the
+    /// other; 403 the default exchange; 503 unknown type.
+    pub fn check_declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<(), BrokerError> {
+        if declare.passive {
+            return Ok(());
+        }
+        let name = strip_line_ends(declare.name);
+        declare.parse_kind()?;
+        check_not_default(&name)?;
+        self.exchange(Access::Configure, &name)?;
+        if declare.arguments.is_empty() || self.vhost.has_exchange(&name) {
+            return Ok(());
+        }
+        Resource::Exchange.check_reserved(&name)?;
+        let arguments = declare.arguments.decode();
+        let Some(alternate) = arguments.get("alternate-exchange").and_then(FieldValue::as_text) else {
+            return Ok(());
+        };
+        self.exchange(Access::Read, &name)?;
+        self.exchange(Access::Write, alternate)
+    }
+
+    /// Whether the user may delete the exchange.
+    ///
+    /// # Errors
+    /// 403 without configure; 403 exchanges that nobody may delete.
+    pub fn check_delete_exchange(&self, name: &str) -> Result<(), BrokerError> {
+        let name = strip_line_ends(name);
+        check_deletable(&name, self.vhost.name())?;
+        self.exchange(Access::Configure, &name)
+    }
+
+    fn queue(&self, access: Access, name: &str) -> Result<(), BrokerError> {
+        self.grant.check(access, Resource::Queue, name)
+    }
+
+    fn exchange(&self, access: Access, name: &str) -> Result<(), BrokerError> {
+        self.grant.check(access, Resource::Exchange, name)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.account.channels.leave(*self.channels.get_mut());
+        self.account.connections.leave(1);
+        self.vhost.connections().leave(1);
+    }
+}
+
+#[cfg(test)]
+#[path = "seat_tests.rs"]
+mod tests;

@@ -1,0 +1,140 @@
+use super::*;
+use crate::message::Body;
+use crate::users::{PasswordHash, UserLimits, UserSpec};
+use crate::{Broker, BrokerConfig, Permissions, Publish, Timestamp, VirtualHostLimits};
+
+const NOW: Timestamp = Timestamp(1_000);
+
+/// A broker with a user `u`, password `u`, who may configure `c…`, write `w…` and read `r…`.
+fn broker(limits: UserLimits) -> (Arc<Broker>, Identity) {
+    let broker = Broker::new(BrokerConfig::default());
+    let password = Some(PasswordHash::new(b"u"));
+    broker.put_user(UserSpec { name: "u".into(), password, limits, ..UserSpec::guest() });
+    let permissions = Permissions { configure: "^c".into(), write: "^w".into(), read: "^r".into() };
+    broker.vhost("/").unwrap().set_permissions("u", Some(&permissions)).unwrap();
+    let identity = broker.authenticate("u", b"u", true).unwrap();
+    (broker, identity)
+}
+
+fn refusal<T>(result: Result<T, BrokerError>) -> (u16, String) {
+    let error = result.err().unwrap();
+    (error.reply_code().code(), error.to_string())
+}
+
+fn publish(publisher: &mut crate::Publisher, exchange: &str) -> Result<bool, BrokerError> {
+    let message = Publish { exchange, routing_key: "k", properties: &[0, 0], body: Body::Copied(b"") };
+    publisher.publish(message, NOW)
+}
+
+#[test]
+fn each_operation_needs_its_own_permission() {
+    let (broker, identity) = broker(UserLimits::default());
+    let seat = broker.seat(&identity, "/").unwrap();
+    let queue = |name| QueueDeclare { name, ..Default::default() };
+    let exchange = |name| ExchangeDeclare { name, kind: "direct", ..Default::default() };
+    let binding = |source, destination| Binding { source, destination, ..Default::default() };
+    assert!(seat.check_declare_queue(&queue("c")).is_ok());
+    assert!(seat.check_declare_queue(&queue("r")).is_err());
+    assert!(seat.check_declare_queue(&QueueDeclare { passive: true, ..queue("x") }).is_ok());
+    assert!(seat.check_declare_queue(&queue("")).is_err(), "amq.gen- begins with a");
+    assert!(seat.check_delete_queue("c").is_ok() && seat.check_delete_queue("w").is_err());
+    assert!(seat.check_read_queue("r").is_ok() && seat.check_read_queue("w").is_err());
+    assert!(seat.check_declare_exchange(&exchange("c")).is_ok());
+    assert!(seat.check_declare_exchange(&exchange("w")).is_err());
+    assert!(seat.check_delete_exchange("c").is_ok() && seat.check_delete_exchange("w").is_err());
+    assert!(seat.check_bind_queue(&binding("r", "w")).is_ok());
+    assert!(seat.check_bind_queue(&binding("r", "r")).is_err());
+    assert!(seat.check_bind_exchange(&binding("w", "w")).is_err());
+    assert!(seat.check_bind_exchange(&binding("r", "w")).is_ok());
+}
+
+#[test]
+fn dead_letters_and_alternates_ask_for_more() {
+    let (broker, identity) = broker(UserLimits::default());
+    let all_but = |read: &str, write: &str| Permissions {
+        configure: ".*".into(),
+        read: read.into(),
+        write: write.into(),
+    };
+    let seat = broker.seat(&identity, "/").unwrap();
+    let arguments: amqp::FieldTable = ["x-dead-letter-exchange", "alternate-exchange"]
+        .into_iter()
+        .map(|key| (key, FieldValue::text("dead")))
+        .collect();
+    let octets = arguments.encode();
+    let arguments = amqp::RawTable::check(&octets).unwrap();
+    let queue = QueueDeclare { name: "q", arguments, ..Default::default() };
+    let exchange = ExchangeDeclare { name: "e", kind: "direct", arguments, ..Default::default() };
+    for (permissions, allowed) in
+        [(all_but("^[qe]$", ""), false), (all_but("", "^dead$"), false), (all_but("^[qe]$", "^dead$"), true)]
+    {
+        seat.vhost().set_permissions("u", Some(&permissions)).unwrap();
+        assert_eq!(seat.check_declare_queue(&queue).is_ok(), allowed, "{permissions:?}");
+        assert_eq!(seat.check_declare_exchange(&exchange).is_ok(), allowed, "{permissions:?}");
+    }
+}
+
+#[test]
+fn publishing_needs_write_and_a_permission_taken_away_ends_it_at_once() {
+    let (broker, identity) = broker(UserLimits::default());
+    let vhost = broker.open(&identity, "/").unwrap();
+    let mut publisher = vhost.publisher(&identity);
+    let refused = (403, "access to exchange 'amq.fanout' in vhost '/' refused for user 'u'".to_owned());
+    assert_eq!(refusal(publish(&mut publisher, "amq.fanout")), refused);
+    vhost.set_permissions("u", Some(&Permissions::all())).unwrap();
+    assert!(publish(&mut publisher, "amq.fanout").is_ok());
+    vhost.set_permissions("u", Some(&Permissions::default())).unwrap();
+    assert_eq!(refusal(publish(&mut publisher, "amq.fanout")), refused, "the route was remembered");
+}
+
+#[test]
+fn connections_count_against_user_and_vhost_until_they_go() {
+    let limits = UserLimits { max_connections: Some(1), ..Default::default() };
+    let (broker, identity) = broker(limits);
+    let seat = broker.seat(&identity, "/").unwrap();
+    let text = "connection refused for user 'u': user connection limit (1) is reached";
+    assert_eq!(refusal(broker.seat(&identity, "/")), (530, text.to_owned()));
+    drop(seat);
+    assert!(broker.seat(&identity, "/").is_ok());
+    broker.vhost("/").unwrap().set_limits(VirtualHostLimits { max_connections: Some(0), max_queues: None });
+    let text = "access to vhost '/' refused for user 'u': connection limit (0) is reached";
+    assert_eq!(refusal(broker.seat(&identity, "/")), (530, text.to_owned()));
+}
+
+#[test]
+fn channels_count_over_all_connections_of_a_user() {
+    let limits = UserLimits { max_channels: Some(2), ..Default::default() };
+    let (broker, identity) = broker(limits);
+    let (one, other) = (broker.seat(&identity, "/").unwrap(), broker.seat(&identity, "/").unwrap());
+    one.open_channel().unwrap();
+    other.open_channel().unwrap();
+    let text = "number of channels opened for user 'u' has reached the maximum allowed user limit of (2)";
+    assert_eq!(refusal(one.open_channel()), (530, text.to_owned()));
+    other.close_channel();
+    one.open_channel().unwrap();
+    drop(one);
+    other.open_channel().unwrap();
+    other.open_channel().unwrap();
+}
+
+#[test]
+fn queues_of_a_vhost_are_limited_but_those_that_exist_can_be_redeclared() {
+    let (broker, _) = broker(UserLimits::default());
+    let vhost = broker.vhost("/").unwrap();
+    vhost.set_limits(VirtualHostLimits { max_queues: Some(1), max_connections: None });
+    let declare =
+        |name| vhost.declare_queue(crate::SessionId(1), &QueueDeclare { name, ..Default::default() }, NOW);
+    declare("one").unwrap();
+    declare("one").unwrap();
+    let text = "cannot declare queue 'two': queue limit in vhost '/' (1) is reached";
+    assert_eq!(refusal(declare("two")), (406, text.to_owned()));
+}
+
+#[test]
+fn nobody_sits_down_without_permissions() {
+    let (broker, identity) = broker(UserLimits::default());
+    broker.add_vhost("other");
+    let text = "access to vhost 'other' refused for user 'u'";
+    assert_eq!(refusal(broker.seat(&identity, "other")), (530, text.to_owned()));
+    assert_eq!(refusal(broker.seat(&identity, "none")), (530, "vhost none not found".to_owned()));
+}

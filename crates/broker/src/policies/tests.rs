@@ -1,0 +1,121 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::message::Body;
+use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
+use crate::{Broker, BrokerConfig, Overflow, Publish, SessionId, Timestamp};
+
+const ME: SessionId = SessionId(1);
+const NOW: Timestamp = Timestamp(1_000);
+
+fn vhost() -> (Arc<Broker>, Arc<VirtualHost>) {
+    let broker = Broker::new(BrokerConfig::default());
+    let vhost = broker.vhost("/").unwrap();
+    (broker, vhost)
+}
+
+fn policy(name: &str, pattern: &str, priority: i64, definition: &str) -> Policy {
+    let definition = PolicyDefinition::parse(&serde_json::from_str(definition).unwrap()).unwrap();
+    let pattern = Pattern::new(pattern).unwrap();
+    Policy { name: name.into(), pattern, priority, apply_to: ApplyTo::All, definition }
+}
+
+fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
+    let arguments: FieldTable = arguments.iter().cloned().collect();
+    let octets = arguments.encode();
+    let arguments = amqp::RawTable::check(&octets).unwrap();
+    let declare = QueueDeclare { name, durable: true, arguments, ..Default::default() };
+    vhost.declare_queue(ME, &declare, NOW).unwrap().queue
+}
+
+fn publish(broker: &Broker, vhost: &Arc<VirtualHost>, exchange: &str, key: &str) -> bool {
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let message = Publish { exchange, routing_key: key, properties: &[0, 0], body: Body::Copied(b"x") };
+    vhost.publisher(&guest).publish(message, NOW).unwrap()
+}
+
+#[test]
+fn the_highest_priority_alone_applies() {
+    let (_broker, vhost) = vhost();
+    vhost.set_policy(policy("low", "^q", 0, r#"{"max-length": 1, "message-ttl": 5}"#), NOW);
+    vhost.set_policy(policy("high", "^q", 1, r#"{"max-length": 7}"#), NOW);
+    vhost.set_policy(policy("other", "^x", 2, r#"{"max-length": 3}"#), NOW);
+    let arguments = queue(&vhost, "q", &[]).arguments();
+    assert_eq!((arguments.max_length, arguments.message_ttl), (Some(7), None));
+}
+
+#[test]
+fn of_numbers_the_lowest_holds_and_otherwise_the_argument() {
+    let (_broker, vhost) = vhost();
+    let definition = r#"{"max-length": 5, "overflow": "reject-publish", "dead-letter-routing-key": "policy",
+        "dead-letter-exchange": "policy"}"#;
+    vhost.set_policy(policy("p", "", 0, definition), NOW);
+    vhost.set_operator_policy(policy("o", "", 0, r#"{"max-length": 4, "expires": 9}"#), NOW);
+    let own = [
+        ("x-max-length", FieldValue::I32(8)),
+        ("x-expires", FieldValue::I32(6)),
+        ("x-overflow", FieldValue::text("drop-head")),
+        ("x-dead-letter-exchange", FieldValue::text("own")),
+    ];
+    let arguments = queue(&vhost, "q", &own).arguments();
+    assert_eq!((arguments.max_length, arguments.expires), (Some(4), Some(6)));
+    assert_eq!(arguments.overflow, Overflow::DropHead);
+    let letters = arguments.dead_lettering.as_ref().unwrap();
+    assert_eq!((&*letters.exchange, letters.routing_key.as_deref()), ("own", Some("policy")));
+    let bare = queue(&vhost, "bare", &[]).arguments();
+    assert_eq!((bare.overflow, bare.max_length), (Overflow::RejectPublish, Some(4)));
+}
+
+#[test]
+fn a_policy_that_the_type_of_queue_does_not_know_is_passed_over() {
+    let (_broker, vhost) = vhost();
+    vhost.set_policy(policy("quorum", "", 1, r#"{"delivery-limit": 2, "max-length": 1}"#), NOW);
+    vhost.set_policy(policy("all", "", 0, r#"{"max-length": 9}"#), NOW);
+    assert_eq!(queue(&vhost, "classic", &[]).arguments().max_length, Some(9));
+    let quorum = queue(&vhost, "quorum", &[("x-queue-type", FieldValue::text("quorum"))]).arguments();
+    assert_eq!((quorum.max_length, quorum.delivery_limit), (Some(1), Some(2)));
+}
+
+#[test]
+fn existing_queues_follow_at_once_and_go_back_when_the_policy_goes() {
+    let (broker, vhost) = vhost();
+    let queue = queue(&vhost, "q", &[]);
+    for _ in 0..3 {
+        publish(&broker, &vhost, "", "q");
+    }
+    vhost.set_policy(policy("p", "^q$", 0, r#"{"max-length": 1, "expires": 50}"#), NOW);
+    assert_eq!(queue.message_count(), 1);
+    assert_eq!(broker.next_deadline(), Some(Timestamp(1_050)));
+    vhost.remove_policy("p", NOW);
+    assert_eq!(*queue.arguments(), QueueArguments::default());
+    broker.expire(Timestamp(2_000));
+    assert!(!queue.is_deleted());
+}
+
+#[test]
+fn exchanges_get_and_lose_their_alternate_exchange() {
+    let (broker, vhost) = vhost();
+    queue(&vhost, "q", &[]);
+    let binding = Binding { source: "amq.fanout", destination: "q", ..Default::default() };
+    vhost.bind_queue(ME, &binding).unwrap();
+    let declare = |name| ExchangeDeclare { name, kind: "direct", ..Default::default() };
+    vhost.declare_exchange(&declare("before")).unwrap();
+    assert!(!publish(&broker, &vhost, "before", "k"));
+    vhost.set_policy(policy("p", "^(before|after)$", 0, r#"{"alternate-exchange": "amq.fanout"}"#), NOW);
+    vhost.declare_exchange(&declare("after")).unwrap();
+    assert!(publish(&broker, &vhost, "before", "k"));
+    assert!(publish(&broker, &vhost, "after", "k"));
+    vhost.remove_policy("p", NOW);
+    assert!(!publish(&broker, &vhost, "before", "k"));
+}
+
+#[test]
+fn apply_to_chooses_queues_or_exchanges() {
+    let (_broker, vhost) = vhost();
+    let only = |apply_to| Policy { apply_to, ..policy("p", "", 0, r#"{"max-length": 1}"#) };
+    vhost.set_policy(only(ApplyTo::Exchanges), NOW);
+    let queue = queue(&vhost, "q", &[]);
+    assert_eq!(queue.arguments().max_length, None);
+    vhost.set_policy(only(ApplyTo::Queues), NOW);
+    assert_eq!(queue.arguments().max_length, Some(1));
+}

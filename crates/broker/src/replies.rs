@@ -1,0 +1,144 @@
+//! Direct reply-to: replies that go straight to whoever asked (RabbitMQ, "Direct Reply-to").
+//!
+//! A requester consumes from [`REPLY_QUEUE`] and gets a queue of its own, which is in no topology: it cannot be
+//! declared, bound, read or deleted, and only who knows its name, which holds 128 random bits, can publish to it. Being
+//! a queue, it holds back what the requester's connection has no room for.
+
+use std::sync::Arc;
+
+use amqp::{FieldTable, Properties};
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+use crate::arguments::{Overflow, QueueArguments};
+use crate::error::BrokerError;
+use crate::names::generated_name;
+use crate::queue::{NewQueue, Queue, QueueProperties};
+use crate::vhost::VirtualHost;
+
+/// What requesters consume from, and write into the property reply_to of their requests.
+pub const REPLY_QUEUE: &str = "amq.rabbitmq.reply-to";
+
+/// The reply queues of a virtual host, by name. The lock is taken alone.
+pub(crate) type ReplyQueues = RwLock<HashMap<Arc<str>, Arc<Queue>>>;
+
+impl VirtualHost {
+    /// A reply queue for one consumer, which the caller registers with it (with `no_ack`), and closes with
+    /// [`VirtualHost::close_replies`].
+    pub fn open_replies(&self) -> Arc<Queue> {
+        let name: Arc<str> = generated_name(REPLY_PREFIX).into();
+        let queue = Queue::new(NewQueue {
+            name: name.clone(),
+            vhost: self.name().into(),
+            properties: QueueProperties {
+                durable: false,
+                auto_delete: false,
+                owner: None,
+                arguments: FieldTable::new(),
+            },
+            arguments: QueueArguments {
+                max_length: Some(MAX_REPLIES),
+                max_length_bytes: Some(MAX_REPLY_OCTETS),
+                overflow: Overflow::RejectPublish,
+                ..QueueArguments::default()
+            },
+            // It has no place in the topology that it could be taken out of.
+            home: std::sync::Weak::new(),
+            metrics: self.shared_metrics(),
+            deadlines: self.deadlines(),
+        });
+        self.reply_queues().write().insert(name, queue.clone());
+        queue
+    }
+
+    /// Forgets a reply queue, after its consumer has been cancelled. Other queues are left alone.
+    pub fn close_replies(&self, queue: &Queue) {
+        if self.reply_queues().write().remove(&**queue.name()).is_some() {
+            // Nobody else deletes it, and what is in it has nobody to go to.
+            let _ = queue.delete(false, false);
+        }
+    }
+
+    /// Whether a queue.declare, passive or not, finds this name: [`REPLY_QUEUE`] itself, or a reply queue.
+    pub fn has_replies(&self, name: &str) -> bool {
+        name == REPLY_QUEUE || self.reply_queue(name).is_some()
+    }
+
+    pub(crate) fn reply_queue(&self, name: &str) -> Option<Arc<Queue>> {
+        if !name.starts_with(REPLY_PREFIX) {
+            return None;
+        }
+        self.reply_queues().read().get(name).cloned()
+    }
+}
+
+/// Whether the name is [`REPLY_QUEUE`] or may be that of a reply queue, whoever holds it.
+pub fn is_reply_name(name: &str) -> bool {
+    name == REPLY_QUEUE || name.starts_with(REPLY_PREFIX)
+}
+
+/// The properties with the publisher's own reply queue in place of [`REPLY_QUEUE`]; `None` when they need no change.
+///
+/// # Errors
+/// 406 when the publisher's channel has no reply queue; 502 malformed properties.
+pub(crate) fn with_reply_queue(octets: &[u8], own: Option<&str>) -> Result<Option<Vec<u8>>, BrokerError> {
+    // Most messages have no reply_to: two octets tell.
+    let flags = octets.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
+    if flags & REPLY_TO_FLAG == 0 {
+        return Ok(None);
+    }
+    let mut properties = Properties::decode(octets).map_err(BrokerError::MalformedProperties)?;
+    if properties.reply_to != Some(REPLY_QUEUE) {
+        return Ok(None);
+    }
+    let own = own.ok_or_else(|| BrokerError::precondition("fast reply consumer does not exist"))?;
+    properties.reply_to = Some(own);
+    let mut rewritten = Vec::with_capacity(octets.len() + own.len());
+    properties.encode(&mut rewritten);
+    Ok(Some(rewritten))
+}
+
+const REPLY_PREFIX: &str = "amq.rabbitmq.reply-to.";
+
+/// The flag of the property reply_to in a content header.
+const REPLY_TO_FLAG: u16 = 1 << 9;
+
+/// Octets of replies that wait for a requester that does not read. RabbitMQ has no limit; here the replier is told by a
+/// basic.nack, if it asked for confirms.
+const MAX_REPLY_OCTETS: u64 = 64 * 1024 * 1024;
+
+/// The same in messages, for empty ones take memory too.
+const MAX_REPLIES: u64 = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encode(properties: Properties<'_>) -> Vec<u8> {
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        octets
+    }
+
+    #[test]
+    fn the_pseudo_queue_is_replaced_and_nothing_else() {
+        let own = Some("amq.rabbitmq.reply-to.token");
+        let request = encode(Properties::default().with_reply_to(REPLY_QUEUE).with_message_id("m".into()));
+        let rewritten = with_reply_queue(&request, own).unwrap().unwrap();
+        let properties = Properties::decode(&rewritten).unwrap();
+        assert_eq!((properties.reply_to, properties.message_id), (own, Some("m".into())));
+        for other in ["q", "", "amq.rabbitmq.reply-to.other"] {
+            let octets = encode(Properties::default().with_reply_to(other));
+            assert_eq!(with_reply_queue(&octets, None).unwrap(), None, "{other}");
+        }
+        assert_eq!(with_reply_queue(&encode(Properties::default()), None).unwrap(), None);
+    }
+
+    #[test]
+    fn a_request_needs_a_consumer_for_its_reply() {
+        let request = encode(Properties::default().with_reply_to(REPLY_QUEUE));
+        let error = with_reply_queue(&request, None).unwrap_err();
+        assert_eq!(error.to_string(), "fast reply consumer does not exist");
+        assert_eq!(error.reply_code(), amqp::ReplyCode::PreconditionFailed);
+    }
+}

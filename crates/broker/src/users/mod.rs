@@ -1,0 +1,231 @@
+//! Users and logging in.
+
+mod password;
+
+use std::fmt;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+pub use password::PasswordHash;
+
+use crate::limits::Tally;
+
+/// Somebody who has logged in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    name: Arc<str>,
+    impersonator: bool,
+}
+
+impl Identity {
+    /// The user's name.
+    pub fn user(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the user may publish under other users' names (tag `impersonator`).
+    pub fn may_impersonate(&self) -> bool {
+        self.impersonator
+    }
+}
+
+/// Why a login was refused: for the log. The peer learns only that it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoginRefused {
+    /// No user of this name.
+    UnknownUser,
+    /// The password is another one, or the user has none.
+    WrongPassword,
+    /// The empty password is never right.
+    BlankPassword,
+    /// The user may only log in from the machine that the broker runs on.
+    LoopbackOnly,
+}
+
+impl LoginRefused {
+    /// The text of the 403 that ends the connection, without the code's name in front.
+    pub fn reply_text(mechanism: &str) -> String {
+        format!(
+            "Login was refused using authentication mechanism {mechanism}. For details see the broker logfile."
+        )
+    }
+}
+
+impl fmt::Display for LoginRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UnknownUser => "no such user",
+            Self::WrongPassword => "wrong password",
+            Self::BlankPassword => "blank password",
+            Self::LoopbackOnly => "user can only log in via localhost",
+        })
+    }
+}
+
+impl std::error::Error for LoginRefused {}
+
+/// A user.
+#[derive(Debug, Clone)]
+pub struct UserSpec {
+    /// The name.
+    pub name: String,
+    /// The password's hash; without one nobody can log in with a password.
+    pub password: Option<PasswordHash>,
+    /// Refuse logins that do not come over the loopback interface.
+    pub loopback_only: bool,
+    /// `administrator`, `impersonator`, and whatever the operator likes.
+    pub tags: Vec<String>,
+    /// How many connections and channels the user may have.
+    pub limits: UserLimits,
+}
+
+/// Limits of one user over all virtual hosts (RabbitMQ, "Per-User Resource Limits"); `None` is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UserLimits {
+    /// `max-connections`.
+    pub max_connections: Option<u64>,
+    /// `max-channels`, on all connections together.
+    pub max_channels: Option<u64>,
+}
+
+impl UserSpec {
+    /// RabbitMQ's default user: guest with password guest, an administrator, over loopback only.
+    pub fn guest() -> Self {
+        Self {
+            name: GUEST.into(),
+            password: Some(PasswordHash::new(b"guest")),
+            loopback_only: true,
+            tags: vec!["administrator".into()],
+            limits: UserLimits::default(),
+        }
+    }
+}
+
+/// The default user, and the only one in RabbitMQ's default `loopback_users`.
+pub(crate) const GUEST: &str = "guest";
+
+/// All users of a broker.
+#[derive(Default)]
+pub(crate) struct Users {
+    by_name: RwLock<HashMap<String, Arc<Account>>>,
+}
+
+/// A user, and what the user has open now.
+pub(crate) struct Account {
+    spec: ArcSwap<UserSpec>,
+    pub(crate) connections: Tally,
+    pub(crate) channels: Tally,
+}
+
+impl Account {
+    pub(crate) fn limits(&self) -> UserLimits {
+        self.spec.load().limits
+    }
+}
+
+impl Users {
+    /// Adds a user, or changes one.
+    pub(crate) fn put(&self, user: UserSpec) {
+        let mut users = self.by_name.write();
+        if let Some(account) = users.get(&user.name) {
+            account.spec.store(Arc::new(user));
+            return;
+        }
+        let name = user.name.clone();
+        let spec = ArcSwap::from_pointee(user);
+        users.insert(
+            name,
+            Arc::new(Account { spec, connections: Tally::default(), channels: Tally::default() }),
+        );
+    }
+
+    pub(crate) fn account(&self, name: &str) -> Option<Arc<Account>> {
+        self.by_name.read().get(name).cloned()
+    }
+
+    pub(crate) fn authenticate(
+        &self,
+        name: &str,
+        password: &[u8],
+        peer_is_loopback: bool,
+    ) -> Result<Identity, LoginRefused> {
+        if password.is_empty() {
+            return Err(LoginRefused::BlankPassword);
+        }
+        let Some(account) = self.account(name) else {
+            PasswordHash::matches_nobody(password);
+            return Err(LoginRefused::UnknownUser);
+        };
+        let user = account.spec.load();
+        let Some(hash) = &user.password else {
+            PasswordHash::matches_nobody(password);
+            return Err(LoginRefused::WrongPassword);
+        };
+        if !hash.matches(password) {
+            return Err(LoginRefused::WrongPassword);
+        }
+        if user.loopback_only && !peer_is_loopback {
+            return Err(LoginRefused::LoopbackOnly);
+        }
+        let impersonator = user.tags.iter().any(|tag| tag == "impersonator");
+        Ok(Identity { name: name.into(), impersonator })
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Somebody who has logged in.
+    pub(crate) fn identity(name: &str, impersonator: bool) -> Identity {
+        Identity { name: name.into(), impersonator }
+    }
+
+    fn users() -> Users {
+        let users = Users::default();
+        users.put(UserSpec::guest());
+        users
+    }
+
+    #[test]
+    fn guest_logs_in_over_loopback_only() {
+        let users = users();
+        assert_eq!(users.authenticate("guest", b"guest", true).unwrap().user(), "guest");
+        assert_eq!(users.authenticate("guest", b"guest", false), Err(LoginRefused::LoopbackOnly));
+    }
+
+    #[test]
+    fn wrong_names_and_passwords_are_refused() {
+        let users = users();
+        assert_eq!(users.authenticate("guest", b"gues", true), Err(LoginRefused::WrongPassword));
+        assert_eq!(users.authenticate("guest", b"guesT", true), Err(LoginRefused::WrongPassword));
+        assert_eq!(users.authenticate("nobody", b"x", true), Err(LoginRefused::UnknownUser));
+    }
+
+    #[test]
+    fn a_wrong_password_does_not_tell_that_the_user_is_bound_to_loopback() {
+        assert_eq!(users().authenticate("guest", b"x", false), Err(LoginRefused::WrongPassword));
+    }
+
+    #[test]
+    fn nobody_logs_in_without_a_password() {
+        let users = users();
+        users.put(UserSpec { name: "blank".into(), password: None, ..UserSpec::guest() });
+        assert_eq!(users.authenticate("blank", b"", true), Err(LoginRefused::BlankPassword));
+        assert_eq!(users.authenticate("blank", b"x", true), Err(LoginRefused::WrongPassword));
+        users.put(UserSpec { password: Some(PasswordHash::new(b"")), ..UserSpec::guest() });
+        assert_eq!(users.authenticate("guest", b"", true), Err(LoginRefused::BlankPassword));
+    }
+
+    #[test]
+    fn a_changed_user_is_changed_at_once() {
+        let users = users();
+        let tags = vec!["impersonator".into()];
+        users.put(UserSpec { password: Some(PasswordHash::new(b"new")), tags, ..UserSpec::guest() });
+        assert_eq!(users.authenticate("guest", b"guest", true), Err(LoginRefused::WrongPassword));
+        assert!(users.authenticate("guest", b"new", true).unwrap().may_impersonate());
+    }
+}

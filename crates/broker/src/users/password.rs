@@ -1,0 +1,153 @@
+//! Passwords at rest, as RabbitMQ keeps them (RabbitMQ, "Credentials and Passwords"): four octets of salt, then the
+//! digest of salt and password; in base64 where it is written down.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha256, Sha512};
+use subtle::ConstantTimeEq;
+
+/// A salted digest of a password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PasswordHash {
+    algorithm: Algorithm,
+    salt: [u8; SALT_LEN],
+    digest: Box<[u8]>,
+}
+
+/// The digests that RabbitMQ offers and that are still safe to use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Algorithm {
+    Sha256,
+    Sha512,
+}
+
+impl PasswordHash {
+    /// The digest of a password, with new salt.
+    pub fn new(password: &[u8]) -> Self {
+        // Keyed with random bits of the operating system; salt has to differ, and need not be secret.
+        let salt = (RandomState::new().hash_one(0) as u32).to_le_bytes();
+        Self { algorithm: Algorithm::Sha256, salt, digest: Algorithm::Sha256.digest(&salt, password) }
+    }
+
+    /// Reads `password_hash` and `hashing_algorithm` of RabbitMQ's definitions; without an algorithm it is SHA-256.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn parse(base64: &str, algorithm: Option<&str>) -> Result<Self, String> {
+        let algorithm = match algorithm {
+            None | Some("rabbit_password_hashing_sha256") => Algorithm::Sha256,
+            Some("rabbit_password_hashing_sha512") => Algorithm::Sha512,
+            Some(other) => {
+                return Err(format!(
+                    "hashing_algorithm '{other}' is neither rabbit_password_hashing_sha256 nor \
+                     rabbit_password_hashing_sha512"
+                ));
+            }
+        };
+        let octets =
+            STANDARD.decode(base64).map_err(|error| format!("password_hash is not base64: {error}"))?;
+        match octets.split_first_chunk::<SALT_LEN>() {
+            Some((salt, digest)) if digest.len() == algorithm.digest_len() => {
+                Ok(Self { algorithm, salt: *salt, digest: digest.into() })
+            }
+            _ => Err(format!(
+                "password_hash has {} octets, not the {} of salt and digest",
+                octets.len(),
+                SALT_LEN + algorithm.digest_len()
+            )),
+        }
+    }
+
+    /// Whether this is the password, in a time that does not tell how much of it is right.
+    pub(super) fn matches(&self, password: &[u8]) -> bool {
+        self.algorithm.digest(&self.salt, password).ct_eq(&self.digest).into()
+    }
+
+    /// The work of [`PasswordHash::matches`] for a user that does not exist, so that its time does not tell that.
+    pub(super) fn matches_nobody(password: &[u8]) {
+        let none = Self {
+            algorithm: Algorithm::Sha256,
+            salt: [0; SALT_LEN],
+            digest: vec![0; Algorithm::Sha256.digest_len()].into(),
+        };
+        std::hint::black_box(none.matches(password));
+    }
+}
+
+impl Algorithm {
+    fn digest(self, salt: &[u8], password: &[u8]) -> Box<[u8]> {
+        match self {
+            Self::Sha256 => {
+                Sha256::new().chain_update(salt).chain_update(password).finalize().as_slice().into()
+            }
+            Self::Sha512 => {
+                Sha512::new().chain_update(salt).chain_update(password).finalize().as_slice().into()
+            }
+        }
+    }
+
+    fn digest_len(self) -> usize {
+        match self {
+            Self::Sha256 => 32,
+            Self::Sha512 => 64,
+        }
+    }
+}
+
+impl fmt::Debug for PasswordHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PasswordHash").field("algorithm", &self.algorithm).finish_non_exhaustive()
+    }
+}
+
+/// Octets of salt in front of the digest.
+const SALT_LEN: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From RabbitMQ's documentation: the password `test12` with the salt 908DC60A.
+    const DOCUMENTED: &str = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR";
+
+    #[test]
+    fn the_example_of_rabbitmqs_documentation_is_understood() {
+        for algorithm in [None, Some("rabbit_password_hashing_sha256")] {
+            let hash = PasswordHash::parse(DOCUMENTED, algorithm).unwrap();
+            assert!(hash.matches(b"test12"));
+            assert!(!hash.matches(b"test1"));
+        }
+    }
+
+    #[test]
+    fn sha_512_is_understood() {
+        let digest = Algorithm::Sha512.digest(b"salt", b"secret");
+        let text = STANDARD.encode([b"salt", &*digest].concat());
+        let hash = PasswordHash::parse(&text, Some("rabbit_password_hashing_sha512")).unwrap();
+        assert!(hash.matches(b"secret"));
+        assert!(PasswordHash::parse(&text, None).is_err(), "as long as SHA-256 it is not");
+    }
+
+    #[test]
+    fn one_password_has_many_hashes() {
+        let (one, other) = (PasswordHash::new(b"guest"), PasswordHash::new(b"guest"));
+        assert!(one.matches(b"guest") && other.matches(b"guest"));
+        assert_ne!(one.salt, other.salt);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_hash_is_told() {
+        let refused = |hash, algorithm| PasswordHash::parse(hash, algorithm).unwrap_err();
+        assert!(refused("!", None).starts_with("password_hash is not base64"));
+        assert_eq!(refused("AAAA", None), "password_hash has 3 octets, not the 36 of salt and digest");
+        assert!(refused(DOCUMENTED, Some("rabbit_password_hashing_md5")).contains("_md5' is neither"));
+    }
+
+    #[test]
+    fn debug_output_holds_no_digest() {
+        assert_eq!(format!("{:?}", PasswordHash::new(b"x")), "PasswordHash { algorithm: Sha256, .. }");
+    }
+}

@@ -1,0 +1,119 @@
+//! What the operator sets for a virtual host: permissions, policies and limits.
+
+use std::sync::Arc;
+
+use super::VirtualHost;
+use crate::error::BrokerError;
+use crate::limits::{Tally, VirtualHostLimits, too_many_queues};
+use crate::permissions::{Grant, Permissions, TopicPermissions};
+use crate::policies::Policy;
+use crate::routing::ExchangeKind;
+use crate::time::Timestamp;
+
+impl VirtualHost {
+    /// Sets the permissions of a user, or takes them away. They hold at once, also for open connections; those stay
+    /// open.
+    ///
+    /// # Errors
+    /// Which expression is wrong, and how. Nothing has changed then.
+    pub fn set_permissions(&self, user: &str, permissions: Option<&Permissions>) -> Result<(), String> {
+        self.grant(user).set(permissions)?;
+        self.forget_routes();
+        Ok(())
+    }
+
+    /// Restricts the topics of a user on one exchange.
+    ///
+    /// # Errors
+    /// Which expression is wrong, and how. Nothing has changed then.
+    pub fn set_topic_permissions(&self, user: &str, permissions: &TopicPermissions) -> Result<(), String> {
+        self.grant(user).set_topic(permissions)?;
+        self.forget_routes();
+        Ok(())
+    }
+
+    /// Adds a policy, or changes the one with its name. Existing queues and exchanges follow it at once.
+    pub fn set_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
+        self.policies.write().set(policy);
+        self.apply_policies(now);
+    }
+
+    /// Adds an operator policy, or changes the one with its name.
+    pub fn set_operator_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
+        self.policies.write().set_operator(policy);
+        self.apply_policies(now);
+    }
+
+    /// Removes a policy.
+    pub fn remove_policy(self: &Arc<Self>, name: &str, now: Timestamp) {
+        self.policies.write().remove(name);
+        self.apply_policies(now);
+    }
+
+    /// Sets how many connections and queues there may be. What is there already stays.
+    pub fn set_limits(&self, limits: VirtualHostLimits) {
+        *self.limits.write() = limits;
+    }
+
+    pub(crate) fn limits(&self) -> VirtualHostLimits {
+        *self.limits.read()
+    }
+
+    pub(crate) fn connections(&self) -> &Tally {
+        &self.connections
+    }
+
+    pub(crate) fn grant(&self, user: &str) -> Arc<Grant> {
+        self.grants.of(user, &self.name)
+    }
+
+    /// Whether the user has permissions here.
+    pub(crate) fn may_open(&self, user: &str) -> bool {
+        self.grants.may_open(user)
+    }
+
+    pub(crate) fn has_queue(&self, name: &str) -> bool {
+        self.topology.read().queue(name).is_some()
+    }
+
+    pub(crate) fn has_exchange(&self, name: &str) -> bool {
+        self.topology.read().exchange(name).is_some()
+    }
+
+    pub(crate) fn is_topic_exchange(&self, name: &str) -> bool {
+        self.topology.read().exchange(name).is_some_and(|(_, exchange)| exchange.kind == ExchangeKind::Topic)
+    }
+
+    pub(super) fn check_queue_limit(&self, queue: &str) -> Result<(), BrokerError> {
+        match self.limits().max_queues {
+            Some(limit) if self.topology.read().queue_count() as u64 >= limit => {
+                Err(too_many_queues(queue, &self.name, limit))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives every queue and exchange what the policies now say. Whoever is declared meanwhile waits for it, or has
+    /// been found.
+    fn apply_policies(&self, now: Timestamp) {
+        let policies = self.policies.read();
+        let mut topology = self.topology.write();
+        topology.set_alternates(|exchange| policies.alternate_of(&exchange.name, &exchange.arguments));
+        let queues: Vec<_> = topology.queues().cloned().collect();
+        self.topology_changed();
+        drop(topology);
+        let changed: Vec<_> =
+            queues.into_iter().filter(|queue| queue.set_arguments(policies.arguments_of(queue))).collect();
+        drop(policies);
+        for queue in changed {
+            queue.arguments_changed(now);
+        }
+    }
+
+    /// Makes publishers ask for permission again.
+    fn forget_routes(&self) {
+        let topology = self.topology.write();
+        self.topology_changed();
+        drop(topology);
+    }
+}

@@ -1,0 +1,41 @@
+//! The definitions file that the embedded broker starts with.
+
+use std::path::{Path, PathBuf};
+
+use broker::{Broker, Definitions, Timestamp};
+
+use crate::config::Config;
+
+/// Definitions that have been read, and where from.
+#[derive(Debug)]
+pub(crate) struct DefinitionsFile {
+    path: PathBuf,
+    definitions: Definitions,
+}
+
+/// Reads the file that the setting `definitions` names, if it names one.
+///
+/// # Errors
+///
+/// A line that begins with the key and the file, and names the entry at fault.
+pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, String> {
+    let Some(path) = &config.definitions.0 else { return Ok(None) };
+    let octets = std::fs::read(path).map_err(|error| at_fault(path, &error))?;
+    let definitions = Definitions::from_json(&octets).map_err(|error| at_fault(path, &error))?;
+    Ok(Some(DefinitionsFile { path: path.clone(), definitions }))
+}
+
+impl DefinitionsFile {
+    /// Loads them.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`].
+    pub(crate) fn load_into(&self, broker: &Broker, now: Timestamp) -> Result<(), String> {
+        broker.load(&self.definitions, now).map_err(|error| at_fault(&self.path, &error))
+    }
+}
+
+fn at_fault(path: &Path, error: &dyn std::fmt::Display) -> String {
+    format!("definitions: {}: {error}", path.display())
+}

@@ -1,0 +1,126 @@
+//! Who may put credentials to the broker, and when.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::Credentials;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Bounds handshakes at one time, so that a storm of clients does not become one of handshakes, and keeps those with
+/// wrong credentials from holding up those with good ones.
+#[derive(Debug)]
+pub(crate) struct Doorkeeper {
+    /// For credentials that a broker has accepted before.
+    known: Semaphore,
+    /// For all others.
+    strangers: Semaphore,
+    /// What was accepted last for each user, at most [`VERIFIED_MAX`].
+    verified: Mutex<HashMap<String, Arc<Credentials>>>,
+    /// What was refused last, oldest first, at most [`REFUSED_MAX`].
+    refused: Mutex<VecDeque<Refused>>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    credentials: Credentials,
+    /// The broker's words.
+    text: String,
+    at: Instant,
+}
+
+impl Doorkeeper {
+    pub(crate) fn new() -> Self {
+        Self {
+            known: Semaphore::new(HANDSHAKES_AT_ONCE),
+            strangers: Semaphore::new(HANDSHAKES_AT_ONCE),
+            verified: Mutex::default(),
+            refused: Mutex::default(),
+        }
+    }
+
+    /// Waits for the permission to begin a handshake.
+    pub(crate) async fn enter(&self, credentials: &Credentials) -> Option<SemaphorePermit<'_>> {
+        let known =
+            self.verified.lock().get(&credentials.username).is_some_and(|known| **known == *credentials);
+        let semaphore = if known { &self.known } else { &self.strangers };
+        // Neither is ever closed.
+        semaphore.acquire().await.ok()
+    }
+
+    /// A broker has accepted these credentials.
+    pub(crate) fn verified(&self, credentials: &Arc<Credentials>) {
+        let mut verified = self.verified.lock();
+        if verified.len() >= VERIFIED_MAX && !verified.contains_key(&credentials.username) {
+            // Any will do: whoever is forgotten is a stranger once.
+            let forgotten = verified.keys().next().cloned();
+            forgotten.map(|user| verified.remove(&user));
+        }
+        verified.insert(credentials.username.clone(), credentials.clone());
+    }
+
+    /// A broker has refused these credentials, in these words.
+    pub(crate) fn refuse(&self, credentials: Credentials, text: String, now: Instant) {
+        let mut verified = self.verified.lock();
+        if verified.get(&credentials.username).is_some_and(|known| **known == credentials) {
+            verified.remove(&credentials.username);
+        }
+        drop(verified);
+        let mut refused = self.refused.lock();
+        forget(&mut refused, now);
+        if refused.len() == REFUSED_MAX {
+            refused.pop_front();
+        }
+        refused.push_back(Refused { credentials, text, at: now });
+    }
+
+    /// The broker's words, when it refused the very same credentials a moment ago.
+    pub(crate) fn refusal(&self, credentials: &Credentials, now: Instant) -> Option<String> {
+        let mut refused = self.refused.lock();
+        forget(&mut refused, now);
+        refused.iter().find(|refused| refused.credentials == *credentials).map(|refused| refused.text.clone())
+    }
+}
+
+fn forget(refused: &mut VecDeque<Refused>, now: Instant) {
+    while refused.front().is_some_and(|oldest| now >= oldest.at + REFUSAL_HOLDS) {
+        refused.pop_front();
+    }
+}
+
+/// Handshakes at one time, of each kind. RabbitMQ spends milliseconds of CPU on each.
+const HANDSHAKES_AT_ONCE: usize = 32;
+/// How long a refusal is repeated without asking: long enough to take the load of a client that retries in a loop off
+/// the broker, short enough that nobody waits for a password that was just set.
+const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
+/// Refusals kept, so that guessing costs little memory; a client that retries in a loop is among the last.
+const REFUSED_MAX: usize = 128;
+/// Users whose credentials are remembered; more than that are rarely behind one proxy.
+const VERIFIED_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_repeated_for_a_moment_and_for_the_same_credentials_only() {
+        let (keeper, now) = (Doorkeeper::new(), Instant::now());
+        keeper.refuse(Credentials::plain("user", "wrong"), "no".to_owned(), now);
+        let refusal = |password: &str, now| keeper.refusal(&Credentials::plain("user", password), now);
+        assert_eq!(refusal("wrong", now + REFUSAL_HOLDS / 2).as_deref(), Some("no"));
+        assert_eq!(refusal("right", now + REFUSAL_HOLDS / 2), None);
+        assert_eq!(refusal("wrong", now + REFUSAL_HOLDS), None);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (keeper, now) = (Doorkeeper::new(), Instant::now());
+        for n in 0..=VERIFIED_MAX {
+            keeper.refuse(Credentials::plain(format!("user {n}"), "wrong"), "no".to_owned(), now);
+            keeper.verified(&Arc::new(Credentials::plain(format!("user {n}"), "right")));
+        }
+        assert_eq!(keeper.refused.lock().len(), REFUSED_MAX);
+        assert_eq!(keeper.verified.lock().len(), VERIFIED_MAX);
+    }
+}

@@ -1,0 +1,138 @@
+//! Behaviours of one connection that brokers tend to get wrong, and that no client library can show alone.
+
+use amqp::method::tx;
+
+use super::*;
+
+fn get(out: &mut Vec<u8>, no_ack: bool) {
+    frame::write_method(out, 1, basic::Get { queue: "q", no_ack, ..Default::default() });
+}
+
+fn consume(out: &mut Vec<u8>, tag: &str, no_ack: bool) {
+    let consume = basic::Consume { queue: "q", consumer_tag: tag, no_ack, ..Default::default() };
+    frame::write_method(out, 1, consume);
+}
+
+fn qos(out: &mut Vec<u8>, prefetch_count: u16, global: bool) {
+    frame::write_method(out, 1, basic::Qos { prefetch_size: 0, prefetch_count, global });
+}
+
+fn ack(out: &mut Vec<u8>, delivery_tag: u64, multiple: bool) {
+    frame::write_method(out, 1, basic::Ack { delivery_tag, multiple });
+}
+
+/// A conversation with `count` messages in the queue `q`.
+fn stocked(count: usize) -> Conversation {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.call(|out| {
+        declare(out, "q");
+        (0..count).for_each(|_| publish(out, "q", b"x", false));
+    });
+    conversation
+}
+
+fn delivered(methods: &[String]) -> usize {
+    methods.iter().filter(|method| *method == "basic.deliver").count()
+}
+
+#[test]
+fn gets_and_deliveries_share_the_tags_of_their_channel() {
+    let mut conversation = stocked(2);
+    assert_eq!(conversation.call(|out| get(out, false)), ["basic.get-ok 1"]);
+    assert_eq!(conversation.call(|out| consume(out, "c", false)), ["basic.consume-ok", "basic.deliver"]);
+    assert_eq!(conversation.call(|out| ack(out, 2, false)), [""; 0]);
+    assert_eq!(conversation.call(|out| ack(out, 1, false)), [""; 0]);
+    let text = "channel.close PRECONDITION_FAILED - unknown delivery tag 1";
+    assert_eq!(conversation.call(|out| ack(out, 1, false)), [text], "a second time");
+}
+
+#[test]
+fn prefetch_limits_neither_gets_nor_consumers_without_acknowledgement() {
+    let mut conversation = stocked(4);
+    conversation.call(|out| {
+        qos(out, 1, false);
+        qos(out, 1, true);
+    });
+    assert_eq!(delivered(&conversation.call(|out| consume(out, "limited", false))), 1);
+    assert_eq!(conversation.call(|out| get(out, false)), ["basic.get-ok 2"]);
+    assert_eq!(delivered(&conversation.call(|out| consume(out, "free", true))), 2);
+}
+
+#[test]
+fn raising_the_channels_limit_lets_deliveries_go_on() {
+    let mut conversation = stocked(10);
+    conversation.call(|out| qos(out, 2, true));
+    assert_eq!(delivered(&conversation.call(|out| consume(out, "c", false))), 2);
+    assert_eq!(delivered(&conversation.call(|out| qos(out, 5, true))), 3);
+    assert_eq!(delivered(&conversation.call(|out| qos(out, 1, true))), 0);
+    assert_eq!(delivered(&conversation.call(|out| ack(out, 0, true))), 1);
+    assert_eq!(delivered(&conversation.call(|out| qos(out, 0, true))), 4);
+}
+
+#[test]
+fn cancelling_what_does_not_exist_is_answered() {
+    let mut conversation = stocked(0);
+    let cancel = basic::Cancel { consumer_tag: "nobody", no_wait: false };
+    assert_eq!(conversation.call(|out| frame::write_method(out, 1, cancel)), ["basic.cancel-ok"]);
+}
+
+#[test]
+fn a_client_that_knows_nothing_of_it_is_not_told_that_its_consumer_went_with_the_queue() {
+    let mut conversation = stocked(0);
+    conversation.call(|out| consume(out, "c", false));
+    let delete = queue::Delete { queue: "q", ..Default::default() };
+    assert_eq!(conversation.call(|out| frame::write_method(out, 1, delete)), ["queue.delete-ok"]);
+    let now = conversation.now;
+    conversation.connection.handle_nudge(now);
+    assert_eq!(conversation.received(), [""; 0]);
+    // The tag is free again.
+    conversation.call(|out| declare(out, "q"));
+    assert_eq!(conversation.call(|out| consume(out, "c", false)), ["basic.consume-ok"]);
+}
+
+#[test]
+fn errors_of_methods_that_want_no_answer_close_the_channel() {
+    let mut conversation = stocked(0);
+    let declare = queue::Declare { queue: "q", durable: true, no_wait: true, ..Default::default() };
+    let answers = conversation.call(|out| frame::write_method(out, 1, declare));
+    let text = "channel.close PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'q' in vhost '/': received \
+                'true' but current is 'false'";
+    assert_eq!(answers, [text]);
+}
+
+#[test]
+fn returns_come_before_the_commit_is_answered_and_settling_waits_for_it() {
+    let mut conversation = stocked(1);
+    conversation.call(|out| frame::write_method(out, 1, tx::Select {}));
+    conversation.call(|out| get(out, false));
+    let answers = conversation.call(|out| {
+        publish(out, "nowhere", b"x", true);
+        frame::write_method(out, 1, basic::Reject { delivery_tag: 1, requeue: true });
+        get(out, false);
+    });
+    assert_eq!(answers, ["basic.get-empty"]);
+    let answers = conversation.call(|out| frame::write_method(out, 1, tx::Commit {}));
+    assert_eq!(answers, ["basic.return", "tx.commit-ok"]);
+    assert_eq!(conversation.call(|out| get(out, false)), ["basic.get-ok 0"]);
+}
+
+#[test]
+fn unsettled_messages_are_back_before_the_channels_end_is_answered() {
+    let mut conversation = stocked(1);
+    conversation.call(|out| get(out, false));
+    let close = channel::Close { reply_code: 200, reply_text: "", class_id: 0, method_id: 0 };
+    let answers = conversation.call(|out| {
+        frame::write_method(out, 1, close);
+        frame::write_method(out, 1, channel::Open { reserved_1: "" });
+        get(out, false);
+    });
+    assert_eq!(answers, ["channel.close-ok", "channel.open-ok", "basic.get-ok 0"]);
+}
+
+#[test]
+fn a_new_secret_is_accepted_by_a_connection_that_is_open() {
+    let mut conversation = stocked(0);
+    let update = amqp::method::connection::UpdateSecret { new_secret: b"guest", reason: "renewed" };
+    let answers = conversation.call(|out| frame::write_method(out, 0, update));
+    assert_eq!(answers, ["connection.update-secret-ok"]);
+}
