@@ -68,7 +68,7 @@ install_without_starting() {
     local policy=/usr/sbin/policy-rc.d
     export DEBIAN_FRONTEND=noninteractive
     if [ ! -e $policy ]; then
-        trap "rm -f $policy" EXIT
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
         printf '#!/bin/sh\nexit 101\n' >$policy
         chmod 755 $policy
     fi

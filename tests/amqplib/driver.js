@@ -14,6 +14,8 @@ const SCENARIOS = {
   ...require('./settling'),
   ...require('./queues'),
   ...require('./refusals'),
+  ...require('./replies'),
+  ...require('./retention'),
 };
 
 async function main() {

@@ -1,7 +1,7 @@
 // Confirms and returns, with many messages in flight.
 'use strict';
 
-const { drain, ready } = require('./session');
+const { confirmed, drain, ready } = require('./session');
 
 const IN_FLIGHT = 1000;
 
@@ -32,12 +32,6 @@ async function mandatory_return(session) {
   events.push(await confirmed(channel, queue, 'kept', { mandatory: true }));
   events.push(await confirmed(channel, missing, 'dropped', {}));
   return { events, received: await drain(channel, queue) };
-}
-
-function confirmed(channel, queue, body, options) {
-  return new Promise((resolve) => {
-    channel.sendToQueue(queue, Buffer.from(body), options, (error) => resolve(error ? 'nack' : 'ack'));
-  });
 }
 
 module.exports = { confirms, mandatory_return };

@@ -2,6 +2,7 @@
 'use strict';
 
 const { EventEmitter, once } = require('node:events');
+const { setTimeout: pause } = require('node:timers/promises');
 const amqp = require('amqplib');
 
 const WAIT_MILLISECONDS = 30_000;
@@ -143,6 +144,24 @@ async function ready(channel, queue) {
   return (await channel.checkQueue(queue)).messageCount;
 }
 
+/** Waits for a message, which may have been sent on its way by something that has no answer. */
+async function taken(channel, queue, options = {}) {
+  const deadline = Date.now() + WAIT_MILLISECONDS;
+  while (Date.now() < deadline) {
+    const message = await channel.get(queue, options);
+    if (message) return message;
+    await pause(10);
+  }
+  throw new Error('waited in vain');
+}
+
+/** Publishes and waits for the confirm. */
+function confirmed(channel, queue, body, options) {
+  return new Promise((resolve) => {
+    channel.sendToQueue(queue, Buffer.from(body), options, (error) => resolve(error ? 'nack' : 'ack'));
+  });
+}
+
 /** Gets everything in `queue`, in order. */
 async function getAll(channel, queue, options = {}) {
   const taken = [];
@@ -167,4 +186,20 @@ function marked(messages) {
   return messages.map((message) => [message.content.toString(), message.fields.redelivered]);
 }
 
-module.exports = { Collector, Session, TRANSIENT, closeOf, connectionRefused, drain, getAll, marked, publish, ready, roundTrip, seen, store };
+module.exports = {
+  Collector,
+  Session,
+  TRANSIENT,
+  closeOf,
+  confirmed,
+  connectionRefused,
+  drain,
+  getAll,
+  marked,
+  publish,
+  ready,
+  roundTrip,
+  seen,
+  store,
+  taken,
+};

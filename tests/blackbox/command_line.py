@@ -1,4 +1,4 @@
-"""The command line that scripts rely on: exit codes, one clear line for each mistake, which layer wins, what is printed."""
+"""The command line that scripts rely on: exit codes, one line for each mistake, which layer wins, what is printed."""
 
 import json
 import re

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from harness.child import peak_resident_bytes, resident_bytes
+from harness.child import peak_reserved_bytes, peak_resident_bytes, resident_bytes
 from harness.wire import (
     BASIC_PUBLISH,
     BODY,
@@ -25,7 +25,7 @@ from harness.wire import (
     short_string,
 )
 
-# RabbitMQ answers the same, so it is asked as well: a wrong expectation would show.
+# RabbitMQ is asked as well: a wrong expectation would show.
 TARGETS = ["rabbitmq", "leveret", "proxy"]
 
 GIBIBYTE = 1 << 30
@@ -34,14 +34,18 @@ QUEUE_DECLARE = (50, 10)
 PUBLISH = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "any"))
 DECLARE = struct.pack(">H", 0) + short_string("any") + b"\x00" + b"\x00\x00\x00\x00"
 
+# RabbitMQ calls it a frame error, the specification (1.2.1, reply code 502) a syntax error.
+SYNTAX = (501, 502)
+
 # What is sent on a connection with channel 1 open: the reply code that ends it, and the words where they are fixed.
 OFFENCES = {
+    # RabbitMQ lets a frame be larger by its own eight bytes.
     "a frame above frame_max": (frame_announcing(METHOD, 1, FRAME_MAX + 1) + bytes(64), 501, None),
     "a frame of 1 GiB": (frame_announcing(BODY, 1, GIBIBYTE) + bytes(64), 501, None),
     "a wrong frame end": (frame(METHOD, 1, bytes(5))[:-1] + b"\x00", 501, None),
     "an unknown frame type": (frame(5, 0, b"abc"), 501, None),
     "a heartbeat with a payload": (frame(HEARTBEAT, 0, b"abc"), 501, None),
-    "a method cut short": (frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + b"\x00\x00"), 501, None),
+    "a method cut short": (frame(METHOD, 1, struct.pack(">HH", *QUEUE_DECLARE) + b"\x00\x00"), SYNTAX, None),
     "a heartbeat on channel 1": (frame(HEARTBEAT, 1, b""), 505, None),
     "a body without a publish": (frame(BODY, 1, b"x"), 505, "expected method frame, got non method frame instead"),
     "a header without a publish": (
@@ -85,7 +89,7 @@ def test_an_offence_ends_only_the_offender(target, offence):
         offender.handshake().open_channel()
         offender.send(data)
         got_code, text = offender.connection_error()
-        assert got_code == code, text
+        assert got_code in (code if isinstance(code, tuple) else (code,)), text
         if words:
             assert text.partition(" - ")[2] == words
         bystander.open_channel()
@@ -110,7 +114,7 @@ def test_a_wrong_protocol_header_is_answered_with_the_right_one(target, header):
 def test_frames_of_1_gib_before_login_cost_nothing(target, target_name):
     with Wire(target.port) as warm_up:
         warm_up.handshake()
-    before = resident_bytes(target.pid)
+    before, peak_before, reserved_before = memory(target.pid)
     peers = [Wire(target.port) for _ in range(3)]
     for peer in peers:
         peer.send(PROTOCOL_HEADER)
@@ -120,11 +124,17 @@ def test_frames_of_1_gib_before_login_cost_nothing(target, target_name):
         assert refused_or_closed(peer)
         peer.close()
     if target_name != "rabbitmq":
-        # The peak of the whole life so far: nothing was ever allocated for what was announced.
-        assert peak_resident_bytes(target.pid) - before < 16 << 20
-        assert resident_bytes(target.pid) - before < 1 << 20
+        after, peak_after, reserved_after = memory(target.pid)
+        assert after - before < 1 << 20
+        # Nothing was allocated for what was announced, not even for a moment, not even untouched.
+        assert peak_after - peak_before < 1 << 20
+        assert reserved_after - reserved_before < GIBIBYTE // 2
     with Wire(target.port) as good:
         good.handshake()
+
+
+def memory(pid):
+    return resident_bytes(pid), peak_resident_bytes(pid), peak_reserved_bytes(pid)
 
 
 def refused_or_closed(peer):

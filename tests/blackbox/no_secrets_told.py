@@ -1,4 +1,4 @@
-"""A password is never in what the server says: not in its log at any level, its metrics, its arguments or environment."""
+"""A password is never in what the server says: not in its log at any level, its metrics or its arguments."""
 
 import json
 import urllib.request

@@ -28,6 +28,8 @@ class Child:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            # A Ctrl-C is for the tests, which then stop their children in order.
+            start_new_session=True,
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -106,6 +108,11 @@ def resident_bytes(pid):
 def peak_resident_bytes(pid):
     """The most memory a process has had in RAM so far (VmHWM)."""
     return _status_kibibytes(pid, "VmHWM") * 1024
+
+
+def peak_reserved_bytes(pid):
+    """The most address space a process has had so far (VmPeak), used or not."""
+    return _status_kibibytes(pid, "VmPeak") * 1024
 
 
 def _status_kibibytes(pid, key):

@@ -32,6 +32,7 @@ class Driver:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors.open("w"),
+            start_new_session=True,
         )
         self.scenarios = self._read()["scenarios"]
 

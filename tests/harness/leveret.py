@@ -26,8 +26,8 @@ class Leveret:
         self.child = Child(argv, folder / "leveret.log", env=clean_environment(**(env or {})), cwd=folder)
         if wait:
             try:
-                self.address = self.child.wait_line(r"amqp://([^\s/]+)").group(1)
-                self.http = self.child.wait_line(r"http://[^\s/]+").group(0)
+                self.address = self.child.wait_line(r"^amqp +listening on amqp://([^\s/]+)").group(1)
+                self.http = self.child.wait_line(r"^http +listening on (http://[^\s/]+)").group(1)
             except BaseException:
                 self.child.kill()
                 raise

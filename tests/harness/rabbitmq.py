@@ -11,13 +11,14 @@ READY = r"Starting broker\.\.\. completed"
 
 
 class RabbitMq:
-    def __init__(self, folder):
+    def __init__(self, folder, *settings):
         self.folder = folder
         self.port, mapper_port, distribution_port = free_ports(3)
         for short in ("home", "mnesia", "log"):
             (folder / short).mkdir(parents=True)
         (folder / "plugins").write_text("[].\n")
-        (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", *settings]
+        (folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
         env = clean_environment(
             # The Erlang cookie is made in here, so that no other node is known or disturbed.
             HOME=str(folder / "home"),

@@ -28,6 +28,7 @@ class Wire:
 
     def __init__(self, port):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pending = b""
 
     def __enter__(self):
@@ -92,9 +93,8 @@ class Wire:
         self.send(PROTOCOL_HEADER)
         self.expect(CONNECTION_START)
         response = "\0" + credentials.replace(":", "\0", 1)
-        self.send_method(
-            0, CONNECTION_START_OK, long_string(b"") + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
-        )
+        arguments = long_string(b"") + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
+        self.send_method(0, CONNECTION_START_OK, arguments)
 
     def open_channel(self, channel=1):
         self.send_method(channel, CHANNEL_OPEN, short_string(""))

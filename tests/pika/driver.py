@@ -14,6 +14,8 @@ import exchanges  # noqa: F401
 import publishing  # noqa: F401
 import queues  # noqa: F401
 import refusals  # noqa: F401
+import replies  # noqa: F401
+import retention  # noqa: F401
 import settling  # noqa: F401
 import transactions  # noqa: F401
 from session import SCENARIOS, Session

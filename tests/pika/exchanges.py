@@ -5,7 +5,17 @@ import pika
 from session import drain, publish, scenario, wait_until
 
 TOPIC_PATTERNS = ["*.orange.*", "*.*.rabbit", "lazy.#", "#", "*", "#.orange.#", "a.#.b", "", "lazy"]
-TOPIC_KEYS = ["quick.orange.rabbit", "lazy.orange.elephant", "lazy.brown.fox", "lazy", "orange", "a.b", "a.x.y.b", "quick.orange.male.rabbit", ""]
+TOPIC_KEYS = [
+    "quick.orange.rabbit",
+    "lazy.orange.elephant",
+    "lazy.brown.fox",
+    "lazy",
+    "orange",
+    "a.b",
+    "a.x.y.b",
+    "quick.orange.male.rabbit",
+    "",
+]
 
 
 @scenario

@@ -87,12 +87,12 @@ class Collector:
         return [body.decode() for _, _, body in self.deliveries]
 
 
-def wait_until(connection, condition):
-    """Serves the connection's events until `condition` holds."""
+def wait_until(connection, condition, pause=1):
+    """Serves the connection's events until `condition` holds; asks again after `pause` seconds without events."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        connection.process_data_events(time_limit=1)
+        connection.process_data_events(time_limit=pause)
 
 
 def connection_refused(connection, action):

@@ -1,6 +1,6 @@
 """Ack, nack, reject and recover: what is gone, what comes back, and where in the queue."""
 
-from session import connection_refused, drain, get_all, publish, ready, scenario
+from session import connection_refused, get_all, publish, ready, scenario
 
 FIVE = ["1", "2", "3", "4", "5"]
 

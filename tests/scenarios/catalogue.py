@@ -310,4 +310,119 @@ REFUSALS = {
     "pipelined_after_an_error": {"refused": no_exchange("missing"), "stored": 0},
 }
 
-EXPECTED = CONNECTING | EXCHANGES | CONTENT | PUBLISHING | CONSUMING | SETTLING | QUEUES | REFUSALS
+
+def letter(queue, reason, key, exchange="", body="body", **more):
+    """What dead-lettering makes of a message that was published to `queue`; `more` is told of the death."""
+    death = {"count": 1, "reason": reason, "queue": queue, "exchange": "", "routing-keys": [queue], **more}
+    first = {"x-first-death-exchange": "", "x-first-death-queue": queue, "x-first-death-reason": reason}
+    headers = {"x-death": [death], **first}
+    return {"body": body, "exchange": exchange, "routing_key": key, "expiration": None, "headers": headers}
+
+
+def with_headers(message, **headers):
+    return {**message, "headers": {**message["headers"], **headers}}
+
+
+def copied(queue):
+    """A copy made by CC, as it was published."""
+    headers = {"CC": ["copied"], "mine": "kept"}
+    return {"body": "body", "exchange": "", "routing_key": queue, "expiration": None, "headers": headers}
+
+
+BOTH_KEYS = {"routing-keys": ["renamed", "copied"]}
+
+RETENTION = {
+    "message_ttl": {"gone": [0, 0, 0, 0], "to_consumer": ["somebody waits"]},
+    "queue_expires": no_queue("q"),
+    "max_length_drops_the_head": {"outcomes": [["ack"] * 4, ["ack"] * 4], "few": ["3", "4"], "small": []},
+    "max_length_rejects": {
+        "outcomes": [["ack", "ack", "nack", "nack"]] * 2,
+        "silent": ["1", "2"],
+        "telling": ["1", "2"],
+        "letters": [letter("telling", "maxlen", "dead", body="3"), letter("telling", "maxlen", "dead", body="4")],
+    },
+    "dead_letters": {
+        "rejected": letter("rejected", "rejected", "rejected", "e"),
+        "expired": letter("expired", "expired", "expired", "e", **{"original-expiration": "20"}),
+        "maxlen": letter("maxlen", "maxlen", "new", "e"),
+    },
+    "dead_letters_and_copies": {
+        # A routing key of the queue's own takes the place of all keys, so CC goes.
+        "renamed": [
+            copied("renamed"),
+            with_headers(letter("renamed", "rejected", "dead", **BOTH_KEYS), mine="kept"),
+        ],
+        "kept": [
+            copied("kept"),
+            with_headers(
+                letter("kept", "rejected", "kept", **{"routing-keys": ["kept", "copied"]}), CC=["copied"], mine="kept"
+            ),
+        ],
+    },
+    "dead_letter_cycles": {
+        "dropped": [0, 0],
+        "rejected": letter("self", "rejected", "self", body="rejected over and over", count=3),
+    },
+    "priorities": {"order": ["5", "9", "3", "1", "1", "0", "0", "last"]},
+    "single_active_consumer": {"first": ["1", "2", "3"], "second": ["4"]},
+    "quorum_queue": {
+        "seen": [[False, 0], [True, 1]],
+        "letter": letter("q", "delivery_limit", "dead"),
+        "transient": failed("invalid property 'non-durable' for queue 'transient' in vhost '/'"),
+    },
+}
+
+NO_REPLIES = failed("fast reply consumer does not exist")
+CC_SHOWN = {"CC": ["cc", "to"], "mine": "kept"}
+
+REPLIES = {
+    "direct_reply_to": {
+        "pattern": True,
+        "found": [0, 1, True],
+        "bodies": ["reply", "counts as unroutable"],
+        "returned": True,
+        "exchange": "",
+        "key_is_secret": True,
+        "get": no_queue("SECRET"),
+        "bind": no_queue("SECRET"),
+        "after_cancel": no_queue("SECRET"),
+    },
+    "direct_reply_to_refused": {
+        "acknowledging": failed("reply consumer cannot acknowledge"),
+        "twice": failed("reply consumer already set"),
+        "without_consumer": NO_REPLIES,
+        "after_cancel": NO_REPLIES,
+        "declare": ACCEPTED,
+        "declare_secret": no_queue("amq.rabbitmq.reply-to.guessed"),
+        "get": no_queue("amq.rabbitmq.reply-to"),
+    },
+    "copies": {
+        **{queue: ["body", "to", CC_SHOWN] for queue in ["to", "cc", "bcc"]},
+        "left": [[], [], []],
+        "no_array": failed('invalid message: {unacceptable_type_in_header,"CC",longstr}'),
+    },
+    "judged_properties": {
+        "user_id": failed("user_id property set to 'somebody' but authenticated user was 'guest'"),
+        "own_user_id": ACCEPTED,
+        "expiration_of_words": failed("invalid expiration 'soon': no_integer"),
+        "expiration_empty": failed("invalid expiration '': no_integer"),
+        "expiration_negative": failed("invalid expiration '-1': {value_negative,-1}"),
+        "expiration_with_unit": failed("invalid expiration '5s': {leftover_string,\"s\"}"),
+    },
+    "through_an_internal_exchange": {"received": ["through both"]},
+    "channel_flow": {"active": True, "inactive": refused(540, "NOT_IMPLEMENTED", "active=false")},
+    "update_secret": {"still_open": True},
+}
+
+EXPECTED = (
+    CONNECTING
+    | EXCHANGES
+    | CONTENT
+    | PUBLISHING
+    | CONSUMING
+    | SETTLING
+    | QUEUES
+    | REFUSALS
+    | RETENTION
+    | REPLIES
+)

@@ -34,6 +34,8 @@ public final class Driver {
         scenarios.putAll(Settling.SCENARIOS);
         scenarios.putAll(Queues.SCENARIOS);
         scenarios.putAll(Refusals.SCENARIOS);
+        scenarios.putAll(Replies.SCENARIOS);
+        scenarios.putAll(Retention.SCENARIOS);
         OUT.println(JSON.toJson(Map.of("scenarios", scenarios.keySet())));
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = in.readLine(); line != null; line = in.readLine()) {

@@ -1,0 +1,104 @@
+//! Runs a program on both brokers and judges the outcome.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::compare::{Difference, compare, first_difference};
+use crate::link::Link;
+use crate::program::Program;
+use crate::run::{Pace, Story, run};
+
+/// Two brokers, as one thread sees them.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    rabbitmq: Broker,
+    leveret: Broker,
+}
+
+/// What came of a program.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Same,
+    /// Different, as it is meant to be, and for which reason.
+    Meant(&'static str),
+    /// RabbitMQ itself did not do the same each time; where it differs from itself.
+    Undetermined(Difference),
+    Different(Difference),
+}
+
+impl Pair {
+    /// # Errors
+    /// When a broker cannot be reached.
+    pub(crate) fn new(rabbitmq: &str, leveret: &str) -> io::Result<Self> {
+        Ok(Self { rabbitmq: Broker::new(rabbitmq)?, leveret: Broker::new(leveret)? })
+    }
+
+    /// Runs the program fast; if the brokers differ, again with care; if they still do, on RabbitMQ a few times more, to
+    /// see whether it agrees with itself.
+    pub(crate) fn check(&mut self, program: &Program) -> Outcome {
+        match self.quick(program) {
+            None => return Outcome::Same,
+            Some((_, Some(reason))) => return Outcome::Meant(reason),
+            Some((_, None)) => {}
+        }
+        let expected = self.rabbitmq.story(program, Pace::Careful);
+        let got = self.leveret.story(program, Pace::Careful);
+        let difference = match compare(program, &expected, &got) {
+            None => return Outcome::Same,
+            Some((_, Some(reason))) => return Outcome::Meant(reason),
+            Some((difference, None)) => difference,
+        };
+        for _ in 0..SECOND_OPINIONS {
+            let again = self.rabbitmq.story(program, Pace::Careful);
+            match first_difference(&expected, &again) {
+                Some(own) if own.step <= difference.step => return Outcome::Undetermined(own),
+                _ => {}
+            }
+        }
+        Outcome::Different(difference)
+    }
+
+    /// The difference that one fast run shows, and the reason if it is meant.
+    fn quick(&mut self, program: &Program) -> Option<(Difference, Option<&'static str>)> {
+        let expected = self.rabbitmq.story(program, Pace::Fast);
+        let got = self.leveret.story(program, Pace::Fast);
+        compare(program, &expected, &got)
+    }
+
+    /// Whether the brokers differ though they are not meant to.
+    pub(crate) fn differs(&mut self, program: &Program) -> bool {
+        matches!(self.check(program), Outcome::Different(_))
+    }
+}
+
+/// How often RabbitMQ must repeat itself before a difference is believed.
+const SECOND_OPINIONS: usize = 3;
+
+#[derive(Debug)]
+struct Broker {
+    address: String,
+    control: Link,
+}
+
+impl Broker {
+    fn new(address: &str) -> io::Result<Self> {
+        Ok(Self { address: address.to_owned(), control: Link::open(address)? })
+    }
+
+    /// What the program does here. What went wrong with the run itself is part of it.
+    fn story(&mut self, program: &Program, pace: Pace) -> Story {
+        let prefix = format!("d{}x{}_", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
+        match run(program, &self.address, &mut self.control, prefix, pace) {
+            Ok(story) => story,
+            Err(error) => {
+                if let Ok(control) = Link::open(&self.address) {
+                    self.control = control;
+                }
+                vec![vec![format!("the run failed: {error}")]]
+            }
+        }
+    }
+}
+
+/// Runs so far, for names that no other run uses.
+static RUNS: AtomicU64 = AtomicU64::new(0);

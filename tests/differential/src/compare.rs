@@ -1,0 +1,105 @@
+//! Compares what two brokers did, knowing which differences are meant.
+
+use crate::program::Step;
+use crate::run::Story;
+
+/// A difference that is meant to be.
+pub(crate) struct Meant {
+    /// Why Leveret does not do as RabbitMQ does.
+    pub(crate) reason: &'static str,
+    /// Whether it explains that RabbitMQ wrote the first lines and Leveret the second ones at this step.
+    explains: fn(&Step, &[String], &[String]) -> bool,
+}
+
+/// All differences that are meant. What follows one in a program is not compared, for the brokers' states differ.
+pub(crate) const MEANT: &[Meant] = &[
+    Meant {
+        reason: "RabbitMQ ends the connection with 541 where something in it crashes; Leveret refuses or does it.",
+        explains: |_, expected, _| any(expected, "541 INTERNAL_ERROR"),
+    },
+    Meant {
+        reason: "RabbitMQ says 'invalid exchange type' instead of 'unknown exchange type' when its runtime happens to \
+                 know the word as an atom.",
+        explains: |_, expected, got| {
+            any(expected, "invalid exchange type") && any(got, "unknown exchange type")
+        },
+    },
+];
+
+fn any(lines: &[String], part: &str) -> bool {
+    lines.iter().any(|line| line.contains(part))
+}
+
+/// The first step at which the stories differ, with the lines of both. A step after the last one is what was left.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Difference {
+    /// From 0.
+    pub(crate) step: usize,
+    pub(crate) expected: Vec<String>,
+    pub(crate) got: Vec<String>,
+}
+
+/// The first difference, and the reason why it is meant if it is.
+pub(crate) fn compare(
+    program: &[Step],
+    expected: &Story,
+    got: &Story,
+) -> Option<(Difference, Option<&'static str>)> {
+    let difference = first_difference(expected, got)?;
+    let reason = program.get(difference.step).and_then(|step| {
+        let explains = |meant: &&Meant| (meant.explains)(step, &difference.expected, &difference.got);
+        MEANT.iter().find(explains).map(|meant| meant.reason)
+    });
+    Some((difference, reason))
+}
+
+/// The first difference of whatever kind.
+pub(crate) fn first_difference(expected: &Story, got: &Story) -> Option<Difference> {
+    let nothing = Vec::new();
+    (0..expected.len().max(got.len()))
+        .map(|step| (step, expected.get(step).unwrap_or(&nothing), got.get(step).unwrap_or(&nothing)))
+        .find(|(_, expected, got)| expected != got)
+        .map(|(step, expected, got)| Difference { step, expected: expected.clone(), got: got.clone() })
+}
+
+impl Difference {
+    /// The lines that only one of the two has, marked as in a patch.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = String::new();
+        for (mark, of, other) in
+            [("rabbitmq", &self.expected, &self.got), ("leveret ", &self.got, &self.expected)]
+        {
+            for line in of {
+                let shared = if other.contains(line) { ' ' } else { '!' };
+                text += &format!("  {shared} {mark} {line}\n");
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Op;
+
+    fn story(lines: &[&str]) -> Story {
+        lines.iter().map(|line| vec![(*line).to_owned()]).collect()
+    }
+
+    #[test]
+    fn the_first_difference_is_found_wherever_it_is() {
+        let expected = story(&["a", "b", "c"]);
+        assert_eq!(first_difference(&expected, &expected), None);
+        assert_eq!(first_difference(&expected, &story(&["a", "x", "y"])).map(|d| d.step), Some(1));
+        assert_eq!(first_difference(&expected, &story(&["a", "b"])).map(|d| d.step), Some(2));
+    }
+
+    #[test]
+    fn a_meant_difference_gives_its_reason() {
+        let program = [Step { connection: 0, channel: 1, op: Op::Recover }];
+        let (crashed, refused) = (story(&["close 541 INTERNAL_ERROR"]), story(&["close 406"]));
+        assert!(matches!(compare(&program, &crashed, &refused), Some((_, Some(_)))));
+        assert!(matches!(compare(&program, &refused, &crashed), Some((_, None))));
+    }
+}

@@ -1,0 +1,204 @@
+//! Differential tests: random programs of AMQP operations run on RabbitMQ and on Leveret, and everything that the
+//! two answer, deliver and refuse is compared.
+//!
+//! [`generate`] writes a program from a seed; [`run`] runs it on one broker, waits after each step until the broker is at
+//! rest, and writes down what was seen; [`compare`] looks for differences, but for those that are meant; [`check`] makes
+//! sure that RabbitMQ agrees with itself; [`shrink`] makes a failing program small. It is printed as lines of JSON that
+//! `--replay` takes.
+
+mod check;
+mod compare;
+mod event;
+mod generate;
+mod link;
+mod names;
+mod program;
+mod rng;
+mod run;
+mod session;
+mod shrink;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use check::{Outcome, Pair};
+use clap::Parser;
+use compare::Difference;
+use program::Program;
+
+/// Runs random programs on RabbitMQ and on Leveret and compares all that can be seen.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Host and port of RabbitMQ, the one to be believed.
+    #[arg(long)]
+    rabbitmq: String,
+    /// Host and port of the broker under test.
+    #[arg(long)]
+    leveret: String,
+    /// How many programs.
+    #[arg(long, default_value_t = 1000)]
+    programs: u64,
+    /// Names the programs: the same seed, the same programs.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Programs that run at the same time.
+    #[arg(long, default_value_t = 3)]
+    threads: usize,
+    /// Stop after so many failures.
+    #[arg(long, default_value_t = 3)]
+    failures: usize,
+    /// Most trials that shrinking one failing program may take.
+    #[arg(long, default_value_t = 600)]
+    shrink: usize,
+    /// Print the programs on which RabbitMQ disagrees with itself, too.
+    #[arg(long)]
+    undetermined: bool,
+    /// Run the program in this file instead, and print all that both brokers do.
+    #[arg(long)]
+    replay: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = match &arguments.replay {
+        Some(file) => replay(&arguments, file),
+        None => explore(&arguments),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            print(&format!("differential: {error}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// How far all threads together have come.
+#[derive(Debug, Default)]
+struct Tally {
+    started: u64,
+    steps: u64,
+    undetermined: u64,
+    /// How often each difference was met that is meant, by its reason.
+    meant: BTreeMap<&'static str, u64>,
+    failures: usize,
+    /// Why a thread had to give up.
+    error: Option<io::Error>,
+}
+
+fn explore(arguments: &Arguments) -> io::Result<bool> {
+    let begin = Instant::now();
+    let tally = Mutex::new(Tally::default());
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.threads.max(1) {
+            scope.spawn(|| {
+                if let Err(error) = work(arguments, &tally) {
+                    lock(&tally).error = Some(error);
+                }
+            });
+        }
+    });
+    let tally = tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(error) = tally.error {
+        return Err(error);
+    }
+    print(&format!(
+        "{} programs, {} steps, {} differences, {} on which RabbitMQ disagrees with itself, seed {}, {:.0} s",
+        tally.started,
+        tally.steps,
+        tally.failures,
+        tally.undetermined,
+        arguments.seed,
+        begin.elapsed().as_secs_f64(),
+    ));
+    for (reason, times) in &tally.meant {
+        print(&format!("{times} times a difference that is meant: {reason}"));
+    }
+    // So many that the test would say little mean that the programs, or the waiting for rest, must be mended.
+    let determined = tally.undetermined * MOST_UNDETERMINED <= tally.started.max(MOST_UNDETERMINED);
+    if !determined {
+        print("too many programs are undetermined");
+    }
+    Ok(tally.failures == 0 && determined)
+}
+
+/// At most one program in so many may be one on which RabbitMQ disagrees with itself.
+const MOST_UNDETERMINED: u64 = 50;
+
+fn work(arguments: &Arguments, tally: &Mutex<Tally>) -> io::Result<()> {
+    let mut pair = Pair::new(&arguments.rabbitmq, &arguments.leveret)?;
+    loop {
+        let number = {
+            let mut tally = lock(tally);
+            if tally.started == arguments.programs || tally.failures >= arguments.failures {
+                return Ok(());
+            }
+            tally.started += 1;
+            tally.started - 1
+        };
+        let seed = rng::Rng::new(arguments.seed.wrapping_mul(1 << 32).wrapping_add(number)).next();
+        let program = generate::generate(seed);
+        let mut outcome = pair.check(&program);
+        let mut small = Program::new();
+        if matches!(outcome, Outcome::Different(_)) {
+            small = shrink::shrink(&program, arguments.shrink, |candidate| pair.differs(candidate));
+            outcome = pair.check(&small);
+        }
+        let mut tally = lock(tally);
+        tally.steps += program.len() as u64;
+        match outcome {
+            Outcome::Same if small.is_empty() => {}
+            // It differed before, and does not now: that is no proof of anything.
+            Outcome::Same => tally.undetermined += 1,
+            Outcome::Meant(reason) => *tally.meant.entry(reason).or_default() += 1,
+            Outcome::Undetermined(own) => {
+                tally.undetermined += 1;
+                if arguments.undetermined {
+                    report("RabbitMQ disagrees with itself on", number, &program, &own);
+                }
+            }
+            Outcome::Different(difference) => {
+                tally.failures += 1;
+                report("the brokers differ on", number, &small, &difference);
+            }
+        }
+    }
+}
+
+fn report(what: &str, number: u64, program: &Program, difference: &Difference) {
+    print(&format!(
+        "\n{what} program {number}:\n{}at step {}:\n{}",
+        program::to_text(program),
+        difference.step + 1,
+        difference.to_text(),
+    ));
+}
+
+fn replay(arguments: &Arguments, file: &PathBuf) -> io::Result<bool> {
+    let program = program::from_text(&std::fs::read_to_string(file)?).map_err(io::Error::other)?;
+    let mut pair = Pair::new(&arguments.rabbitmq, &arguments.leveret)?;
+    let outcome = pair.check(&program);
+    match &outcome {
+        Outcome::Same => print("the same"),
+        Outcome::Meant(reason) => print(&format!("different, and meant to be: {reason}")),
+        Outcome::Undetermined(_) => print("RabbitMQ disagrees with itself"),
+        Outcome::Different(difference) => {
+            print(&format!("after step {}:\n{}", difference.step + 1, difference.to_text()));
+        }
+    }
+    Ok(matches!(outcome, Outcome::Same | Outcome::Meant(_)))
+}
+
+/// Writes a line to the standard output; whoever closed it does not want it.
+fn print(text: &str) {
+    drop(writeln!(io::stdout().lock(), "{text}"));
+}
+
+fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
