@@ -134,3 +134,14 @@ async fn a_broker_with_absurd_limits_is_no_upstream() {
         assert!(fault.reply_text().ends_with(&text), "{fault}");
     }
 }
+
+#[tokio::test]
+async fn an_updated_secret_is_taken_only_if_it_is_the_one_that_was_verified() {
+    let broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let login = login(&pool, "user", "right").await.unwrap();
+    let mut session = pool.open(login, "/", side()).await.unwrap();
+    assert_eq!(session.update_secret(b"right"), Ok(()));
+    let fault = session.update_secret(b"another").unwrap_err();
+    assert_eq!((fault.code, fault.method), (amqp::ReplyCode::NotImplemented, (10, 70)));
+}
