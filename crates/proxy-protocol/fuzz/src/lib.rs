@@ -1,0 +1,48 @@
+//! What the fuzz target checks. `tests/fuzz_corpus.rs` includes this file and runs the same body without nightly.
+//!
+//! Run it for real with `cargo +nightly fuzz run header` in `crates/proxy-protocol`.
+
+use proxy_protocol::{Accepted, Header, MAX_LENGTH, Parsed, Version, parse, write};
+
+/// A header does not depend on how it was cut into reads, is never asked for beyond its end, and survives being written.
+pub fn header(input: &[u8]) {
+    let whole = parse(input, Accepted::Any);
+    let mut taken = 0;
+    let in_pieces = loop {
+        match parse(&input[..taken], Accepted::Any) {
+            Ok(Parsed::Incomplete(more)) => {
+                assert!(more > 0 && taken + more <= MAX_LENGTH, "asks for {more} behind {taken}");
+                if taken + more > input.len() {
+                    break None;
+                }
+                taken += more;
+            }
+            other => break Some(other),
+        }
+    };
+    if let Some(Ok(Parsed::Complete { length, .. })) = in_pieces {
+        assert_eq!(length, taken, "took more than the header");
+    }
+    let Ok(Parsed::Complete { header, .. }) = whole else { return };
+    assert_eq!(in_pieces, Some(whole));
+    for version in [Version::V1, Version::V2] {
+        let mut octets = Vec::new();
+        write(version, &header, &mut octets);
+        let length = octets.len();
+        let again = parse(&octets, Accepted::Only(version));
+        let Ok(Parsed::Complete { header: again, length: read }) = again else { panic!("{again:?}") };
+        assert_eq!((canonical(again), read), (canonical(header), length));
+    }
+}
+
+/// Addresses may have been written in the other family's form.
+fn canonical(mut header: Header) -> Header {
+    if let Header::Proxied { source, destination } = &mut header {
+        for address in [source, destination] {
+            address.set_ip(address.ip().to_canonical());
+            // Scope and flow are not transported.
+            *address = std::net::SocketAddr::new(address.ip(), address.port());
+        }
+    }
+    header
+}

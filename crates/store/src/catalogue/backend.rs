@@ -1,0 +1,105 @@
+//! The database on a [`Disk`], so that it can be tested on one that fails.
+//!
+//! After a failed sync the kernel takes for clean what it has not written, and what is read of the file may not be on disk,
+//! then or ever. The file is in doubt, also for a later process, until all of it has been written again.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redb::StorageBackend;
+
+use super::FILE;
+use crate::disk::{Disk, DiskFile};
+
+pub(super) struct Backend {
+    file: Box<dyn DiskFile>,
+    doubt: Arc<Doubt>,
+}
+
+/// Whether the file may not be on disk as it is read.
+pub(super) struct Doubt {
+    disk: Arc<dyn Disk>,
+    in_doubt: AtomicBool,
+}
+
+impl Doubt {
+    /// What an earlier process has left.
+    pub(super) fn of(disk: Arc<dyn Disk>) -> io::Result<Arc<Self>> {
+        let in_doubt = disk.list("")?.iter().any(|name| name == IN_DOUBT).into();
+        Ok(Arc::new(Self { disk, in_doubt }))
+    }
+
+    fn begin(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
+        // Only for the case that this process is killed, and the power fails after that: it cannot do more.
+        let _ = (0..ATTEMPTS).find(|_| self.disk.open(IN_DOUBT).is_ok());
+    }
+
+    /// Writes the whole file again if it is in doubt.
+    fn clear(&self, file: &dyn DiskFile) -> io::Result<()> {
+        if !self.in_doubt.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (len, mut at) = (file.len()?, 0);
+        let mut octets = vec![0; STEP];
+        while at < len {
+            let read = file.read_at(&mut octets, at)?;
+            file.write_at(&octets[..read], at)?;
+            at += STEP as u64;
+        }
+        file.sync()?;
+        self.in_doubt.store(false, Ordering::Relaxed);
+        // If it stays, the next start writes the file once more.
+        let _ = self.disk.remove(IN_DOUBT);
+        Ok(())
+    }
+}
+
+impl Backend {
+    /// Opens the file, and creates it if it is missing.
+    pub(super) fn open(doubt: &Arc<Doubt>) -> io::Result<Self> {
+        let file = doubt.disk.open(FILE)?;
+        doubt.clear(&*file)?;
+        Ok(Self { file, doubt: doubt.clone() })
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        if self.file.read_at(out, offset)? < out.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync().inspect_err(|_| self.doubt.begin())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_at(data, offset)
+    }
+}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Backend")
+    }
+}
+
+/// There while the file is in doubt.
+const IN_DOUBT: &str = "definitions.in-doubt";
+/// A disk that has just failed may do so again.
+const ATTEMPTS: usize = 10;
+/// Octets that are written at once.
+const STEP: usize = 1 << 20;

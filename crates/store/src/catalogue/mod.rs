@@ -1,0 +1,305 @@
+//! Definitions that survive a restart: keys and values, whose meaning is the broker's business, in one redb file.
+//!
+//! A change is noted at once and gets a [`Ticket`]; whoever made it answers its client when the ticket is committed.
+//! [`Catalogue::commit_pending`] writes everything that was noted in one transaction, so that many declarations share
+//! one sync. It is called in each round of the journal's committer, see [`crate::Store`]; when it fails the changes are kept for
+//! the next time.
+
+mod backend;
+mod check;
+mod section;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+
+pub use check::{DefinitionsReport, check, repair};
+pub use section::Section;
+
+use crate::disk::Disk;
+use crate::waiters::{Waiter, Waiters};
+use backend::{Backend, Doubt};
+
+/// Definitions on disk.
+pub struct Catalogue {
+    doubt: Arc<Doubt>,
+    pending: Mutex<Pending>,
+    writer: Mutex<Writer>,
+    committed: AtomicU64,
+    waiters: Waiters,
+    /// The last number given out.
+    last_id: AtomicU64,
+    /// Rung when there is something to commit.
+    bell: OnceLock<Bell>,
+    was_empty: bool,
+}
+
+/// A change's number: committed with all that came before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Ticket(u64);
+
+/// Why the catalogue cannot be opened, read or written.
+#[derive(Debug)]
+pub enum CatalogueError {
+    /// The file was written by a newer version of Leveret: its schema, and the newest that this one knows.
+    Newer {
+        /// In the file.
+        found: u64,
+        /// The newest one known here.
+        known: u64,
+    },
+    /// The database says no.
+    Database(redb::Error),
+}
+
+/// Called by whoever makes a change.
+type Bell = Box<dyn Fn() + Send + Sync>;
+
+/// Changes that nobody has begun to write, in order.
+#[derive(Default)]
+struct Pending {
+    changes: Vec<Change>,
+    /// The number of the last change.
+    last: u64,
+}
+
+struct Change {
+    section: Section,
+    key: Box<[u8]>,
+    /// `None` deletes.
+    value: Option<Box<[u8]>>,
+}
+
+struct Writer {
+    /// `None` after a failure: redb wants to be opened anew then.
+    database: Option<Database>,
+    /// Changes that a failed transaction has left, to be written before any others.
+    left: Vec<Change>,
+}
+
+impl Catalogue {
+    /// Opens the catalogue in a data folder, and creates it if it is missing.
+    ///
+    /// # Errors
+    /// A newer schema; a file that is damaged or cannot be read or written.
+    pub fn open(disk: Arc<dyn Disk>) -> Result<Self, CatalogueError> {
+        let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
+        let database = open_database(&doubt)?;
+        disk.sync_folder("").map_err(redb::Error::Io)?;
+        let read = database.begin_read()?;
+        let meta = read.open_table(META)?;
+        let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map(|number| number.value()));
+        let last_id = number(LAST_ID)?.unwrap_or_default();
+        let was_empty = number(CREATED)?.is_none();
+        Ok(Self {
+            doubt,
+            pending: Mutex::default(),
+            writer: Mutex::new(Writer { database: Some(database), left: Vec::new() }),
+            committed: AtomicU64::new(0),
+            waiters: Waiters::default(),
+            last_id: AtomicU64::new(last_id),
+            bell: OnceLock::new(),
+            was_empty,
+        })
+    }
+
+    /// Lets `ring` be called when there is something to commit, without any of the catalogue's locks held. Set once.
+    pub(crate) fn on_change(&self, ring: Bell) {
+        let _ = self.bell.set(ring);
+    }
+
+    /// Whether nothing has ever been committed to it.
+    pub fn was_empty(&self) -> bool {
+        self.was_empty
+    }
+
+    /// Shows each definition of a section, ascending by key.
+    ///
+    /// # Errors
+    /// A damaged file, or one that cannot be read.
+    pub fn scan(&self, section: Section, mut each: impl FnMut(&[u8], &[u8])) -> Result<(), CatalogueError> {
+        let mut writer = self.writer.lock();
+        let read = writer.database(&self.doubt)?.begin_read()?;
+        let table = match read.open_table(section.table()) {
+            Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+            table => table?,
+        };
+        for entry in table.iter()? {
+            let (key, value) = entry?;
+            each(key.value(), value.value());
+        }
+        Ok(())
+    }
+
+    /// A number that was never given out before, not even before a restart, if anything is committed after this.
+    pub fn new_id(&self) -> u64 {
+        self.last_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
+    pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
+        self.note(Change { section, key: key.into(), value: Some(value.into()) })
+    }
+
+    /// Notes that a definition is gone.
+    pub fn delete(&self, section: Section, key: Vec<u8>) -> Ticket {
+        self.note(Change { section, key: key.into(), value: None })
+    }
+
+    /// The last change noted so far.
+    pub fn last_noted(&self) -> Ticket {
+        Ticket(self.pending.lock().last)
+    }
+
+    /// Whether a change, and all before it, is on disk.
+    pub fn is_committed(&self, ticket: Ticket) -> bool {
+        ticket.0 <= self.committed.load(Ordering::Acquire)
+    }
+
+    /// Wakes `waiter` once the ticket is committed.
+    pub fn wait(&self, ticket: Ticket, waiter: Arc<dyn Waiter>) {
+        self.waiters.wait(ticket.0, waiter);
+    }
+
+    /// Commits what was noted before the call, and wakes who waits for it. Does nothing when there is nothing.
+    ///
+    /// # Errors
+    /// What the disk says. The changes stay noted, in their order; call again.
+    pub fn commit_pending(&self) -> Result<(), CatalogueError> {
+        let mut writer = self.writer.lock();
+        let (changes, last) = {
+            let mut pending = self.pending.lock();
+            (std::mem::take(&mut pending.changes), pending.last)
+        };
+        writer.left.extend(changes);
+        if !writer.left.is_empty() {
+            self.commit(&mut writer)?;
+            writer.left = Vec::new();
+        }
+        drop(writer);
+        self.committed.store(last, Ordering::Release);
+        self.waiters.reach(last);
+        Ok(())
+    }
+
+    fn commit(&self, writer: &mut Writer) -> Result<(), CatalogueError> {
+        let last_id = self.last_id.load(Ordering::Relaxed);
+        let Writer { database: slot, left } = writer;
+        // Given back only if all goes well.
+        let database = match slot.take() {
+            Some(database) => database,
+            None => open_database(&self.doubt)?,
+        };
+        let transaction = database.begin_write()?;
+        {
+            let mut meta = transaction.open_table(META)?;
+            meta.insert(LAST_ID, last_id)?;
+            meta.insert(CREATED, 1)?;
+            let sections = Section::ALL.into_iter();
+            for section in sections.filter(|&section| left.iter().any(|change| change.section == section)) {
+                let mut table = transaction.open_table(section.table())?;
+                for change in left.iter().filter(|change| change.section == section) {
+                    match &change.value {
+                        Some(value) => drop(table.insert(&*change.key, &**value)?),
+                        None => drop(table.remove(&*change.key)?),
+                    }
+                }
+            }
+        }
+        transaction.commit()?;
+        *slot = Some(database);
+        Ok(())
+    }
+
+    fn note(&self, change: Change) -> Ticket {
+        debug_assert!(change.key.len() <= MAX_KEY, "a key of {} octets", change.key.len());
+        let mut pending = self.pending.lock();
+        pending.changes.push(change);
+        pending.last += 1;
+        let (ticket, is_first) = (Ticket(pending.last), pending.changes.len() == 1);
+        drop(pending);
+        if is_first && let Some(ring) = self.bell.get() {
+            ring();
+        }
+        ticket
+    }
+}
+
+impl Writer {
+    fn database(&mut self, doubt: &Arc<Doubt>) -> Result<&Database, CatalogueError> {
+        if self.database.is_none() {
+            self.database = Some(open_database(doubt)?);
+        }
+        // Just set.
+        self.database.as_ref().ok_or(CatalogueError::Database(redb::Error::DatabaseClosed))
+    }
+}
+
+/// Opens the file.
+fn open_database(doubt: &Arc<Doubt>) -> Result<Database, CatalogueError> {
+    let backend = Backend::open(doubt).map_err(redb::Error::Io)?;
+    let database = Builder::new().set_cache_size(CACHE).create_with_backend(backend)?;
+    prepare(database)
+}
+
+/// Writes or checks the schema.
+fn prepare(database: Database) -> Result<Database, CatalogueError> {
+    let transaction = database.begin_write()?;
+    let found = {
+        let mut meta = transaction.open_table(META)?;
+        let found = meta.get(SCHEMA)?.map(|schema| schema.value());
+        if found.is_none() {
+            meta.insert(SCHEMA, KNOWN_SCHEMA)?;
+        }
+        found
+    };
+    match found {
+        Some(found) if found > KNOWN_SCHEMA => {
+            return Err(CatalogueError::Newer { found, known: KNOWN_SCHEMA });
+        }
+        Some(_) => transaction.abort()?,
+        None => transaction.commit()?,
+    }
+    Ok(database)
+}
+
+/// Longest key: a binding's, with two names and a routing key of 255 octets each, and arguments of up to a frame.
+pub const MAX_KEY: usize = 1 << 20;
+
+const FILE: &str = "definitions.redb";
+const META: TableDefinition<'static, &'static str, u64> = TableDefinition::new("meta");
+const SCHEMA: &str = "schema";
+/// Raised with every change of what lies in the file.
+const KNOWN_SCHEMA: u64 = 1;
+const LAST_ID: &str = "last_id";
+/// There once something has been committed.
+const CREATED: &str = "created";
+/// Octets that redb may keep of the file. Definitions are read once, at start; what is changed is in memory anyway.
+const CACHE: usize = 16 << 20;
+
+impl<E: Into<redb::Error>> From<E> for CatalogueError {
+    fn from(error: E) -> Self {
+        Self::Database(error.into())
+    }
+}
+
+impl std::fmt::Display for CatalogueError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Newer { found, known } => {
+                write!(
+                    f,
+                    "{FILE} was written by a newer version (schema {found}, the newest known here is {known})"
+                )
+            }
+            Self::Database(error) => write!(f, "{FILE}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for CatalogueError {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! The sections of the catalogue, each a table of its own.
+
+use redb::TableDefinition;
+
+/// A kind of definition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Section {
+    /// Users with their password hashes, tags and limits.
+    Users,
+    /// Virtual hosts.
+    VirtualHosts,
+    /// What users may do.
+    Permissions,
+    /// With which routing keys.
+    TopicPermissions,
+    /// Parameters of virtual hosts: operator policies and limits.
+    Parameters,
+    /// Policies.
+    Policies,
+    /// Durable exchanges.
+    Exchanges,
+    /// Durable queues.
+    Queues,
+    /// Bindings between durable ends.
+    Bindings,
+}
+
+pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
+
+impl Section {
+    /// All of them, in the order in which they can be loaded: nothing needs what comes after it.
+    pub const ALL: [Self; 9] = [
+        Self::Users,
+        Self::VirtualHosts,
+        Self::Permissions,
+        Self::TopicPermissions,
+        Self::Parameters,
+        Self::Policies,
+        Self::Exchanges,
+        Self::Queues,
+        Self::Bindings,
+    ];
+
+    pub(super) fn table(self) -> Table {
+        TableDefinition::new(self.name())
+    }
+
+    /// Its name in the file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Users => "users",
+            Self::VirtualHosts => "vhosts",
+            Self::Permissions => "permissions",
+            Self::TopicPermissions => "topic_permissions",
+            Self::Parameters => "parameters",
+            Self::Policies => "policies",
+            Self::Exchanges => "exchanges",
+            Self::Queues => "queues",
+            Self::Bindings => "bindings",
+        }
+    }
+}

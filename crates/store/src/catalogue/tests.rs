@@ -1,0 +1,179 @@
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::AtomicBool;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::disk::{DiskFile, RealDisk};
+
+type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn content(catalogue: &Catalogue, section: Section) -> Model {
+    let mut found = Model::new();
+    let each = |key: &[u8], value: &[u8]| drop(found.insert(key.to_vec(), value.to_vec()));
+    catalogue.scan(section, each).expect("scan");
+    found
+}
+
+fn real_disk(folder: &tempfile::TempDir) -> Arc<dyn Disk> {
+    Arc::new(RealDisk::new(folder.path()).expect("a data folder"))
+}
+
+/// A disk whose files fail to sync while told so.
+struct Failing {
+    disk: Arc<dyn Disk>,
+    fails: Arc<AtomicBool>,
+}
+
+struct FailingFile {
+    file: Box<dyn DiskFile>,
+    fails: Arc<AtomicBool>,
+}
+
+impl Disk for Failing {
+    fn open(&self, path: &str) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(FailingFile { file: self.disk.open(path)?, fails: self.fails.clone() }))
+    }
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        self.disk.list(folder)
+    }
+    fn create_folder(&self, folder: &str) -> io::Result<()> {
+        self.disk.create_folder(folder)
+    }
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+    fn remove_folder(&self, folder: &str) -> io::Result<()> {
+        self.disk.remove_folder(folder)
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn sync_folder(&self, folder: &str) -> io::Result<()> {
+        self.disk.sync_folder(folder)
+    }
+    fn free_space(&self) -> io::Result<u64> {
+        self.disk.free_space()
+    }
+}
+
+impl DiskFile for FailingFile {
+    fn write_at(&self, octets: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(octets, offset)
+    }
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(into, offset)
+    }
+    fn sync(&self) -> io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file.sync()
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        self.file.reserve(len)
+    }
+}
+
+#[test]
+fn only_what_was_committed_is_there_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+    assert!(catalogue.was_empty());
+    catalogue.put(Section::Queues, b"/\0q".to_vec(), b"1".to_vec());
+    let ticket = catalogue.put(Section::Queues, b"/\0r".to_vec(), b"2".to_vec());
+    let id = catalogue.new_id();
+    assert!(!catalogue.is_committed(ticket));
+    catalogue.commit_pending().expect("commit");
+    assert!(catalogue.is_committed(ticket));
+    assert_eq!(catalogue.last_noted(), ticket);
+    catalogue.delete(Section::Queues, b"/\0q".to_vec());
+    drop(catalogue);
+
+    let catalogue = Catalogue::open(real_disk(&folder)).expect("open again");
+    assert!(!catalogue.was_empty());
+    assert_eq!(content(&catalogue, Section::Queues).len(), 2);
+    assert!(content(&catalogue, Section::Bindings).is_empty());
+    assert!(catalogue.new_id() > id);
+}
+
+#[test]
+fn changes_that_could_not_be_committed_are_committed_later_and_in_order() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fails = Arc::new(AtomicBool::new(false));
+    let disk = Arc::new(Failing { disk: real_disk(&folder), fails: fails.clone() });
+    let catalogue = Catalogue::open(disk).expect("open");
+    fails.store(true, Ordering::Relaxed);
+    let key = || b"k".to_vec();
+    let first = catalogue.put(Section::Exchanges, key(), b"1".to_vec());
+    assert!(matches!(catalogue.commit_pending(), Err(CatalogueError::Database(_))));
+    let second = catalogue.put(Section::Exchanges, key(), b"2".to_vec());
+    assert!(catalogue.commit_pending().is_err());
+    assert!(!catalogue.is_committed(first));
+    fails.store(false, Ordering::Relaxed);
+    catalogue.commit_pending().expect("the disk works again");
+    assert!(catalogue.is_committed(second));
+    assert_eq!(content(&catalogue, Section::Exchanges).into_values().collect::<Vec<_>>(), [b"2"]);
+}
+
+#[test]
+fn a_newer_schema_is_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    drop(Catalogue::open(real_disk(&folder)).expect("open"));
+    let database = Database::open(folder.path().join(FILE)).expect("the file");
+    let transaction = database.begin_write().expect("a transaction");
+    let mut meta = transaction.open_table(META).expect("a table");
+    meta.insert(SCHEMA, KNOWN_SCHEMA + 1).expect("insert");
+    drop(meta);
+    transaction.commit().expect("commit");
+    drop(database);
+    let Err(error) = Catalogue::open(real_disk(&folder)) else { panic!("opened") };
+    let text = error.to_string();
+    assert!(text.contains("newer version (schema 2, the newest known here is 1)"), "{text}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn it_holds_what_the_changes_make(
+        steps in prop::collection::vec((0u8..8, 0u8..12, any::<bool>()), 1..60),
+    ) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+        let sections = [Section::Users, Section::Bindings];
+        let mut noted = [Model::new(), Model::new()];
+        let mut committed = noted.clone();
+        for (step, key, second) in steps {
+            let which = usize::from(second);
+            let at = vec![key];
+            match step {
+                0..4 => {
+                    catalogue.put(sections[which], at.clone(), vec![step, key]);
+                    noted[which].insert(at, vec![step, key]);
+                }
+                4 | 5 => {
+                    catalogue.delete(sections[which], at.clone());
+                    noted[which].remove(&at);
+                }
+                6 => {
+                    catalogue.commit_pending().expect("commit");
+                    committed = noted.clone();
+                }
+                _ => {
+                    drop(catalogue);
+                    catalogue = Catalogue::open(real_disk(&folder)).expect("open again");
+                    noted = committed.clone();
+                }
+            }
+            prop_assert_eq!(&content(&catalogue, sections[which]), &committed[which]);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A file of the simulated disk: what is seen, what is safe, and what lies between.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::dice::Dice;
+use super::state::State;
+use crate::disk::DiskFile;
+
+/// An open file.
+pub(super) struct SimFile {
+    pub(super) disk: Arc<Mutex<State>>,
+    pub(super) number: u64,
+}
+
+/// A file's content.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Content {
+    /// What is read.
+    seen: Vec<u8>,
+    /// What is on the medium.
+    safe: Vec<u8>,
+    /// Versions of sectors that were written since the last sync, oldest first. Any of them, or the safe one, may be
+    /// found after a crash.
+    dirty: BTreeMap<u64, Vec<Vec<u8>>>,
+    /// The shortest that it has been since the last sync, if it was cut.
+    cut: Option<usize>,
+    reserved: u64,
+}
+
+type Sector = [u8; SECTOR as usize];
+
+impl Content {
+    pub(super) fn len(&self) -> u64 {
+        self.seen.len() as u64
+    }
+
+    pub(super) fn allocated(&self) -> u64 {
+        self.len().max(self.reserved)
+    }
+
+    pub(super) fn reserve(&mut self, len: u64) {
+        self.reserved = self.reserved.max(len);
+    }
+
+    pub(super) fn write(&mut self, octets: &[u8], offset: u64) {
+        if octets.is_empty() {
+            return;
+        }
+        let end = offset as usize + octets.len();
+        if self.seen.len() < end {
+            self.seen.resize(end, 0);
+        }
+        self.seen[offset as usize..end].copy_from_slice(octets);
+        for sector in offset / SECTOR..=(end as u64 - 1) / SECTOR {
+            let version = sector_of(&self.seen, sector).to_vec();
+            self.dirty.entry(sector).or_default().push(version);
+        }
+    }
+
+    pub(super) fn read(&self, into: &mut [u8], offset: u64) -> usize {
+        let start = (offset as usize).min(self.seen.len());
+        let octets = into.len().min(self.seen.len() - start);
+        into[..octets].copy_from_slice(&self.seen[start..start + octets]);
+        octets
+    }
+
+    pub(super) fn set_len(&mut self, len: u64) {
+        if (len as usize) < self.seen.len() {
+            self.cut = Some(self.cut.map_or(len as usize, |cut| cut.min(len as usize)));
+        }
+        self.seen.resize(len as usize, 0);
+        self.dirty.retain(|sector, _| sector * SECTOR < len);
+        self.reserved = self.reserved.min(len);
+    }
+
+    /// What is dirty is written, and nothing else: what a failed sync has left out is taken for clean.
+    pub(super) fn sync(&mut self) {
+        self.safe.truncate(self.cut.take().unwrap_or(usize::MAX));
+        self.safe.resize(self.seen.len(), 0);
+        for (sector, versions) in std::mem::take(&mut self.dirty) {
+            if let Some(newest) = versions.last() {
+                put_sector(&mut self.safe, sector, newest);
+            }
+        }
+    }
+
+    /// Some of the dirty sectors reach the medium, and all of them are taken for clean.
+    pub(super) fn fail_sync(&mut self, dice: &mut Dice) {
+        self.safe = self.found(dice);
+        self.dirty.clear();
+    }
+
+    /// What is on the medium after the power has failed.
+    pub(super) fn after_power_loss(&self, dice: &mut Dice) -> Self {
+        let safe = self.found(dice);
+        Self { seen: safe.clone(), safe, dirty: BTreeMap::new(), cut: None, reserved: self.reserved }
+    }
+
+    pub(super) fn damage(&mut self, change: impl FnOnce(&mut Vec<u8>)) {
+        self.dirty.clear();
+        self.cut = None;
+        change(&mut self.seen);
+        self.safe.clone_from(&self.seen);
+    }
+
+    fn found(&self, dice: &mut Dice) -> Vec<u8> {
+        let mut found = self.safe.clone();
+        // Crashes differ in how much was written back: almost nothing, almost all, or half.
+        let odds = [30, 500, 970][dice.below(3) as usize];
+        if self.seen.len() != found.len() && dice.chance(odds) {
+            found.resize(self.seen.len(), 0);
+        }
+        for (sector, versions) in &self.dirty {
+            if !dice.chance(odds) {
+                continue;
+            }
+            // Mostly the newest version; at times an older one.
+            let newest = versions.len() as u64 - 1;
+            let chosen = if dice.chance(700) { newest } else { dice.below(newest + 1) };
+            put_sector(&mut found, *sector, &versions[chosen as usize]);
+        }
+        found
+    }
+}
+
+impl DiskFile for SimFile {
+    fn write_at(&self, octets: &[u8], offset: u64) -> io::Result<()> {
+        self.disk.lock().write(self.number, octets, offset)
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(self.disk.lock().content(self.number).read(into, offset))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.lock().sync(self.number)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.disk.lock().content(self.number).len())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.disk.lock().set_len(self.number, len)
+    }
+
+    fn reserve(&self, len: u64) -> io::Result<()> {
+        self.disk.lock().reserve(self.number, len)
+    }
+}
+
+/// Writes a sector, as far as the file is that long.
+fn put_sector(into: &mut [u8], sector: u64, octets: &[u8]) {
+    let start = ((sector * SECTOR) as usize).min(into.len());
+    let len = (into.len() - start).min(octets.len());
+    into[start..start + len].copy_from_slice(&octets[..len]);
+}
+
+fn sector_of(octets: &[u8], sector: u64) -> Sector {
+    let start = (sector * SECTOR) as usize;
+    let end = octets.len().min(start + SECTOR as usize);
+    let mut copy = [0; SECTOR as usize];
+    copy[..end - start].copy_from_slice(&octets[start..end]);
+    copy
+}
+
+/// What a disk writes whole or not at all.
+const SECTOR: u64 = 512;

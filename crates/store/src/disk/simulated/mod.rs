@@ -1,0 +1,132 @@
+//! A disk in memory that behaves as badly as real ones may.
+//!
+//! What was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 octets any version since
+//! the last sync may be found, in any combination, and names that were created, changed or removed since the folder was
+//! synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second call succeeds
+//! without having written them. Everything is decided by a seed.
+
+mod dice;
+mod file;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{Disk, DiskFile};
+pub use dice::Dice;
+use file::SimFile;
+use state::State;
+
+/// The simulated disk. Clones are the same disk.
+#[derive(Clone)]
+pub struct SimDisk(Arc<Mutex<State>>);
+
+/// How often calls fail, in thousandths.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// `write_at` fails with EIO, after having written any part.
+    pub write: u64,
+    /// `sync` and `sync_folder` fail with EIO, after having synced any part.
+    pub sync: u64,
+    /// Opening, renaming, removing, reserving and changing a length fail with EIO.
+    pub names: u64,
+}
+
+impl SimDisk {
+    /// An empty disk with room for `capacity` octets.
+    pub fn new(seed: u64, capacity: u64) -> Self {
+        Self(Arc::new(Mutex::new(State::new(seed, capacity))))
+    }
+
+    /// The disk as found after the power failed. This one lives on, as if nothing had happened.
+    #[must_use]
+    pub fn crash(&self) -> Self {
+        Self(Arc::new(Mutex::new(self.0.lock().after_power_loss())))
+    }
+
+    /// The disk as found after the process was killed: all that was written is there, though not yet synced.
+    #[must_use]
+    pub fn kill(&self) -> Self {
+        Self(Arc::new(Mutex::new(self.0.lock().clone())))
+    }
+
+    /// Makes calls fail from now on, at these rates.
+    pub fn set_faults(&self, faults: Faults) {
+        self.0.lock().faults = faults;
+    }
+
+    /// Lets `after` calls of `sync` pass and fails the next one.
+    pub fn fail_sync(&self, after: u64) {
+        self.0.lock().fail_sync = Some(after);
+    }
+
+    /// Changes how many octets there is room for. Less than is in use means: full.
+    pub fn set_capacity(&self, capacity: u64) {
+        self.0.lock().capacity = capacity;
+    }
+
+    /// Octets in use.
+    pub fn used(&self) -> u64 {
+        self.0.lock().used()
+    }
+
+    /// Calls of `sync` that succeeded.
+    pub fn syncs(&self) -> u64 {
+        self.0.lock().syncs
+    }
+
+    /// Makes `sync` and `sync_folder` do nothing and say that all is well: shows that a test notices.
+    pub fn lie_about_syncs(&self) {
+        self.0.lock().lies = true;
+    }
+
+    /// The files, in order of their names.
+    pub fn files(&self) -> Vec<String> {
+        self.0.lock().names.keys().cloned().collect()
+    }
+
+    /// Changes a file behind everybody's back: the wear of the medium. Nothing happens if there is no such file.
+    pub fn damage(&self, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        self.0.lock().damage(path, change);
+    }
+}
+
+impl Disk for SimDisk {
+    fn open(&self, path: &str) -> io::Result<Box<dyn DiskFile>> {
+        let number = self.0.lock().open(path)?;
+        Ok(Box::new(SimFile { disk: self.0.clone(), number }))
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        Ok(self.0.lock().list(folder))
+    }
+
+    fn create_folder(&self, folder: &str) -> io::Result<()> {
+        self.0.lock().create_folder(folder)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.0.lock().remove(path)
+    }
+
+    fn remove_folder(&self, folder: &str) -> io::Result<()> {
+        self.0.lock().remove_folder(folder)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.lock().rename(from, to)
+    }
+
+    fn sync_folder(&self, folder: &str) -> io::Result<()> {
+        self.0.lock().sync_folder(folder)
+    }
+
+    fn free_space(&self) -> io::Result<u64> {
+        let state = self.0.lock();
+        Ok(state.capacity.saturating_sub(state.used()))
+    }
+}

@@ -1,0 +1,282 @@
+//! Names, room and faults of the simulated disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use super::Faults;
+use super::dice::Dice;
+use super::file::Content;
+
+/// What a disk consists of.
+#[derive(Debug, Clone)]
+pub(super) struct State {
+    /// Path to file, as seen.
+    pub(super) names: BTreeMap<String, u64>,
+    pub(super) faults: Faults,
+    /// How many calls of `sync` may yet succeed before one fails.
+    pub(super) fail_sync: Option<u64>,
+    pub(super) capacity: u64,
+    pub(super) syncs: u64,
+    pub(super) lies: bool,
+    /// Path to file, as on the medium.
+    safe_names: BTreeMap<String, u64>,
+    /// Changes of names since their folder was synced, in order.
+    unsynced: Vec<Change>,
+    folders: BTreeSet<String>,
+    files: BTreeMap<u64, Content>,
+    dice: Dice,
+}
+
+#[derive(Debug, Clone)]
+enum Change {
+    Create(String, u64),
+    Remove(String, u64),
+    Rename { from: String, to: String, file: u64 },
+}
+
+impl State {
+    pub(super) fn new(seed: u64, capacity: u64) -> Self {
+        Self {
+            names: BTreeMap::new(),
+            faults: Faults::default(),
+            fail_sync: None,
+            capacity,
+            syncs: 0,
+            lies: false,
+            safe_names: BTreeMap::new(),
+            unsynced: Vec::new(),
+            folders: BTreeSet::new(),
+            files: BTreeMap::new(),
+            dice: Dice::new(seed),
+        }
+    }
+
+    pub(super) fn after_power_loss(&mut self) -> Self {
+        let mut names = self.safe_names.clone();
+        for change in self.unsynced.clone() {
+            if self.dice.chance(500) {
+                change.apply(&mut names);
+            }
+        }
+        let mut files = BTreeMap::new();
+        for number in names.values() {
+            files.insert(*number, self.files[number].after_power_loss(&mut self.dice));
+        }
+        Self {
+            safe_names: names.clone(),
+            names,
+            unsynced: Vec::new(),
+            files,
+            faults: Faults::default(),
+            fail_sync: None,
+            dice: Dice::new(self.dice.next_u64()),
+            folders: self.folders.clone(),
+            ..*self
+        }
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        self.names.values().map(|number| self.files[number].allocated()).sum()
+    }
+
+    pub(super) fn content(&self, number: u64) -> &Content {
+        &self.files[&number]
+    }
+
+    pub(super) fn open(&mut self, path: &str) -> io::Result<u64> {
+        self.fail_at(self.faults.names)?;
+        if let Some(number) = self.names.get(path) {
+            return Ok(*number);
+        }
+        let parent = parent(path);
+        if !parent.is_empty() && !self.folders.contains(parent) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let number = self.files.keys().next_back().map_or(1, |last| last + 1);
+        self.files.insert(number, Content::default());
+        self.change(Change::Create(path.to_owned(), number));
+        Ok(number)
+    }
+
+    pub(super) fn list(&self, folder: &str) -> Vec<String> {
+        let paths = self.names.keys().chain(&self.folders);
+        paths.filter(|path| parent(path) == folder).map(|path| name(path).to_owned()).collect()
+    }
+
+    /// Folders are taken to be durable at once: they are created at the first start only.
+    pub(super) fn create_folder(&mut self, folder: &str) -> io::Result<()> {
+        self.fail_at(self.faults.names)?;
+        let mut folder = folder;
+        while !folder.is_empty() {
+            self.folders.insert(folder.to_owned());
+            folder = parent(folder);
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, path: &str) -> io::Result<()> {
+        self.fail_at(self.faults.names)?;
+        if let Some(number) = self.names.get(path) {
+            self.change(Change::Remove(path.to_owned(), *number));
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_folder(&mut self, folder: &str) -> io::Result<()> {
+        self.fail_at(self.faults.names)?;
+        let inside = format!("{folder}/");
+        for path in self.names.keys().filter(|path| path.starts_with(&inside)).cloned().collect::<Vec<_>>() {
+            let number = self.names[&path];
+            self.change(Change::Remove(path, number));
+        }
+        self.folders.retain(|path| path != folder && !path.starts_with(&inside));
+        Ok(())
+    }
+
+    pub(super) fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        self.fail_at(self.faults.names)?;
+        let Some(&file) = self.names.get(from) else { return Err(io::ErrorKind::NotFound.into()) };
+        self.change(Change::Rename { from: from.to_owned(), to: to.to_owned(), file });
+        Ok(())
+    }
+
+    pub(super) fn sync_folder(&mut self, folder: &str) -> io::Result<()> {
+        if self.lies {
+            return Ok(());
+        }
+        let failed = self.fail_at(self.faults.sync);
+        let mut later: Vec<Change> = Vec::new();
+        for change in std::mem::take(&mut self.unsynced) {
+            // Changes of one name never overtake each other.
+            let waits = || later.iter().any(|earlier| earlier.touches(&change));
+            if change.folder() != folder || failed.is_err() && (self.dice.chance(500) || waits()) {
+                later.push(change);
+            } else {
+                change.apply(&mut self.safe_names);
+            }
+        }
+        self.unsynced = later;
+        failed
+    }
+
+    pub(super) fn write(&mut self, number: u64, octets: &[u8], offset: u64) -> io::Result<()> {
+        let allocated = self.files[&number].allocated();
+        let room = allocated + self.capacity.saturating_sub(self.used());
+        let end = offset + octets.len() as u64;
+        let mut outcome = Ok(());
+        let mut written = octets.len() as u64;
+        if end > room {
+            written = room.saturating_sub(offset).min(written);
+            outcome = Err(io::ErrorKind::StorageFull.into());
+        }
+        if self.fail_at(self.faults.write).is_err() {
+            written = self.dice.below(written + 1);
+            outcome = Err(input_output());
+        }
+        self.file(number).write(&octets[..written as usize], offset);
+        outcome
+    }
+
+    pub(super) fn sync(&mut self, number: u64) -> io::Result<()> {
+        if self.lies {
+            return Ok(());
+        }
+        let scheduled = self.fail_sync.is_some_and(|left| left == 0);
+        self.fail_sync = self.fail_sync.and_then(|left| left.checked_sub(1));
+        if scheduled || self.dice.chance(self.faults.sync) {
+            if let Some(content) = self.files.get_mut(&number) {
+                content.fail_sync(&mut self.dice);
+            }
+            return Err(input_output());
+        }
+        self.file(number).sync();
+        self.syncs += 1;
+        Ok(())
+    }
+
+    pub(super) fn set_len(&mut self, number: u64, len: u64) -> io::Result<()> {
+        self.fail_at(self.faults.names)?;
+        self.file(number).set_len(len);
+        Ok(())
+    }
+
+    pub(super) fn reserve(&mut self, number: u64, len: u64) -> io::Result<()> {
+        self.fail_at(self.faults.names)?;
+        let more = len.saturating_sub(self.files[&number].allocated());
+        if self.used() + more > self.capacity {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file(number).reserve(len);
+        Ok(())
+    }
+
+    pub(super) fn damage(&mut self, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        if let Some(number) = self.names.get(path).copied() {
+            self.file(number).damage(change);
+        }
+    }
+
+    fn file(&mut self, number: u64) -> &mut Content {
+        self.files.entry(number).or_default()
+    }
+
+    fn change(&mut self, change: Change) {
+        change.apply(&mut self.names);
+        self.unsynced.push(change);
+    }
+
+    fn fail_at(&mut self, rate: u64) -> io::Result<()> {
+        if self.dice.chance(rate) { Err(input_output()) } else { Ok(()) }
+    }
+}
+
+impl Change {
+    fn apply(&self, names: &mut BTreeMap<String, u64>) {
+        match self {
+            Self::Create(path, file) => {
+                names.insert(path.clone(), *file);
+            }
+            Self::Remove(path, file) => remove_if(names, path, *file),
+            Self::Rename { from, to, file } => {
+                remove_if(names, from, *file);
+                names.insert(to.clone(), *file);
+            }
+        }
+    }
+
+    fn names(&self) -> [&str; 2] {
+        match self {
+            Self::Create(path, _) | Self::Remove(path, _) => [path, path],
+            Self::Rename { from, to, .. } => [from, to],
+        }
+    }
+
+    /// Whether it is about a name that another change is about too.
+    fn touches(&self, other: &Self) -> bool {
+        self.names().iter().any(|name| other.names().contains(name))
+    }
+
+    fn folder(&self) -> &str {
+        match self {
+            Self::Create(path, _) | Self::Remove(path, _) | Self::Rename { to: path, .. } => parent(path),
+        }
+    }
+}
+
+fn remove_if(names: &mut BTreeMap<String, u64>, path: &str, file: u64) {
+    if names.get(path) == Some(&file) {
+        names.remove(path);
+    }
+}
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+fn name(path: &str) -> &str {
+    path.rsplit_once('/').map_or(path, |(_, name)| name)
+}
+
+fn input_output() -> io::Error {
+    io::Error::other("simulated input/output error")
+}

@@ -1,0 +1,122 @@
+//! Verifying a data folder that nobody has open, and giving up what is damaged in it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::StoreError;
+use crate::catalogue::{self, DefinitionsReport};
+use crate::disk::Disk;
+use crate::journal;
+use crate::pages::{FolderReport, Kind, Pages, Repair};
+
+/// What was found in a data folder.
+#[derive(Debug, Clone, Default)]
+pub struct CheckReport {
+    /// What there is, a line for each part.
+    pub facts: Vec<String>,
+    /// What is damaged, a line for each place. A broker does not start on it.
+    pub problems: Vec<String>,
+}
+
+/// Reads everything in a data folder and verifies all checksums. Changes nothing. The folder must be
+/// [had](crate::FolderLock).
+///
+/// # Errors
+/// What cannot be read at all. Damage is no error: the report tells it.
+pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
+    let mut report = CheckReport::default();
+    report.add_definitions(catalogue::check(&**disk));
+    report.add_journal(&journal::check(&**disk)?);
+    let pages = Pages::new(disk.clone(), 1);
+    let mut queues = pages.queues(Kind::Durable)?;
+    queues.sort_unstable();
+    let mut all = FolderReport::default();
+    for queue in &queues {
+        let found = pages.check(*queue)?;
+        all.segments.extend(found.segments);
+        all.leftovers += found.leftovers;
+    }
+    report.add_queues(queues.len(), &all);
+    Ok(report)
+}
+
+/// Gives up what is damaged in a data folder, and nothing else, so that a broker starts on it again. The folder must be
+/// [had](crate::FolderLock). Returns what was done, a line for each thing.
+///
+/// # Errors
+/// What cannot be read or written, and definitions that cannot be mended.
+pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
+    let mut done = Vec::new();
+    if catalogue::repair(disk.clone())?.damaged {
+        done.push("definitions: the database's structure was mended".to_owned());
+    }
+    let given_up = journal::repair(&**disk)?.problems;
+    done.extend(given_up.iter().map(|problem| format!("journal: gave up {problem}")));
+    let pages = Pages::new(disk.clone(), 1);
+    for queue in pages.queues(Kind::Durable)? {
+        if pages.check(queue)?.is_sound() {
+            continue;
+        }
+        let (_, recovered) = pages.open(queue, Repair::Skip)?;
+        done.extend(recovered.damaged.iter().map(|damage| format!("queue {queue}: gave up {damage}")));
+    }
+    Ok(done)
+}
+
+impl CheckReport {
+    /// Whether nothing is damaged.
+    pub fn is_sound(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn add_definitions(&mut self, checked: Result<DefinitionsReport, catalogue::CatalogueError>) {
+        match checked {
+            Err(error) => self.problems.push(error.to_string()),
+            Ok(report) if !report.exists => self.facts.push("definitions: none".to_owned()),
+            Ok(report) => {
+                let named = report.entries.iter().filter(|(_, count)| *count > 0);
+                let named: Vec<_> =
+                    named.map(|(section, count)| format!("{count} in {}", section.name())).collect();
+                self.facts.push(format!("definitions: {}", named.join(", ")));
+                if report.damaged {
+                    self.problems.push("definitions: the database's structure is damaged".to_owned());
+                }
+            }
+        }
+    }
+
+    fn add_journal(&mut self, report: &journal::Report) {
+        let journal::Report { segments, octets, records, .. } = report;
+        self.facts.push(format!("journal: {records} records, {octets} octets, {segments} segments"));
+        self.problems.extend(report.problems.iter().map(|problem| format!("journal: {problem}")));
+    }
+
+    fn add_queues(&mut self, folders: usize, report: &FolderReport) {
+        let live: u64 = report.segments.iter().map(|segment| segment.live).sum();
+        let octets: u64 = report.segments.iter().map(|segment| segment.length).sum();
+        let segments = report.segments.len();
+        self.facts.push(format!(
+            "queues' own segments: {live} messages, {octets} octets, {segments} segments of {folders} queues"
+        ));
+        for segment in &report.segments {
+            let file = &segment.file;
+            if let Some(torn) = segment.torn {
+                self.facts.push(format!(
+                    "{file}: torn at octet {torn}, as a crash leaves it: cut off at the next start"
+                ));
+            }
+            self.problems.extend(segment.damage.iter().map(|damage| format!("{file}: {damage}")));
+        }
+    }
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.facts.iter().try_for_each(|fact| writeln!(into, "{fact}"))?;
+        self.problems.iter().try_for_each(|problem| writeln!(into, "DAMAGED {problem}"))?;
+        match self.problems.len() {
+            0 => writeln!(into, "all is well"),
+            count => writeln!(into, "damaged places: {count}"),
+        }
+    }
+}

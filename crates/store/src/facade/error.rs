@@ -1,0 +1,57 @@
+//! Why a store is not opened.
+
+use std::fmt;
+
+use crate::catalogue::CatalogueError;
+use crate::journal::{OpenError, ReadError};
+use crate::pages::PagesError;
+
+/// Why a data folder cannot be opened, or its messages not be read.
+#[derive(Debug)]
+pub enum StoreError {
+    /// The definitions.
+    Definitions(CatalogueError),
+    /// The journal.
+    Journal(OpenError),
+    /// A message in it.
+    Message(ReadError),
+    /// A queue's own segments.
+    Segments(PagesError),
+}
+
+impl From<CatalogueError> for StoreError {
+    fn from(error: CatalogueError) -> Self {
+        Self::Definitions(error)
+    }
+}
+
+impl From<OpenError> for StoreError {
+    fn from(error: OpenError) -> Self {
+        Self::Journal(error)
+    }
+}
+
+impl From<ReadError> for StoreError {
+    fn from(error: ReadError) -> Self {
+        Self::Message(error)
+    }
+}
+
+impl From<PagesError> for StoreError {
+    fn from(error: PagesError) -> Self {
+        Self::Segments(error)
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Definitions(error) => error.fmt(into),
+            Self::Journal(error) => error.fmt(into),
+            Self::Message(error) => error.fmt(into),
+            Self::Segments(error) => error.fmt(into),
+        }
+    }
+}
+
+impl std::error::Error for StoreError {}

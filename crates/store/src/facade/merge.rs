@@ -1,0 +1,69 @@
+//! What a restart finds of each queue, in the journal and in segments, becomes one again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::StoreError;
+use super::shelf::{Shelf, Shelves, inclusive};
+use crate::journal::{self, Journal, QueueId, RecoveredQueue};
+use crate::pages::{Kind, Pages, QueueSegments, Repair};
+
+/// A queue as a restart finds it.
+pub(super) struct Found {
+    pub(super) shelf: Arc<Shelf>,
+    /// Higher than any position that anything on disk names.
+    pub(super) next_position: u64,
+}
+
+/// Opens the segments of all queues, and settles there what the journal says. Queues that nobody knows any more are among
+/// them.
+///
+/// # Errors
+/// Segments that cannot be read, or are damaged.
+pub(super) fn merge(
+    journal: Arc<Journal>,
+    pages: Pages,
+    recovered: journal::Recovered,
+) -> Result<(Arc<Shelves>, Vec<Found>), StoreError> {
+    pages.wipe_transient()?;
+    let mut queues: BTreeMap<QueueId, Option<RecoveredQueue>> =
+        recovered.queues.into_iter().map(|queue| (queue.queue.id(), Some(queue))).collect();
+    let folders: BTreeSet<_> = pages.queues(Kind::Durable)?.into_iter().map(QueueId).collect();
+    for id in &folders {
+        queues.entry(*id).or_default();
+    }
+    let shelves = Shelves::new(journal, pages);
+    let mut found = Vec::with_capacity(queues.len());
+    for (id, queue) in queues {
+        let mut next_position = queue.as_ref().map_or(0, |queue| queue.next_position);
+        let mut segments = None;
+        if folders.contains(&id) {
+            let (opened, held) = shelves.pages.open(id.0, Repair::Refuse)?;
+            for cut in &held.cut {
+                tracing::info!(file = cut.file, octets = cut.octets, "cut off what was not synced");
+            }
+            if let Some(queue) = &queue {
+                repeat(&shelves.journal, queue, &opened, held.last);
+            }
+            next_position = next_position.max(held.last.map_or(0, |last| last + 1));
+            segments = Some(opened);
+        }
+        let log = queue.map_or_else(|| shelves.journal.queue(id), |queue| queue.queue);
+        found.push(Found { shelf: shelves.add(log, segments), next_position });
+    }
+    Ok((Arc::new(shelves), found))
+}
+
+/// Repeats in the segments what the journal tells, and takes from the journal what is in the segments.
+fn repeat(journal: &Journal, queue: &RecoveredQueue, segments: &QueueSegments, last: Option<u64>) {
+    segments.settle(queue.settled.iter().map(inclusive));
+    for (range, count) in &queue.delivered {
+        segments.mark_delivered([inclusive(range)], *count);
+    }
+    // Messages are copied in order: up to the last one all were, and those that are not there any more were settled.
+    let copied = last.map_or_else(Vec::new, |last| {
+        let messages = queue.queue.messages_from(0, usize::MAX).into_iter();
+        messages.map(|live| live.position).take_while(|position| *position <= last).collect()
+    });
+    journal.moved(&queue.queue, copied);
+}

@@ -1,0 +1,209 @@
+//! The store as the broker sees it: definitions, and the messages of durable queues.
+//!
+//! [`Store::open`] brings back what a data folder holds; [`Rounds::start`] starts the thread that writes. In each round the
+//! definitions are committed before the journal is synced: a message in a new queue is never on disk before the queue is.
+
+mod check;
+mod error;
+mod merge;
+mod mover_thread;
+mod read;
+mod recovered;
+mod retire;
+mod rounds;
+mod settings;
+mod shelf;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use check::{CheckReport, check, repair};
+pub use error::StoreError;
+pub use recovered::{Place, Recovered, RecoveredQueue};
+pub use retire::Retirement;
+pub use rounds::{Rounds, Running};
+pub use settings::StoreSettings;
+
+use crate::catalogue::{Catalogue, Ticket};
+use crate::disk::Disk;
+use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, QueueId, Range};
+use crate::pages::{Pages, Stored};
+use crate::waiters::Waiter;
+use retire::Mover;
+use rounds::Definitions;
+use shelf::{Shelf, Shelves};
+
+/// A data folder that is open. Its methods are for all threads, and none of them waits for the disk.
+pub struct Store {
+    journal: Arc<Journal>,
+    shelves: Arc<Shelves>,
+    catalogue: Arc<Catalogue>,
+}
+
+/// One durable queue's part of the store. The queue keeps it at hand.
+pub struct StoredQueue {
+    shelves: Arc<Shelves>,
+    catalogue: Arc<Catalogue>,
+    shelf: Arc<Shelf>,
+}
+
+/// What a message got when it was appended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// Its place, for [`Entry`].
+    pub message: MessageRef,
+    /// Too much waits to be written: whoever publishes is to pause, see [`Store::wait_for_room`].
+    pub full: bool,
+}
+
+impl Store {
+    /// Opens what lies on a disk. Nothing is written before the first round, but for the definitions' own file.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        settings: impl Into<StoreSettings>,
+    ) -> Result<(Arc<Self>, Rounds, Recovered), StoreError> {
+        let catalogue = Arc::new(Catalogue::open(disk.clone())?);
+        let hooks = Box::new(Definitions::new(catalogue.clone()));
+        let settings = settings.into();
+        let (committer, recovered) = journal::open(disk.clone(), settings.journal, hooks)?;
+        let journal = committer.journal().clone();
+        let ringing = journal.clone();
+        catalogue.on_change(Box::new(move || ringing.demand_round()));
+        let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
+        let (shelves, found) = merge::merge(journal.clone(), pages, recovered)?;
+        let rounds = Rounds::new(committer, Mover::new(shelves.clone(), settings.journal_segments));
+        let recovered = Recovered::new(shelves.clone(), found);
+        Ok((Arc::new(Self { journal, shelves, catalogue }), rounds, recovered))
+    }
+
+    /// The definitions.
+    pub fn catalogue(&self) -> &Arc<Catalogue> {
+        &self.catalogue
+    }
+
+    /// Appends a message, given in parts: it is taken in any case. It must be given to [`StoredQueue::enqueue`] with `last`
+    /// set once, or else to [`Store::release`].
+    ///
+    /// # Panics
+    /// When the message has 4 GiB or more.
+    pub fn append(&self, parts: &[&[u8]]) -> Appended {
+        let (message, full) = self.journal.append_regardless(parts);
+        Appended { message, full }
+    }
+
+    /// A message goes to no (further) queue after all.
+    pub fn release(&self, message: MessageRef) {
+        self.journal.release(message);
+    }
+
+    /// The part of a queue, which is empty for a new one.
+    pub fn queue(&self, id: QueueId) -> StoredQueue {
+        StoredQueue {
+            shelves: self.shelves.clone(),
+            catalogue: self.catalogue.clone(),
+            shelf: self.shelves.get(id),
+        }
+    }
+
+    /// A queue is gone, and that is on disk: so are its messages.
+    pub fn forget(&self, id: QueueId) {
+        self.shelves.forget(id);
+    }
+
+    /// What to wait for so that all that was appended so far is on disk.
+    pub fn end(&self) -> Lsn {
+        self.journal.end()
+    }
+
+    /// How far all is on disk.
+    pub fn durable(&self) -> Lsn {
+        self.journal.durable()
+    }
+
+    /// Wakes `waiter` once all up to `lsn` is on disk, at once if it is; and lets a round begin now.
+    pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
+        self.journal.wait(lsn, waiter);
+    }
+
+    /// Whether publishers need not pause.
+    pub fn has_room(&self) -> bool {
+        self.journal.has_room()
+    }
+
+    /// Wakes `waiter` when publishers need not pause any more; at once if they need not.
+    pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
+        self.journal.wait_for_room(waiter);
+    }
+
+    /// Since when and why nothing can be written; `None` while all is well. Nothing is confirmed meanwhile.
+    pub fn failing(&self) -> Option<Failing> {
+        self.journal.failing()
+    }
+
+    /// The journal, for its figures.
+    pub fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+}
+
+impl StoredQueue {
+    /// Which queue it is.
+    pub fn id(&self) -> QueueId {
+        self.shelf.log.id()
+    }
+
+    /// Messages enter the queue, at ascending positions behind all that it has had. Call it under the queue's own lock.
+    /// Returns what to [wait](Store::wait) for.
+    pub fn enqueue(&self, entries: &[Entry]) -> Lsn {
+        self.shelves.journal.enqueue(&self.shelf.log, entries)
+    }
+
+    /// A message that was to enter does not, and no other queue needs it.
+    pub fn release(&self, message: MessageRef) {
+        self.shelves.journal.release(message);
+    }
+
+    /// Messages leave the queue for good. Returns what to [wait](Store::wait) for if they must not come back after a crash.
+    pub fn settle(&self, ranges: &[Range]) -> Lsn {
+        self.shelf.settle(&self.shelves.journal, ranges)
+    }
+
+    /// Messages were delivered, so many times by now. It gets to the disk within some milliseconds.
+    pub fn delivered(&self, ranges: &[Range], count: u32) {
+        self.shelf.delivered(&self.shelves.journal, ranges, count);
+    }
+
+    /// Live messages from a position on, in order: as many as `max_messages` and `max_octets` of payloads allow, but one in
+    /// any case. It waits for the disk: not to be called under a lock.
+    ///
+    /// # Errors
+    /// A message that cannot be read.
+    pub fn read(&self, from: u64, max_messages: usize, max_octets: usize) -> Result<Vec<Stored>, StoreError> {
+        read::read(&self.shelf, &self.shelves.journal, from, max_messages, max_octets)
+    }
+
+    /// The queue was deleted, which was noted in the catalogue before this call: its messages go once that is on disk.
+    pub fn forget(&self) {
+        let forget = Forget { shelves: self.shelves.clone(), id: self.id() };
+        self.catalogue.wait(self.deleted(), Arc::new(forget));
+    }
+
+    fn deleted(&self) -> Ticket {
+        self.catalogue.last_noted()
+    }
+}
+
+struct Forget {
+    shelves: Arc<Shelves>,
+    id: QueueId,
+}
+
+impl Waiter for Forget {
+    fn wake(&self) {
+        self.shelves.forget(self.id);
+    }
+}

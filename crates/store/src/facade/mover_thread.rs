@@ -1,0 +1,130 @@
+//! The thread that retires. All it decides is when.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::retire::{Mover, Retirement};
+use crate::journal::{Journal, Lsn};
+use crate::waiters::Waiter;
+
+/// The thread. Dropping it stops it, between two messages at the latest.
+pub(super) struct MoverThread {
+    bell: Arc<Bell>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Tells the thread that there may be something to do.
+#[derive(Default)]
+pub(super) struct Bell {
+    rung: Mutex<Rung>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Rung {
+    work: bool,
+    stop: bool,
+}
+
+impl MoverThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start(mover: Mover, journal: Arc<Journal>) -> io::Result<Self> {
+        let bell = mover.bell().clone();
+        let theirs = bell.clone();
+        journal.on_new_segment(Box::new(move || theirs.ring()));
+        // What a restart has found may be too much.
+        bell.ring();
+        let theirs = bell.clone();
+        let thread = Builder::new().name("retirement".into()).spawn(move || run(mover, &journal, &theirs))?;
+        Ok(Self { bell, thread: Some(thread) })
+    }
+}
+
+impl Drop for MoverThread {
+    fn drop(&mut self) {
+        self.bell.change(|rung| rung.stop = true);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been told already.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        self.change(|rung| rung.work = true);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.rung.lock().stop
+    }
+
+    fn change(&self, set: impl FnOnce(&mut Rung)) {
+        let mut rung = self.rung.lock();
+        set(&mut rung);
+        drop(rung);
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is something to do, or for this time. `false` when it is time to stop.
+    fn wait(&self, time: Option<Duration>) -> bool {
+        let mut rung = self.rung.lock();
+        let idle = |rung: &mut Rung| !rung.work && !rung.stop;
+        match time {
+            Some(time) => drop(self.changed.wait_while_for(&mut rung, idle, time)),
+            None => self.changed.wait_while(&mut rung, idle),
+        }
+        rung.work = false;
+        !rung.stop
+    }
+
+    /// Waits until the log is on disk up to `lsn`; `false` if it is time to stop before that.
+    fn wait_for(self: &Arc<Self>, journal: &Journal, lsn: Lsn) -> bool {
+        if journal.durable() < lsn {
+            journal.wait(lsn, self.clone());
+            let mut rung = self.rung.lock();
+            self.changed.wait_while(&mut rung, |rung| journal.durable() < lsn && !rung.stop);
+        }
+        journal.durable() >= lsn
+    }
+}
+
+impl Waiter for Bell {
+    fn wake(&self) {
+        self.change(|_| {});
+    }
+}
+
+fn run(mut mover: Mover, journal: &Journal, bell: &Arc<Bell>) {
+    let mut back_off = SHORTEST_PAUSE;
+    let mut pause = None;
+    while bell.wait(pause) {
+        pause = match mover.step(|lsn| bell.wait_for(journal, lsn)) {
+            Retirement::Idle => None,
+            Retirement::Done => Some(Duration::ZERO),
+            Retirement::Busy => Some(SHORTEST_PAUSE),
+            Retirement::Failed(error) => {
+                if back_off == SHORTEST_PAUSE {
+                    tracing::error!(%error, "the journal's oldest segment cannot be retired");
+                }
+                back_off = (back_off * 2).min(LONGEST_PAUSE);
+                Some(back_off)
+            }
+        };
+        if !matches!(pause, Some(time) if time > SHORTEST_PAUSE) {
+            back_off = SHORTEST_PAUSE;
+        }
+    }
+}
+
+/// A segment that is still needed is looked at again after this time.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+/// After many failures: a disk that has room again is noticed within this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);

@@ -1,0 +1,100 @@
+//! Reading a queue's messages back, wherever they are.
+
+use std::collections::BTreeMap;
+
+use super::StoreError;
+use super::shelf::Shelf;
+use crate::journal::{Journal, LiveMessage, ReadError};
+use crate::pages::Stored;
+
+/// Live messages from a position on, in order: as many as `max_messages` and `max_octets` allow, but one in any case.
+pub(super) fn read(
+    shelf: &Shelf,
+    journal: &Journal,
+    from: u64,
+    max_messages: usize,
+    max_octets: usize,
+) -> Result<Vec<Stored>, StoreError> {
+    loop {
+        // The journal first: what moves to the segments meanwhile is found twice, and not missed.
+        let live = shelf.log.messages_from(from, max_messages);
+        let mut moved = BTreeMap::new();
+        let mut limit = u64::MAX;
+        if let Some(segments) = shelf.segments() {
+            let stored = segments.read(from, max_messages, max_octets)?;
+            if let Some(last) = stored.last() {
+                limit = segments.next_live(last.position + 1).unwrap_or(u64::MAX);
+            }
+            moved = stored.into_iter().map(|stored| (stored.position, stored)).collect();
+        }
+        match merge(live, moved, limit, journal, (max_messages, max_octets)) {
+            // Moved and retired since it was listed, or settled.
+            Err(ReadError::Gone) => {}
+            outcome => return Ok(outcome?),
+        }
+    }
+}
+
+/// Puts both parts in order, up to `limit`, where the segments have something that was not read.
+fn merge(
+    live: Vec<LiveMessage>,
+    mut moved: BTreeMap<u64, Stored>,
+    limit: u64,
+    journal: &Journal,
+    (max_messages, max_octets): (usize, usize),
+) -> Result<Vec<Stored>, ReadError> {
+    let mut reader = journal.reader(max_octets.clamp(MIN_READ_AHEAD, MAX_READ_AHEAD));
+    let mut taken = Taken { messages: Vec::new(), octets: 0, max_messages, max_octets };
+    for message in live {
+        while let Some(first) = moved.first_entry().filter(|first| *first.key() <= message.position) {
+            if !taken.take(first.remove()) {
+                return Ok(taken.messages);
+            }
+        }
+        let repeated = taken.messages.last().is_some_and(|last| last.position == message.position);
+        if repeated {
+            continue;
+        }
+        if message.position >= limit || !taken.take(stored(&message, reader.read(message.message)?)) {
+            return Ok(taken.messages);
+        }
+    }
+    let _ = moved.into_values().try_for_each(|message| taken.take(message).then_some(()));
+    Ok(taken.messages)
+}
+
+struct Taken {
+    messages: Vec<Stored>,
+    octets: usize,
+    max_messages: usize,
+    max_octets: usize,
+}
+
+impl Taken {
+    /// Takes a message if there is room.
+    fn take(&mut self, message: Stored) -> bool {
+        let octets = self.octets + message.payload.len();
+        let fits = self.messages.is_empty() || octets <= self.max_octets;
+        if self.messages.len() == self.max_messages || !fits {
+            return false;
+        }
+        self.octets = octets;
+        self.messages.push(message);
+        true
+    }
+}
+
+fn stored(message: &LiveMessage, payload: &[u8]) -> Stored {
+    Stored {
+        position: message.position,
+        expires: (message.expires != 0).then_some(message.expires),
+        deliveries: message.deliveries,
+        transient: false,
+        payload: payload.to_vec(),
+    }
+}
+
+/// A call costs more than reading so little in vain.
+const MIN_READ_AHEAD: usize = 4 << 10;
+/// Larger reads are no faster.
+const MAX_READ_AHEAD: usize = 1 << 20;

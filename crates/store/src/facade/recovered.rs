@@ -1,0 +1,95 @@
+//! What was there when the store was opened.
+
+use std::sync::Arc;
+
+use super::StoreError;
+use super::merge::Found;
+use super::shelf::{Shelf, Shelves};
+use crate::journal::{LiveMessage, QueueId};
+
+/// The messages that a store held when it was opened.
+pub struct Recovered {
+    shelves: Arc<Shelves>,
+    queues: Vec<Found>,
+}
+
+/// A queue that the store knows, though the catalogue may not any more: see [`super::Store::forget`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecoveredQueue {
+    /// Its number.
+    pub id: QueueId,
+    /// Higher than any position that it has used.
+    pub next_position: u64,
+}
+
+/// Where a message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// In which queue.
+    pub queue: QueueId,
+    /// Its place there.
+    pub position: u64,
+    /// When it expires, in milliseconds since 1970; 0 for never.
+    pub expires: u64,
+    /// How often it was delivered.
+    pub deliveries: u32,
+}
+
+impl Recovered {
+    pub(super) fn new(shelves: Arc<Shelves>, queues: Vec<Found>) -> Self {
+        Self { shelves, queues }
+    }
+
+    /// The queues, with and without messages.
+    pub fn queues(&self) -> impl Iterator<Item = RecoveredQueue> {
+        let found = self.queues.iter();
+        found.map(|found| RecoveredQueue { id: found.shelf.log.id(), next_position: found.next_position })
+    }
+
+    /// Shows each message of the queues that are not forgotten, with all its places, in no order; one that was moved out of the journal once for each
+    /// queue.
+    ///
+    /// # Errors
+    /// A message that cannot be read.
+    pub fn read(self, mut each: impl FnMut(&[u8], &[Place])) -> Result<(), StoreError> {
+        let mut live: Vec<(QueueId, LiveMessage)> = Vec::new();
+        for Found { shelf, .. } in self.queues.iter().filter(|found| !found.shelf.is_forgotten()) {
+            read_segments(shelf, &mut each)?;
+            let messages = shelf.log.messages_from(0, usize::MAX);
+            live.extend(messages.into_iter().map(|message| (shelf.log.id(), message)));
+        }
+        // In the order of the log, which is read from one end to the other.
+        live.sort_unstable_by_key(|(queue, live)| (live.message, *queue, live.position));
+        let mut reader = self.shelves.journal.reader(READ_AHEAD);
+        let mut places = Vec::new();
+        for same in live.chunk_by(|(_, one), (_, other)| one.message == other.message) {
+            places.clear();
+            places.extend(same.iter().map(|(queue, live)| Place {
+                queue: *queue,
+                position: live.position,
+                expires: live.expires,
+                deliveries: live.deliveries,
+            }));
+            each(reader.read(same[0].1.message)?, &places);
+        }
+        Ok(())
+    }
+}
+
+fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[Place])) -> Result<(), StoreError> {
+    let Some(segments) = shelf.segments() else { return Ok(()) };
+    let mut from = 0;
+    loop {
+        let messages = segments.read(from, usize::MAX, READ_AHEAD)?;
+        let Some(last) = messages.last() else { return Ok(()) };
+        from = last.position + 1;
+        for message in &messages {
+            let (position, deliveries) = (message.position, message.deliveries);
+            let expires = message.expires.unwrap_or(0);
+            each(&message.payload, &[Place { queue: shelf.log.id(), position, expires, deliveries }]);
+        }
+    }
+}
+
+/// So that the log is read at the disk's pace.
+const READ_AHEAD: usize = 1 << 20;

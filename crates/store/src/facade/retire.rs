@@ -1,0 +1,125 @@
+//! Retirement: when the journal is longer than its budget, what is still live in its oldest segment moves to the queues' own
+//! segments, and the file is written over.
+//!
+//! What was settled reaches the segments' files, and messages go with a retired file, only when the records that say so are
+//! on disk: a message that was dead-lettered is on disk elsewhere before it is gone here.
+
+use std::sync::Arc;
+
+use super::StoreError;
+use super::mover_thread::Bell;
+use super::shelf::{Shelf, Shelves};
+use crate::journal::{LiveMessage, Lsn, OpenError, QueueLog, RetireError};
+use crate::pages::Record;
+
+/// Retires the journal's segments. There is one of it for each store.
+pub(super) struct Mover {
+    shelves: Arc<Shelves>,
+    /// Segments that the journal may have.
+    budget: usize,
+}
+
+/// What a step of retirement came to.
+#[derive(Debug)]
+pub enum Retirement {
+    /// The journal is within its budget.
+    Idle,
+    /// The oldest segment is gone.
+    Done,
+    /// The oldest segment is still needed: to be tried again later.
+    Busy,
+    /// Something failed, and nothing is lost: to be tried again later.
+    Failed(StoreError),
+}
+
+impl Mover {
+    pub(super) fn new(shelves: Arc<Shelves>, budget: usize) -> Self {
+        Self { shelves, budget: budget.max(1) }
+    }
+
+    /// Rings when there may be something to do, and knows when it is time to stop.
+    pub(super) fn bell(&self) -> &Arc<Bell> {
+        &self.shelves.bell
+    }
+
+    /// Retires the oldest segment if there are too many. `wait` is to return whether the log is on disk up to an LSN, and may
+    /// wait for that.
+    pub(super) fn step(&mut self, mut wait: impl FnMut(Lsn) -> bool) -> Retirement {
+        self.retire(&mut wait).unwrap_or_else(Retirement::Failed)
+    }
+
+    fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {
+        self.shelves.sweep()?;
+        let journal = &self.shelves.journal;
+        let segments = journal.segments();
+        let Some(oldest) = segments.first().filter(|_| segments.len() > self.budget) else {
+            return Ok(Retirement::Idle);
+        };
+        if !oldest.sealed {
+            return Ok(Retirement::Busy);
+        }
+        if oldest.live > 0 {
+            for (log, live) in journal.live_messages(*oldest) {
+                // What is not listed was settled, and the copies will say so.
+                if !wait(journal.end()) {
+                    return Ok(Retirement::Busy);
+                }
+                self.move_out(&log, &live)?;
+            }
+        }
+        for shelf in self.shelves.with_segments() {
+            shelf.catch_up();
+            let Some(segments) = shelf.segments().filter(|_| !shelf.is_forgotten()) else { continue };
+            if !segments.persist_settled_if(|| wait(journal.end()))? {
+                return Ok(Retirement::Busy);
+            }
+        }
+        let needed = journal.segments().first().is_none_or(|now| now.first != oldest.first || now.live > 0);
+        if needed || !wait(journal.end()) {
+            return Ok(Retirement::Busy);
+        }
+        match journal.retire(*oldest) {
+            Ok(()) => Ok(Retirement::Done),
+            Err(RetireError::Busy(_)) => Ok(Retirement::Busy),
+            Err(RetireError::Disk(error)) => Err(OpenError::Disk(error).into()),
+        }
+    }
+
+    /// Copies messages of a queue to its segments. After a failure the next attempt lists anew what is live: what was copied
+    /// is passed over, and what was settled meanwhile is not listed.
+    fn move_out(&self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
+        let Some(shelf) = self.shelves.find(log.id()) else { return Ok(()) };
+        let journal = &self.shelves.journal;
+        let segments = self.shelves.segments(&shelf);
+        let mut reader = journal.reader(READ_AHEAD);
+        let mut moved = Vec::with_capacity(live.len());
+        for LiveMessage { position, message, expires, deliveries } in live {
+            if self.bell().is_stopping() {
+                return Ok(());
+            }
+            let record = Record {
+                position: *position,
+                expires: (*expires != 0).then_some(*expires),
+                deliveries: *deliveries,
+                transient: false,
+                payload: reader.read(*message)?,
+            };
+            segments.append(&[record]).map_err(|failed| failed.error)?;
+            moved.push((*position, *deliveries));
+        }
+        segments.sync()?;
+        shelf.moved(journal, &moved);
+        self.remove_if_forgotten(&shelf)
+    }
+
+    /// The queue may have been forgotten before it had files.
+    fn remove_if_forgotten(&self, shelf: &Shelf) -> Result<(), StoreError> {
+        match shelf.segments().filter(|_| shelf.is_forgotten()) {
+            Some(segments) => Ok(segments.remove()?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Of the journal, which is read in order: few calls, and little is read in vain.
+const READ_AHEAD: usize = 256 << 10;

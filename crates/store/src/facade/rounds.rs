@@ -1,0 +1,109 @@
+//! Who writes.
+
+use std::io;
+use std::sync::Arc;
+
+use super::mover_thread::MoverThread;
+use super::retire::{Mover, Retirement};
+use crate::catalogue::{Catalogue, CatalogueError};
+use crate::journal::{self, Committer, Hooks, Step};
+
+/// Does the rounds of a store: one by one, or in a thread. What gathers meanwhile goes to disk together.
+pub struct Rounds {
+    committer: Committer,
+    mover: Mover,
+}
+
+/// The threads of a store. Dropping it stops them without writing what is left.
+pub struct Running {
+    mover: MoverThread,
+    journal: journal::Running,
+}
+
+impl Rounds {
+    pub(super) fn new(committer: Committer, mover: Mover) -> Self {
+        Self { committer, mover }
+    }
+
+    /// Does one round.
+    pub fn step(&mut self) -> Step {
+        self.committer.step()
+    }
+
+    /// Retires the oldest segment of the journal if it has too many.
+    pub fn retire(&mut self) -> Retirement {
+        let Self { committer, mover } = self;
+        mover.step(|lsn| {
+            if committer.journal().durable() < lsn {
+                committer.step();
+            }
+            committer.journal().durable() >= lsn
+        })
+    }
+
+    /// Writes what is left, as at the end.
+    ///
+    /// # Errors
+    /// When something cannot be written.
+    pub fn close(&mut self) -> io::Result<()> {
+        self.committer.close()
+    }
+
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start(self) -> io::Result<Running> {
+        let journal = self.committer.journal().clone();
+        let running = self.committer.start()?;
+        Ok(Running { mover: MoverThread::start(self.mover, journal)?, journal: running })
+    }
+}
+
+impl Running {
+    /// Stops the threads, and writes what is left.
+    ///
+    /// # Errors
+    /// When something cannot be written.
+    pub fn close(self) -> io::Result<()> {
+        drop(self.mover);
+        self.journal.close()
+    }
+}
+
+/// Commits definitions in each round.
+pub(super) struct Definitions {
+    catalogue: Arc<Catalogue>,
+    failing: bool,
+}
+
+impl Definitions {
+    pub(super) fn new(catalogue: Arc<Catalogue>) -> Self {
+        Self { catalogue, failing: false }
+    }
+}
+
+impl Hooks for Definitions {
+    fn before_sync(&mut self) -> io::Result<()> {
+        match self.catalogue.commit_pending() {
+            Ok(()) => {
+                self.failing = false;
+                Ok(())
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.failing, true) {
+                    tracing::error!(%error, "definitions cannot be written; whoever declares something has to wait");
+                }
+                Err(as_io(error))
+            }
+        }
+    }
+}
+
+/// Whether there is no room must still be seen.
+fn as_io(error: CatalogueError) -> io::Error {
+    match error {
+        CatalogueError::Database(redb::Error::Io(error)) => error,
+        error => io::Error::other(error.to_string()),
+    }
+}

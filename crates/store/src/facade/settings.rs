@@ -1,0 +1,40 @@
+//! Sizes that can be chosen.
+
+use crate::journal;
+use crate::pages::SEGMENT_OCTETS;
+
+/// Sizes of a store.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreSettings {
+    /// The journal's.
+    pub journal: journal::Settings,
+    /// Segments that the journal may have before the oldest is retired.
+    pub journal_segments: usize,
+    /// Octets of a queue's own segments.
+    pub queue_segment_size: u64,
+    /// Files of queues' own segments that are held open together.
+    pub open_files: usize,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        journal::Settings::default().into()
+    }
+}
+
+impl From<journal::Settings> for StoreSettings {
+    fn from(journal: journal::Settings) -> Self {
+        Self {
+            journal,
+            journal_segments: JOURNAL_SEGMENTS,
+            queue_segment_size: SEGMENT_OCTETS,
+            open_files: OPEN_FILES,
+        }
+    }
+}
+
+/// 256 MiB: what is settled within about a second of the fastest publishing is never written twice, and a restart reads it in
+/// about a second.
+const JOURNAL_SEGMENTS: usize = 4;
+/// A small part of the 1,024 that a process may have by default; few queues are read or written at the same moment.
+const OPEN_FILES: usize = 64;

@@ -1,0 +1,160 @@
+//! What the store has of each queue: a part in the journal, and a part in segments of its own, which change as one.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::mover_thread::Bell;
+use crate::journal::{Journal, Lsn, QueueId, QueueLog, Range};
+use crate::pages::{Kind, Pages, QueueSegments};
+
+/// The queues.
+pub(super) struct Shelves {
+    pub(super) journal: Arc<Journal>,
+    pub(super) pages: Pages,
+    known: Mutex<HashMap<QueueId, Arc<Shelf>>>,
+    /// Queues that are gone, and have files.
+    forgotten: Mutex<Vec<Arc<Shelf>>>,
+    /// Rings when files can be removed.
+    pub(super) bell: Arc<Bell>,
+}
+
+/// A queue's messages on disk.
+pub(super) struct Shelf {
+    pub(super) log: Arc<QueueLog>,
+    /// Most queues never have any.
+    segments: OnceLock<Box<QueueSegments>>,
+    /// Held while the journal and then the segments are told what happened to messages: so a record that is in the journal
+    /// is known to the segments when this is had. Comes after the queue's own lock and before those of either part.
+    order: Mutex<()>,
+    forgotten: AtomicBool,
+}
+
+impl Shelves {
+    pub(super) fn new(journal: Arc<Journal>, pages: Pages) -> Self {
+        Self { journal, pages, known: Mutex::default(), forgotten: Mutex::default(), bell: Arc::default() }
+    }
+
+    /// The queue of that number, which is empty if it is new.
+    pub(super) fn get(&self, id: QueueId) -> Arc<Shelf> {
+        let new = || Arc::new(Shelf::new(self.journal.queue(id)));
+        self.known.lock().entry(id).or_insert_with(new).clone()
+    }
+
+    pub(super) fn find(&self, id: QueueId) -> Option<Arc<Shelf>> {
+        self.known.lock().get(&id).cloned()
+    }
+
+    /// Those that have segments.
+    pub(super) fn with_segments(&self) -> Vec<Arc<Shelf>> {
+        self.known.lock().values().filter(|shelf| shelf.segments().is_some()).cloned().collect()
+    }
+
+    /// A queue is gone, and that is on disk. Its files go with the next [`Shelves::sweep`].
+    pub(super) fn forget(&self, id: QueueId) {
+        self.journal.forget(id);
+        let Some(shelf) = self.known.lock().remove(&id) else { return };
+        shelf.forgotten.store(true, Ordering::SeqCst);
+        if shelf.segments().is_some() {
+            self.forgotten.lock().push(shelf);
+            self.bell.ring();
+        }
+    }
+
+    /// Takes in a queue that a restart has found.
+    pub(super) fn add(&self, log: Arc<QueueLog>, segments: Option<QueueSegments>) -> Arc<Shelf> {
+        let id = log.id();
+        let shelf = Arc::new(Shelf::new(log));
+        if let Some(segments) = segments {
+            shelf.segments.get_or_init(|| Box::new(segments));
+        }
+        self.known.lock().insert(id, shelf.clone());
+        shelf
+    }
+
+    /// The segments of a queue, to append to.
+    pub(super) fn segments<'s>(&self, shelf: &'s Shelf) -> &'s QueueSegments {
+        let new = || Box::new(self.pages.queue(Kind::Durable, shelf.log.id().0));
+        shelf.segments.get_or_init(new)
+    }
+
+    /// Removes the files of queues that are gone.
+    ///
+    /// # Errors
+    /// When one cannot be removed: the next call tries it again.
+    pub(super) fn sweep(&self) -> Result<(), crate::pages::PagesError> {
+        while let Some(shelf) = self.next_forgotten() {
+            if let Some(Err(error)) = shelf.segments().map(QueueSegments::remove) {
+                self.forgotten.lock().push(shelf);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_forgotten(&self) -> Option<Arc<Shelf>> {
+        self.forgotten.lock().pop()
+    }
+}
+
+impl Shelf {
+    fn new(log: Arc<QueueLog>) -> Self {
+        Self { log, segments: OnceLock::new(), order: Mutex::default(), forgotten: AtomicBool::new(false) }
+    }
+
+    pub(super) fn segments(&self) -> Option<&QueueSegments> {
+        self.segments.get().map(|segments| &**segments)
+    }
+
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn settle(&self, journal: &Journal, ranges: &[Range]) -> Lsn {
+        let _order = self.order.lock();
+        let lsn = journal.settle(&self.log, ranges);
+        if let Some(segments) = self.segments() {
+            segments.settle(ranges.iter().map(inclusive));
+        }
+        lsn
+    }
+
+    pub(super) fn delivered(&self, journal: &Journal, ranges: &[Range], count: u32) {
+        let _order = self.order.lock();
+        journal.delivered(&self.log, ranges, count);
+        if let Some(segments) = self.segments() {
+            segments.mark_delivered(ranges.iter().map(inclusive), count);
+        }
+    }
+
+    /// Messages that the journal has, with these counts of deliveries, have a copy in the segments that is on disk. What
+    /// happened to them since is repeated there.
+    pub(super) fn moved(&self, journal: &Journal, messages: &[(u64, u32)]) {
+        let Some(segments) = self.segments() else { return };
+        for chunk in messages.chunks(CHUNK) {
+            let _order = self.order.lock();
+            for &(position, count) in chunk {
+                if let Some(now) = self.log.get(position).filter(|now| now.deliveries != count) {
+                    segments.mark_delivered([position..=position], now.deliveries);
+                }
+            }
+            let settled = journal.moved(&self.log, chunk.iter().map(|(position, _)| *position));
+            segments.settle(settled.into_iter().map(|position| position..=position));
+        }
+    }
+
+    /// Waits until what is being told to the journal is known to the segments too.
+    pub(super) fn catch_up(&self) {
+        drop(self.order.lock());
+    }
+}
+
+pub(super) fn inclusive(range: &Range) -> RangeInclusive<u64> {
+    range.first..=range.last
+}
+
+/// Messages that change hands under one lock, for which the queue's publishers and consumers wait: some microseconds.
+const CHUNK: usize = 256;

@@ -1,0 +1,102 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::catalogue::Section;
+use crate::disk::simulated::SimDisk;
+use crate::journal::{Settings, Step};
+
+fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
+    Store::open(Arc::new(disk.clone()), Settings::default()).expect("a store")
+}
+
+fn entry(position: u64, message: MessageRef, last: bool) -> Entry {
+    Entry { position, message, expires: 0, last }
+}
+
+/// Payloads and their places.
+fn read(recovered: Recovered) -> Vec<(Vec<u8>, Vec<Place>)> {
+    let mut found = Vec::new();
+    recovered.read(|payload, places| found.push((payload.to_vec(), places.to_vec()))).expect("readable");
+    found
+}
+
+#[test]
+fn a_message_comes_back_once_with_all_its_places() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let (store, mut rounds, _) = open(&disk);
+    let (one, other) = (store.queue(QueueId(1)), store.queue(QueueId(2)));
+    let Appended { message, full } = store.append(&[b"he", b"llo"]);
+    assert!(!full);
+    one.enqueue(&[entry(5, message, false)]);
+    let lsn = other.enqueue(&[entry(7, message, true)]);
+    one.delivered(&[Range::one(5)], 2);
+    assert!(store.durable() < lsn);
+    assert!(matches!(rounds.step(), Step::Committed));
+    assert!(store.durable() >= lsn);
+    let (_, _, recovered) = open(&disk.crash());
+    let queues: Vec<_> = recovered.queues().map(|queue| (queue.id.0, queue.next_position)).collect();
+    assert_eq!(queues, [(1, 6), (2, 8)]);
+    let place =
+        |queue, position, deliveries| Place { queue: QueueId(queue), position, expires: 0, deliveries };
+    assert_eq!(read(recovered), [(b"hello".to_vec(), vec![place(1, 5, 2), place(2, 7, 0)])]);
+}
+
+#[test]
+fn a_definition_is_on_disk_before_a_message_that_needs_it() {
+    let disk = SimDisk::new(2, 1 << 30);
+    let (store, mut rounds, _) = open(&disk);
+    let ticket = store.catalogue().put(Section::Queues, b"q".to_vec(), Vec::new());
+    assert!(matches!(rounds.step(), Step::Committed), "a definition alone is worth a round");
+    assert!(store.catalogue().is_committed(ticket));
+}
+
+#[test]
+fn a_deleted_queues_messages_go_when_its_deletion_is_on_disk() {
+    let disk = SimDisk::new(3, 1 << 30);
+    let (store, mut rounds, _) = open(&disk);
+    let queue = store.queue(QueueId(1));
+    let message = store.append(&[b"m"]).message;
+    queue.enqueue(&[entry(0, message, true)]);
+    store.catalogue().delete(Section::Queues, b"q".to_vec());
+    queue.forget();
+    let live = || store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
+    assert_eq!(live(), 1);
+    assert!(matches!(rounds.step(), Step::Committed));
+    assert_eq!(live(), 0);
+}
+
+#[test]
+fn the_thread_retires_what_is_too_long_and_messages_outlive_it() {
+    let disk = SimDisk::new(4, 1 << 30);
+    let settings = StoreSettings {
+        journal_segments: 1,
+        ..Settings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
+    };
+    let (store, rounds, _) = Store::open(Arc::new(disk.clone()), settings).expect("a store");
+    let (queue, running) = (store.queue(QueueId(1)), rounds.start().expect("threads"));
+    let body = [7; 1000];
+    let first = store.append(&[&body]).message;
+    queue.enqueue(&[entry(0, first, true)]);
+    let mut position = 0;
+    // It is gone from the journal once its segment is.
+    while store.journal().read(first).is_ok() {
+        position += 1;
+        let lsn = queue.enqueue(&[entry(position, store.append(&[&body]).message, true)]);
+        let (sender, committed) = std::sync::mpsc::sync_channel(1);
+        store.wait(lsn, Arc::new(Told(sender)));
+        committed.recv().expect("committed");
+    }
+    running.close().expect("closed");
+    let read = queue.read(0, usize::MAX, usize::MAX).expect("readable");
+    assert!(read.iter().map(|message| message.position).eq(0..=position));
+    assert!(read.iter().all(|message| message.payload == body));
+}
+
+struct Told(std::sync::mpsc::SyncSender<()>);
+
+impl Waiter for Told {
+    fn wake(&self) {
+        // Somebody waits for each.
+        let _ = self.0.send(());
+    }
+}

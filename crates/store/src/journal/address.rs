@@ -1,0 +1,61 @@
+//! Places in the log, and whose they are.
+
+/// A place in the log: the number of octets before it, since the log began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lsn(pub u64);
+
+/// Where a message's record is. It stays the same for as long as the message lives in the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageRef(u64);
+
+/// A durable queue. The catalogue gives the number, and never again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueId(pub u64);
+
+/// A message's place in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Ascends in publishing order, below [`MAX_POSITION`].
+    pub position: u64,
+    /// The message.
+    pub message: MessageRef,
+    /// When it expires, in milliseconds since 1970; 0 for never.
+    pub expires: u64,
+    /// Whether no other queue will get the message: see `Journal::append`.
+    pub last: bool,
+}
+
+/// Positions from the first to the last, both included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The first one.
+    pub first: u64,
+    /// The last one, not below the first.
+    pub last: u64,
+}
+
+impl MessageRef {
+    /// The reference as a number, to be kept in little space; never 0.
+    pub fn to_u64(self) -> u64 {
+        self.0
+    }
+
+    /// The reverse of [`MessageRef::to_u64`]. A number that is no message's is found out when it is read.
+    pub fn from_u64(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+impl Range {
+    /// A single position.
+    pub fn one(position: u64) -> Self {
+        Self { first: position, last: position }
+    }
+}
+
+/// Positions are below this: the index keeps a delivery count in the upper bits. At a million messages a second a queue
+/// gets there in 142 years.
+pub const MAX_POSITION: u64 = 1 << 52;
+
+/// Where the log begins. Not 0, so that 0 can stand for no message.
+pub(super) const LOG_START: u64 = 4096;

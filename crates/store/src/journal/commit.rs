@@ -1,0 +1,182 @@
+//! Rounds: what was gathered goes to disk, and those who wait are told.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use super::address::Lsn;
+use super::pending::Group;
+use super::record::Kind;
+use super::writer::Writer;
+use super::{Failing, Journal};
+
+/// What else is done in each round.
+pub trait Hooks: Send {
+    /// Called before a round's records are written, and after they were gathered: what it makes durable is durable before
+    /// they are. A message in a new queue is thus never on disk before the queue.
+    ///
+    /// # Errors
+    /// The round fails, and is repeated.
+    fn before_sync(&mut self) -> io::Result<()>;
+}
+
+/// Nothing else is done.
+impl Hooks for () {
+    fn before_sync(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Does the rounds of a journal, one with each [`Committer::step`]. There is one of it; mostly a thread has it, see
+/// [`Committer::start`].
+pub struct Committer {
+    pub(super) journal: Arc<Journal>,
+    writer: Writer,
+    hooks: Box<dyn Hooks>,
+    /// A buffer to gather the next group in.
+    spare: Vec<u8>,
+    /// Files of the log after the last round.
+    files: usize,
+}
+
+/// What a step came to.
+#[derive(Debug)]
+pub enum Step {
+    /// Nothing was to be done.
+    Idle,
+    /// All that was gathered before the step is on disk.
+    Committed,
+    /// Nothing more is on disk. The next step tries the same group again, in another file; wait a while before it.
+    Failed(io::Error),
+}
+
+impl Committer {
+    pub(super) fn new(journal: Arc<Journal>, writer: Writer, hooks: Box<dyn Hooks>) -> Self {
+        let files = journal.files.read().len();
+        Self { journal, writer, hooks, spare: Vec::new(), files }
+    }
+
+    /// The journal whose rounds these are.
+    pub fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
+    /// Does one round: gathers, calls the hook, writes, syncs, and wakes those who wait. After a failure it goes on with the
+    /// group that failed.
+    pub fn step(&mut self) -> Step {
+        let Some(group) = self.gather() else { return Step::Idle };
+        match self.commit(&group) {
+            Ok(()) => {
+                self.finish(group);
+                Step::Committed
+            }
+            Err(error) => {
+                self.journal.failed(&error);
+                Step::Failed(error)
+            }
+        }
+    }
+
+    /// Writes what is left, and a mark behind it, so that damage to any record before can be told from a torn end.
+    ///
+    /// # Errors
+    /// When something cannot be written; it may be called again.
+    pub fn close(&mut self) -> io::Result<()> {
+        let mut marked = false;
+        loop {
+            match self.step() {
+                Step::Failed(error) => return Err(error),
+                Step::Committed => {}
+                Step::Idle if marked => return Ok(()),
+                Step::Idle => {
+                    marked = true;
+                    self.journal.pending.lock().put(Kind::Mark, |_| {});
+                }
+            }
+        }
+    }
+
+    fn gather(&mut self) -> Option<Arc<Group>> {
+        let mut pending = self.journal.pending.lock();
+        if let Some(failed) = pending.flight.clone() {
+            return Some(failed);
+        }
+        if pending.is_empty() && !pending.demanded {
+            return None;
+        }
+        pending.demanded = false;
+        Some(pending.take(std::mem::take(&mut self.spare)))
+    }
+
+    fn commit(&mut self, group: &Group) -> io::Result<()> {
+        self.hooks.before_sync()?;
+        let journal = &self.journal;
+        let from = journal.durable().0.max(group.base);
+        let before = from;
+        self.writer.write(group, from, |reached| {
+            journal.durable.store(reached, Ordering::Release);
+        })?;
+        journal.figures.rounds.fetch_add(1, Ordering::Relaxed);
+        journal.figures.octets.fetch_add(group.end() - before, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn finish(&mut self, group: Arc<Group>) {
+        let journal = &self.journal;
+        let end = group.end();
+        let mut pending = journal.pending.lock();
+        pending.flight = None;
+        let has_room = pending.octets() <= journal.settings.pending_limit;
+        let for_room = if has_room { std::mem::take(&mut pending.for_room) } else { Vec::new() };
+        drop(pending);
+        journal.waiters.reach(end);
+        for_room.iter().for_each(|waiter| waiter.wake());
+        journal.recovered();
+        let before = std::mem::replace(&mut self.files, journal.files.read().len());
+        if before < self.files
+            && let Some(ring) = journal.new_segment.get()
+        {
+            ring();
+        }
+        // A reader may still hold the group; then its buffer goes when the reader does.
+        if let Ok(mut group) = Arc::try_unwrap(group).map(|group| group.octets)
+            && group.capacity() <= KEPT_BUFFER
+        {
+            group.clear();
+            self.spare = group;
+        }
+    }
+}
+
+impl Journal {
+    /// How far the log is on disk: all records that end at or before this LSN.
+    pub fn durable(&self) -> Lsn {
+        Lsn(self.durable.load(Ordering::Acquire))
+    }
+
+    /// Since when and why nothing can be written; `None` while all is well. Nothing is confirmed meanwhile.
+    pub fn failing(&self) -> Option<Failing> {
+        self.failing.lock().clone()
+    }
+
+    fn failed(&self, error: &io::Error) {
+        let mut failing = self.failing.lock();
+        let now = failing.get_or_insert_with(|| {
+            tracing::error!(%error, "the journal cannot be written: nothing persistent is confirmed until it can");
+            Failing { since: SystemTime::now(), error: String::new(), full: false, attempts: 0 }
+        });
+        now.error = error.to_string();
+        now.full = error.kind() == io::ErrorKind::StorageFull;
+        now.attempts += 1;
+    }
+
+    fn recovered(&self) {
+        if self.failing.lock().take().is_some() {
+            tracing::info!("the journal is written again");
+        }
+    }
+}
+
+/// A larger buffer is given back after a round: it was needed for a stall only.
+const KEPT_BUFFER: usize = 8 << 20;

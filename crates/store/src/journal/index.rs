@@ -1,0 +1,211 @@
+//! Which of a queue's messages are in the journal: sixteen octets for each.
+
+use std::collections::VecDeque;
+
+use super::address::{Entry, MAX_POSITION, MessageRef, Range};
+
+/// The messages of a queue whose only copy is in the journal, in order of their positions.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    slots: VecDeque<Slot>,
+    /// Settled slots that are still there.
+    settled: usize,
+    /// Position and time of those that expire, in order of position; most queues have none.
+    expiries: VecDeque<(u64, u64)>,
+}
+
+/// A message that the journal holds for a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveMessage {
+    /// Its place in the queue.
+    pub position: u64,
+    /// Its place in the log.
+    pub message: MessageRef,
+    /// When it expires, in milliseconds since 1970; 0 for never.
+    pub expires: u64,
+    /// How often it was delivered, as far as the journal was told, up to [`MAX_DELIVERIES`].
+    pub deliveries: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    /// Position, and above it the delivery count.
+    key: u64,
+    /// 0 once settled.
+    message: u64,
+}
+
+impl Slot {
+    fn position(self) -> u64 {
+        self.key % MAX_POSITION
+    }
+
+    fn deliveries(self) -> u32 {
+        (self.key / MAX_POSITION) as u32
+    }
+}
+
+impl Index {
+    /// Takes a message in. One whose position is not behind all others is put in its place; it is ignored if that is taken.
+    pub(super) fn push(&mut self, entry: &Entry) -> bool {
+        let slot = Slot { key: entry.position, message: entry.message.to_u64() };
+        let at = match self.slots.back() {
+            Some(last) if last.position() >= entry.position => match self.find(entry.position) {
+                Ok(_) => return false,
+                Err(at) => at,
+            },
+            _ => self.slots.len(),
+        };
+        if at == self.slots.len() {
+            self.slots.push_back(slot)
+        } else {
+            self.slots.insert(at, slot)
+        }
+        if entry.expires != 0 {
+            let at = self.expiries.partition_point(|(position, _)| *position < entry.position);
+            self.expiries.insert(at, (entry.position, entry.expires));
+        }
+        true
+    }
+
+    /// Settles positions, and tells which messages were among them.
+    pub(super) fn settle(&mut self, range: Range, mut each: impl FnMut(MessageRef)) {
+        let from = match self.slots.front() {
+            None => return,
+            Some(first) if first.position() >= range.first => 0,
+            Some(_) => self.find(range.first).unwrap_or_else(|at| at),
+        };
+        for slot in self.slots.range_mut(from..) {
+            if slot.position() > range.last {
+                break;
+            }
+            if slot.message != 0 {
+                each(MessageRef::from_u64(slot.message));
+                slot.message = 0;
+                self.settled += 1;
+            }
+        }
+        self.tidy();
+    }
+
+    /// Raises delivery counts to `count`.
+    pub(super) fn delivered(&mut self, range: Range, count: u32) {
+        let from = self.find(range.first).unwrap_or_else(|at| at);
+        for slot in self.slots.range_mut(from..) {
+            if slot.position() > range.last {
+                break;
+            }
+            let count = slot.deliveries().max(count.min(MAX_DELIVERIES));
+            slot.key = slot.position() + u64::from(count) * MAX_POSITION;
+        }
+    }
+
+    /// The message at a position.
+    pub(super) fn get(&self, position: u64) -> Option<LiveMessage> {
+        let slot = self.slots[self.find(position).ok()?];
+        self.live(slot)
+    }
+
+    /// Live messages from a position on, in order.
+    pub(super) fn from(&self, position: u64) -> impl Iterator<Item = LiveMessage> {
+        let from = self.find(position).unwrap_or_else(|at| at);
+        self.slots.range(from..).filter_map(|slot| self.live(*slot))
+    }
+
+    /// How many messages there are.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.settled
+    }
+
+    fn live(&self, slot: Slot) -> Option<LiveMessage> {
+        let position = slot.position();
+        let expires = self.expiries.binary_search_by_key(&position, |(position, _)| *position);
+        (slot.message != 0).then(|| LiveMessage {
+            position,
+            message: MessageRef::from_u64(slot.message),
+            expires: expires.map_or(0, |at| self.expiries[at].1),
+            deliveries: slot.deliveries(),
+        })
+    }
+
+    fn find(&self, position: u64) -> Result<usize, usize> {
+        self.slots.binary_search_by_key(&position, |slot| slot.position())
+    }
+
+    /// Lets go of settled slots: in front at once, elsewhere when they are half of all.
+    fn tidy(&mut self) {
+        while self.slots.front().is_some_and(|slot| slot.message == 0) {
+            self.slots.pop_front();
+            self.settled -= 1;
+        }
+        if self.settled > MIN_TIDY && self.settled > self.slots.len() / 2 {
+            self.slots.retain(|slot| slot.message != 0);
+            self.settled = 0;
+        }
+        let first = self.slots.front().map_or(u64::MAX, |slot| slot.position());
+        while self.expiries.front().is_some_and(|(position, _)| *position < first) {
+            self.expiries.pop_front();
+        }
+        if self.slots.is_empty() && self.slots.capacity() > KEPT_CAPACITY {
+            self.slots.shrink_to(KEPT_CAPACITY);
+        }
+    }
+}
+
+/// Delivery counts stop here: there are twelve bits for them.
+pub const MAX_DELIVERIES: u32 = 4095;
+/// Below this, settled slots are not worth the moving of others.
+const MIN_TIDY: usize = 64;
+/// An empty queue keeps room for this many, 64 KiB.
+const KEPT_CAPACITY: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(position: u64) -> Entry {
+        let expires = if position.is_multiple_of(3) { position + 5 } else { 0 };
+        Entry { position, message: MessageRef::from_u64(position + 1), expires, last: true }
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_an_ordered_map(steps in prop::collection::vec((0u8..4, 0u64..400, 0u64..300), 0..300)) {
+            let (mut index, mut model, mut next) = (Index::default(), BTreeMap::new(), 0);
+            for (what, at, more) in steps {
+                let range = Range { first: at, last: at + more };
+                match what {
+                    0 | 1 => for _ in 0..more % 50 {
+                        index.push(&entry(next));
+                        model.insert(next, 0);
+                        next += 1 + at % 2;
+                    },
+                    2 => {
+                        let mut settled = Vec::new();
+                        index.settle(range, |message| settled.push(message.to_u64() - 1));
+                        let expected: Vec<_> = model.range(at..=range.last).map(|(position, _)| *position).collect();
+                        model.retain(|position, _| !(at..=range.last).contains(position));
+                        prop_assert_eq!(settled, expected);
+                    }
+                    _ => {
+                        index.delivered(range, more as u32 % 7);
+                        for (_, count) in model.range_mut(at..=range.last) {
+                            *count = (more as u32 % 7).max(*count);
+                        }
+                    }
+                }
+            }
+            let live: Vec<_> = index.from(0).map(|live| (live.position, live.deliveries)).collect();
+            prop_assert_eq!(&live, &model.iter().map(|(position, count)| (*position, *count)).collect::<Vec<_>>());
+            prop_assert_eq!(index.len(), live.len());
+            for (position, _) in live {
+                let found = index.get(position).unwrap();
+                prop_assert_eq!((found.expires, found.message), (entry(position).expires, entry(position).message));
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! The journal: one append-only log for the messages of all durable queues, and for what happens to them.
+//!
+//! - Appending ([`Journal::append`], [`Journal::enqueue`], [`Journal::settle`], [`Journal::delivered`]) copies into memory
+//!   and returns at once. A [`Committer`] writes what has gathered, syncs, and wakes who [waits](Journal::wait): all that
+//!   gathers during one sync is in the next group.
+//! - An LSN is a number of octets since the log began. The log lies in segment files; the oldest is retired once its
+//!   messages are settled or live elsewhere, and its file is written over.
+//! - After a failure to write or sync nothing of the group counts as written, and all of it goes to a new file, which begins
+//!   at the LSN where the old one is known to be good. Where files overlap, the later one counts.
+//! - [`open`] reads it all back. A torn end is cut off; damage before it is refused, or with [`repair`] given up.
+//!
+//! Locks: a queue's index, then the pending records; both are leaves to everybody else, and neither is held while the disk
+//! works. An enqueue record is appended under the lock of the queue that it is for, so that a queue's positions ascend.
+
+mod address;
+mod commit;
+mod index;
+mod pending;
+mod ranges;
+mod reader;
+mod record;
+mod recovery;
+mod retire;
+mod scan;
+mod segment;
+mod spares;
+#[cfg(test)]
+mod tests;
+mod thread;
+mod varint;
+mod writer;
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+pub use address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
+pub use commit::{Committer, Hooks, Step};
+pub use index::{LiveMessage, MAX_DELIVERIES};
+pub use reader::{ReadError, Reader};
+pub use recovery::{OpenError, Recovered, RecoveredQueue, check, open, repair};
+pub use retire::{RetireError, Segment};
+pub use scan::{Problem, Report};
+pub use thread::Running;
+
+use crate::waiters::{Waiter, Waiters};
+use index::Index;
+use pending::Pending;
+use record::{Kind, put_ranges};
+use segment::SharedFile;
+use spares::Spares;
+use writer::Files;
+
+/// A journal. Its methods are for all threads; a [`Committer`] does the writing.
+pub struct Journal {
+    settings: Settings,
+    incarnation: u64,
+    pending: Mutex<Pending>,
+    /// The committer waits here for work.
+    work: Condvar,
+    waiters: Waiters,
+    durable: AtomicU64,
+    files: Arc<Files>,
+    spares: Arc<Spares>,
+    queues: Mutex<HashMap<QueueId, Arc<QueueLog>>>,
+    failing: Mutex<Option<Failing>>,
+    figures: Figures,
+    /// Called when the log has begun another segment.
+    new_segment: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+/// What the journal knows of a queue. The queue keeps it at hand.
+pub struct QueueLog {
+    id: QueueId,
+    index: Mutex<Index>,
+}
+
+/// Sizes.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Octets of a segment file.
+    pub segment_size: u64,
+    /// No message is taken in while more octets than this wait to be written.
+    pub pending_limit: usize,
+}
+
+/// The log cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failing {
+    /// Since when.
+    pub since: SystemTime,
+    /// What the file system said last.
+    pub error: String,
+    /// Whether it said that there is no room.
+    pub full: bool,
+    /// How often it was tried in vain.
+    pub attempts: u64,
+}
+
+/// Too much waits to be written: see [`Journal::wait_for_room`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// Counters since the start.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Groups that were written and synced.
+    pub rounds: AtomicU64,
+    /// Octets that were written.
+    pub octets: AtomicU64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { segment_size: SEGMENT_SIZE, pending_limit: PENDING_LIMIT }
+    }
+}
+
+impl Journal {
+    /// Appends a message, given in parts. Its segment stays until the message has reached its queues: whoever appends
+    /// it must give it to [`Journal::enqueue`] with `last` set once, or else to [`Journal::release`].
+    ///
+    /// # Errors
+    /// [`Full`] when too much waits to be written; nothing was appended.
+    ///
+    /// # Panics
+    /// When the message has 4 GiB or more.
+    pub fn append(&self, parts: &[&[u8]]) -> Result<MessageRef, Full> {
+        if self.has_room() { Ok(self.append_regardless(parts).0) } else { Err(Full) }
+    }
+
+    /// [Appends](Journal::append) a message even when too much waits to be written, and tells whether it does. For those who
+    /// have a message already and cannot keep it, and whoever sent it waiting.
+    ///
+    /// # Panics
+    /// When the message has 4 GiB or more.
+    pub fn append_regardless(&self, parts: &[&[u8]]) -> (MessageRef, bool) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(u32::try_from(len).is_ok(), "a message of 4 GiB");
+        let mut hasher = crc32fast::Hasher::new();
+        parts.iter().for_each(|part| hasher.update(part));
+        let crc = hasher.finalize();
+        let mut pending = self.pending.lock();
+        let lsn = pending.put_message(parts, len, crc);
+        let full = pending.octets() > self.settings.pending_limit;
+        self.nudge(pending);
+        (MessageRef::from_u64(lsn), full)
+    }
+
+    /// Whether [`Journal::append`] takes messages.
+    pub fn has_room(&self) -> bool {
+        self.pending.lock().octets() <= self.settings.pending_limit
+    }
+
+    /// Messages enter a queue, at ascending positions behind all that it has had. Call it under the queue's own lock. Returns
+    /// what to [wait](Journal::wait) for; the messages themselves are on disk then too.
+    pub fn enqueue(&self, queue: &QueueLog, entries: &[Entry]) -> Lsn {
+        let mut index = queue.index.lock();
+        let mut pending = self.pending.lock();
+        pending.put_enqueue(queue.id, entries);
+        let lsn = self.nudge(pending);
+        for entry in entries {
+            index.push(entry);
+        }
+        lsn
+    }
+
+    /// A message goes to no (further) queue after all.
+    pub fn release(&self, message: MessageRef) {
+        self.pending.lock().drop_live(message.to_u64());
+    }
+
+    /// Messages leave a queue for good. Positions that the journal does not know (they live elsewhere, or are not persistent)
+    /// do no harm, and are found in [`Recovered`] if the journal still has the record.
+    pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
+        let mut messages: SmallVec<[MessageRef; 64]> = SmallVec::new();
+        let mut index = queue.index.lock();
+        for range in ranges {
+            index.settle(*range, |message| messages.push(message));
+        }
+        drop(index);
+        let mut pending = self.pending.lock();
+        pending.put(Kind::Settle, |buffer| put_ranges(buffer, queue.id, None, ranges));
+        messages.iter().for_each(|message| pending.drop_live(message.to_u64()));
+        self.nudge(pending)
+    }
+
+    /// Messages of a queue were delivered, so many times by now.
+    pub fn delivered(&self, queue: &QueueLog, ranges: &[Range], count: u32) -> Lsn {
+        let mut index = queue.index.lock();
+        ranges.iter().for_each(|range| index.delivered(*range, count));
+        drop(index);
+        let mut pending = self.pending.lock();
+        pending.put(Kind::Delivered, |buffer| put_ranges(buffer, queue.id, Some(count), ranges));
+        self.nudge(pending)
+    }
+
+    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it is; and lets a round begin now.
+    pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
+        self.waiters.wait(lsn.0, waiter);
+        let pending = self.pending.lock();
+        if pending.waits(lsn.0) {
+            self.demand(pending);
+        }
+    }
+
+    /// Lets a round begin as soon as may be, for the sake of its hook also when nothing was appended.
+    pub fn demand_round(&self) {
+        self.demand(self.pending.lock());
+    }
+
+    /// LSN of the next record: waiting for it is waiting for all that was appended so far.
+    pub fn end(&self) -> Lsn {
+        Lsn(self.pending.lock().end())
+    }
+
+    /// Wakes `waiter` when [`Journal::append`] takes messages again; at once if it does.
+    pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
+        let mut pending = self.pending.lock();
+        if pending.octets() > self.settings.pending_limit {
+            pending.for_room.push(waiter);
+            return;
+        }
+        drop(pending);
+        waiter.wake();
+    }
+
+    /// What the journal knows of a queue: nothing if it is new.
+    pub fn queue(&self, id: QueueId) -> Arc<QueueLog> {
+        let new = || Arc::new(QueueLog { id, index: Mutex::default() });
+        self.queues.lock().entry(id).or_insert_with(new).clone()
+    }
+
+    /// A queue was deleted, and that is on disk: its messages are not needed any more. Nothing is written.
+    pub fn forget(&self, id: QueueId) {
+        let Some(queue) = self.queues.lock().remove(&id) else { return };
+        let index = std::mem::take(&mut *queue.index.lock());
+        let mut pending = self.pending.lock();
+        index.from(0).for_each(|live| pending.drop_live(live.message.to_u64()));
+    }
+
+    /// Reads messages in the order of the log, `read_ahead` octets at a time.
+    pub fn reader(&self, read_ahead: usize) -> Reader<'_> {
+        Reader::new(self, read_ahead)
+    }
+
+    /// Reads one message.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(&self, message: MessageRef) -> Result<Vec<u8>, ReadError> {
+        self.reader(READ_AHEAD).read(message).map(<[u8]>::to_vec)
+    }
+
+    /// Octets that wait to be written.
+    pub fn pending_octets(&self) -> usize {
+        self.pending.lock().octets()
+    }
+
+    /// Counters since the start.
+    pub fn figures(&self) -> &Figures {
+        &self.figures
+    }
+
+    /// Puts a segment file aside for later, if there is none; the threads of [`Committer::start`] do so by themselves.
+    /// `false` if there was one.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn prepare_segment(&self) -> std::io::Result<bool> {
+        self.spares.prepare()
+    }
+
+    /// Calls `ring` whenever the log has begun another segment, from the thread that writes and without locks.
+    pub(crate) fn on_new_segment(&self, ring: Box<dyn Fn() + Send + Sync>) {
+        // There is one who wants to know.
+        let _ = self.new_segment.set(ring);
+    }
+
+    fn demand(&self, mut pending: MutexGuard<'_, Pending>) {
+        if !pending.demanded {
+            pending.demanded = true;
+            drop(pending);
+            self.work.notify_one();
+        }
+    }
+
+    /// Wakes the committer if it sleeps or much has gathered, and returns the end of the log.
+    fn nudge(&self, mut pending: MutexGuard<'_, Pending>) -> Lsn {
+        let lsn = Lsn(pending.end());
+        let much = !pending.demanded && pending.waiting() >= EAGER_OCTETS;
+        if pending.asleep || much {
+            pending.demanded |= much;
+            pending.asleep = false;
+            drop(pending);
+            self.work.notify_one();
+        }
+        lsn
+    }
+
+    /// The file with the record at `lsn`, and the LSN behind its last octet.
+    fn file_of(&self, lsn: u64) -> Option<(SharedFile, u64)> {
+        let durable = self.durable().0;
+        let files = self.files.read();
+        let at = files.partition_point(|file| file.header.first <= lsn).checked_sub(1)?;
+        let end = files.get(at + 1).map_or(durable, |next| next.header.first);
+        (lsn < end).then(|| (files[at].clone(), end))
+    }
+}
+
+impl QueueLog {
+    /// The message at a position, if the journal has it.
+    pub fn get(&self, position: u64) -> Option<LiveMessage> {
+        self.index.lock().get(position)
+    }
+
+    /// Up to `most` messages from a position on, in order.
+    pub fn messages_from(&self, position: u64, most: usize) -> Vec<LiveMessage> {
+        self.index.lock().from(position).take(most).collect()
+    }
+
+    /// How many messages the journal has for the queue.
+    pub fn len(&self) -> usize {
+        self.index.lock().len()
+    }
+
+    /// Whether the journal has nothing for the queue.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Long enough that the change of files costs nothing, short enough that retiring gets to be done.
+pub const SEGMENT_SIZE: u64 = 64 << 20;
+/// A third of a second of the fastest publishing: a sync that takes longer pauses publishers.
+pub const PENDING_LIMIT: usize = 64 << 20;
+/// A round begins without anybody's demand once so much has gathered.
+const EAGER_OCTETS: usize = 1 << 20;
+/// Most messages are shorter, and come with one read.
+const READ_AHEAD: usize = 4 << 10;

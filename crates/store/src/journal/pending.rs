@@ -1,0 +1,239 @@
+//! What was appended and is not on disk yet, and how many messages of each extent of the log are still needed.
+//!
+//! An extent is a stretch of the log that is retired as one. It has a segment file, and one more for each failure to write.
+//! All of this is under one mutex, which is never held across input or output.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::address::{Entry, QueueId};
+use super::record::{HEADER, Header, Kind, Place, put_enqueue};
+use crate::Waiter;
+
+/// Under the journal's leaf mutex.
+pub(super) struct Pending {
+    incarnation: u64,
+    /// Octets of records that an ordinary segment has room for.
+    capacity: u64,
+    /// Records that no round has taken yet.
+    buffer: Vec<u8>,
+    /// LSN of the buffer's first octet.
+    base: u64,
+    /// Where extents begin within the buffer.
+    cuts: Vec<u64>,
+    /// All extents, oldest first. Accounts of those that are retired are gone.
+    extents: VecDeque<Extent>,
+    /// What the running round writes.
+    pub(super) flight: Option<Arc<Group>>,
+    /// Somebody waits for a round.
+    pub(super) demanded: bool,
+    /// The committer sleeps until it is woken.
+    pub(super) asleep: bool,
+    pub(super) stopping: bool,
+    /// Publishers that found no room.
+    pub(super) for_room: Vec<Arc<dyn Waiter>>,
+}
+
+/// What one round writes.
+pub(super) struct Group {
+    /// LSN of the first octet.
+    pub(super) base: u64,
+    pub(super) octets: Vec<u8>,
+    cuts: Vec<u64>,
+}
+
+/// A stretch of the log.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extent {
+    pub(super) first: u64,
+    pub(super) end: u64,
+    /// Messages that a queue needs, once for each queue, and messages on their way to their queues.
+    pub(super) live: u64,
+    /// LSN beyond which no record of it may reach.
+    limit: u64,
+}
+
+impl Pending {
+    /// After a start: `tail` are the records from `base` on, which are written again since nobody knows whether they were
+    /// synced; `extents` are those before.
+    pub(super) fn new(
+        incarnation: u64,
+        capacity: u64,
+        base: u64,
+        tail: Vec<u8>,
+        extents: VecDeque<Extent>,
+    ) -> Self {
+        let mut pending = Self {
+            incarnation,
+            capacity,
+            buffer: tail,
+            base,
+            cuts: Vec::new(),
+            extents,
+            flight: None,
+            demanded: false,
+            asleep: false,
+            stopping: false,
+            for_room: Vec::new(),
+        };
+        if !pending.buffer.is_empty() {
+            pending.begin_extent(base, pending.buffer.len() as u64);
+            pending.extend(0);
+        }
+        pending
+    }
+
+    /// LSN of the next record.
+    pub(super) fn end(&self) -> u64 {
+        self.base + self.buffer.len() as u64
+    }
+
+    /// Octets that are not on disk.
+    pub(super) fn octets(&self) -> usize {
+        self.buffer.len() + self.flight.as_ref().map_or(0, |group| group.octets.len())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Octets that wait for a round.
+    pub(super) fn waiting(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// Appends a message of `len` octets with this checksum, and counts it as on its way.
+    pub(super) fn put_message(&mut self, parts: &[&[u8]], len: usize, crc: u32) -> u64 {
+        let (lsn, start) = (self.end(), self.buffer.len());
+        let header = Header::new(Kind::Message, start == 0, len, crc);
+        self.buffer.reserve(HEADER + len);
+        self.buffer.extend_from_slice(&header.encode(self.place(lsn)));
+        parts.iter().for_each(|part| self.buffer.extend_from_slice(part));
+        self.extend(start);
+        self.add_live(lsn);
+        lsn
+    }
+
+    /// Appends an enqueue record, and counts its messages.
+    pub(super) fn put_enqueue(&mut self, queue: QueueId, entries: &[Entry]) {
+        let lsn = self.end();
+        self.put(Kind::Enqueue, |buffer| put_enqueue(buffer, lsn, queue, entries));
+        for entry in entries.iter().filter(|entry| !entry.last) {
+            self.add_live(entry.message.to_u64());
+        }
+    }
+
+    /// Appends a record whose payload `write` appends.
+    pub(super) fn put(&mut self, kind: Kind, write: impl FnOnce(&mut Vec<u8>)) {
+        let (lsn, start) = (self.end(), self.buffer.len());
+        self.buffer.extend_from_slice(&[0; HEADER]);
+        write(&mut self.buffer);
+        let payload = &self.buffer[start + HEADER..];
+        let header = Header::new(kind, start == 0, payload.len(), crc32fast::hash(payload));
+        let header = header.encode(self.place(lsn));
+        self.buffer[start..start + HEADER].copy_from_slice(&header);
+        self.extend(start);
+    }
+
+    /// One queue less needs the message at `lsn`.
+    pub(super) fn drop_live(&mut self, lsn: u64) {
+        if let Some(extent) = self.extent_mut(lsn) {
+            extent.live = extent.live.saturating_sub(1);
+        }
+    }
+
+    /// Gives all that was gathered to a round; `spare` is a buffer to go on with.
+    pub(super) fn take(&mut self, spare: Vec<u8>) -> Arc<Group> {
+        let base = self.base;
+        self.base = self.end();
+        let octets = std::mem::replace(&mut self.buffer, spare);
+        let group = Arc::new(Group { base, octets, cuts: std::mem::take(&mut self.cuts) });
+        self.flight = Some(group.clone());
+        group
+    }
+
+    /// The octets from `lsn` on, if they are in memory and nobody has taken them yet.
+    pub(super) fn gathered(&self, lsn: u64) -> Option<&[u8]> {
+        self.buffer.get(usize::try_from(lsn.checked_sub(self.base)?).ok()?..)
+    }
+
+    /// The extents, oldest first.
+    pub(super) fn extents(&self) -> impl Iterator<Item = &Extent> {
+        self.extents.iter()
+    }
+
+    /// Forgets the oldest extent.
+    pub(super) fn retire(&mut self) {
+        self.extents.pop_front();
+    }
+
+    /// Whether a record that ends at `lsn` waits for a round.
+    pub(super) fn waits(&self, lsn: u64) -> bool {
+        lsn > self.base
+    }
+
+    fn place(&self, lsn: u64) -> Place {
+        Place { lsn, incarnation: self.incarnation }
+    }
+
+    /// Counts the record that begins at `start` of the buffer to an extent: the last one, or a new one if that is full.
+    fn extend(&mut self, start: usize) {
+        let (lsn, end) = (self.base + start as u64, self.end());
+        match self.extents.back_mut() {
+            Some(last) if end <= last.limit => last.end = end,
+            _ => {
+                self.begin_extent(lsn, end - lsn);
+                self.extents.iter_mut().next_back().into_iter().for_each(|last| last.end = end);
+            }
+        }
+    }
+
+    fn begin_extent(&mut self, first: u64, len: u64) {
+        self.cuts.push(first);
+        self.extents.push_back(Extent { first, end: first, live: 0, limit: first + self.capacity.max(len) });
+    }
+
+    /// Counts a message that a queue needs.
+    pub(super) fn add_live(&mut self, lsn: u64) {
+        if let Some(extent) = self.extent_mut(lsn) {
+            extent.live += 1;
+        }
+    }
+
+    fn extent_mut(&mut self, lsn: u64) -> Option<&mut Extent> {
+        let last = self.extents.len().checked_sub(1)?;
+        let at = if self.extents[last].first <= lsn {
+            last
+        } else {
+            self.extents.partition_point(|extent| extent.first <= lsn).checked_sub(1)?
+        };
+        self.extents.get_mut(at)
+    }
+}
+
+impl Extent {
+    /// An extent of an earlier run, to which nothing is added.
+    pub(super) fn of_old(first: u64, end: u64) -> Self {
+        Self { first, end, live: 0, limit: end }
+    }
+}
+
+impl Group {
+    pub(super) fn end(&self) -> u64 {
+        self.base + self.octets.len() as u64
+    }
+
+    /// Whether an extent begins at `lsn`.
+    pub(super) fn cuts_at(&self, lsn: u64) -> bool {
+        self.cuts.contains(&lsn)
+    }
+
+    /// How far to write in one go from `lsn` on: to the next extent, or to the end.
+    pub(super) fn chunk_end(&self, lsn: u64) -> u64 {
+        self.cuts.iter().copied().find(|cut| *cut > lsn).unwrap_or(self.end())
+    }
+
+    pub(super) fn slice(&self, from: u64, to: u64) -> &[u8] {
+        &self.octets[(from - self.base) as usize..(to - self.base) as usize]
+    }
+}

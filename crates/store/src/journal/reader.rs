@@ -1,0 +1,141 @@
+//! Reads messages back, wherever they are: gathered, being written, or in a segment.
+
+use std::sync::Arc;
+use std::{fmt, io};
+
+use super::Journal;
+use super::address::MessageRef;
+use super::record::{self, HEADER, Header, Kind, Place};
+use super::segment::{self, DATA_START, SharedFile};
+
+/// Reads messages, and more of the file than was asked for: the next message is mostly close behind.
+pub struct Reader<'a> {
+    journal: &'a Journal,
+    read_ahead: usize,
+    window: Vec<u8>,
+    /// Where the window comes from, and the LSN of its first octet.
+    source: Option<(SharedFile, u64)>,
+}
+
+/// Why a message could not be read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// It is not in the journal, or not any more: its segment was retired, and it lives in the queue's segments.
+    Gone,
+    /// Its record is damaged.
+    Damaged {
+        /// Path of the file.
+        file: String,
+        /// Where the record begins, in octets.
+        offset: u64,
+    },
+    /// The file system's answer.
+    Disk(io::Error),
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(journal: &'a Journal, read_ahead: usize) -> Self {
+        Self { journal, read_ahead: read_ahead.max(HEADER), window: Vec::new(), source: None }
+    }
+
+    /// The message, as it was appended.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(&mut self, message: MessageRef) -> Result<&[u8], ReadError> {
+        let lsn = message.to_u64();
+        if let Some(start) = self.in_window(lsn) {
+            return self.payload(lsn, start);
+        }
+        if self.take_memory(lsn) {
+            return self.payload(lsn, 0);
+        }
+        let (file, end) = self.journal.file_of(lsn).ok_or(ReadError::Gone)?;
+        self.load(&file, lsn, end, self.read_ahead)?;
+        let place = place(&file, lsn);
+        if let Some(header) = Header::parse(&self.window, place).filter(|_| self.in_window(lsn).is_none()) {
+            self.load(&file, lsn, end, header.record_len())?;
+        }
+        self.payload(lsn, 0)
+    }
+
+    /// Where in the window the record at `lsn` begins, if all of it is there.
+    fn in_window(&self, lsn: u64) -> Option<usize> {
+        let (file, first) = self.source.as_ref()?;
+        let start = usize::try_from(lsn.checked_sub(*first)?).ok()?;
+        let header = Header::parse(self.window.get(start..)?, place(file, lsn))?;
+        (start + header.record_len() <= self.window.len()).then_some(start)
+    }
+
+    /// Copies the record at `lsn` from memory, if it is there.
+    fn take_memory(&mut self, lsn: u64) -> bool {
+        let pending = self.journal.pending.lock();
+        let flight = pending.flight.clone();
+        self.source = None;
+        self.window.clear();
+        if let Some(octets) = pending.gathered(lsn) {
+            self.window.extend_from_slice(record_at(octets));
+            return true;
+        }
+        drop(pending);
+        let Some(group) = flight.filter(|group| (group.base..group.end()).contains(&lsn)) else {
+            return false;
+        };
+        self.window.extend_from_slice(record_at(group.slice(lsn, group.end())));
+        true
+    }
+
+    fn load(&mut self, file: &SharedFile, lsn: u64, end: u64, octets: usize) -> Result<(), ReadError> {
+        let octets = octets.min(usize::try_from(end - lsn).unwrap_or(usize::MAX));
+        self.window.resize(octets, 0);
+        self.source = None;
+        let offset = DATA_START + lsn - file.header.first;
+        let read = file.file.read_at(&mut self.window, offset).map_err(ReadError::Disk)?;
+        self.window.truncate(read);
+        self.source = Some((file.clone(), lsn));
+        Ok(())
+    }
+
+    fn payload(&self, lsn: u64, start: usize) -> Result<&[u8], ReadError> {
+        let file = self.source.as_ref().map(|(file, _)| file);
+        let incarnation = file.map_or(self.journal.incarnation, |file| file.header.incarnation);
+        match record::parse(&self.window[start..], Place { lsn, incarnation }) {
+            Some((Header { kind: Kind::Message, .. }, payload)) => Ok(payload),
+            Some(_) => Err(ReadError::Gone),
+            None => Err(file.map_or(ReadError::Gone, |file| self.why(file, lsn))),
+        }
+    }
+
+    /// A file that was retired meanwhile may have been written over already.
+    fn why(&self, file: &SharedFile, lsn: u64) -> ReadError {
+        match self.journal.file_of(lsn) {
+            Some((now, _)) if Arc::ptr_eq(&now, file) => ReadError::Damaged {
+                file: segment::path(file.header.sequence),
+                offset: DATA_START + lsn - file.header.first,
+            },
+            _ => ReadError::Gone,
+        }
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => into.write_str("the message is not in the journal"),
+            Self::Damaged { file, offset } => write!(into, "{file}: damaged record at octet {offset}"),
+            Self::Disk(error) => write!(into, "journal: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+fn place(file: &SharedFile, lsn: u64) -> Place {
+    Place { lsn, incarnation: file.header.incarnation }
+}
+
+/// The record at the front of octets in memory, which are whole and right. (Its payload is checked by its reader.)
+fn record_at(octets: &[u8]) -> &[u8] {
+    let len = octets.first_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize);
+    &octets[..octets.len().min(HEADER.saturating_add(len))]
+}

@@ -1,0 +1,278 @@
+//! Records: what the log consists of.
+//!
+//! ```text
+//! 0   u32  length of the payload, in octets
+//! 4   u8   kind, and in the upper bit whether a group begins here
+//! 5   u24  check of length and kind, mixed with the place
+//! 8   u32  CRC-32 of the payload, mixed with the place
+//! 12       payload
+//! ```
+//! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that octets of
+//! earlier days in a recycled file are nobody's record.
+//!
+//! A group begins only when all before it is on disk. So a damaged record is the torn end of the log if no group begins
+//! after it, and damage otherwise.
+
+use smallvec::SmallVec;
+
+use super::address::{Entry, MAX_POSITION, MessageRef, QueueId, Range};
+use super::varint;
+
+/// What a record is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A message; its payload is opaque.
+    Message = 1,
+    /// Messages enter a queue.
+    Enqueue = 2,
+    /// Messages leave a queue.
+    Settle = 3,
+    /// Messages were delivered.
+    Delivered = 4,
+    /// Nothing: all before it is on disk.
+    Mark = 5,
+    /// Its payload is damaged beyond repair and counts for nothing.
+    Skip = 6,
+}
+
+/// Where a record is, and who wrote it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) lsn: u64,
+    pub(super) incarnation: u64,
+}
+
+/// A record's first octets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    pub(super) begins_group: bool,
+    /// Length of the payload.
+    pub(super) len: usize,
+    crc: u32,
+}
+
+impl Header {
+    pub(super) fn new(kind: Kind, begins_group: bool, len: usize, crc: u32) -> Self {
+        Self { kind, begins_group, len, crc }
+    }
+
+    pub(super) fn encode(self, place: Place) -> [u8; HEADER] {
+        let len = self.len as u32;
+        let kind = self.kind as u8 | if self.begins_group { BEGINS_GROUP } else { 0 };
+        let mixed = mix(place);
+        let check = check(mixed, len, kind);
+        let mut octets = [0; HEADER];
+        octets[..4].copy_from_slice(&len.to_le_bytes());
+        octets[4..8].copy_from_slice(&(u32::from(kind) | check << 8).to_le_bytes());
+        octets[8..].copy_from_slice(&(self.crc ^ mixed as u32).to_le_bytes());
+        octets
+    }
+
+    /// The header at the front of `octets`, if there is one that belongs there.
+    pub(super) fn parse(octets: &[u8], place: Place) -> Option<Self> {
+        let octets: &[u8; HEADER] = octets.first_chunk()?;
+        let kind = Kind::from_octet(octets[4] & !BEGINS_GROUP)?;
+        let word =
+            |at: usize| u32::from_le_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
+        let (len, mixed) = (word(0), mix(place));
+        if check(mixed, len, octets[4]) != word(4) >> 8 {
+            return None;
+        }
+        let begins_group = octets[4] & BEGINS_GROUP != 0;
+        Some(Self { kind, begins_group, len: len as usize, crc: word(8) ^ mixed as u32 })
+    }
+
+    /// Whether `payload` is what was written.
+    pub(super) fn fits(self, payload: &[u8]) -> bool {
+        if self.kind == Kind::Skip { self.crc == 0 } else { crc32fast::hash(payload) == self.crc }
+    }
+
+    /// Length of the record.
+    pub(super) fn record_len(self) -> usize {
+        HEADER + self.len
+    }
+}
+
+impl Kind {
+    fn from_octet(octet: u8) -> Option<Self> {
+        Some(match octet {
+            1 => Self::Message,
+            2 => Self::Enqueue,
+            3 => Self::Settle,
+            4 => Self::Delivered,
+            5 => Self::Mark,
+            6 => Self::Skip,
+            _ => return None,
+        })
+    }
+}
+
+/// The whole record at the front of `octets`: its header and payload, if both are as they were written.
+pub(super) fn parse(octets: &[u8], place: Place) -> Option<(Header, &[u8])> {
+    let header = Header::parse(octets, place)?;
+    let payload = octets.get(HEADER..header.record_len())?;
+    header.fits(payload).then_some((header, payload))
+}
+
+/// Appends the payload of an enqueue record that will stand at `lsn`.
+pub(super) fn put_enqueue(into: &mut Vec<u8>, lsn: u64, queue: QueueId, entries: &[Entry]) {
+    let expires = entries.iter().any(|entry| entry.expires != 0);
+    varint::put(into, queue.0);
+    varint::put(into, (entries.len() as u64) << 1 | u64::from(expires));
+    let mut next = 0;
+    for entry in entries {
+        varint::put(into, entry.position.wrapping_sub(next));
+        varint::put(into, lsn.wrapping_sub(entry.message.to_u64()));
+        if expires {
+            varint::put(into, entry.expires);
+        }
+        next = entry.position + 1;
+    }
+}
+
+/// Reads the payload of an enqueue record.
+pub(super) fn take_enqueue(mut from: &[u8], lsn: u64, entries: &mut Vec<Entry>) -> Option<QueueId> {
+    entries.clear();
+    let queue = QueueId(varint::take(&mut from)?);
+    let count = varint::take(&mut from)?;
+    let mut next = 0u64;
+    for _ in 0..count >> 1 {
+        let position =
+            next.checked_add(varint::take(&mut from)?).filter(|&position| position < MAX_POSITION)?;
+        let message = MessageRef::from_u64(lsn.checked_sub(varint::take(&mut from)?)?);
+        let expires = if count & 1 == 1 { varint::take(&mut from)? } else { 0 };
+        entries.push(Entry { position, message, expires, last: false });
+        next = position + 1;
+    }
+    Some(queue)
+}
+
+/// Appends the payload of a settle record, or with a count that of a delivered record.
+pub(super) fn put_ranges(into: &mut Vec<u8>, queue: QueueId, count: Option<u32>, ranges: &[Range]) {
+    varint::put(into, queue.0);
+    if let Some(count) = count {
+        varint::put(into, count.into());
+    }
+    let mut from = 0;
+    for range in ranges {
+        // Positions that were settled out of order give a distance below zero, which wraps.
+        varint::put(into, zigzag(range.first.wrapping_sub(from) as i64));
+        varint::put(into, range.last - range.first);
+        from = range.last + 1;
+    }
+}
+
+/// Ranges of one record.
+pub(super) type Ranges = SmallVec<[Range; 16]>;
+
+/// Reads the payload of a settle record, or of a delivered record.
+pub(super) fn take_ranges(mut from: &[u8], counted: bool) -> Option<(QueueId, u32, Ranges)> {
+    let queue = QueueId(varint::take(&mut from)?);
+    let count = if counted { u32::try_from(varint::take(&mut from)?).ok()? } else { 0 };
+    let mut ranges = Ranges::new();
+    let mut next = 0u64;
+    while !from.is_empty() {
+        let first = next.wrapping_add(unzigzag(varint::take(&mut from)?) as u64);
+        let last = first.checked_add(varint::take(&mut from)?).filter(|&last| last < MAX_POSITION)?;
+        ranges.push(Range { first, last });
+        next = last + 1;
+    }
+    Some((queue, count, ranges))
+}
+
+fn zigzag(number: i64) -> u64 {
+    ((number << 1) ^ (number >> 63)) as u64
+}
+
+fn unzigzag(number: u64) -> i64 {
+    (number >> 1) as i64 ^ -((number & 1) as i64)
+}
+
+fn mix(place: Place) -> u64 {
+    let mut mixed = place.lsn ^ place.incarnation.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed ^ (mixed >> 29)
+}
+
+fn check(mixed: u64, len: u32, kind: u8) -> u32 {
+    let word = (mixed ^ u64::from(len) << 8 ^ u64::from(kind)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    (word >> 40) as u32
+}
+
+/// Octets before the payload.
+pub(super) const HEADER: usize = 12;
+const BEGINS_GROUP: u8 = 0x80;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn place() -> impl Strategy<Value = Place> {
+        (1u64.., 1u64..).prop_map(|(lsn, incarnation)| Place { lsn, incarnation })
+    }
+
+    fn record(place: Place, kind: Kind, payload: &[u8]) -> Vec<u8> {
+        let header = Header::new(kind, false, payload.len(), crc32fast::hash(payload));
+        [&header.encode(place), payload].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_is_read_at_its_place_only(
+            place in place(), other in place(), payload in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let octets = record(place, Kind::Message, &payload);
+            let (header, read) = parse(&octets, place).unwrap();
+            prop_assert_eq!((header.kind, read), (Kind::Message, &payload[..]));
+            prop_assert_eq!(parse(&octets, other).is_some(), place == other);
+        }
+
+        #[test]
+        fn a_changed_octet_is_noticed(
+            place in place(), payload in prop::collection::vec(any::<u8>(), 0..200), at: prop::sample::Index, flip in 1u8..,
+        ) {
+            let mut octets = record(place, Kind::Settle, &payload);
+            let at = at.index(octets.len());
+            octets[at] ^= flip;
+            prop_assert!(parse(&octets, place).is_none());
+        }
+
+        #[test]
+        fn entries_come_back(
+            queue: u64, steps in prop::collection::vec((0u64..1000, 1u64..1 << 40, any::<u64>()), 1..50), expiring: bool,
+        ) {
+            let (lsn, mut position) = (1 << 41, 0);
+            let entries: Vec<_> = steps.into_iter().map(|(step, back, expires)| {
+                position += step + 1;
+                let expires = if expiring { expires } else { 0 };
+                Entry { position, message: MessageRef::from_u64(lsn - back), expires, last: false }
+            }).collect();
+            let (mut octets, mut read) = (Vec::new(), Vec::new());
+            put_enqueue(&mut octets, lsn, QueueId(queue), &entries);
+            prop_assert_eq!(take_enqueue(&octets, lsn, &mut read), Some(QueueId(queue)));
+            prop_assert_eq!(read, entries);
+        }
+
+        #[test]
+        fn ranges_come_back_in_any_order(
+            queue: u64, ranges in prop::collection::vec((0..MAX_POSITION - 1000, 0u64..1000), 0..50), count: Option<u32>,
+        ) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(first, more)| Range { first, last: first + more }).collect();
+            let mut octets = Vec::new();
+            put_ranges(&mut octets, QueueId(queue), count, &ranges);
+            let (read, counted, found) = take_ranges(&octets, count.is_some()).unwrap();
+            prop_assert_eq!((read, counted, &found[..]), (QueueId(queue), count.unwrap_or(0), &ranges[..]));
+        }
+
+        #[test]
+        fn any_octets_are_read_without_a_panic(octets in prop::collection::vec(any::<u8>(), 0..300), place in place()) {
+            let _ = parse(&octets, place);
+            let _ = take_enqueue(&octets, place.lsn, &mut Vec::new());
+            let _ = take_ranges(&octets, true);
+            let _ = take_ranges(&octets, false);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Opening a journal: what it holds comes back, or it says why not.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
+
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use super::address::{Entry, LOG_START, MAX_POSITION, MessageRef, QueueId, Range};
+use super::commit::{Committer, Hooks};
+use super::index::Index;
+use super::pending::Pending;
+use super::ranges::RangeSet;
+use super::record::{Kind, take_enqueue, take_ranges};
+use super::scan::{Found, Report, Scan, rewrite, scan};
+use super::segment::{DATA_START, FOLDER};
+use super::spares::Spares;
+use super::writer::Writer;
+use super::{Figures, Journal, QueueLog, Settings};
+use crate::disk::Disk;
+use crate::waiters::Waiters;
+
+/// What a journal held.
+#[derive(Default)]
+pub struct Recovered {
+    /// Every queue that a record names, also those that were deleted since: see `Journal::forget`.
+    pub queues: Vec<RecoveredQueue>,
+    /// What was read.
+    pub report: Report,
+}
+
+/// What a journal held for one queue.
+pub struct RecoveredQueue {
+    /// The queue, with its live messages.
+    pub queue: Arc<QueueLog>,
+    /// All positions that were settled, ascending: to be settled wherever else they live.
+    pub settled: Vec<Range>,
+    /// All that was told of deliveries, in order: for messages that live elsewhere.
+    pub delivered: Vec<(Range, u32)>,
+    /// Higher than any position that a record names.
+    pub next_position: u64,
+}
+
+/// Why a journal was not opened.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The file system's answer.
+    Disk(io::Error),
+    /// Written by another version of this program.
+    UnknownVersion {
+        /// Path of the file.
+        file: String,
+        /// The version it names.
+        version: u32,
+    },
+    /// Records that were on disk once are damaged; [`repair`] gives them up, and only them.
+    Damaged(Report),
+}
+
+/// Opens the journal of a data folder. Nothing is written before the first round.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open(
+    disk: Arc<dyn Disk>,
+    settings: Settings,
+    hooks: Box<dyn Hooks>,
+) -> Result<(Committer, Recovered), OpenError> {
+    disk.create_folder(FOLDER)?;
+    let mut replay = Replay::default();
+    let mut scan = scan(&*disk, |found| replay.take(found))?;
+    if !scan.report.problems.is_empty() {
+        return Err(OpenError::Damaged(scan.report));
+    }
+    let report = std::mem::take(&mut scan.report);
+    let (journal, writer) = build(disk, settings, scan);
+    let queues = replay.finish(&journal);
+    Ok((Committer::new(journal, writer, hooks), Recovered { queues, report }))
+}
+
+/// Reads the journal of a data folder and reports what is wrong with it. Changes nothing.
+///
+/// # Errors
+/// When it cannot be read at all.
+pub fn check(disk: &dyn Disk) -> Result<Report, OpenError> {
+    scan(disk, |_| {}).map(|scan| scan.report)
+}
+
+/// Gives up damaged records, so that the journal can be opened, and reports what that was. What is whole is not touched, and
+/// what is damaged is not overwritten but for a record's first octets. A file without a header is kept under another name.
+///
+/// # Errors
+/// When something cannot be read or written.
+pub fn repair(disk: &dyn Disk) -> Result<Report, OpenError> {
+    let found = scan(disk, |_| {})?;
+    let (report, mut fixes) = (found.report, found.fixes);
+    // A file that has lost all its records leaves a gap that shows only once it counts for nothing.
+    for _ in 0..REPAIR_PASSES {
+        for fix in &fixes {
+            fix.apply(disk)?;
+        }
+        fixes = scan(disk, |_| {})?.fixes;
+        if fixes.is_empty() {
+            break;
+        }
+    }
+    Ok(report)
+}
+
+/// The last group may be in the kernel's memory only, after a failed sync even if it can be read. So it is taken back into
+/// memory, as if it had just been appended, and goes to the first segment of this run. Until all of it is there, the old copy
+/// is what counts.
+fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journal>, Writer) {
+    let incarnation = scan.incarnation + 1;
+    let (mut base, mut tail) = (LOG_START, Vec::new());
+    if let Some(last) = scan.files.last() {
+        base = scan.tail_first;
+        tail = rewrite(&scan.tail, base, last.header.incarnation, incarnation);
+    }
+    scan.extents.iter_mut().for_each(|extent| extent.end = extent.end.min(base));
+    scan.extents.retain(|extent| extent.first < extent.end);
+    let spares =
+        Arc::new(Spares::new(disk, settings.segment_size, scan.spares, scan.superseded, scan.next_sequence));
+    let files = Arc::new(RwLock::new(scan.files));
+    let repeats_until = base + tail.len() as u64;
+    let capacity = settings.segment_size.saturating_sub(DATA_START);
+    let journal = Journal {
+        settings,
+        incarnation,
+        pending: Mutex::new(Pending::new(incarnation, capacity, base, tail, scan.extents.into())),
+        work: Condvar::new(),
+        waiters: Waiters::default(),
+        durable: base.into(),
+        files: files.clone(),
+        spares: spares.clone(),
+        queues: Mutex::default(),
+        failing: Mutex::default(),
+        figures: Figures::default(),
+        new_segment: OnceLock::new(),
+    };
+    journal.waiters.reach(base);
+    (Arc::new(journal), Writer::new(incarnation, spares, files, repeats_until))
+}
+
+#[derive(Default)]
+struct Replay {
+    queues: HashMap<QueueId, Replayed>,
+    entries: Vec<Entry>,
+    lost: RangeSet,
+    /// LSN of the first record.
+    start: Option<u64>,
+}
+
+#[derive(Default)]
+struct Replayed {
+    index: Index,
+    settled: RangeSet,
+    delivered: Vec<(Range, u32)>,
+    next_position: u64,
+}
+
+impl Replay {
+    fn take(&mut self, found: Found<'_>) {
+        match found {
+            Found::Lost { from, to } => self.lost.insert(Range { first: from, last: to.max(from + 1) - 1 }),
+            Found::Record { lsn, kind, payload } => {
+                let start = *self.start.get_or_insert(lsn);
+                match kind {
+                    Kind::Enqueue => self.enqueue(payload, lsn, start),
+                    Kind::Settle => self.settle(payload),
+                    Kind::Delivered => self.deliver(payload),
+                    Kind::Message | Kind::Mark | Kind::Skip => {}
+                }
+            }
+        }
+    }
+
+    fn enqueue(&mut self, payload: &[u8], lsn: u64, start: u64) {
+        let Some(id) = take_enqueue(payload, lsn, &mut self.entries) else { return };
+        let queue = self.queues.entry(id).or_default();
+        for entry in &self.entries {
+            queue.next_position = queue.next_position.max(entry.position + 1);
+            let message = entry.message.to_u64();
+            // A message of a retired segment was moved to the queue's own segments.
+            if (start..lsn).contains(&message) && !self.lost.contains(message) {
+                queue.index.push(entry);
+            }
+        }
+    }
+
+    fn settle(&mut self, payload: &[u8]) {
+        let Some((id, _, ranges)) = take_ranges(payload, false) else { return };
+        let queue = self.queues.entry(id).or_default();
+        for range in ranges {
+            queue.index.settle(range, |_| {});
+            queue.settled.insert(range);
+            queue.next_position = queue.next_position.max((range.last + 1).min(MAX_POSITION));
+        }
+    }
+
+    fn deliver(&mut self, payload: &[u8]) {
+        let Some((id, count, ranges)) = take_ranges(payload, true) else { return };
+        let queue = self.queues.entry(id).or_default();
+        for range in ranges {
+            queue.index.delivered(range, count);
+            queue.delivered.push((range, count));
+            queue.next_position = queue.next_position.max((range.last + 1).min(MAX_POSITION));
+        }
+    }
+
+    fn finish(self, journal: &Journal) -> Vec<RecoveredQueue> {
+        let mut pending = journal.pending.lock();
+        let mut known = journal.queues.lock();
+        let mut queues = Vec::with_capacity(self.queues.len());
+        for (id, replayed) in self.queues {
+            let live = |message: MessageRef| message.to_u64();
+            replayed.index.from(0).for_each(|found| pending.add_live(live(found.message)));
+            let queue = Arc::new(QueueLog { id, index: Mutex::new(replayed.index) });
+            known.insert(id, queue.clone());
+            queues.push(RecoveredQueue {
+                queue,
+                settled: replayed.settled.iter().collect(),
+                delivered: replayed.delivered,
+                next_position: replayed.next_position,
+            });
+        }
+        queues.sort_unstable_by_key(|recovered| recovered.queue.id());
+        queues
+    }
+}
+
+impl From<io::Error> for OpenError {
+    fn from(error: io::Error) -> Self {
+        Self::Disk(error)
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Disk(error) => write!(into, "journal: {error}"),
+            Self::UnknownVersion { file, version } => {
+                write!(into, "{file}: version {version} of the format is not known to this program")
+            }
+            Self::Damaged(report) => {
+                write!(into, "the journal is damaged in {} places", report.problems.len())?;
+                report.problems.iter().try_for_each(|problem| write!(into, "; {problem}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// Each pass closes the gap before one file at least; more files than this do not lose all their records at once.
+const REPAIR_PASSES: usize = 16;

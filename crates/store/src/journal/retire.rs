@@ -1,0 +1,166 @@
+//! Retiring: the oldest part of the log is given up, once its messages are settled or live elsewhere.
+
+use std::sync::Arc;
+use std::{fmt, io};
+
+use super::address::{Lsn, QueueId, Range};
+use super::index::LiveMessage;
+use super::pending::Pending;
+use super::{Journal, QueueLog};
+
+/// A part of the log that is retired as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// LSN of its first record.
+    pub first: Lsn,
+    /// LSN behind its last record.
+    pub end: Lsn,
+    /// How many messages are still needed from it: once for each queue, and those on their way to their queues.
+    pub live: u64,
+    /// Whether all of it is on disk and nothing will be added.
+    pub sealed: bool,
+}
+
+/// Why a segment was not retired.
+#[derive(Debug)]
+pub enum RetireError {
+    /// It is not the oldest, it is still written to, or messages are on their way: try again later.
+    Busy(Segment),
+    /// The log has let it go, but its file could not be recycled. The next call does it; until then nothing more is retired.
+    Disk(io::Error),
+}
+
+impl Journal {
+    /// The parts of the log, oldest first.
+    pub fn segments(&self) -> Vec<Segment> {
+        self.describe(&self.pending.lock()).collect()
+    }
+
+    fn describe(&self, pending: &Pending) -> impl Iterator<Item = Segment> {
+        let (durable, last) = (self.durable(), pending.extents().last().map(|extent| extent.first));
+        pending.extents().map(move |extent| Segment {
+            first: Lsn(extent.first),
+            end: Lsn(extent.end),
+            live: extent.live,
+            // Something behind it must be on disk too: what was found at the start behind an extent is yet to be repeated.
+            sealed: Some(extent.first) != last && extent.end < durable.0,
+        })
+    }
+
+    /// What queues still need of a segment, queue by queue: their messages in order of position, and all that are before them.
+    /// The bodies come from [`Journal::reader`].
+    pub fn live_messages(&self, segment: Segment) -> impl Iterator<Item = (Arc<QueueLog>, Vec<LiveMessage>)> {
+        let mut queues: Vec<_> = self.queues.lock().values().cloned().collect();
+        queues.sort_unstable_by_key(|queue| queue.id());
+        queues.into_iter().filter_map(move |queue| {
+            let live = queue.live_before(segment.end);
+            (!live.is_empty()).then_some((queue, live))
+        })
+    }
+
+    /// Messages of a queue have a copy elsewhere that is on disk, and are not the journal's any more. Returns the positions
+    /// that were settled since [`Journal::live_messages`] listed them: they are to be settled in the copy too.
+    pub fn moved(&self, queue: &QueueLog, positions: impl IntoIterator<Item = u64>) -> Vec<u64> {
+        let mut settled = Vec::new();
+        let mut messages = Vec::new();
+        let mut index = queue.index.lock();
+        for position in positions {
+            let before = messages.len();
+            index.settle(Range::one(position), |message| messages.push(message));
+            if messages.len() == before {
+                settled.push(position);
+            }
+        }
+        drop(index);
+        let mut pending = self.pending.lock();
+        messages.iter().for_each(|message| pending.drop_live(message.to_u64()));
+        settled
+    }
+
+    /// Gives up the oldest segment. All its messages must be settled or [moved](Journal::moved), and what was settled of
+    /// other places by its records must be on disk there.
+    ///
+    /// # Errors
+    /// See [`RetireError`].
+    pub fn retire(&self, segment: Segment) -> Result<(), RetireError> {
+        self.spares.recycle([]).map_err(RetireError::Disk)?;
+        let mut pending = self.pending.lock();
+        let oldest = self.describe(&pending).next();
+        match oldest {
+            Some(oldest) if oldest.first == segment.first && oldest.sealed && oldest.live == 0 => {
+                pending.retire()
+            }
+            oldest => return Err(RetireError::Busy(oldest.unwrap_or(segment))),
+        }
+        drop(pending);
+        let mut files = self.files.write();
+        let gone = files.iter().take_while(|file| file.header.first < segment.end.0).count();
+        let gone: Vec<_> = files.drain(..gone).collect();
+        drop(files);
+        self.spares.recycle(gone).map_err(RetireError::Disk)
+    }
+}
+
+impl QueueLog {
+    /// All messages up to the last one that lies before `end`: a queue's order may differ a little from the log's, and they
+    /// are to be moved in the queue's.
+    fn live_before(&self, end: Lsn) -> Vec<LiveMessage> {
+        let mut last = None;
+        self.each(|live| {
+            if live.message.to_u64() < end.0 {
+                last = Some(live.position);
+            }
+            true
+        });
+        let mut found = Vec::new();
+        let Some(last) = last else { return found };
+        self.each(|live| {
+            let wanted = live.position <= last;
+            if wanted {
+                found.push(live);
+            }
+            wanted
+        });
+        found
+    }
+
+    /// Shows the live messages in order as long as `each` wants more. In steps, since the queue's publishers wait meanwhile.
+    fn each(&self, mut each: impl FnMut(LiveMessage) -> bool) {
+        let mut from = 0;
+        loop {
+            let index = self.index.lock();
+            let mut seen = 0;
+            for live in index.from(from).take(STEP) {
+                from = live.position + 1;
+                seen += 1;
+                if !each(live) {
+                    return;
+                }
+            }
+            if seen < STEP {
+                return;
+            }
+        }
+    }
+}
+
+impl QueueLog {
+    /// Which queue it is.
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+}
+
+impl fmt::Display for RetireError {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy(segment) => write!(into, "the journal's segment at {} is in use", segment.first.0),
+            Self::Disk(error) => write!(into, "journal segment not recycled: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for RetireError {}
+
+/// Entries looked at under a queue's lock, in well under a millisecond.
+const STEP: usize = 16 << 10;

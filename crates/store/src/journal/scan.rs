@@ -1,0 +1,311 @@
+//! Reads the segment files, in the order of the log, and finds what is wrong with them.
+
+use std::sync::Arc;
+use std::{fmt, io};
+
+use super::address::Lsn;
+use super::pending::Extent;
+use super::record::{self, HEADER, Header, Kind, Place};
+use super::recovery::OpenError;
+use super::segment::{self, DATA_START, FOLDER, FileUse, SegmentFile, SegmentHeader, SharedFile};
+use crate::disk::Disk;
+
+/// What was found in a journal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Segment files with records.
+    pub segments: u64,
+    /// Octets of records.
+    pub octets: u64,
+    /// Records.
+    pub records: u64,
+    /// What is damaged: octets that were on disk once and are not, or not as they were.
+    pub problems: Vec<Problem>,
+}
+
+/// A damaged place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Path of the file, in the data folder.
+    pub file: String,
+    /// Where in the file, in octets.
+    pub offset: u64,
+    /// Where in the log.
+    pub at: Lsn,
+    /// How many octets cannot be read.
+    pub lost: u64,
+    /// What is wrong.
+    pub what: &'static str,
+}
+
+/// What a scan has found.
+#[derive(Default)]
+pub(super) struct Scan {
+    pub(super) report: Report,
+    pub(super) files: Vec<SharedFile>,
+    pub(super) extents: Vec<Extent>,
+    /// Numbers of spare files, ascending.
+    pub(super) spares: Vec<u64>,
+    /// Numbers of files that hold nothing of use: their records are in other files too, or they were given up.
+    pub(super) superseded: Vec<u64>,
+    pub(super) next_sequence: u64,
+    /// The highest incarnation of any header.
+    pub(super) incarnation: u64,
+    /// Where the log ends.
+    pub(super) end: u64,
+    /// Where its last group begins, and that group's records.
+    pub(super) tail_first: u64,
+    pub(super) tail: Vec<u8>,
+    pub(super) fixes: Vec<Fix>,
+}
+
+/// What a repair does.
+pub(super) enum Fix {
+    /// Makes one record that counts for nothing of some octets.
+    Skip { file: SharedFile, lsn: u64, len: usize },
+    /// Lets the log go on at a file's first record, though it ended earlier.
+    Bridge { file: SharedFile, previous_end: u64 },
+    /// Puts a file aside.
+    PutAside { sequence: u64 },
+}
+
+/// What a scan comes across.
+pub(super) enum Found<'a> {
+    Record {
+        lsn: u64,
+        kind: Kind,
+        payload: &'a [u8],
+    },
+    /// Octets from one LSN to another that hold nothing.
+    Lost {
+        from: u64,
+        to: u64,
+    },
+}
+
+/// Reads everything, and tells each record in order.
+pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(Found<'_>)) -> Result<Scan, OpenError> {
+    let mut scan = Scan::default();
+    let mut files = scan.open_files(disk)?;
+    while let Some(last) = files.last()
+        && is_unfinished(last)?
+    {
+        scan.superseded.push(last.header.sequence);
+        files.pop();
+    }
+    for (at, file) in files.iter().enumerate() {
+        let limit = files[at + 1..].iter().map(|later| later.header.previous_end).min();
+        let first = file.header.first;
+        if limit.is_some_and(|limit| limit <= first) {
+            scan.superseded.push(file.header.sequence);
+            continue;
+        }
+        if scan.files.is_empty() {
+            scan.end = file.header.previous_end;
+        }
+        if file.header.previous_end != scan.end {
+            scan.gap(file);
+        }
+        if scan.end < first {
+            each(Found::Lost { from: scan.end, to: first });
+        }
+        scan.end = first;
+        scan.walk(file, limit, &mut each)?;
+        scan.files.push(file.clone());
+        scan.extents.push(Extent::of_old(first, scan.end));
+        scan.report.segments += 1;
+        scan.report.octets += scan.end - first;
+    }
+    Ok(scan)
+}
+
+impl Scan {
+    fn open_files(&mut self, disk: &dyn Disk) -> Result<Vec<SharedFile>, OpenError> {
+        let mut sequences: Vec<_> =
+            disk.list(FOLDER)?.iter().filter_map(|name| segment::sequence_of(name)).collect();
+        sequences.sort_unstable();
+        self.next_sequence = sequences.last().map_or(1, |last| last + 1);
+        let mut files = Vec::new();
+        for sequence in sequences {
+            let path = segment::path(sequence);
+            let file = disk.open(&path)?;
+            let mut octets = vec![0; DATA_START as usize];
+            let read = file.read_at(&mut octets, 0)?;
+            octets.truncate(read);
+            if let Some(version) = segment::unknown_version(&octets) {
+                return Err(OpenError::UnknownVersion { file: path, version });
+            }
+            match segment::file_use(&octets, sequence) {
+                FileUse::Segment(header) => {
+                    self.incarnation = self.incarnation.max(header.incarnation);
+                    // Files are used in the order of their numbers, so a spare one before this was given up.
+                    self.superseded.append(&mut self.spares);
+                    let len = file.len()?;
+                    files.push(Arc::new(SegmentFile { header, file, len }));
+                }
+                FileUse::Spare { incarnation } => {
+                    self.incarnation = self.incarnation.max(incarnation);
+                    self.spares.push(sequence);
+                }
+                FileUse::Damaged => {
+                    let lost = file.len()?.saturating_sub(DATA_START);
+                    let what = "the segment's header is damaged";
+                    self.report.problems.push(Problem { file: path, offset: 0, at: Lsn(0), lost, what });
+                    self.fixes.push(Fix::PutAside { sequence });
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    fn gap(&mut self, file: &SharedFile) {
+        self.report.problems.push(Problem {
+            file: segment::path(file.header.sequence),
+            offset: DATA_START,
+            at: Lsn(self.end),
+            lost: file.header.first.saturating_sub(self.end),
+            what: "records before this file are damaged or missing",
+        });
+        self.fixes.push(Fix::Bridge { file: file.clone(), previous_end: self.end });
+    }
+
+    /// Reads a file's records up to `limit`, or to the end of the log in the last file.
+    fn walk(
+        &mut self,
+        file: &SharedFile,
+        limit: Option<u64>,
+        each: &mut impl FnMut(Found<'_>),
+    ) -> Result<(), OpenError> {
+        let SegmentHeader { first, incarnation, .. } = file.header;
+        let octets = read_records(file, limit)?;
+        let mut group = first;
+        while limit != Some(self.end) {
+            let (lsn, start) = (self.end, (self.end - first) as usize);
+            match record::parse(&octets[start..], Place { lsn, incarnation }) {
+                Some((header, payload)) => {
+                    if header.begins_group {
+                        group = lsn;
+                    }
+                    self.end += header.record_len() as u64;
+                    self.report.records += 1;
+                    each(match header.kind {
+                        Kind::Skip => Found::Lost { from: lsn, to: self.end },
+                        kind => Found::Record { lsn, kind, payload },
+                    });
+                }
+                None => match resume(&octets, start, file.header, limit.is_none()) {
+                    Some(next) => {
+                        self.skip(file, lsn, next - start);
+                        self.end += (next - start) as u64;
+                        each(Found::Lost { from: lsn, to: self.end });
+                    }
+                    None => break,
+                },
+            }
+        }
+        if limit.is_none() {
+            self.tail_first = group;
+            self.tail = octets[(group - first) as usize..(self.end - first) as usize].to_vec();
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, file: &SharedFile, lsn: u64, len: usize) {
+        let offset = DATA_START + lsn - file.header.first;
+        let path = segment::path(file.header.sequence);
+        let what = "a record is damaged, and whole ones follow";
+        self.report.problems.push(Problem { file: path, offset, at: Lsn(lsn), lost: len as u64, what });
+        self.fixes.push(Fix::Skip { file: file.clone(), lsn, len });
+    }
+}
+
+/// Whether a file was to repeat the end of the log, and does not have all of that: the power failed before, and the copy in an
+/// earlier file is still good.
+fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
+    let SegmentHeader { first, incarnation, repeats_until, .. } = file.header;
+    if repeats_until <= first {
+        return Ok(false);
+    }
+    let octets = read_records(file, None)?;
+    let mut lsn = first;
+    while lsn < repeats_until {
+        let start = (lsn - first) as usize;
+        match record::parse(&octets[start..], Place { lsn, incarnation }) {
+            Some((header, _)) => lsn += header.record_len() as u64,
+            None => return Ok(resume(&octets, start, file.header, true).is_none()),
+        }
+    }
+    Ok(false)
+}
+
+/// Where whole records go on after a damaged one. In the last file that means nothing unless a group begins among them: then
+/// the damaged record was on disk once, and else it is where the log was torn.
+fn resume(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Option<usize> {
+    let mut next = None;
+    for start in bad + HEADER..octets.len().saturating_sub(HEADER - 1) {
+        // Most of what is looked at is zeros or text.
+        if octets[start + 4] & 0x78 != 0 || octets[start + 4] == 0 {
+            continue;
+        }
+        let place = Place { lsn: header.first + start as u64, incarnation: header.incarnation };
+        if let Some((record, _)) = record::parse(&octets[start..], place) {
+            next = next.or(Some(start));
+            if !last || record.begins_group {
+                return next;
+            }
+        }
+    }
+    None
+}
+
+fn read_records(file: &SharedFile, limit: Option<u64>) -> io::Result<Vec<u8>> {
+    let available = file.len.saturating_sub(DATA_START);
+    let len = limit.map_or(available, |limit| available.min(limit - file.header.first));
+    let mut octets = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    let read = file.file.read_at(&mut octets, DATA_START)?;
+    octets.truncate(read);
+    Ok(octets)
+}
+
+/// The same records as a run of another incarnation would have written them.
+pub(super) fn rewrite(tail: &[u8], first: u64, from: u64, to: u64) -> Vec<u8> {
+    let mut octets = tail.to_vec();
+    let mut start = 0;
+    let place = |start: usize, incarnation| Place { lsn: first + start as u64, incarnation };
+    while let Some(header) = tail.get(start..).and_then(|rest| Header::parse(rest, place(start, from))) {
+        octets[start..start + HEADER].copy_from_slice(&header.encode(place(start, to)));
+        start += header.record_len();
+    }
+    octets
+}
+
+impl Fix {
+    /// Does it, and makes it durable.
+    pub(super) fn apply(&self, disk: &dyn Disk) -> io::Result<()> {
+        match self {
+            Self::Skip { file, lsn, len } => {
+                let place = Place { lsn: *lsn, incarnation: file.header.incarnation };
+                let octets = Header::new(Kind::Skip, false, len - HEADER, 0).encode(place);
+                file.file.write_at(&octets, DATA_START + lsn - file.header.first)?;
+                file.file.sync()
+            }
+            Self::Bridge { file, previous_end } => {
+                let header = SegmentHeader { previous_end: *previous_end, ..file.header };
+                file.file.write_at(&header.encode(), 0)?;
+                file.file.sync()
+            }
+            Self::PutAside { sequence } => {
+                let path = segment::path(*sequence);
+                disk.rename(&path, &format!("{path}.damaged"))?;
+                disk.sync_folder(FOLDER)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, offset, lost, what, .. } = self;
+        write!(into, "{file}: at octet {offset}: {what} ({lost} octets)")
+    }
+}

@@ -1,0 +1,169 @@
+//! Segment files: their names and what they begin with.
+//!
+//! A file's name is its number in the order of writing. A header says where in the log its records begin; a file whose header
+//! names another number (or that begins with zeros) is spare: it is kept to be written over, since octets that are allocated
+//! already are synced faster. The header is there twice, in two sectors, so that a damaged octet does not cost a segment.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::disk::DiskFile;
+
+/// A segment's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SegmentHeader {
+    /// The file's number.
+    pub(super) sequence: u64,
+    /// Which run of the log wrote it; each run has a higher number than any that a header has.
+    pub(super) incarnation: u64,
+    /// LSN of the first record.
+    pub(super) first: u64,
+    /// Where the log ended before: the same LSN, unless a repair gave up what was between.
+    pub(super) previous_end: u64,
+    /// Up to here the records repeat what an earlier file may have; the file counts only if all of them are there.
+    pub(super) repeats_until: u64,
+}
+
+/// What a file's first octets say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FileUse {
+    /// It holds records.
+    Segment(SegmentHeader),
+    /// It waits to be used, and may hold records of that incarnation and earlier ones.
+    Spare {
+        /// 0 for one that was never used.
+        incarnation: u64,
+    },
+    /// It cannot be told.
+    Damaged,
+}
+
+/// An open segment file.
+pub(super) struct SegmentFile {
+    pub(super) header: SegmentHeader,
+    pub(super) file: Box<dyn DiskFile>,
+    /// Length of the file.
+    pub(super) len: u64,
+}
+
+/// Shared by those who write and who read.
+pub(super) type SharedFile = Arc<SegmentFile>;
+
+impl SegmentHeader {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut octets = vec![0; DATA_START as usize];
+        for at in COPIES {
+            let copy = &mut octets[at..at + LENGTH];
+            copy[..8].copy_from_slice(MAGIC);
+            copy[8..12].copy_from_slice(&VERSION.to_le_bytes());
+            let numbers =
+                [self.sequence, self.incarnation, self.first, self.previous_end, self.repeats_until];
+            for (place, number) in copy[16..].chunks_exact_mut(8).zip(numbers) {
+                place.copy_from_slice(&number.to_le_bytes());
+            }
+            let crc = crc(copy);
+            copy[12..16].copy_from_slice(&crc.to_le_bytes());
+        }
+        octets
+    }
+
+    fn parse(copy: &[u8]) -> Option<Self> {
+        let number = |at: usize| {
+            copy.get(at..at + 8).and_then(|octets| Some(u64::from_le_bytes(*octets.first_chunk()?)))
+        };
+        if copy.get(..8)? != MAGIC || copy.get(12..16)? != crc(copy.get(..LENGTH)?).to_le_bytes() {
+            return None;
+        }
+        let (sequence, incarnation) = (number(16)?, number(24)?);
+        let (first, previous_end, repeats_until) = (number(32)?, number(40)?, number(48)?);
+        let known = copy.get(8..12)? == VERSION.to_le_bytes();
+        known.then_some(Self { sequence, incarnation, first, previous_end, repeats_until })
+    }
+}
+
+/// Tells from its first octets what the file of number `sequence` is.
+pub(super) fn file_use(octets: &[u8], sequence: u64) -> FileUse {
+    let copies = COPIES.map(|at| SegmentHeader::parse(octets.get(at..).unwrap_or_default()));
+    if let Some(header) = copies.iter().flatten().find(|header| header.sequence == sequence) {
+        return FileUse::Segment(*header);
+    }
+    let blank = |at: usize| octets.iter().skip(at).take(LENGTH).all(|octet| *octet == 0);
+    // A write that failed half way tears one copy at most, and only while the file is not in use.
+    let spare = COPIES.iter().zip(copies).any(|(&at, copy)| blank(at) || copy.is_some());
+    let incarnation = copies.iter().flatten().map(|copy| copy.incarnation).max().unwrap_or(0);
+    if spare { FileUse::Spare { incarnation } } else { FileUse::Damaged }
+}
+
+/// Whether the header names a version of the format that is not known here.
+pub(super) fn unknown_version(octets: &[u8]) -> Option<u32> {
+    let copy = octets.get(..LENGTH)?;
+    let version = u32::from_le_bytes(*copy[8..].first_chunk()?);
+    let whole = &copy[..8] == MAGIC && copy[12..16] == crc(copy).to_le_bytes();
+    (whole && version != VERSION).then_some(version)
+}
+
+/// The path of a segment file.
+pub(super) fn path(sequence: u64) -> String {
+    format!("{FOLDER}/{sequence:016x}{SUFFIX}")
+}
+
+/// The number in a file's name.
+pub(super) fn sequence_of(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(SUFFIX)?;
+    u64::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 16)
+}
+
+/// Fills a file with zeros, so that its room is its own and later syncs have only octets to write.
+pub(super) fn fill(file: &dyn DiskFile, len: u64) -> io::Result<()> {
+    file.reserve(len)?;
+    let zeros = vec![0; FILL_STEP.min(len) as usize];
+    let mut at = 0;
+    while at < len {
+        let step = FILL_STEP.min(len - at);
+        file.write_at(&zeros[..step as usize], at)?;
+        at += step;
+    }
+    file.sync()
+}
+
+fn crc(copy: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&copy[..12]);
+    hasher.update(&copy[16..]);
+    hasher.finalize()
+}
+
+/// The folder of the segments.
+pub(super) const FOLDER: &str = "journal";
+/// Where in a file the records begin: the header's page is never written again with them.
+pub(super) const DATA_START: u64 = 4096;
+/// Changes with the meaning of anything on disk.
+const VERSION: u32 = 1;
+const MAGIC: &[u8; 8] = b"lvrtjrnl";
+const SUFFIX: &str = ".segment";
+const LENGTH: usize = 56;
+/// Where the header's copies begin: in different sectors, also where sectors have 4096 octets one of them is enough.
+const COPIES: [usize; 2] = [0, 2048];
+/// Large enough to be fast, small enough to be no burden.
+const FILL_STEP: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_outlives_the_damage_of_one_copy_and_tells_spare_from_damaged() {
+        let header =
+            SegmentHeader { sequence: 7, incarnation: 3, first: 4096, previous_end: 4096, repeats_until: 0 };
+        let mut octets = header.encode();
+        assert_eq!(file_use(&octets, 7), FileUse::Segment(header));
+        assert_eq!(file_use(&octets, 9), FileUse::Spare { incarnation: 3 });
+        assert_eq!(file_use(&[], 9), FileUse::Spare { incarnation: 0 });
+        octets[20] ^= 1;
+        assert_eq!(file_use(&octets, 7), FileUse::Segment(header));
+        octets[COPIES[1] + 20] ^= 1;
+        assert_eq!(file_use(&octets, 7), FileUse::Damaged);
+        assert_eq!(sequence_of("000000000000001f.segment"), Some(31));
+        assert_eq!(sequence_of("1f.segment"), None);
+    }
+}

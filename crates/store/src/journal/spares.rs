@@ -1,0 +1,203 @@
+//! Segment files that wait to be written over, and retired ones on their way there.
+//!
+//! Numbers are given out in the order of use, so that the order of names is the order of the log. A name is durable before
+//! its file is used, and a retired file is gone for good before the next one goes: after a crash at most the one that was
+//! retired last is there again, never one from the middle.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::segment::{self, FOLDER, SharedFile};
+use crate::disk::{Disk, DiskFile};
+
+/// Spare files, shared by those who write, prepare and retire.
+pub(super) struct Spares {
+    disk: Arc<dyn Disk>,
+    segment_size: u64,
+    state: Mutex<State>,
+    used_one: Condvar,
+}
+
+struct State {
+    /// Numbers of files that are ready, ascending.
+    ready: VecDeque<u64>,
+    next_sequence: u64,
+    /// The folder must be synced before any file in it is used.
+    unsynced: bool,
+    /// Numbers of files that came to nothing and could not be removed yet.
+    leftover: Vec<u64>,
+    retiring: VecDeque<SharedFile>,
+    /// What was done to the first of those that retire: its new number if it got one.
+    renamed: Option<Option<u64>>,
+    stopping: bool,
+}
+
+impl Spares {
+    pub(super) fn new(
+        disk: Arc<dyn Disk>,
+        segment_size: u64,
+        ready: Vec<u64>,
+        leftover: Vec<u64>,
+        next_sequence: u64,
+    ) -> Self {
+        let state = State {
+            ready: ready.into(),
+            next_sequence,
+            unsynced: true,
+            leftover,
+            retiring: VecDeque::new(),
+            renamed: None,
+            stopping: false,
+        };
+        Self { disk, segment_size, state: Mutex::new(state), used_one: Condvar::new() }
+    }
+
+    /// Opens a file with room for `needed` octets to begin a segment in, under a durable name. If it is not used, it must be
+    /// removed.
+    pub(super) fn take(&self, needed: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
+        let mut state = self.state.lock();
+        if state.unsynced {
+            self.disk.sync_folder(FOLDER)?;
+            state.unsynced = false;
+        }
+        let ready = state.ready.pop_front();
+        let sequence = ready.unwrap_or_else(|| state.next_number());
+        drop(state);
+        self.used_one.notify_one();
+        let opened = self.open(sequence, needed.max(self.segment_size), ready.is_none());
+        if opened.is_err() {
+            self.remove(sequence);
+        }
+        let (file, len) = opened?;
+        Ok((sequence, file, len))
+    }
+
+    fn open(&self, sequence: u64, needed: u64, new: bool) -> io::Result<(Box<dyn DiskFile>, u64)> {
+        let file = self.disk.open(&segment::path(sequence))?;
+        let len = file.len()?;
+        if len < needed {
+            file.reserve(needed)?;
+            file.set_len(needed)?;
+        }
+        if new {
+            self.disk.sync_folder(FOLDER)?;
+        }
+        Ok((file, len.max(needed)))
+    }
+
+    /// Lets go of a file that came to nothing. That it comes back after a crash does no harm as long as the file that took its
+    /// place is there.
+    pub(super) fn remove(&self, sequence: u64) {
+        let mut state = self.state.lock();
+        state.unsynced = true;
+        if self.disk.remove(&segment::path(sequence)).is_err() {
+            state.leftover.push(sequence);
+        }
+    }
+
+    /// Puts a file of zeros aside if there is none. `false` if there was.
+    pub(super) fn prepare(&self) -> io::Result<bool> {
+        if !self.state.lock().ready.is_empty() {
+            return Ok(false);
+        }
+        self.disk.remove(PREPARING)?;
+        segment::fill(&*self.disk.open(PREPARING)?, self.segment_size)?;
+        let mut state = self.state.lock();
+        let sequence = state.next_number();
+        self.disk.rename(PREPARING, &segment::path(sequence))?;
+        state.unsynced = true;
+        if let Err(error) = self.disk.sync_folder(FOLDER) {
+            drop(self.disk.remove(&segment::path(sequence)));
+            return Err(error);
+        }
+        state.unsynced = false;
+        state.ready.push_back(sequence);
+        Ok(true)
+    }
+
+    /// Takes files that the log needs no more, and those that an earlier call could not deal with.
+    pub(super) fn recycle(&self, files: impl IntoIterator<Item = SharedFile>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        state.retiring.extend(files);
+        // What went before must be gone for good: else it may be back after a crash when this file is not.
+        if !state.retiring.is_empty() {
+            while let Some(sequence) = state.leftover.last() {
+                self.disk.remove(&segment::path(*sequence))?;
+                state.leftover.pop();
+                state.unsynced = true;
+            }
+        }
+        if state.unsynced && !state.retiring.is_empty() {
+            self.disk.sync_folder(FOLDER)?;
+            state.unsynced = false;
+        }
+        while let Some(file) = state.retiring.front() {
+            let (old, keep) = (file.header.sequence, file.len == self.segment_size);
+            let new = match state.renamed {
+                Some(new) => new,
+                None => self.rename(&mut state, old, keep)?,
+            };
+            state.renamed = Some(new);
+            self.disk.sync_folder(FOLDER)?;
+            state.renamed = None;
+            state.retiring.pop_front();
+            // If a number was given out since, this one would be used out of order.
+            match new {
+                Some(new) if state.next_sequence == new + 1 => state.ready.push_back(new),
+                Some(new) => state.leftover.push(new),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn rename(&self, state: &mut State, old: u64, keep: bool) -> io::Result<Option<u64>> {
+        if !keep || state.ready.len() >= SPARES_KEPT {
+            self.disk.remove(&segment::path(old))?;
+            return Ok(None);
+        }
+        let new = state.next_number();
+        match self.disk.rename(&segment::path(old), &segment::path(new)) {
+            Ok(()) => Ok(Some(new)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until a spare file was used. `false` when it is time to stop.
+    pub(super) fn wait_until_used(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.ready.is_empty() && !state.stopping {
+            self.used_one.wait(&mut state);
+        }
+        !state.stopping
+    }
+
+    /// Waits a while, or until it is time to stop.
+    pub(super) fn pause(&self, time: std::time::Duration) {
+        let mut state = self.state.lock();
+        if !state.stopping {
+            self.used_one.wait_for(&mut state, time);
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.state.lock().stopping = true;
+        self.used_one.notify_all();
+    }
+}
+
+impl State {
+    fn next_number(&mut self) -> u64 {
+        self.next_sequence += 1;
+        self.next_sequence - 1
+    }
+}
+
+/// A file that is being filled.
+const PREPARING: &str = "journal/preparing";
+/// So many retired segments are kept to be written over; more would only take room.
+const SPARES_KEPT: usize = 3;

@@ -1,0 +1,198 @@
+//! Damage, repair and the edges of reading, on a small simulated disk.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::disk::Disk;
+use crate::disk::simulated::{Dice, SimDisk};
+
+const QUEUE: QueueId = QueueId(5);
+
+#[test]
+fn a_message_is_read_before_during_and_after_its_write() {
+    let disk = SimDisk::new(1, 1 << 20);
+    let mut committer = start(&disk);
+    let journal = committer.journal().clone();
+    let message = journal.append(&[b"hel", b"lo"]).unwrap();
+    assert_eq!(journal.read(message).unwrap(), b"hello");
+    disk.fail_sync(0);
+    assert!(matches!(committer.step(), Step::Failed(_)));
+    assert!(journal.failing().is_some_and(|failing| failing.attempts == 1));
+    assert_eq!(journal.read(message).unwrap(), b"hello");
+    assert!(journal.durable() < journal.end());
+    assert!(matches!(committer.step(), Step::Committed));
+    assert_eq!(journal.failing(), None);
+    assert_eq!(journal.read(message).unwrap(), b"hello");
+    assert!(matches!(journal.read(MessageRef::from_u64(1)), Err(ReadError::Gone)));
+}
+
+#[test]
+fn too_much_that_waits_is_refused_until_it_is_written() {
+    let disk = SimDisk::new(1, 1 << 20);
+    let mut committer = start(&disk);
+    let journal = committer.journal().clone();
+    while journal.append(&[&[1; 5000]]).is_ok() {}
+    assert!(journal.pending_octets() > LIMIT);
+    while !matches!(committer.step(), Step::Idle) {}
+    assert!(journal.append(&[b"again"]).is_ok());
+}
+
+#[test]
+fn any_changed_octet_of_a_closed_journal_is_refused_and_costs_one_record_to_repair() {
+    let mut dice = Dice::new(9);
+    for _ in 0..300 {
+        let disk = closed(40);
+        let files = disk.files();
+        let file = &files[dice.below(files.len() as u64) as usize];
+        let flip = 1 << dice.below(8);
+        let mut in_records = false;
+        disk.damage(file, |octets| {
+            let at = dice.below(octets.len() as u64) as usize;
+            in_records = at >= 4096;
+            octets[at] ^= flip;
+        });
+        let found = match open_again(&disk) {
+            Ok(found) => found,
+            Err(OpenError::Damaged(report)) => {
+                assert_eq!(check(&disk).unwrap(), report);
+                assert_eq!(repair(&disk).unwrap(), report);
+                assert!(in_records, "{report:?}");
+                let found = open_again(&disk).unwrap();
+                assert!(found.len() < 40);
+                found
+            }
+            Err(error) => panic!("{error}"),
+        };
+        // One damaged enqueue record costs its ten messages.
+        assert!(found.len() >= 30, "{} of 40 left", found.len());
+    }
+}
+
+#[test]
+fn any_octets_in_the_files_are_survived() {
+    let mut dice = Dice::new(3);
+    for _ in 0..200 {
+        let disk = closed(40);
+        for file in disk.files() {
+            disk.damage(&file, |octets| {
+                for _ in 0..dice.below(4) {
+                    let from = dice.below(octets.len() as u64) as usize;
+                    let len = dice.below(3000) as usize;
+                    octets.iter_mut().skip(from).take(len).for_each(|octet| *octet = dice.next_u64() as u8);
+                }
+                if dice.chance(200) {
+                    octets.truncate(dice.below(octets.len() as u64) as usize);
+                }
+            });
+        }
+        if dice.chance(200) {
+            disk.remove(&disk.files()[0]).unwrap();
+        }
+        if open_again(&disk).is_err() {
+            repair(&disk).unwrap();
+            open_again(&disk).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_unknown_version_is_refused() {
+    let disk = closed(1);
+    disk.damage(&disk.files()[0], |octets| {
+        octets[8] = 9;
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&octets[..12]);
+        hasher.update(&octets[16..56]);
+        octets[12..16].copy_from_slice(&hasher.finalize().to_le_bytes());
+    });
+    assert!(matches!(open_again(&disk), Err(OpenError::UnknownVersion { version: 9, .. })));
+}
+
+#[test]
+fn a_segment_retires_when_its_messages_are_settled_and_is_written_over() {
+    let disk = SimDisk::new(1, 1 << 20);
+    let mut committer = start(&disk);
+    let journal = committer.journal().clone();
+    let queue = journal.queue(QUEUE);
+    for position in 0..60 {
+        let message = journal.append(&[&[1; 1000]]).unwrap();
+        journal.enqueue(&queue, &[Entry { position, message, expires: 0, last: true }]);
+        committer.step();
+    }
+    let used = disk.used();
+    let oldest = journal.segments()[0];
+    assert!(matches!(journal.retire(oldest), Err(RetireError::Busy(now)) if now.live == oldest.live));
+    journal.settle(&queue, &[Range { first: 0, last: 59 }]);
+    committer.step();
+    journal.retire(oldest).unwrap();
+    for position in 60..70 {
+        let message = journal.append(&[&[1; 1000]]).unwrap();
+        journal.enqueue(&queue, &[Entry { position, message, expires: 0, last: true }]);
+        committer.step();
+    }
+    assert_eq!(disk.used(), used);
+}
+
+#[test]
+fn the_threads_commit_what_is_waited_for_and_what_is_not() {
+    struct Unpark(std::thread::Thread);
+    impl Waiter for Unpark {
+        fn wake(&self) {
+            self.0.unpark();
+        }
+    }
+    let disk = SimDisk::new(1, 1 << 20);
+    let committer = start(&disk);
+    let journal = committer.journal().clone();
+    let running = committer.start().unwrap();
+    for _ in 0..20 {
+        journal.append(&[b"one"]).unwrap();
+        let end = journal.end();
+        journal.wait(end, Arc::new(Unpark(std::thread::current())));
+        while journal.durable() < end {
+            std::thread::park();
+        }
+    }
+    journal.append(&[b"nobody waits"]).unwrap();
+    running.close().unwrap();
+    assert_eq!(journal.durable(), journal.end());
+    assert_eq!(check(&disk).unwrap().records, 22);
+}
+
+/// A journal that was closed in order, with `messages` messages, ten to an enqueue record, in several segments.
+fn closed(messages: u64) -> SimDisk {
+    let disk = SimDisk::new(1, 1 << 20);
+    let mut committer = start(&disk);
+    let journal = committer.journal().clone();
+    let mut entries = Vec::new();
+    for position in 0..messages {
+        let message = journal.append(&[&[position as u8; 700]]).unwrap();
+        entries.push(Entry { position, message, expires: 0, last: true });
+        if entries.len() == 10 {
+            journal.enqueue(&journal.queue(QUEUE), &entries);
+            entries.clear();
+            committer.step();
+        }
+    }
+    committer.close().unwrap();
+    disk
+}
+
+fn start(disk: &SimDisk) -> Committer {
+    let settings = Settings { segment_size: 12 << 10, pending_limit: LIMIT };
+    open(Arc::new(disk.clone()), settings, Box::new(())).unwrap().0
+}
+
+/// What an opened journal has for the queue; every one of its messages is read.
+fn open_again(disk: &SimDisk) -> Result<Vec<LiveMessage>, OpenError> {
+    let settings = Settings { segment_size: 12 << 10, pending_limit: LIMIT };
+    let (committer, _) = open(Arc::new(disk.clone()), settings, Box::new(()))?;
+    let journal = committer.journal();
+    let live = journal.queue(QUEUE).messages_from(0, usize::MAX);
+    for message in &live {
+        assert_eq!(journal.read(message.message).unwrap(), [message.position as u8; 700]);
+    }
+    Ok(live)
+}
+
+const LIMIT: usize = 1 << 16;

@@ -1,0 +1,121 @@
+//! The threads that drive rounds and prepare files. All they decide is when.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use super::commit::{Committer, Step};
+use super::spares::Spares;
+use super::{EAGER_OCTETS, Journal};
+
+/// A journal's threads. Dropping it stops them without writing what is left; see [`Running::close`].
+pub struct Running {
+    journal: Arc<Journal>,
+    committer: Option<JoinHandle<Committer>>,
+    preparer: Option<JoinHandle<()>>,
+}
+
+impl Committer {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn start(self) -> io::Result<Running> {
+        let journal = self.journal.clone();
+        let spares = journal.spares.clone();
+        // The first segment is prepared before anything is written: syncs into a file without octets take longer.
+        drop(spares.prepare());
+        let preparer = Builder::new().name("journal-spares".into()).spawn(move || prepare(&spares))?;
+        let mut running = Running { journal, committer: None, preparer: Some(preparer) };
+        running.committer = Some(Builder::new().name("journal".into()).spawn(move || rounds(self))?);
+        Ok(running)
+    }
+}
+
+impl Running {
+    /// Stops the threads, and writes what is left.
+    ///
+    /// # Errors
+    /// When something cannot be written.
+    pub fn close(mut self) -> io::Result<()> {
+        self.stop().map_or(Ok(()), |mut committer| committer.close())
+    }
+
+    fn stop(&mut self) -> Option<Committer> {
+        self.journal.pending.lock().stopping = true;
+        self.journal.work.notify_one();
+        self.journal.spares.stop();
+        if let Some(preparer) = self.preparer.take() {
+            drop(preparer.join());
+        }
+        self.committer.take().and_then(|committer| committer.join().ok())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn rounds(mut committer: Committer) -> Committer {
+    let mut back_off = MIN_BACK_OFF;
+    while committer.journal.wait_for_work() {
+        match committer.step() {
+            Step::Idle | Step::Committed => back_off = MIN_BACK_OFF,
+            Step::Failed(_) => {
+                committer.journal.back_off(back_off);
+                back_off = (back_off * 2).min(MAX_BACK_OFF);
+            }
+        }
+    }
+    committer
+}
+
+fn prepare(spares: &Spares) {
+    while spares.wait_until_used() {
+        if spares.prepare().is_err() {
+            spares.pause(MAX_BACK_OFF);
+        }
+    }
+}
+
+impl Journal {
+    /// Sleeps until somebody waits, much was gathered, or what was gathered has waited long enough. `false` when it is time
+    /// to stop.
+    fn wait_for_work(&self) -> bool {
+        let mut pending = self.pending.lock();
+        loop {
+            if pending.stopping {
+                return false;
+            }
+            if pending.demanded || pending.flight.is_some() || pending.waiting() >= EAGER_OCTETS {
+                return true;
+            }
+            let timed_out = self.work.wait_for(&mut pending, LAZY_ROUND).timed_out();
+            if timed_out && !pending.is_empty() {
+                return true;
+            }
+            if timed_out && !pending.demanded && !pending.stopping {
+                pending.asleep = true;
+                self.work.wait(&mut pending);
+                pending.asleep = false;
+            }
+        }
+    }
+
+    fn back_off(&self, time: Duration) {
+        let mut pending = self.pending.lock();
+        if !pending.stopping {
+            self.work.wait_for(&mut pending, time);
+        }
+    }
+}
+
+/// What nobody waits for is on disk within twice this time: publishing without confirms, and acks.
+const LAZY_ROUND: Duration = Duration::from_millis(5);
+/// After a failure, the first time.
+const MIN_BACK_OFF: Duration = Duration::from_millis(10);
+/// After many failures: a disk that has room again is noticed within this time.
+const MAX_BACK_OFF: Duration = Duration::from_secs(1);

@@ -1,0 +1,26 @@
+//! Numbers in as few octets as they need: seven bits in each, lowest first.
+
+/// Appends a number.
+pub(super) fn put(into: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        into.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    into.push(number as u8);
+}
+
+/// Takes a number from the front; `None` if there is none.
+pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for (at, octet) in from.iter().enumerate().take(MAX_OCTETS) {
+        number |= u64::from(octet & 0x7f) << (7 * at);
+        if octet & 0x80 == 0 {
+            *from = &from[at + 1..];
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// 64 bits, seven at a time.
+const MAX_OCTETS: usize = 10;

@@ -1,0 +1,92 @@
+//! Puts groups into segment files.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use super::pending::Group;
+use super::segment::{DATA_START, SegmentFile, SegmentHeader, SharedFile};
+use super::spares::Spares;
+
+/// The files of the log, in order; where two overlap the later one counts.
+pub(super) type Files = RwLock<Vec<SharedFile>>;
+
+/// Writes one group after the other. There is one of it.
+pub(super) struct Writer {
+    pub(super) incarnation: u64,
+    pub(super) spares: Arc<Spares>,
+    pub(super) files: Arc<Files>,
+    /// The file in use, and where in the log it goes on. `None` at first and after a failure: what a failed sync has left in
+    /// a file nobody knows, so the same records go to another one.
+    current: Option<Current>,
+    /// Records up to here were there at the start, perhaps in the kernel's memory only.
+    repeats_until: u64,
+}
+
+struct Current {
+    file: SharedFile,
+    next: u64,
+    /// Something in it is on disk, so it is one of the log's files.
+    listed: bool,
+}
+
+impl Writer {
+    pub(super) fn new(incarnation: u64, spares: Arc<Spares>, files: Arc<Files>, repeats_until: u64) -> Self {
+        Self { incarnation, spares, files, current: None, repeats_until }
+    }
+
+    /// Writes a group from `from` on and tells how far the log is on disk, extent by extent.
+    pub(super) fn write(&mut self, group: &Group, from: u64, mut reached: impl FnMut(u64)) -> io::Result<()> {
+        let mut at = from;
+        while at < group.end() {
+            let to = group.chunk_end(at);
+            if let Err(error) = self.write_chunk(group, at, to) {
+                self.give_up();
+                return Err(error);
+            }
+            reached(to);
+            at = to;
+        }
+        Ok(())
+    }
+
+    fn write_chunk(&mut self, group: &Group, at: u64, to: u64) -> io::Result<()> {
+        let goes_on = self.current.as_ref().is_some_and(|current| current.next == at) && !group.cuts_at(at);
+        if !goes_on {
+            self.current = None;
+            let file = self.begin(at, DATA_START + to - at)?;
+            self.current = Some(Current { file, next: at, listed: false });
+        }
+        let Some(current) = &mut self.current else { return Ok(()) };
+        let SegmentFile { file, header, .. } = &*current.file;
+        file.write_at(group.slice(at, to), DATA_START + at - header.first)?;
+        file.sync()?;
+        current.next = to;
+        if !current.listed {
+            current.listed = true;
+            self.files.write().push(current.file.clone());
+        }
+        Ok(())
+    }
+
+    /// Begins a segment. Its header is on disk before any record is written: else a later run might take the same
+    /// incarnation, and find records of this one.
+    fn begin(&self, first: u64, needed: u64) -> io::Result<SharedFile> {
+        let (sequence, file, len) = self.spares.take(needed)?;
+        let (incarnation, repeats_until) = (self.incarnation, self.repeats_until);
+        let header = SegmentHeader { sequence, incarnation, first, previous_end: first, repeats_until };
+        let written = file.write_at(&header.encode(), 0).and_then(|()| file.sync());
+        if written.is_err() {
+            self.spares.remove(sequence);
+        }
+        written?;
+        Ok(Arc::new(SegmentFile { header, file, len }))
+    }
+
+    fn give_up(&mut self) {
+        if let Some(current) = self.current.take().filter(|current| !current.listed) {
+            self.spares.remove(current.file.header.sequence);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! One process for each data folder.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Holds a data folder for this process, until it is dropped or the process ends, however that happens.
+#[derive(Debug)]
+pub struct FolderLock {
+    _file: File,
+}
+
+/// Why a data folder cannot be had.
+#[derive(Debug)]
+pub enum LockError {
+    /// Another process has it.
+    Taken {
+        /// Its process id, if it has left it there.
+        pid: Option<u32>,
+    },
+    /// What the file system says.
+    Io(io::Error),
+}
+
+impl FolderLock {
+    /// Takes the data folder, which must exist.
+    ///
+    /// # Errors
+    /// Another process has it; the lock's file cannot be opened or written.
+    pub fn take(folder: &Path) -> Result<Self, LockError> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = options.open(folder.join(FILE)).map_err(LockError::Io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut pid = String::new();
+                // Only for the message.
+                let _ = file.take(MAX_PID).read_to_string(&mut pid);
+                return Err(LockError::Taken { pid: pid.trim().parse().ok() });
+            }
+            Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
+        }
+        let write = |file: &mut File| {
+            file.set_len(0)?;
+            file.rewind()?;
+            writeln!(file, "{}", std::process::id())
+        };
+        write(&mut file).map_err(LockError::Io)?;
+        Ok(Self { _file: file })
+    }
+}
+
+impl std::fmt::Display for LockError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Taken { pid: Some(pid) } => write!(f, "in use by process {pid}"),
+            Self::Taken { pid: None } => f.write_str("in use by another process"),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LockError {}
+
+const FILE: &str = "lock";
+/// Octets read of the other process's id.
+const MAX_PID: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_had_by_one_at_a_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let first = FolderLock::take(folder.path()).expect("free");
+        let second = FolderLock::take(folder.path()).expect_err("taken");
+        assert_eq!(second.to_string(), format!("in use by process {}", std::process::id()));
+        drop(first);
+        FolderLock::take(folder.path()).expect("free again");
+    }
+}

@@ -1,0 +1,157 @@
+//! Looking at a queue's folder without changing it.
+
+use super::companions::{Index, decode_index, newest_sidecar};
+use super::envelope;
+use super::error::{PagesError, at};
+use super::files::Files;
+use super::record::{self, Header, SEGMENT_HEADER};
+use super::recover::{Names, names};
+use super::walk::{Found, Walk};
+
+/// What was found in a queue's folder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FolderReport {
+    /// Each segment, in order.
+    pub segments: Vec<SegmentReport>,
+    /// Files of segments that are not there any more. They are harmless, and removed at the next start.
+    pub leftovers: usize,
+}
+
+/// What was found in a segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SegmentReport {
+    /// Its file, relative to the data folder.
+    pub file: String,
+    /// Length in octets.
+    pub length: u64,
+    /// Whole records, settled ones included.
+    pub records: u64,
+    /// Of these, transient ones: a restart forgets them.
+    pub transient: u64,
+    /// Persistent messages that are not settled.
+    pub live: u64,
+    /// Positions of the first and the last record.
+    pub positions: Option<(u64, u64)>,
+    /// Whether it has an index that is whole.
+    pub indexed: bool,
+    /// What is wrong: with what was durable, so that a start is refused.
+    pub damage: Vec<String>,
+    /// A torn end that had not been synced: where it starts. A start cuts it off.
+    pub torn: Option<u64>,
+}
+
+impl FolderReport {
+    /// Whether nothing is damaged.
+    pub fn is_sound(&self) -> bool {
+        self.segments.iter().all(|segment| segment.damage.is_empty())
+    }
+}
+
+pub(super) fn check(files: &Files, folder: &str, queue: u64) -> Result<FolderReport, PagesError> {
+    let mut report = FolderReport::default();
+    for (sequence, names) in names(files, folder)? {
+        if names.segment {
+            report.segments.push(check_segment(files, folder, queue, sequence, names)?);
+        } else {
+            report.leftovers +=
+                usize::from(names.index) + names.sidecars.iter().filter(|there| **there).count();
+        }
+    }
+    Ok(report)
+}
+
+fn check_segment(
+    files: &Files,
+    folder: &str,
+    queue: u64,
+    sequence: u64,
+    names: Names,
+) -> Result<SegmentReport, PagesError> {
+    let unknown = files.segment(folder, sequence, 0);
+    let path = unknown.path();
+    let file = files.disk().open(&path).map_err(at(&path))?;
+    let length = file.len().map_err(at(&path))?;
+    let mut report = SegmentReport { file: path.clone(), length, ..SegmentReport::default() };
+    let index = if names.index { envelope::read(files.disk(), &unknown.index_path())? } else { Vec::new() };
+    let index = decode_index(&index, queue);
+    let octets = envelope::read_range(&*file, 0, length).map_err(at(&path))?;
+    let salt = match record::decode_segment_header(&octets, queue) {
+        Header::Good(salt) => salt,
+        Header::Newer(version) => return Err(PagesError::Newer { file: path, version }),
+        Header::Bad => {
+            let salt = index.as_ref().map(|index| index.salt).or_else(|| record::find_mark(&octets, 0, None));
+            let Some(salt) = salt else {
+                report.torn = (length > 0).then_some(0);
+                return Ok(report);
+            };
+            report.damage.push("offset 0: not a segment's header".to_owned());
+            salt
+        }
+    };
+    let index = index.filter(|index| index.salt == salt);
+    report.indexed = index.is_some();
+    let body = octets.get(SEGMENT_HEADER..).unwrap_or_default().to_vec();
+    let mut survivors = walk(body, salt, index.as_ref(), &mut report).map_err(at(&path))?;
+    if let Some(index) = &index {
+        let missing = index.survivors.ranges().flat_map(|(from, to)| from..=to);
+        let missing = missing.filter(|position| survivors.binary_search(position).is_err()).count();
+        if missing > 0 {
+            report.damage.push(format!("{missing} messages that the index knows are missing"));
+        }
+        survivors.retain(|position| index.survivors.contains(*position));
+    }
+    let first = report.positions.map_or(0, |(first, _)| first);
+    let identity = files.segment(folder, sequence, salt);
+    if let Some(sidecar) = newest_sidecar(files, &identity, names.sidecars, queue, first)? {
+        let live = |position: &u64| {
+            *position > sidecar.through
+                || sidecar.live.iter().any(|(from, to)| (from..=to).contains(&position))
+        };
+        survivors.retain(live);
+    }
+    report.live = survivors.len() as u64;
+    Ok(report)
+}
+
+/// Goes through the records, and returns the positions of the persistent ones.
+fn walk(
+    body: Vec<u8>,
+    salt: u64,
+    index: Option<&Index>,
+    report: &mut SegmentReport,
+) -> std::io::Result<Vec<u64>> {
+    let promised = index.map_or(0, |index| index.shape.length);
+    let mut walk = Walk::memory(body, salt, SEGMENT_HEADER as u64);
+    let mut persistent = Vec::new();
+    loop {
+        let offset = walk.offset();
+        let bad = match walk.next()? {
+            Found::End if offset < promised => {
+                report.damage.push(format!("offset {offset}: it is cut off"));
+                return Ok(persistent);
+            }
+            Found::End => return Ok(persistent),
+            Found::Mark => continue,
+            Found::Record(record) if report.positions.is_none_or(|(_, last)| last < record.position) => {
+                let first = report.positions.map_or(record.position, |(first, _)| first);
+                report.positions = Some((first, record.position));
+                report.records += 1;
+                report.transient += u64::from(record.transient);
+                if !record.transient {
+                    persistent.push(record.position);
+                }
+                continue;
+            }
+            Found::Record(_) => "its position is not above the one before",
+            Found::Bad(what) => what,
+        };
+        if offset >= promised && record::find_mark(&walk.rest()?, walk.offset(), Some(salt)).is_none() {
+            report.torn = Some(offset);
+            return Ok(persistent);
+        }
+        report.damage.push(format!("offset {offset}: {bad}"));
+        if walk.skip_damage()?.is_none() {
+            return Ok(persistent);
+        }
+    }
+}

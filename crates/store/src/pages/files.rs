@@ -1,0 +1,165 @@
+//! Open files: few, however many queues there are.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::error::{PagesError, at};
+use crate::disk::{Disk, DiskFile};
+
+/// The files that all queues hold open together: the most recently used ones. A file that is pushed out is closed when
+/// the reads that use it end. (A file with persistent messages that are not synced is held by its queue besides, from
+/// the write to the sync: closing it could lose the news of a failed write.)
+pub(super) struct Files {
+    pub(super) sizes: Sizes,
+    disk: Arc<dyn Disk>,
+    capacity: usize,
+    next_id: AtomicU64,
+    open: Mutex<Open>,
+}
+
+/// How large things grow, in octets. Tests take smaller ones.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// A segment ends before it would be longer, unless a single message is.
+    pub(super) segment: u64,
+    /// So much is written at once.
+    pub(super) buffer: usize,
+    /// After so much of a segment an entry of the sparse index follows.
+    pub(super) block: u32,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { segment: SEGMENT_OCTETS, buffer: BUFFER_OCTETS, block: BLOCK_OCTETS }
+    }
+}
+
+#[derive(Default)]
+struct Open {
+    clock: u64,
+    files: HashMap<u64, (u64, Arc<dyn DiskFile>)>,
+}
+
+impl Files {
+    pub(super) fn new(disk: Arc<dyn Disk>, capacity: usize, sizes: Sizes) -> Self {
+        Self { sizes, disk, capacity: capacity.max(1), next_id: AtomicU64::new(0), open: Mutex::default() }
+    }
+
+    pub(super) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// A segment's file, not opened yet.
+    pub(super) fn segment(&self, folder: &str, sequence: u64, salt: u64) -> Arc<SegmentFile> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let stem = format!("{folder}/{sequence:016x}");
+        Arc::new(SegmentFile { id, sequence, salt, stem, removed: Mutex::new(false) })
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.open.lock().files.len()
+    }
+
+    fn get(&self, id: u64, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        if let Some(file) = self.open.lock().used(id) {
+            return Ok(file);
+        }
+        let file: Arc<dyn DiskFile> = Arc::from(self.disk.open(path)?);
+        let mut open = self.open.lock();
+        while open.files.len() >= self.capacity {
+            let oldest = open.files.iter().min_by_key(|(_, (used, _))| *used).map(|(id, _)| *id);
+            let Some(oldest) = oldest else { break };
+            open.files.remove(&oldest);
+        }
+        open.clock += 1;
+        let clock = open.clock;
+        open.files.insert(id, (clock, file.clone()));
+        Ok(file)
+    }
+
+    fn forget(&self, id: u64) {
+        self.open.lock().files.remove(&id);
+    }
+}
+
+impl Open {
+    fn used(&mut self, id: u64) -> Option<Arc<dyn DiskFile>> {
+        self.clock += 1;
+        let clock = self.clock;
+        self.files.get_mut(&id).map(|(used, file)| {
+            *used = clock;
+            file.clone()
+        })
+    }
+}
+
+/// Name and identity of a segment's files.
+pub(super) struct SegmentFile {
+    id: u64,
+    /// Order among the segments of its queue.
+    pub(super) sequence: u64,
+    /// Told from every other segment by this.
+    pub(super) salt: u64,
+    stem: String,
+    /// Set before the file is removed, so that nobody opens (and so creates) it again.
+    removed: Mutex<bool>,
+}
+
+impl SegmentFile {
+    pub(super) fn path(&self) -> String {
+        format!("{}{SEGMENT}", self.stem)
+    }
+
+    pub(super) fn index_path(&self) -> String {
+        format!("{}{INDEX}", self.stem)
+    }
+
+    /// Of slot 0 or 1.
+    pub(super) fn sidecar_path(&self, slot: usize) -> String {
+        format!("{}{}", self.stem, SIDECARS[slot])
+    }
+
+    /// The open file; nothing if it was removed.
+    pub(super) fn open(&self, files: &Files) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
+        let removed = self.removed.lock();
+        if *removed {
+            return Ok(None);
+        }
+        let path = self.path();
+        files.get(self.id, &path).map(Some).map_err(at(&path))
+    }
+
+    /// Removes the segment. Index and sidecars stay until that is durable: without them its messages would come back.
+    pub(super) fn remove(&self, files: &Files) -> Result<(), PagesError> {
+        *self.removed.lock() = true;
+        files.forget(self.id);
+        let path = self.path();
+        files.disk().remove(&path).map_err(at(&path))
+    }
+
+    /// Removes what [`SegmentFile::remove`] left.
+    pub(super) fn remove_companions(&self, files: &Files) -> Result<(), PagesError> {
+        for path in [self.index_path(), self.sidecar_path(0), self.sidecar_path(1)] {
+            files.disk().remove(&path).map_err(at(&path))?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) const SEGMENT: &str = ".segment";
+pub(super) const INDEX: &str = ".index";
+/// Written in turn, so that a torn one leaves the other.
+pub(super) const SIDECARS: [&str; 2] = [".settled0", ".settled1"];
+/// Space comes back in steps of this, and this much is read again at a start after a crash; ten million messages of
+/// 1 KiB are 1,300 files.
+pub const SEGMENT_OCTETS: u64 = 8 << 20;
+/// System calls are few from here on, and as many queues may hold so much at a time as are being written to.
+const BUFFER_OCTETS: usize = 256 << 10;
+/// A read from an arbitrary position reads at most this much in vain, and ten million messages of 1 KiB need 160,000
+/// entries (2.5 MiB).
+const BLOCK_OCTETS: u32 = 64 << 10;

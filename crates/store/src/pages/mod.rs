@@ -1,0 +1,133 @@
+//! Queue segments: the messages of a queue that have left the journal, or were paged out of memory.
+//!
+//! Each queue has a folder, `queues/<id>` (durable) or `transient/<id>` (of no use after a restart), with files named
+//! after a number that ascends:
+//!
+//! | file | holds | written |
+//! |---|---|---|
+//! | `<n>.segment` | up to 8 MiB of records, positions ascending (`record`) | appended to |
+//! | `<n>.index` | a sparse index, so that a start does not read bodies (`companions`) | once, when the segment is sealed |
+//! | `<n>.settled0`, `<n>.settled1` | which messages are live, and delivery counts | whole, in turn |
+//!
+//! A segment is sealed when it is full and never changes again; when all of its messages are settled it is removed whole.
+//!
+//! What always holds:
+//! - What was synced is found after a crash, and what was persisted as settled stays settled.
+//! - A torn end is cut off only where nothing proves that it was durable (an index, or a sync mark behind it);
+//!   otherwise it is damage, and a start is refused with file and offset.
+//! - Memory is a few hundred octets per segment and 16 per 64 KiB of messages, and open files are few
+//!   ([`Pages::new`]), however many queues and messages there are.
+//! - Memory and disk are locked apart: `settle` and its like never wait for the disk.
+
+mod check;
+mod companions;
+mod envelope;
+mod error;
+mod files;
+mod marks;
+mod persist;
+mod positions;
+mod queue;
+mod read;
+mod record;
+mod recover;
+mod segment;
+mod walk;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use check::{FolderReport, SegmentReport};
+pub use error::{Damage, PagesError};
+pub use files::SEGMENT_OCTETS;
+pub use queue::{QueueSegments, Usage};
+pub use read::Stored;
+pub use record::Record;
+pub use recover::{Cut, Recovered, Repair};
+pub use write::AppendError;
+
+use crate::disk::Disk;
+use error::at;
+use files::{Files, Sizes};
+
+/// Whether a queue's segments survive a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// They do, what is synced.
+    Durable,
+    /// They do not: nothing is ever synced, and the folder is wiped at the start.
+    Transient,
+}
+
+/// The segments of all queues of a data folder.
+#[derive(Clone)]
+pub struct Pages {
+    files: Arc<Files>,
+}
+
+impl Pages {
+    /// The segments on a disk, which together hold at most `open_files` files open (beside those that are being written
+    /// or read at this moment).
+    pub fn new(disk: Arc<dyn Disk>, open_files: usize) -> Self {
+        Self::with_segments_of(disk, open_files, SEGMENT_OCTETS)
+    }
+
+    /// The same with segments of another length, in octets. It may change from one start to the next.
+    pub fn with_segments_of(disk: Arc<dyn Disk>, open_files: usize, segment: u64) -> Self {
+        let sizes = Sizes { segment, ..Sizes::default() };
+        Self { files: Arc::new(Files::new(disk, open_files, sizes)) }
+    }
+
+    /// Segments for a new queue. Touches no file before the first append.
+    pub fn queue(&self, kind: Kind, queue: u64) -> QueueSegments {
+        let folder = format!("{}/{queue}", kind.folder());
+        QueueSegments::new(self.files.clone(), folder, queue, kind == Kind::Durable)
+    }
+
+    /// The segments of a durable queue as a restart finds them. Cuts off torn ends, and removes what is left over.
+    ///
+    /// # Errors
+    /// When files cannot be read, are of a newer version, or are damaged (unless that is to be skipped).
+    pub fn open(&self, queue: u64, repair: Repair) -> Result<(QueueSegments, Recovered), PagesError> {
+        self.queue(Kind::Durable, queue).recover(repair)
+    }
+
+    /// The queues that have a folder.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub fn queues(&self, kind: Kind) -> Result<Vec<u64>, PagesError> {
+        let names = self.files.disk().list(kind.folder()).map_err(at(kind.folder()))?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// Removes everything of transient queues: for the start, before any of them is used.
+    ///
+    /// # Errors
+    /// When something cannot be removed.
+    pub fn wipe_transient(&self) -> Result<(), PagesError> {
+        let folder = Kind::Transient.folder();
+        self.files.disk().remove_folder(folder).map_err(at(folder))
+    }
+
+    /// Reads everything in a durable queue's folder, which nobody may have open, and verifies all checksums. Changes
+    /// nothing.
+    ///
+    /// # Errors
+    /// When files cannot be read, or are of a newer version. Damage is no error: the report tells it.
+    pub fn check(&self, queue: u64) -> Result<FolderReport, PagesError> {
+        check::check(&self.files, &format!("{}/{queue}", Kind::Durable.folder()), queue)
+    }
+}
+
+impl Kind {
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Durable => "queues",
+            Self::Transient => "transient",
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Making durable what was settled, and giving files back.
+
+use std::sync::Arc;
+
+use super::companions::{encode_sidecar, write_whole};
+use super::envelope;
+use super::error::{PagesError, at};
+use super::files::SegmentFile;
+use super::queue::{QueueSegments, State, Writer};
+use super::segment::Segment;
+use crate::disk::DiskFile;
+
+/// A sidecar to write.
+struct Dirty {
+    file: Arc<SegmentFile>,
+    version: u64,
+    generation: u64,
+    found: bool,
+    octets: Vec<u8>,
+}
+
+impl QueueSegments {
+    /// Makes durable which messages are settled and what was marked: to be called before the journal forgets it. Costs
+    /// a sync for each segment in which something changed, nothing when nothing did. Reaps as well.
+    ///
+    /// # Errors
+    /// When a file cannot be written, synced or removed. What was durable before still is; to be called again.
+    pub fn persist_settled(&self) -> Result<(), PagesError> {
+        self.persist_settled_if(|| true).map(drop)
+    }
+
+    /// The same, if `may` says so. It is asked after it was noted what is settled and before any of that is written, and
+    /// only when there is something: whoever settles has written it down elsewhere, and that may have to be durable
+    /// first. Returns what `may` said.
+    ///
+    /// # Errors
+    /// See [`persist_settled`](Self::persist_settled).
+    pub fn persist_settled_if(&self, may: impl FnOnce() -> bool) -> Result<bool, PagesError> {
+        let mut writer = self.writer.lock();
+        let dead = self.take_dead(&mut writer);
+        let mut dirty = Vec::new();
+        while self.durable
+            && let Some(next) =
+                self.next_dirty(dirty.last().map_or(0, |dirty: &Dirty| dirty.file.sequence + 1))
+        {
+            dirty.push(next);
+        }
+        let nothing = dead.is_empty() && dirty.is_empty();
+        if !nothing && !may() {
+            self.state.lock().dead.extend(dead);
+            return Ok(false);
+        }
+        self.remove_dead(&mut writer, &dead)?;
+        for dirty in &dirty {
+            if dirty.found {
+                self.sync_found(&mut writer, dirty)?;
+            }
+            self.create_folder(&mut writer)?;
+            let path = dirty.file.sidecar_path((dirty.generation & 1) as usize);
+            writer.names |= dirty.generation <= 2;
+            write_whole(&self.files, &path, &dirty.octets, true)?;
+        }
+        if !self.durable {
+            return Ok(true);
+        }
+        self.sync_names(&mut writer)?;
+        let mut state = self.state.lock();
+        for dirty in dirty {
+            state.persisted(&dirty);
+        }
+        drop(state);
+        // Their segments are gone for good now.
+        while let Some(orphan) = writer.orphans.last() {
+            orphan.remove_companions(&self.files)?;
+            writer.orphans.pop();
+        }
+        Ok(true)
+    }
+
+    /// Removes the files of segments that have no live messages, the open one included.
+    ///
+    /// # Errors
+    /// When a file cannot be removed. To be called again.
+    pub fn reap(&self) -> Result<(), PagesError> {
+        self.reap_dead(&mut self.writer.lock())
+    }
+
+    /// Removes the queue's folder with everything in it. The queue is gone: nothing may be appended any more.
+    ///
+    /// # Errors
+    /// When something cannot be removed. What is left is found by [`Pages::queues`](super::Pages::queues) after a
+    /// restart.
+    pub fn remove(&self) -> Result<(), PagesError> {
+        let mut writer = self.writer.lock();
+        self.purge();
+        {
+            let mut state = self.state.lock();
+            let files: Vec<_> = state.segments.drain(..).map(|segment| segment.file).collect();
+            state.dead.extend(files);
+            state.buffer = Vec::new();
+        }
+        self.reap_dead(&mut writer)?;
+        *writer = Writer::default();
+        self.files.disk().remove_folder(&self.folder).map_err(at(&self.folder))
+    }
+
+    fn reap_dead(&self, writer: &mut Writer) -> Result<(), PagesError> {
+        let dead = self.take_dead(writer);
+        self.remove_dead(writer, &dead)
+    }
+
+    /// The segments whose files are of no use any more, the open one included.
+    fn take_dead(&self, writer: &mut Writer) -> Vec<Arc<SegmentFile>> {
+        let mut state = self.state.lock();
+        if state.open_segment().is_some_and(|open| open.live.count() == 0) {
+            writer.pinned = None;
+            state.buffer = Vec::new();
+            let open = state.segments.pop_back().map(|open| open.file);
+            state.dead.extend(open);
+        }
+        std::mem::take(&mut state.dead)
+    }
+
+    fn remove_dead(&self, writer: &mut Writer, dead: &[Arc<SegmentFile>]) -> Result<(), PagesError> {
+        for (at, file) in dead.iter().enumerate() {
+            if let Err(error) = file.remove(&self.files) {
+                self.state.lock().dead.extend_from_slice(&dead[at..]);
+                return Err(error);
+            }
+            if self.durable && writer.folder {
+                writer.names = true;
+                writer.orphans.push(file.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the sidecar durable that a restart found, before the other one is overwritten.
+    fn sync_found(&self, writer: &mut Writer, dirty: &Dirty) -> Result<(), PagesError> {
+        let path = dirty.file.sidecar_path(((dirty.generation - 1) & 1) as usize);
+        let again = |file: Box<dyn DiskFile>| envelope::write_again(&*file, 0, file.len()?);
+        self.files.disk().open(&path).and_then(again).map_err(at(&path))?;
+        writer.names = true;
+        self.sync_names(writer)?;
+        let mut state = self.state.lock();
+        if let Some(segment) = state.by_file(&dirty.file) {
+            segment.sidecar.found = false;
+        }
+        Ok(())
+    }
+
+    fn next_dirty(&self, from: u64) -> Option<Dirty> {
+        let state = self.state.lock();
+        let segment = state.segments.iter().find(|segment| {
+            let changed = segment.sidecar.version != segment.sidecar.persisted;
+            segment.file.sequence >= from && changed && segment.shape.persistent > 0
+        })?;
+        let generation = segment.sidecar.generation + 1;
+        let octets = encode_sidecar(self.queue, segment, generation);
+        let (version, found) = (segment.sidecar.version, segment.sidecar.found);
+        Some(Dirty { file: segment.file.clone(), version, generation, found, octets })
+    }
+}
+
+impl State {
+    fn persisted(&mut self, dirty: &Dirty) {
+        if let Some(segment) = self.by_file(&dirty.file) {
+            segment.sidecar.persisted = dirty.version;
+            segment.sidecar.generation = dirty.generation;
+        }
+    }
+
+    fn by_file(&mut self, file: &SegmentFile) -> Option<&mut Segment> {
+        let at = self.segments.partition_point(|segment| segment.file.sequence < file.sequence);
+        self.segments.get_mut(at).filter(|segment| segment.file.sequence == file.sequence)
+    }
+}

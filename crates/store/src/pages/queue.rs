@@ -1,0 +1,218 @@
+//! The segments of one queue: what is in memory.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::files::{Files, SegmentFile};
+use super::read::Cursor;
+use super::record::{self, Record};
+use super::segment::Segment;
+use crate::disk::DiskFile;
+
+/// The messages of one queue that are in segments.
+///
+/// Calls that change or ask what is in memory ([`settle`](Self::settle), [`mark_delivered`](Self::mark_delivered),
+/// [`purge`](Self::purge), [`live`](Self::live)...) never touch the disk and may be made under a queue's lock. All
+/// others read or write files and must not. Reads go on while others write; writers wait for each other.
+pub struct QueueSegments {
+    pub(super) files: Arc<Files>,
+    pub(super) folder: String,
+    pub(super) queue: u64,
+    /// Whether anything survives a restart.
+    pub(super) durable: bool,
+    /// Held across I/O. Comes before `state`.
+    pub(super) writer: Mutex<Writer>,
+    /// A leaf: nothing else is locked and no file is touched while it is held.
+    pub(super) state: Mutex<State>,
+}
+
+/// What only those who write need.
+#[derive(Default)]
+pub(super) struct Writer {
+    /// Whether the folder was created.
+    pub(super) folder: bool,
+    /// Whether the folder has names that are not durable.
+    pub(super) names: bool,
+    /// The same for the folders above.
+    pub(super) parents: bool,
+    /// The open segment's file, while it holds what is not synced: an error of the kernel's own writing is told to
+    /// those who had the file open.
+    pub(super) pinned: Option<Arc<dyn DiskFile>>,
+    /// Removed segments whose index and sidecars stay until their removal is durable.
+    pub(super) orphans: Vec<Arc<SegmentFile>>,
+}
+
+/// What is known of the messages.
+#[derive(Default)]
+pub(super) struct State {
+    /// Ascending in position and in sequence. The last one may be open.
+    pub(super) segments: VecDeque<Segment>,
+    pub(super) next_sequence: u64,
+    /// What was appended to the open segment and not yet given to its file.
+    pub(super) buffer: Vec<u8>,
+    /// What is being written to it now, before the buffer's octets.
+    pub(super) flushing: Option<Arc<Vec<u8>>>,
+    /// The highest position that was ever appended.
+    pub(super) last: Option<u64>,
+    pub(super) live: u64,
+    /// Segments without live messages, whose files are still there.
+    pub(super) dead: Vec<Arc<SegmentFile>>,
+    /// Where the last read ended.
+    pub(super) cursor: Option<Cursor>,
+}
+
+/// How much a queue has in segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Messages that are not settled.
+    pub live: u64,
+    /// Octets of their payloads: exact, except where in 64 KiB of a segment some messages are settled and sizes differ.
+    pub octets: u64,
+    /// Octets of the files (and of what will be written to them), settled messages included.
+    pub disk: u64,
+    /// Octets of memory.
+    pub memory: u64,
+    /// Segments.
+    pub segments: usize,
+}
+
+impl QueueSegments {
+    pub(super) fn new(files: Arc<Files>, folder: String, queue: u64, durable: bool) -> Self {
+        Self { files, folder, queue, durable, writer: Mutex::default(), state: Mutex::default() }
+    }
+
+    /// Takes messages out for good: acknowledged, dropped, expired or dead-lettered. Positions that are not here are
+    /// passed over. Returns how many were taken out. Never touches the disk: see
+    /// [`persist_settled`](Self::persist_settled) and [`reap`](Self::reap).
+    pub fn settle(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>) -> u64 {
+        let mut state = self.state.lock();
+        positions.into_iter().map(|range| state.settle(*range.start(), *range.end())).sum()
+    }
+
+    /// Takes out all messages, and returns how many there were. Never touches the disk.
+    pub fn purge(&self) -> u64 {
+        self.state.lock().settle(0, u64::MAX)
+    }
+
+    /// Sets the count of deliveries of messages: reads tell it from now on, and so does a restart after
+    /// [`persist_settled`](Self::persist_settled). Positions that are not here are passed over. Never touches the disk.
+    pub fn mark_delivered(&self, positions: impl IntoIterator<Item = RangeInclusive<u64>>, deliveries: u32) {
+        let mut state = self.state.lock();
+        for range in positions {
+            let (from, to) = (*range.start(), *range.end());
+            for segment in state.overlapping(from, to) {
+                segment.mark(from, to, deliveries);
+            }
+        }
+    }
+
+    /// Messages that are not settled.
+    pub fn live(&self) -> u64 {
+        self.state.lock().live
+    }
+
+    /// Whether a message is here and not settled.
+    pub fn is_live(&self, position: u64) -> bool {
+        self.state.lock().is_live(position)
+    }
+
+    /// The first live message at or above a position.
+    pub fn next_live(&self, from: u64) -> Option<u64> {
+        let state = self.state.lock();
+        let start = state.segments.partition_point(|segment| segment.shape.last < from);
+        state.segments.range(start..).find_map(|segment| segment.live.next(from))
+    }
+
+    /// Live messages in a range of positions.
+    pub fn live_in(&self, positions: RangeInclusive<u64>) -> u64 {
+        let (from, to) = positions.into_inner();
+        self.state.lock().overlapping(from, to).map(|segment| segment.live.count_in(from, to)).sum()
+    }
+
+    /// The highest position that was ever appended, as far as a restart could tell. Later ones must be above.
+    pub fn last_position(&self) -> Option<u64> {
+        self.state.lock().last
+    }
+
+    /// Counts. Takes time in proportion to the segments that are partly settled: for metrics, not for every message.
+    pub fn usage(&self) -> Usage {
+        let state = self.state.lock();
+        let mut usage = Usage { live: state.live, segments: state.segments.len(), ..Usage::default() };
+        let buffers = state.buffer.capacity() + state.flushing.as_ref().map_or(0, |octets| octets.capacity());
+        usage.memory = (size_of::<Self>() + buffers) as u64;
+        for segment in &state.segments {
+            usage.octets += segment.live_octets();
+            usage.disk += segment.shape.length;
+            usage.memory += segment.memory() as u64;
+        }
+        usage
+    }
+}
+
+impl State {
+    pub(super) fn settle(&mut self, from: u64, to: u64) -> u64 {
+        let settled = self.overlapping(from, to).map(|segment| segment.settle(from, to)).sum();
+        self.live -= settled;
+        if settled > 0 {
+            self.drop_settled(from, to);
+        }
+        settled
+    }
+
+    /// Gives up sealed segments in a range of positions that have no live messages any more.
+    pub(super) fn drop_settled(&mut self, from: u64, to: u64) {
+        let start = self.segments.partition_point(|segment| segment.shape.last < from);
+        let end = self.segments.partition_point(|segment| segment.first <= to);
+        let is_dead = |segment: &Segment| segment.sealed && segment.live.count() == 0;
+        if self.segments.range(start..end.max(start)).any(is_dead) {
+            let dead =
+                self.segments.iter().filter(|segment| is_dead(segment)).map(|segment| segment.file.clone());
+            self.dead.extend(dead);
+            self.segments.retain(|segment| !is_dead(segment));
+        }
+    }
+
+    pub(super) fn is_live(&self, position: u64) -> bool {
+        self.holding(position).is_some_and(|segment| segment.live.contains(position))
+    }
+
+    /// The segment that holds a position, if any does.
+    pub(super) fn holding(&self, position: u64) -> Option<&Segment> {
+        self.segments.get(self.segments.partition_point(|segment| segment.shape.last < position))
+    }
+
+    fn overlapping(&mut self, from: u64, to: u64) -> impl Iterator<Item = &mut Segment> {
+        let start = self.segments.partition_point(|segment| segment.shape.last < from);
+        self.segments.range_mut(start..).take_while(move |segment| segment.first <= to)
+    }
+
+    /// The segment that is appended to.
+    pub(super) fn open_segment(&mut self) -> Option<&mut Segment> {
+        self.segments.back_mut().filter(|segment| !segment.sealed)
+    }
+
+    /// Puts a live record at the end of the open segment, in the buffer, and opens a segment if there is none.
+    pub(super) fn push(&mut self, record: &Record<'_>, owner: &QueueSegments) {
+        if self.open_segment().is_none() {
+            let salt = RandomState::new().build_hasher().finish();
+            let file = owner.files.segment(&owner.folder, self.next_sequence, salt);
+            self.next_sequence += 1;
+            self.segments.push_back(Segment::new(file, record.position));
+            self.buffer.extend_from_slice(&record::segment_header(owner.queue, salt));
+        }
+        let Some(segment) = self.segments.back_mut() else { return };
+        record::encode(record, segment.file.salt, segment.shape.length, &mut self.buffer);
+        segment.count(record, owner.files.sizes.block);
+        segment.live.push(record.position);
+        if record.transient {
+            segment.transients.push(record.position);
+        }
+        self.last = self.last.max(Some(record.position));
+        self.live += 1;
+    }
+}

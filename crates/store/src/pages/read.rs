@@ -1,0 +1,253 @@
+//! Reading messages back, in order.
+
+use std::sync::Arc;
+
+use super::error::{Damage, PagesError, at};
+use super::files::SegmentFile;
+use super::queue::{QueueSegments, State};
+use super::walk::{Found, Walk};
+
+/// A message that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Place in the queue.
+    pub position: u64,
+    /// When it expires, in milliseconds since 1970.
+    pub expires: Option<u64>,
+    /// How often it was delivered before, as marked last.
+    pub deliveries: u32,
+    /// Whether it is forgotten when the broker starts again.
+    pub transient: bool,
+    /// As it was appended.
+    pub payload: Vec<u8>,
+}
+
+/// How far a read has come: records of this segment in front of `offset` are below `position`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cursor {
+    position: u64,
+    sequence: u64,
+    offset: u64,
+}
+
+/// The next stretch to read.
+struct Plan {
+    file: Arc<SegmentFile>,
+    offset: u64,
+    /// Live positions to take, as ranges.
+    wanted: Vec<(u64, u64)>,
+    /// Highest position of the segment.
+    last: u64,
+    source: Source,
+    /// Whether nothing of the segment comes after the source.
+    complete: bool,
+}
+
+enum Source {
+    /// From the file, up to this offset.
+    File(u64),
+    /// From the write buffer.
+    Memory(Vec<u8>),
+}
+
+/// What is still wanted.
+struct Room {
+    messages: usize,
+    octets: usize,
+    /// Whether nothing was taken yet: then one message is taken, however large.
+    empty: bool,
+}
+
+impl QueueSegments {
+    /// Live messages from a position on, in order: at most `max_messages`, and so many that their payloads have at most
+    /// `max_octets` (but one in any case). Fewer only when there are no more. Reads go on where the last one ended
+    /// without searching.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or [`PagesError::Damaged`] when the next message is in a damaged place: settling
+    /// the positions that the error names leads behind it. Messages before it are returned first.
+    pub fn read(&self, from: u64, max_messages: usize, max_octets: usize) -> Result<Vec<Stored>, PagesError> {
+        let mut taken: Vec<Stored> = Vec::new();
+        let mut octets = 0;
+        let mut cursor = Cursor { position: from, sequence: u64::MAX, offset: 0 };
+        if let Some(last) = self.state.lock().cursor.filter(|last| last.position <= from) {
+            cursor = Cursor { position: from, ..last };
+        }
+        while taken.len() < max_messages && (taken.is_empty() || octets < max_octets) {
+            let room = Room {
+                messages: max_messages - taken.len(),
+                octets: max_octets.saturating_sub(octets),
+                empty: taken.is_empty(),
+            };
+            let Some(mut plan) = self.state.lock().plan(&cursor, room.messages) else { break };
+            let (mut found, full) = match self.follow(&mut plan, &room, &mut cursor) {
+                Err(PagesError::Damaged(damage))
+                    if !self.state.lock().is_at(*damage.lost.start(), &plan.file) =>
+                {
+                    // Settled or moved to another segment meanwhile: nothing is lost.
+                    cursor.sequence = u64::MAX;
+                    continue;
+                }
+                Err(PagesError::Damaged(_)) if !taken.is_empty() => break,
+                outcome => outcome?,
+            };
+            self.state.lock().keep_live(&mut found);
+            octets += found.iter().map(|message| message.payload.len()).sum::<usize>();
+            taken.append(&mut found);
+            if full {
+                break;
+            }
+        }
+        self.state.lock().cursor = Some(cursor);
+        Ok(taken)
+    }
+
+    /// Reads what a plan says, moves the cursor behind it, and tells whether there is no room for the next message.
+    fn follow(
+        &self,
+        plan: &mut Plan,
+        room: &Room,
+        cursor: &mut Cursor,
+    ) -> Result<(Vec<Stored>, bool), PagesError> {
+        let salt = plan.file.salt;
+        let handle;
+        let mut walk = match &mut plan.source {
+            Source::Memory(octets) => Walk::memory(std::mem::take(octets), salt, plan.offset),
+            Source::File(end) => {
+                let Some(open) = plan.file.open(&self.files)? else {
+                    // Dropped or moved meanwhile: the next plan knows.
+                    cursor.sequence = u64::MAX;
+                    return Ok((Vec::new(), false));
+                };
+                handle = open;
+                Walk::file(&*handle, salt, plan.offset, *end, room.octets as u64)
+            }
+        };
+        let path = plan.file.path();
+        let mut taken = Taken { wanted: &plan.wanted, found: Vec::new(), octets: 0 };
+        let full = loop {
+            let Some(&(next, _)) = taken.wanted.first() else { break false };
+            *cursor = Cursor {
+                position: next.max(cursor.position),
+                sequence: plan.file.sequence,
+                offset: walk.offset(),
+            };
+            match walk.next().map_err(at(&path))? {
+                Found::End if plan.complete && taken.found.is_empty() => {
+                    let (offset, lost) = (walk.offset(), next..=plan.last);
+                    return Err(PagesError::Damaged(Damage {
+                        file: path,
+                        offset,
+                        what: "a record is missing",
+                        lost,
+                    }));
+                }
+                Found::End => break false,
+                Found::Mark => {}
+                Found::Record(record) => {
+                    let len = record.payload.len();
+                    let fits = taken.octets + len <= room.octets || (room.empty && taken.found.is_empty());
+                    if taken.wants(record.position) {
+                        if !fits {
+                            break true;
+                        }
+                        taken.take(&record);
+                        cursor.position = record.position + 1;
+                        cursor.offset = walk.offset();
+                    }
+                }
+                Found::Bad(_) if !taken.found.is_empty() => break false,
+                Found::Bad(what) => {
+                    let offset = walk.offset();
+                    let after = walk.skip_damage().map_err(at(&path))?;
+                    if after.is_none_or(|after| after > next) {
+                        let lost = next..=after.map_or(plan.last, |after| after - 1);
+                        return Err(PagesError::Damaged(Damage { file: path, offset, what, lost }));
+                    }
+                }
+            }
+        };
+        Ok((taken.found, full))
+    }
+}
+
+/// What a walk has collected.
+struct Taken<'p> {
+    wanted: &'p [(u64, u64)],
+    found: Vec<Stored>,
+    octets: usize,
+}
+
+impl Taken<'_> {
+    fn wants(&self, position: u64) -> bool {
+        self.wanted.first().is_some_and(|&(from, to)| (from..=to).contains(&position))
+    }
+
+    fn take(&mut self, record: &super::Record<'_>) {
+        self.octets += record.payload.len();
+        self.found.push(Stored {
+            position: record.position,
+            expires: record.expires,
+            deliveries: record.deliveries,
+            transient: record.transient,
+            payload: record.payload.to_vec(),
+        });
+        if self.wanted.first().is_some_and(|&(_, to)| to == record.position) {
+            self.wanted = &self.wanted[1..];
+        }
+    }
+}
+
+impl State {
+    fn plan(&self, cursor: &Cursor, messages: usize) -> Option<Plan> {
+        let start = self.segments.partition_point(|segment| segment.shape.last < cursor.position);
+        let (segment, first) = self
+            .segments
+            .range(start..)
+            .find_map(|segment| segment.live.next(cursor.position).map(|first| (segment, first)))?;
+        let mut offset = segment.locate(first);
+        if cursor.sequence == segment.file.sequence {
+            offset = offset.max(cursor.offset);
+        }
+        let mut left = messages as u64;
+        let mut wanted = Vec::new();
+        for (from, to) in segment.live.ranges_from(first).take(MAX_RANGES) {
+            let to = to.min(from.saturating_add(left - 1));
+            wanted.push((from, to));
+            left -= to - from + 1;
+            if left == 0 {
+                break;
+            }
+        }
+        let flushing = self.flushing.as_ref().filter(|_| !segment.sealed);
+        let flushed = segment.written + flushing.map_or(0, |octets| octets.len() as u64);
+        let (source, end) = if offset < segment.written {
+            (Source::File(segment.written), segment.written)
+        } else if let Some(octets) = flushing.filter(|_| offset < flushed) {
+            (Source::Memory(octets[(offset - segment.written) as usize..].to_vec()), flushed)
+        } else {
+            let octets = self.buffer.get((offset - flushed) as usize..).unwrap_or_default();
+            (Source::Memory(octets.to_vec()), segment.shape.length)
+        };
+        let (file, last, complete) = (segment.file.clone(), segment.shape.last, end >= segment.shape.length);
+        Some(Plan { file, offset, wanted, last, source, complete })
+    }
+
+    /// Whether a live message is in this very segment.
+    fn is_at(&self, position: u64, file: &SegmentFile) -> bool {
+        self.holding(position)
+            .is_some_and(|segment| segment.file.salt == file.salt && segment.live.contains(position))
+    }
+
+    /// Leaves out what was settled while it was read, and tells the marked counts of the rest.
+    fn keep_live(&self, messages: &mut Vec<Stored>) {
+        messages.retain_mut(|message| {
+            let Some(segment) = self.holding(message.position) else { return false };
+            message.deliveries = segment.marks.get(message.position).unwrap_or(message.deliveries);
+            segment.live.contains(message.position)
+        });
+    }
+}
+
+/// Ranges that are looked up for one stretch: messages that are settled here and there do not make it long.
+const MAX_RANGES: usize = 1024;

@@ -1,0 +1,197 @@
+//! The octets of a segment: a header, then records. Everything is little-endian.
+//!
+//! ```text
+//! segment header (32)  magic "LVSEG" 0 0, version u8 | queue u64 | salt u64 | 0 u32 | crc u32 of the 28 before
+//! record header (32)   payload length u32 | crc u32 | position u64 | expires u64 | deliveries u32 | flags u8 | 0 0 0
+//!                      then the payload
+//! ```
+//!
+//! A record's checksum covers the segment's salt, the record's offset, its header and its payload, so that a stale or
+//! copied record never passes for one of this place. A sync mark is a record without payload that is written *after* a
+//! sync succeeded (and holds the salt instead of an expiry): where one stands, everything before it was durable, and
+//! what is bad there is damage, not a torn tail.
+
+use std::fmt;
+
+/// A message as it is stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Place in the queue, ascending.
+    pub position: u64,
+    /// When it expires, in milliseconds since 1970.
+    pub expires: Option<u64>,
+    /// How often it was delivered before.
+    pub deliveries: u32,
+    /// Whether it is to be forgotten when the broker starts again.
+    pub transient: bool,
+    /// The message, opaque here.
+    pub payload: &'a [u8],
+}
+
+impl fmt::Debug for Record<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Record({}, {} octets, {} deliveries)", self.position, self.payload.len(), self.deliveries)
+    }
+}
+
+/// What stands at a place of a segment.
+pub(super) enum Step<'a> {
+    /// A record, and its length with the header.
+    Record(Record<'a>, usize),
+    /// A sync mark.
+    Mark,
+    /// Not all of it is in the octets given.
+    Short,
+    /// Nothing that was ever written whole.
+    Bad(&'static str),
+}
+
+/// The header of a segment of `queue`.
+pub(super) fn segment_header(queue: u64, salt: u64) -> [u8; SEGMENT_HEADER] {
+    let mut header = [0; SEGMENT_HEADER];
+    header[..7].copy_from_slice(MAGIC);
+    header[7] = VERSION;
+    header[8..16].copy_from_slice(&queue.to_le_bytes());
+    header[16..24].copy_from_slice(&salt.to_le_bytes());
+    let crc = crc32fast::hash(&header[..28]);
+    header[28..].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// What a segment's header says.
+pub(super) enum Header {
+    /// The salt.
+    Good(u64),
+    /// Written by a version that this one does not know.
+    Newer(u8),
+    /// Torn or damaged, or of another queue.
+    Bad,
+}
+
+pub(super) fn decode_segment_header(octets: &[u8], queue: u64) -> Header {
+    let Some(header) = octets.get(..SEGMENT_HEADER) else { return Header::Bad };
+    if crc32fast::hash(&header[..28]) != u32_at(header, 28) || &header[..7] != MAGIC {
+        return Header::Bad;
+    }
+    match header[7] {
+        VERSION if u64_at(header, 8) == queue => Header::Good(u64_at(header, 16)),
+        VERSION => Header::Bad,
+        version => Header::Newer(version),
+    }
+}
+
+/// Appends a record that will stand at `offset` of the segment with this salt.
+pub(super) fn encode(record: &Record<'_>, salt: u64, offset: u64, into: &mut Vec<u8>) {
+    let mut flags = 0;
+    if record.transient {
+        flags |= TRANSIENT;
+    }
+    if record.expires.is_some() {
+        flags |= EXPIRES;
+    }
+    let numbers = (record.position, record.expires.unwrap_or(0), record.deliveries);
+    put(numbers, flags, record.payload, salt, offset, into);
+}
+
+/// Appends a sync mark; `position` is the last one that was synced.
+pub(super) fn encode_mark(position: u64, salt: u64, offset: u64, into: &mut Vec<u8>) {
+    put((position, salt, 0), MARK, &[], salt, offset, into);
+}
+
+fn put(numbers: (u64, u64, u32), flags: u8, payload: &[u8], salt: u64, offset: u64, into: &mut Vec<u8>) {
+    let mut header = [0; RECORD_HEADER];
+    header[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    header[8..16].copy_from_slice(&numbers.0.to_le_bytes());
+    header[16..24].copy_from_slice(&numbers.1.to_le_bytes());
+    header[24..28].copy_from_slice(&numbers.2.to_le_bytes());
+    header[28] = flags;
+    let crc = checksum(&header, payload, salt, offset);
+    header[4..8].copy_from_slice(&crc.to_le_bytes());
+    into.extend_from_slice(&header);
+    into.extend_from_slice(payload);
+}
+
+/// What stands at the start of `octets`, which is `offset` of the segment with this salt.
+pub(super) fn decode(octets: &[u8], salt: u64, offset: u64) -> Step<'_> {
+    let Some(header) = octets.first_chunk::<RECORD_HEADER>() else { return Step::Short };
+    let (len, flags) = (u32_at(header, 0) as usize, header[28]);
+    if len > MAX_PAYLOAD || flags > (TRANSIENT | EXPIRES | MARK) || header[29..] != [0; 3] {
+        return Step::Bad("not a record's header");
+    }
+    let Some(payload) = octets.get(RECORD_HEADER..RECORD_HEADER + len) else {
+        return Step::Short;
+    };
+    if checksum(header, payload, salt, offset) != u32_at(header, 4) {
+        return Step::Bad("its checksum is wrong");
+    }
+    if flags & MARK != 0 {
+        return Step::Mark;
+    }
+    let record = Record {
+        position: u64_at(header, 8),
+        expires: (flags & EXPIRES != 0).then(|| u64_at(header, 16)),
+        deliveries: u32_at(header, 24),
+        transient: flags & TRANSIENT != 0,
+        payload,
+    };
+    Step::Record(record, RECORD_HEADER + len)
+}
+
+/// Octets that have to be looked at to judge the record with this header.
+pub(super) fn needed(header: &[u8]) -> u64 {
+    let len = u32_at(header, 0) as usize;
+    if len > MAX_PAYLOAD { RECORD_HEADER as u64 } else { (RECORD_HEADER + len) as u64 }
+}
+
+/// Looks for a sync mark in `octets`, which start at `offset` of a segment, and returns the salt it holds. With a salt
+/// given only a mark with that one counts.
+pub(super) fn find_mark(octets: &[u8], offset: u64, salt: Option<u64>) -> Option<u64> {
+    octets.windows(RECORD_HEADER).enumerate().find_map(|(at, window)| {
+        if window[28] != MARK || window[..4] != [0; 4] || window[29..] != [0; 3] {
+            return None;
+        }
+        let found = u64_at(window, 16);
+        let ours = salt.is_none_or(|salt| salt == found);
+        (ours && matches!(decode(window, found, offset + at as u64), Step::Mark)).then_some(found)
+    })
+}
+
+/// Looks for the first whole record in `octets`, which start at `offset` of the segment with this salt: its place in
+/// `octets` and its position.
+pub(super) fn find_record(octets: &[u8], salt: u64, offset: u64) -> Option<(usize, u64)> {
+    (0..octets.len()).find_map(|at| match decode(&octets[at..], salt, offset + at as u64) {
+        Step::Record(record, _) => Some((at, record.position)),
+        _ => None,
+    })
+}
+
+fn checksum(header: &[u8; RECORD_HEADER], payload: &[u8], salt: u64, offset: u64) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    let mut prefix = [0; 16 + RECORD_HEADER - 4];
+    prefix[..8].copy_from_slice(&salt.to_le_bytes());
+    prefix[8..16].copy_from_slice(&offset.to_le_bytes());
+    prefix[16..20].copy_from_slice(&header[..4]);
+    prefix[20..].copy_from_slice(&header[8..]);
+    crc.update(&prefix);
+    crc.update(payload);
+    crc.finalize()
+}
+
+pub(super) fn u32_at(octets: &[u8], at: usize) -> u32 {
+    octets[at..].first_chunk().map_or(0, |four| u32::from_le_bytes(*four))
+}
+
+pub(super) fn u64_at(octets: &[u8], at: usize) -> u64 {
+    octets[at..].first_chunk().map_or(0, |eight| u64::from_le_bytes(*eight))
+}
+
+pub(super) const SEGMENT_HEADER: usize = 32;
+pub(super) const RECORD_HEADER: usize = 32;
+/// Octets of a stored message at most: twice the largest body that can be configured, with room for its properties.
+pub(super) const MAX_PAYLOAD: usize = 1 << 30;
+/// Of the segment, index and sidecar files.
+pub(super) const VERSION: u8 = 1;
+const MAGIC: &[u8; 7] = b"LVSEG\0\0";
+const TRANSIENT: u8 = 1;
+const EXPIRES: u8 = 2;
+const MARK: u8 = 4;

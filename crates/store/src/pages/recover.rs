@@ -1,0 +1,316 @@
+//! Opening a queue's folder after a restart.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::companions::{apply_sidecar, decode_index, encode_index, newest_sidecar, write_whole};
+use super::envelope;
+use super::error::{Damage, PagesError, at};
+use super::files::{Files, INDEX, SEGMENT, SIDECARS, SegmentFile};
+use super::queue::{QueueSegments, State};
+use super::record::{self, Header, SEGMENT_HEADER};
+use super::segment::Segment;
+use super::walk::{Found, Walk};
+use crate::disk::DiskFile;
+
+/// What to do about damage in the middle of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// Refuse to open, and say where it is.
+    Refuse,
+    /// Read everything, leave out damaged records, and say which.
+    Skip,
+}
+
+/// What a queue's folder held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Live messages.
+    pub live: u64,
+    /// Octets of their payloads, as exact as [`Usage::octets`](super::Usage::octets).
+    pub octets: u64,
+    /// Position of the first live message.
+    pub first: Option<u64>,
+    /// The highest position in any file, live or not: new ones must be above.
+    pub last: Option<u64>,
+    /// Segments of which the bodies were read, because they had no index.
+    pub scanned: usize,
+    /// Ends of segments that had not been synced and were torn: the expected trace of a crash.
+    pub cut: Vec<Cut>,
+    /// Damage that was passed over, with [`Repair::Skip`].
+    pub damaged: Vec<Damage>,
+}
+
+/// A torn end that was cut off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Which file.
+    pub file: String,
+    /// Its length now.
+    pub offset: u64,
+    /// Octets that were cut off.
+    pub octets: u64,
+}
+
+/// The files of one segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Names {
+    pub(super) segment: bool,
+    pub(super) index: bool,
+    pub(super) sidecars: [bool; 2],
+}
+
+/// What belongs to which segment in a folder. Other files are none of ours.
+pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>, PagesError> {
+    let mut found: BTreeMap<u64, Names> = BTreeMap::new();
+    for name in files.disk().list(folder).map_err(at(folder))? {
+        let Some((stem, _)) = name.split_once('.') else { continue };
+        let Ok(sequence) = u64::from_str_radix(stem, 16) else { continue };
+        match &name[stem.len()..] {
+            SEGMENT => found.entry(sequence).or_default().segment = true,
+            INDEX => found.entry(sequence).or_default().index = true,
+            other => {
+                if let Some(slot) = SIDECARS.iter().position(|suffix| *suffix == other) {
+                    found.entry(sequence).or_default().sidecars[slot] = true;
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl QueueSegments {
+    pub(super) fn recover(mut self, repair: Repair) -> Result<(Self, Recovered), PagesError> {
+        let names = names(&self.files, &self.folder)?;
+        let mut recovered = Recovered::default();
+        let mut opening = Opening { queue: &self, repair, recovered: &mut recovered, unsynced: false };
+        let mut state = State::default();
+        let mut orphans = Vec::new();
+        for (&sequence, &names) in &names {
+            state.next_sequence = sequence + 1;
+            let loaded = if names.segment { opening.load(sequence, names)? } else { None };
+            let Some(segment) = loaded else {
+                orphans.push(self.files.segment(&self.folder, sequence, 0));
+                continue;
+            };
+            // A segment that repeats positions was begun because the sync of the one before failed.
+            let first = segment.first;
+            state.segments.iter_mut().filter(|older| older.shape.last >= first).for_each(|older| {
+                older.settle(first, u64::MAX);
+            });
+            // What the older one has behind the newer one's end was never synced: it may be appended again.
+            state.last = Some(segment.shape.last);
+            state.segments.push_back(segment);
+        }
+        let unsynced = opening.unsynced;
+        let mut ceiling = u64::MAX;
+        for segment in state.segments.iter_mut().rev() {
+            // Segments do not overlap in memory, so that a position leads to one of them.
+            segment.shape.last = segment.shape.last.min(ceiling.saturating_sub(1));
+            ceiling = segment.first;
+        }
+        state.live = state.segments.iter().map(|segment| segment.live.count()).sum();
+        recovered.octets = state.segments.iter().map(Segment::live_octets).sum();
+        recovered.live = state.live;
+        recovered.last = state.last;
+        state.drop_settled(0, u64::MAX);
+        let writer = self.writer.get_mut();
+        writer.folder = !names.is_empty();
+        for orphan in orphans {
+            // Empty or without segment: the rest goes with the next `persist_settled`.
+            orphan.remove(&self.files)?;
+            writer.names = true;
+            writer.orphans.push(orphan);
+        }
+        *self.state.get_mut() = state;
+        recovered.first = self.next_live(0);
+        if unsynced {
+            let mut writer = self.writer.lock();
+            (writer.names, writer.parents) = (true, true);
+            self.sync_names(&mut writer)?;
+        }
+        Ok((self, recovered))
+    }
+}
+
+struct Opening<'q> {
+    queue: &'q QueueSegments,
+    repair: Repair,
+    recovered: &'q mut Recovered,
+    /// Whether something was found that may not be durable yet.
+    unsynced: bool,
+}
+
+impl Opening<'_> {
+    /// Reads what a restart keeps of a segment; nothing if that is nothing.
+    fn load(&mut self, sequence: u64, names: Names) -> Result<Option<Segment>, PagesError> {
+        let files = &self.queue.files;
+        let unknown = files.segment(&self.queue.folder, sequence, 0);
+        let path = unknown.path();
+        let file = files.disk().open(&path).map_err(at(&path))?;
+        let length = file.len().map_err(at(&path))?;
+        let index =
+            if names.index { envelope::read(files.disk(), &unknown.index_path())? } else { Vec::new() };
+        let index = decode_index(&index, self.queue.queue);
+        let salt = match self.salt(&*file, &path, length, index.as_ref().map(|index| index.salt))? {
+            Some(salt) => salt,
+            None => return Ok(None),
+        };
+        let identity = files.segment(&self.queue.folder, sequence, salt);
+        let index = index.filter(|index| index.salt == salt);
+        let promised = index.as_ref().map(|index| index.shape.length);
+        let indexed = match index {
+            Some(index) if length >= index.shape.length && self.repair == Repair::Refuse => {
+                let mut segment = Segment::new(identity.clone(), index.first);
+                segment.shape = index.shape;
+                segment.live = index.survivors;
+                segment.blocks = index.blocks;
+                // What the index leaves out was settled, and only the index, which may not be durable, knows it.
+                segment.sidecar.version += u64::from(segment.live.count() < segment.shape.persistent);
+                Some(segment)
+            }
+            _ => None,
+        };
+        let segment = match indexed {
+            Some(segment) => Some(segment),
+            None => self.scan(&*file, identity, length, promised)?,
+        };
+        let Some(mut segment) = segment else { return Ok(None) };
+        segment.written = segment.shape.length;
+        segment.synced = Some(segment.shape);
+        segment.seal();
+        let sidecar = newest_sidecar(files, &segment.file, names.sidecars, self.queue.queue, segment.first)?;
+        if let Some(sidecar) = sidecar {
+            apply_sidecar(&sidecar, &mut segment);
+        }
+        Ok((segment.shape.persistent > 0).then_some(segment))
+    }
+
+    /// The salt of a segment; nothing if it was never synced and has not even a header.
+    fn salt(
+        &mut self,
+        file: &dyn DiskFile,
+        path: &str,
+        length: u64,
+        indexed: Option<u64>,
+    ) -> Result<Option<u64>, PagesError> {
+        let header = envelope::read_range(file, 0, length.min(SEGMENT_HEADER as u64)).map_err(at(path))?;
+        match record::decode_segment_header(&header, self.queue.queue) {
+            Header::Good(salt) => return Ok(Some(salt)),
+            Header::Newer(version) => return Err(PagesError::Newer { file: path.to_owned(), version }),
+            Header::Bad => {}
+        }
+        let durable = match indexed {
+            Some(salt) => Some(salt),
+            None => {
+                let octets = envelope::read_range(file, 0, length).map_err(at(path))?;
+                record::find_mark(&octets, 0, None)
+            }
+        };
+        if let Some(salt) = durable {
+            let what = "not a segment's header";
+            self.damage(Damage { file: path.to_owned(), offset: 0, what, lost: 0..=u64::MAX })?;
+            let header = record::segment_header(self.queue.queue, salt);
+            file.write_at(&header, 0).and_then(|()| file.sync()).map_err(at(path))?;
+        } else if length > 0 {
+            self.recovered.cut.push(Cut { file: path.to_owned(), offset: 0, octets: length });
+        }
+        Ok(durable)
+    }
+
+    /// Goes through a segment's records. `promised` is how long it was when it was known to be on disk.
+    fn scan(
+        &mut self,
+        file: &dyn DiskFile,
+        identity: Arc<SegmentFile>,
+        length: u64,
+        promised: Option<u64>,
+    ) -> Result<Option<Segment>, PagesError> {
+        self.recovered.scanned += 1;
+        let path = identity.path();
+        let salt = identity.salt;
+        let mut walk = Walk::file(file, salt, SEGMENT_HEADER as u64, length, u64::MAX);
+        let mut segment: Option<Segment> = None;
+        let mut unsynced = false;
+        let mut proven = 0;
+        let damages = self.recovered.damaged.len();
+        let end = loop {
+            let offset = walk.offset();
+            let after = segment.as_ref().map_or(0, |segment| segment.shape.last + 1);
+            let bad = match walk.next().map_err(at(&path))? {
+                Found::End if promised.is_some_and(|promised| offset < promised) => "it is cut off",
+                Found::End => break offset,
+                Found::Mark => {
+                    unsynced = false;
+                    proven = walk.offset();
+                    continue;
+                }
+                Found::Record(record) if record.position >= after => {
+                    unsynced |= !record.transient;
+                    let segment =
+                        segment.get_or_insert_with(|| Segment::new(identity.clone(), record.position));
+                    segment.shape.length = offset;
+                    segment.count(&record, self.queue.files.sizes.block);
+                    if !record.transient {
+                        segment.live.push(record.position);
+                    }
+                    continue;
+                }
+                Found::Record(_) => "its position is not above the one before",
+                Found::Bad(what) => what,
+            };
+            let rest = envelope::read_range(file, offset, length).map_err(at(&path))?;
+            let durable = promised.is_some_and(|promised| offset < promised)
+                || record::find_mark(&rest, offset, Some(salt)).is_some();
+            if !durable {
+                self.cut(file, &path, offset, length)?;
+                break offset;
+            }
+            let found = walk.skip_damage().map_err(at(&path))?;
+            let lost = after..=found.map_or(u64::MAX, |found| found.saturating_sub(1).max(after));
+            self.damage(Damage { file: path.clone(), offset, what: bad, lost })?;
+            if found.is_none() {
+                break walk.offset();
+            }
+        };
+        let Some(mut segment) = segment else { return Ok(None) };
+        if unsynced {
+            // Found, but perhaps only in the kernel's memory: the journal may forget it once it is counted as here.
+            envelope::write_again(file, proven, end).map_err(at(&path))?;
+            self.unsynced = true;
+        }
+        segment.shape.length = end;
+        self.save_index(&segment, self.recovered.damaged.len() > damages)?;
+        Ok(Some(segment))
+    }
+
+    /// Spares the next start the reading, and meeting again what was `repaired`.
+    fn save_index(&mut self, segment: &Segment, repaired: bool) -> Result<(), PagesError> {
+        if repaired || segment.shape.length >= INDEX_FROM {
+            let octets = encode_index(self.queue.queue, segment);
+            let written = write_whole(&self.queue.files, &segment.file.index_path(), &octets, repaired);
+            if repaired {
+                written?;
+                self.unsynced = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn cut(&mut self, file: &dyn DiskFile, path: &str, offset: u64, length: u64) -> Result<(), PagesError> {
+        file.set_len(offset).and_then(|()| file.sync()).map_err(at(path))?;
+        self.recovered.cut.push(Cut { file: path.to_owned(), offset, octets: length - offset });
+        Ok(())
+    }
+
+    fn damage(&mut self, damage: Damage) -> Result<(), PagesError> {
+        if self.repair == Repair::Refuse {
+            return Err(PagesError::Damaged(damage));
+        }
+        self.recovered.damaged.push(damage);
+        Ok(())
+    }
+}
+
+/// A shorter segment is read again in less than a millisecond, which an index would not save.
+const INDEX_FROM: u64 = 256 << 10;

@@ -1,0 +1,181 @@
+//! What is known in memory of a segment.
+
+use std::sync::Arc;
+
+use super::files::SegmentFile;
+use super::marks::Marks;
+use super::positions::PositionSet;
+use super::record::{RECORD_HEADER, Record, SEGMENT_HEADER};
+
+/// A segment: its file, which of its messages are live, and where to look for them.
+pub(super) struct Segment {
+    pub(super) file: Arc<SegmentFile>,
+    /// Position of the first record.
+    pub(super) first: u64,
+    pub(super) shape: Shape,
+    /// The shape of what is known to be on disk; nothing before the first sync.
+    pub(super) synced: Option<Shape>,
+    /// Octets that were given to the file; the rest of the shape's length is in the write buffer.
+    pub(super) written: u64,
+    /// Whether nothing more is appended.
+    pub(super) sealed: bool,
+    pub(super) live: PositionSet,
+    /// The positions of transient messages, as long as it is not sealed.
+    pub(super) transients: PositionSet,
+    pub(super) marks: Marks,
+    /// Where to start looking, ascending.
+    pub(super) blocks: Vec<Block>,
+    pub(super) sidecar: SidecarState,
+}
+
+/// How much is in a segment, settled or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub(super) last: u64,
+    pub(super) records: u64,
+    /// Of these, how many a restart keeps.
+    pub(super) persistent: u64,
+    /// Octets of payload.
+    pub(super) octets: u64,
+    /// Octets of the file.
+    pub(super) length: u64,
+}
+
+/// An entry of the sparse index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    /// Position of its first record, counted from the segment's first.
+    pub(super) position: u32,
+    pub(super) offset: u32,
+    pub(super) records: u32,
+    /// Octets of payload.
+    pub(super) octets: u32,
+}
+
+/// What of the settled positions and marks is on disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SidecarState {
+    /// Counts changes in memory.
+    pub(super) version: u64,
+    /// The version that is on disk.
+    pub(super) persisted: u64,
+    /// Generation of the newest sidecar on disk; its slot is the generation's lowest bit. 0: there is none.
+    pub(super) generation: u64,
+    /// Whether that one was found by a restart: it may not have been synced.
+    pub(super) found: bool,
+}
+
+impl Segment {
+    /// A segment whose first record will be at this position.
+    pub(super) fn new(file: Arc<SegmentFile>, first: u64) -> Self {
+        let length = SEGMENT_HEADER as u64;
+        Self {
+            file,
+            first,
+            shape: Shape { last: first, records: 0, persistent: 0, octets: 0, length },
+            synced: None,
+            written: 0,
+            sealed: false,
+            live: PositionSet::new(first),
+            transients: PositionSet::new(first),
+            marks: Marks::default(),
+            blocks: Vec::new(),
+            sidecar: SidecarState::default(),
+        }
+    }
+
+    /// Counts a record that stands at the end, with an entry in the sparse index every `block` octets. Whether it is
+    /// live is the caller's to say.
+    pub(super) fn count(&mut self, record: &Record<'_>, block: u32) {
+        let offset = self.shape.length as u32;
+        if self.blocks.last().is_none_or(|last| offset - last.offset >= block) {
+            let position = (record.position - self.first) as u32;
+            self.blocks.push(Block { position, offset, records: 0, octets: 0 });
+        }
+        if let Some(block) = self.blocks.last_mut() {
+            block.records += 1;
+            block.octets += record.payload.len() as u32;
+        }
+        self.shape.last = record.position;
+        self.shape.records += 1;
+        self.shape.persistent += u64::from(!record.transient);
+        self.shape.octets += record.payload.len() as u64;
+        self.shape.length += (RECORD_HEADER + record.payload.len()) as u64;
+    }
+
+    /// Where to start reading to find `position`.
+    pub(super) fn locate(&self, position: u64) -> u64 {
+        let relative = position.saturating_sub(self.first);
+        let after = self.blocks.partition_point(|block| u64::from(block.position) <= relative);
+        self.blocks
+            .get(after.saturating_sub(1))
+            .map_or(SEGMENT_HEADER as u64, |block| u64::from(block.offset))
+    }
+
+    /// Takes positions out, and returns how many were live.
+    pub(super) fn settle(&mut self, from: u64, to: u64) -> u64 {
+        let settled = self.live.remove(from, to);
+        if settled > 0 {
+            self.marks.clear(from, to);
+            self.sidecar.version += 1;
+        }
+        settled
+    }
+
+    /// Gives the live ones among these positions a count of deliveries.
+    pub(super) fn mark(&mut self, from: u64, to: u64, deliveries: u32) {
+        let (from, to) = (from.max(self.first), to.min(self.shape.last));
+        if self.live.count_in(from, to) > 0 {
+            self.marks.set(from, to, deliveries);
+            self.sidecar.version += 1;
+        }
+    }
+
+    /// Octets of the live payloads: exact for blocks of which all or nothing is live, or whose messages have the same
+    /// size, and in proportion for others.
+    pub(super) fn live_octets(&self) -> u64 {
+        if self.live.count() == self.shape.records {
+            return self.shape.octets;
+        }
+        let ends = self.blocks.iter().skip(1).map(|block| self.first + u64::from(block.position) - 1);
+        let ends = ends.chain([self.shape.last]);
+        self.blocks
+            .iter()
+            .zip(ends)
+            .map(|(block, end)| {
+                let live = self.live.count_in(self.first + u64::from(block.position), end);
+                u64::from(block.octets) * live / u64::from(block.records.max(1))
+            })
+            .sum()
+    }
+
+    /// Forgets everything that is not known to be on disk. Nothing may be left.
+    pub(super) fn cut_to_synced(&mut self) -> Option<Shape> {
+        let shape = self.synced?;
+        self.live.remove(shape.last + 1, u64::MAX);
+        self.marks.clear(shape.last + 1, u64::MAX);
+        self.blocks.retain(|block| u64::from(block.offset) < shape.length);
+        if let Some((last, before)) = self.blocks.split_last_mut() {
+            last.records = shape.records as u32 - before.iter().map(|block| block.records).sum::<u32>();
+            last.octets =
+                (shape.octets - before.iter().map(|block| u64::from(block.octets)).sum::<u64>()) as u32;
+        }
+        self.shape = shape;
+        self.written = shape.length;
+        self.sidecar.version += 1;
+        Some(shape)
+    }
+
+    /// Nothing more is appended: memory that is only for that is given back.
+    pub(super) fn seal(&mut self) {
+        self.sealed = true;
+        self.transients = PositionSet::new(self.first);
+        self.blocks.shrink_to_fit();
+    }
+
+    /// Octets of memory.
+    pub(super) fn memory(&self) -> usize {
+        let heap = self.live.memory() + self.transients.memory() + self.marks.memory();
+        size_of::<Self>() + heap + self.blocks.capacity() * size_of::<Block>()
+    }
+}

@@ -1,0 +1,162 @@
+//! Power failures at any moment, on a disk that fails now and then: what was synced is there, what was persisted as
+//! settled is not.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::disk::simulated::{Dice, Faults};
+use crate::pages::PagesError;
+
+/// A queue and what must be true of it after a crash.
+struct Life {
+    disk: SimDisk,
+    segments: QueueSegments,
+    next: u64,
+    /// Persistent messages that the caller has not settled.
+    live: BTreeSet<u64>,
+    /// Of these, those that are not synced: the caller has them elsewhere.
+    unsynced: BTreeSet<u64>,
+    /// Settled, and not known to be persisted.
+    settled: BTreeSet<u64>,
+    /// Settled for good.
+    gone: BTreeSet<u64>,
+}
+
+impl Life {
+    fn step(&mut self, dice: &mut Dice) {
+        match dice.below(12) {
+            0..=5 => self.append(dice),
+            6..=7 => {
+                let from = dice.below(self.next + 1);
+                let to = from + dice.below(20);
+                self.segments.settle([from..=to]);
+                for position in self.live.range(from..=to).copied().collect::<Vec<_>>() {
+                    self.live.remove(&position);
+                    self.unsynced.remove(&position);
+                    self.settled.insert(position);
+                }
+            }
+            8..=9 => self.sync(),
+            10 => {
+                if self.segments.persist_settled().is_ok() {
+                    self.gone.append(&mut self.settled);
+                }
+            }
+            _ => {
+                let from = dice.below(self.next + 1);
+                match self.segments.read(from, 5, 300) {
+                    Ok(read) => {
+                        read.iter().for_each(|message| assert_eq!(message.payload, payload(message.position)))
+                    }
+                    Err(PagesError::Io { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, dice: &mut Dice) {
+        for _ in 0..=dice.below(8) {
+            let position = self.next;
+            let transient = dice.chance(200);
+            match append_one(&self.segments, position, transient) {
+                Ok(()) if transient => {}
+                Ok(()) => {
+                    self.live.insert(position);
+                    self.unsynced.insert(position);
+                }
+                Err(failed) => {
+                    assert!(matches!(failed.error, PagesError::Io { .. }), "{failed}");
+                    assert_eq!(failed.taken, 0);
+                    return;
+                }
+            }
+            self.next += 1 + dice.below(2);
+        }
+    }
+
+    /// As the owner of a journal would: what is not synced is appended again before each attempt.
+    fn sync(&mut self) {
+        for position in &self.unsynced {
+            if let Err(failed) = append_one(&self.segments, *position, false) {
+                assert!(matches!(failed.error, PagesError::Io { .. }), "{failed}");
+                return;
+            }
+        }
+        if self.segments.sync().is_ok() {
+            self.unsynced.clear();
+        }
+    }
+
+    /// The power fails, or the process is killed.
+    fn crash(self, dice: &mut Dice) -> Self {
+        let killed = dice.chance(300);
+        let disk = if killed { self.disk.kill() } else { self.disk.crash() };
+        disk.set_faults(Faults::default());
+        disk.set_capacity(1 << 30);
+        let report = small(&disk).check(QUEUE).unwrap();
+        assert!(report.is_sound(), "{report:?}");
+        let (segments, recovered) = small(&disk).open(QUEUE, Repair::Refuse).unwrap();
+        let found: BTreeSet<u64> = positions(&segments).into_iter().collect();
+        assert_eq!(recovered.live, found.len() as u64);
+        for position in self.live.difference(&self.unsynced) {
+            assert!(found.contains(position), "{position} was synced and is lost");
+        }
+        for position in &self.gone {
+            assert!(!found.contains(position), "{position} was settled for good and is back");
+        }
+        for position in &found {
+            assert!(
+                self.live.contains(position) || self.settled.contains(position),
+                "{position} came from nowhere"
+            );
+        }
+        assert!(recovered.last.is_none_or(|last| last < self.next));
+        // What is not found was neither synced nor promised: as positions are given anew after a restart, so here. And
+        // as a journal would, what is not persisted is settled again.
+        segments.settle(self.settled.iter().map(|position| *position..=*position));
+        let last = recovered.last.max(self.gone.last().copied()).max(self.settled.last().copied());
+        let live = found.difference(&self.settled).copied().collect();
+        Self {
+            disk,
+            segments,
+            next: last.map_or(0, |last| last + 1),
+            live,
+            unsynced: BTreeSet::new(),
+            ..self
+        }
+    }
+}
+
+fn several_lives(seed: u64) {
+    let mut dice = Dice::new(seed);
+    let disk = SimDisk::new(seed, 1 << 30);
+    let segments = create(&disk);
+    let none = BTreeSet::new;
+    let (live, unsynced, settled, gone) = (none(), none(), none(), none());
+    let mut life = Life { disk, segments, next: 0, live, unsynced, settled, gone };
+    for _ in 0..3 {
+        if dice.chance(600) {
+            let mut rate = || dice.below(3) * dice.below(60);
+            life.disk.set_faults(Faults { write: rate(), sync: rate(), names: rate() });
+        }
+        for _ in 0..dice.below(80) {
+            if dice.chance(30) {
+                life.disk.set_capacity(life.disk.used() + dice.below(3000));
+            } else if dice.chance(60) {
+                life.disk.set_capacity(1 << 30);
+            }
+            life.step(&mut dice);
+        }
+        life = life.crash(&mut dice);
+    }
+}
+
+#[test]
+fn what_was_synced_survives_and_what_was_settled_stays_settled() {
+    let seeds: u64 = std::env::var("STORE_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(400);
+    for seed in 0..seeds {
+        let outcome = std::panic::catch_unwind(|| several_lives(seed));
+        assert!(outcome.is_ok(), "seed {seed}");
+    }
+}

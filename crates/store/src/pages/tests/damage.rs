@@ -1,0 +1,160 @@
+//! What is torn is cut off, and what is damaged is reported, never passed over.
+
+use super::*;
+use crate::pages::PagesError;
+
+/// Three segments; the last one is open, and synced with a mark.
+fn three_segments() -> (SimDisk, Vec<String>) {
+    let disk = sim();
+    let segments = create(&disk);
+    append(&segments, 0..50);
+    segments.sync().unwrap();
+    let files = segment_files(&disk);
+    assert!(files.len() >= 3);
+    (disk, files)
+}
+
+fn flip(disk: &SimDisk, file: &str, at: usize) {
+    disk.damage(file, |octets| octets[at] ^= 0x40);
+}
+
+fn refusal(disk: &SimDisk) -> String {
+    small(disk).open(QUEUE, Repair::Refuse).err().expect("it must be refused").to_string()
+}
+
+#[test]
+fn a_torn_end_that_was_not_synced_is_cut_off() {
+    let (disk, files) = three_segments();
+    let last = files.last().unwrap();
+    disk.damage(last, |octets| octets.extend_from_slice(&[0; 77]));
+    let (segments, recovered) = reopen(&disk);
+    assert_eq!(positions(&segments), (0..50).collect::<Vec<_>>());
+    assert_eq!(recovered.cut.len(), 1);
+    assert_eq!((&recovered.cut[0].file, recovered.cut[0].octets), (last, 77));
+    assert_eq!(recovered.last, Some(49));
+    append(&segments, 50..60);
+    segments.sync().unwrap();
+    let (segments, recovered) = reopen(&disk.crash());
+    assert_eq!(positions(&segments), (0..60).collect::<Vec<_>>());
+    assert!(recovered.cut.is_empty());
+}
+
+#[test]
+fn damage_in_front_of_a_sync_mark_is_refused_with_file_and_offset_and_can_be_repaired() {
+    let (disk, files) = three_segments();
+    let last = files.last().unwrap();
+    flip(&disk, last, 40);
+    assert!(refusal(&disk).starts_with(&format!("{last} is damaged at offset 32")), "{}", refusal(&disk));
+    let report = small(&disk).check(QUEUE).unwrap();
+    assert_eq!(report.segments.iter().map(|segment| segment.damage.len()).sum::<usize>(), 1);
+    assert!(!report.is_sound());
+    let (segments, recovered) = small(&disk).open(QUEUE, Repair::Skip).unwrap();
+    assert_eq!(recovered.damaged.len(), 1);
+    assert_eq!(recovered.live, 49);
+    let left = positions(&segments);
+    assert_eq!(left.len(), 49);
+    let lost = (0..50).find(|position| !left.contains(position)).unwrap();
+    assert!(recovered.damaged[0].lost.contains(&lost));
+    let (segments, recovered) = reopen(&disk.crash());
+    assert_eq!((positions(&segments), recovered.damaged.len()), (left, 0));
+}
+
+#[test]
+fn a_damaged_header_is_refused_and_repaired() {
+    for which in [0, 2] {
+        let (disk, files) = three_segments();
+        flip(&disk, &files[which], 18);
+        assert!(refusal(&disk).contains("offset 0"));
+        let (segments, _) = small(&disk).open(QUEUE, Repair::Skip).unwrap();
+        assert_eq!(positions(&segments).len(), 50);
+        assert_eq!(positions(&reopen(&disk.crash()).0).len(), 50);
+    }
+}
+
+#[test]
+fn a_sealed_segment_that_lost_its_end_is_refused() {
+    let (disk, files) = three_segments();
+    disk.damage(&files[0], |octets| octets.truncate(1000));
+    assert!(refusal(&disk).contains(&files[0]));
+    assert!(!small(&disk).check(QUEUE).unwrap().is_sound());
+    let (segments, recovered) = small(&disk).open(QUEUE, Repair::Skip).unwrap();
+    assert_eq!(recovered.damaged.len(), 1);
+    assert!(positions(&segments).len() < 50);
+    assert!(reopen(&disk.crash()).1.damaged.is_empty());
+}
+
+#[test]
+fn a_read_stops_at_damage_and_goes_on_when_it_is_settled() {
+    let (disk, files) = three_segments();
+    let (segments, _) = reopen(&disk);
+    flip(&disk, &files[1], 700);
+    let mut read = Vec::new();
+    let lost = loop {
+        let from = read.last().map_or(0, |last| last + 1);
+        match segments.read(from, 4, 10_000) {
+            Ok(more) => read.extend(more.iter().map(|message| message.position)),
+            Err(PagesError::Damaged(damage)) => {
+                assert_eq!(damage.file, files[1]);
+                break damage.lost;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(*lost.start(), read.last().unwrap() + 1);
+    assert_eq!(segments.settle([lost.clone()]), 1);
+    let left = positions(&segments);
+    assert_eq!(left, (0..50).filter(|position| !lost.contains(position)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_torn_sidecar_leaves_the_one_before() {
+    let (disk, files) = three_segments();
+    let segments = create(&disk.kill());
+    drop(segments);
+    let (segments, _) = reopen(&disk);
+    segments.settle([0..=1]);
+    segments.persist_settled().unwrap();
+    segments.settle([2..=3]);
+    segments.persist_settled().unwrap();
+    disk.damage(&files[0].replace(".segment", ".settled0"), |octets| octets.truncate(20));
+    assert_eq!(positions(&reopen(&disk.kill()).0), (2..50).collect::<Vec<_>>());
+    disk.damage(&files[0].replace(".segment", ".settled1"), |octets| octets[40] ^= 1);
+    assert_eq!(reopen(&disk).1.live, 50);
+}
+
+#[test]
+fn a_missing_or_damaged_index_costs_a_scan_and_nothing_else() {
+    let (disk, files) = three_segments();
+    disk.remove(&files[0].replace(".segment", ".index")).unwrap();
+    flip(&disk, &files[1].replace(".segment", ".index"), 50);
+    let (segments, recovered) = reopen(&disk);
+    assert_eq!(recovered.scanned, 3);
+    assert_eq!(positions(&segments), (0..50).collect::<Vec<_>>());
+}
+
+#[test]
+fn leftovers_are_tolerated_and_removed() {
+    let (disk, files) = three_segments();
+    disk.remove(&files[0]).unwrap();
+    for name in ["00000000000000ff.settled1", "note.txt", "00000000000000fe.segment"] {
+        disk.open(&format!("queues/7/{name}")).unwrap();
+    }
+    assert_eq!(small(&disk).check(QUEUE).unwrap().leftovers, 2);
+    let (segments, recovered) = reopen(&disk);
+    assert_eq!(recovered.live, positions(&segments).len() as u64);
+    segments.persist_settled().unwrap();
+    let left = disk.files();
+    assert!(left.iter().all(|name| !name.contains("0000000f") && !name.contains("00000000.")), "{left:?}");
+    assert!(left.contains(&"queues/7/note.txt".to_owned()));
+}
+
+#[test]
+fn a_newer_version_is_refused() {
+    let (disk, files) = three_segments();
+    disk.damage(&files[2], |octets| {
+        octets[7] = 2;
+        let crc = crc32fast::hash(&octets[..28]);
+        octets[28..32].copy_from_slice(&crc.to_le_bytes());
+    });
+    assert!(refusal(&disk).contains("newer version (format 2)"));
+}

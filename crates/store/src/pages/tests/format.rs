@@ -1,0 +1,90 @@
+//! The octets of today's files, which every later version has to read.
+
+use super::*;
+use crate::pages::companions::{decode_index, decode_sidecar, encode_index, encode_sidecar};
+use crate::pages::record;
+use crate::pages::segment::Segment;
+
+const SALT: u64 = 0x1122_3344_5566_7788;
+
+const SEGMENT: &str = concat!(
+    "4c565345470000010700000000000000887766554433221100000000654e31c0040000002ebb9b310500000000000000",
+    "000000000000000000000000000000006669766503000000cdf5702706000000000000000068e5cf8b01000002000000",
+    "0200000073697800000000cdd2bc9b08000000000000000000000000000000000000000100000000000000adad4e4108",
+    "0000000000000088776655443322110000000004000000",
+);
+const INDEX: &str =
+    "4c564944580000011236b0770f000000070000000000000088776655443322110508030207a7010101000100200307";
+const SIDECAR: &str =
+    "4c56534554000001d351f98c0b000000070000000000000088776655443322110108020100020001010003";
+
+fn hex(octets: &[u8]) -> String {
+    octets.iter().map(|octet| format!("{octet:02x}")).collect()
+}
+
+fn octets(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
+fn messages() -> [Record<'static>; 3] {
+    let message = Record { position: 5, expires: None, deliveries: 0, transient: false, payload: b"five" };
+    [
+        message,
+        Record { position: 6, expires: Some(1_700_000_000_000), deliveries: 2, payload: b"six", ..message },
+        Record { position: 8, transient: true, payload: b"", ..message },
+    ]
+}
+
+/// Position 5 is settled, and 6 was delivered three times.
+fn written() -> (Vec<u8>, Segment) {
+    let mut octets = record::segment_header(QUEUE, SALT).to_vec();
+    let file = small(&sim()).files.segment("queues/7", 0, SALT);
+    let mut segment = Segment::new(file, 5);
+    for message in messages() {
+        record::encode(&message, SALT, octets.len() as u64, &mut octets);
+        segment.count(&message, SMALL.block);
+        segment.live.push(message.position);
+    }
+    segment.transients.push(8);
+    record::encode_mark(8, SALT, octets.len() as u64, &mut octets);
+    segment.shape.length = octets.len() as u64;
+    segment.settle(5, 5);
+    segment.mark(6, 6, 3);
+    (octets, segment)
+}
+
+#[test]
+fn the_octets_of_a_segment_are_these() {
+    let (octets, segment) = written();
+    assert_eq!(hex(&octets), SEGMENT);
+    assert_eq!(hex(&encode_index(QUEUE, &segment)), INDEX);
+    assert_eq!(hex(&encode_sidecar(QUEUE, &segment, 1)), SIDECAR);
+}
+
+#[test]
+fn a_folder_of_these_octets_is_read() {
+    let disk = sim();
+    disk.create_folder("queues/7").unwrap();
+    for (name, hex) in [("segment", SEGMENT), ("index", INDEX), ("settled1", SIDECAR)] {
+        let file = disk.open(&format!("queues/7/0000000000000000.{name}")).unwrap();
+        file.write_at(&octets(hex), 0).unwrap();
+    }
+    let index = decode_index(&octets(INDEX), QUEUE).unwrap();
+    assert_eq!((index.salt, index.first, index.shape.last, index.blocks.len()), (SALT, 5, 8, 1));
+    let sidecar = decode_sidecar(&octets(SIDECAR), QUEUE, 5).unwrap();
+    assert_eq!((sidecar.generation, sidecar.through, sidecar.marks), (1, 8, vec![(6, 6, 3)]));
+    for indexed in [true, false] {
+        let (segments, recovered) = reopen(&disk);
+        assert_eq!((recovered.live, recovered.last, recovered.scanned), (1, Some(8), usize::from(!indexed)));
+        let read = segments.read(0, 10, 100).unwrap();
+        let six = Stored {
+            position: 6,
+            expires: Some(1_700_000_000_000),
+            deliveries: 3,
+            transient: false,
+            payload: b"six".to_vec(),
+        };
+        assert_eq!(read, [six]);
+        disk.remove("queues/7/0000000000000000.index").unwrap();
+    }
+}

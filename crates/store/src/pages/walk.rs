@@ -1,0 +1,116 @@
+//! Reading a segment from record to record.
+
+use std::io;
+
+use super::envelope::read_range;
+use super::record::{self, Record, Step};
+use crate::disk::DiskFile;
+
+/// Goes through a segment's records, reading ahead in large pieces.
+pub(super) struct Walk<'f> {
+    file: Option<&'f dyn DiskFile>,
+    salt: u64,
+    /// Where the next record starts.
+    offset: u64,
+    /// Where the segment ends.
+    end: u64,
+    /// How much is read at once.
+    piece: u64,
+    buffer: Vec<u8>,
+    /// Offset of the buffer's first octet.
+    start: u64,
+}
+
+/// What stands at the place where a walk is.
+pub(super) enum Found<'w> {
+    Record(Record<'w>),
+    Mark,
+    End,
+    Bad(&'static str),
+}
+
+impl<'f> Walk<'f> {
+    /// Through a file, from the record at `offset` up to `end`.
+    pub(super) fn file(file: &'f dyn DiskFile, salt: u64, offset: u64, end: u64, piece: u64) -> Self {
+        let piece = piece.clamp(SMALLEST_PIECE, LARGEST_PIECE);
+        Self { file: Some(file), salt, offset, end, piece, buffer: Vec::new(), start: offset }
+    }
+
+    /// Through octets that start with the record at `offset`.
+    pub(super) fn memory(octets: Vec<u8>, salt: u64, offset: u64) -> Self {
+        let end = offset + octets.len() as u64;
+        Self { file: None, salt, offset, end, piece: 0, buffer: octets, start: offset }
+    }
+
+    /// Where the next record starts.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next record. At a bad one the walk stays.
+    pub(super) fn next(&mut self) -> io::Result<Found<'_>> {
+        if self.offset >= self.end {
+            return Ok(Found::End);
+        }
+        if !self.fill(record::RECORD_HEADER as u64)? {
+            return Ok(Found::Bad("it is cut off"));
+        }
+        let header = &self.buffer[(self.offset - self.start) as usize..];
+        if !self.fill(record::needed(header))? {
+            return Ok(Found::Bad("it is cut off"));
+        }
+        let at = self.offset;
+        match record::decode(&self.buffer[(at - self.start) as usize..], self.salt, at) {
+            Step::Record(record, len) => {
+                self.offset += len as u64;
+                Ok(Found::Record(record))
+            }
+            Step::Mark => {
+                self.offset += record::RECORD_HEADER as u64;
+                Ok(Found::Mark)
+            }
+            Step::Bad(what) => Ok(Found::Bad(what)),
+            Step::Short => Ok(Found::Bad("it is cut off")),
+        }
+    }
+
+    /// Octets from the next record to the end.
+    pub(super) fn rest(&self) -> io::Result<Vec<u8>> {
+        match self.file {
+            Some(file) => read_range(file, self.offset, self.end),
+            None => Ok(self.buffer[(self.offset - self.start) as usize..].to_vec()),
+        }
+    }
+
+    /// Behind a bad record: goes to the next whole one, and returns its position.
+    pub(super) fn skip_damage(&mut self) -> io::Result<Option<u64>> {
+        let rest = self.rest()?;
+        let from = self.offset + 1;
+        let found = record::find_record(rest.get(1..).unwrap_or(&[]), self.salt, from);
+        self.offset = found.map_or(self.end, |(at, _)| from + at as u64);
+        self.buffer.clear();
+        self.start = self.offset;
+        if self.file.is_none() {
+            self.buffer = rest[(self.offset + 1 - from) as usize..].to_vec();
+        }
+        Ok(found.map(|(_, position)| position))
+    }
+
+    /// Makes sure that `needed` octets from the next record on are in the buffer; false if the segment has fewer.
+    fn fill(&mut self, needed: u64) -> io::Result<bool> {
+        let have = self.start + self.buffer.len() as u64 - self.offset;
+        if have >= needed {
+            return Ok(true);
+        }
+        let Some(file) = self.file.filter(|_| self.offset + needed <= self.end) else { return Ok(false) };
+        let to = (self.offset + needed.max(self.piece)).min(self.end);
+        self.buffer = read_range(file, self.offset, to)?;
+        self.start = self.offset;
+        Ok(self.buffer.len() as u64 >= needed)
+    }
+}
+
+/// Less is not worth a system call.
+const SMALLEST_PIECE: u64 = 64 << 10;
+/// Sequential reads are no faster in larger ones, and each reader holds one.
+const LARGEST_PIECE: u64 = 1 << 20;

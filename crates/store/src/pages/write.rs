@@ -1,0 +1,324 @@
+//! Appending and syncing.
+//!
+//! An append goes to a buffer, which is written when it is large, when a segment is full, and when asked. When a write
+//! fails the buffer stays and is written again at the same place. When a *sync* fails nothing is known of what was
+//! written since the last one, and asking the kernel again proves nothing: what can still be read back of it moves to
+//! a new segment, and the old one ends where it was last synced.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use super::companions::{encode_index, write_whole};
+use super::envelope::read_range;
+use super::error::{PagesError, at};
+use super::files::SegmentFile;
+use super::positions::PositionSet;
+use super::queue::{QueueSegments, State, Writer};
+use super::record::{self, MAX_PAYLOAD, RECORD_HEADER, Record, SEGMENT_HEADER, Step};
+use crate::disk::DiskFile;
+
+/// Why an append stopped, and after how many records.
+#[derive(Debug)]
+pub struct AppendError {
+    /// So many of the records were taken in, as if the others had not been there.
+    pub taken: usize,
+    /// Why not the next one.
+    pub error: PagesError,
+}
+
+impl fmt::Display for AppendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Error for AppendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// What has to be done before the next record can be taken in.
+enum Need {
+    Nothing,
+    Flush,
+    Seal,
+}
+
+impl QueueSegments {
+    /// Appends messages, in ascending order of position and above all before. Those that are here and live already are
+    /// passed over, so a caller may repeat what it is not sure of. They can be read at once; they are safe after
+    /// [`sync`](Self::sync). Up to 256 KiB stay in memory until [`flush`](Self::flush) or `sync`.
+    ///
+    /// # Errors
+    /// When a file cannot be written or a position or a length is wrong; the records before it were taken in.
+    pub fn append(&self, records: &[Record<'_>]) -> Result<(), AppendError> {
+        let mut writer = self.writer.lock();
+        let mut taken = 0;
+        loop {
+            let outcome = match self.take(records, &mut taken) {
+                Ok(Need::Nothing) => return Ok(()),
+                Ok(Need::Flush) => self.write_out(&mut writer),
+                Ok(Need::Seal) => self.seal(&mut writer),
+                Err(error) => Err(error),
+            };
+            outcome.map_err(|error| AppendError { taken, error })?;
+        }
+    }
+
+    /// Gives what is in the write buffer to the file, so that it takes no memory here.
+    ///
+    /// # Errors
+    /// When the file cannot be written. The buffer stays.
+    pub fn flush(&self) -> Result<(), PagesError> {
+        self.write_out(&mut self.writer.lock())
+    }
+
+    /// Makes everything that was appended durable, transient messages aside. Costs nothing when nothing is new.
+    ///
+    /// # Errors
+    /// When a file cannot be written or synced. What was synced before is not harmed. The rest is tried again,
+    /// elsewhere, by the next call; but as some of it may have been lost with the file, a caller that has the messages
+    /// appends them again first (those that are still here are passed over).
+    pub fn sync(&self) -> Result<(), PagesError> {
+        let mut writer = self.writer.lock();
+        if !self.durable || !self.state.lock().has_unsynced() {
+            return Ok(());
+        }
+        self.write_out(&mut writer)?;
+        self.sync_open(&mut writer)?;
+        self.state.lock().put_mark();
+        // The mark tells recovery that what is before it was durable. If it cannot be written now, it is later.
+        let _ = self.write_out(&mut writer);
+        Ok(())
+    }
+
+    fn take(&self, records: &[Record<'_>], taken: &mut usize) -> Result<Need, PagesError> {
+        let mut state = self.state.lock();
+        while let Some(record) = records.get(*taken) {
+            if record.payload.len() > MAX_PAYLOAD {
+                return Err(PagesError::TooLong { octets: record.payload.len() });
+            }
+            match state.last {
+                Some(last) if record.position <= last => {
+                    if !state.is_live(record.position) {
+                        return Err(PagesError::OutOfOrder { position: record.position, last });
+                    }
+                }
+                _ if state.is_full_for(record, self.files.sizes.segment) => return Ok(Need::Seal),
+                _ if state.buffer.len() >= self.files.sizes.buffer => return Ok(Need::Flush),
+                _ => state.push(record, self),
+            }
+            *taken += 1;
+        }
+        Ok(Need::Nothing)
+    }
+
+    fn write_out(&self, writer: &mut Writer) -> Result<(), PagesError> {
+        let (file, offset, octets, persistent) = {
+            let mut state = self.state.lock();
+            let Some(segment) = state.open_segment() else { return Ok(()) };
+            let (file, offset) = (segment.file.clone(), segment.written);
+            let persistent = state.has_unsynced();
+            if state.buffer.is_empty() {
+                return Ok(());
+            }
+            let octets = Arc::new(std::mem::take(&mut state.buffer));
+            state.flushing = Some(octets.clone());
+            (file, offset, octets, persistent)
+        };
+        let written = self.write(writer, &file, &octets, offset, self.durable && persistent);
+        let mut state = self.state.lock();
+        state.flushing = None;
+        if written.is_err() {
+            state.buffer = Arc::unwrap_or_clone(octets);
+        } else if let Some(segment) = state.open_segment() {
+            segment.written += octets.len() as u64;
+        }
+        written
+    }
+
+    fn write(
+        &self,
+        writer: &mut Writer,
+        file: &SegmentFile,
+        octets: &[u8],
+        offset: u64,
+        pin: bool,
+    ) -> Result<(), PagesError> {
+        self.create_folder(writer)?;
+        let Some(handle) = self.handle(writer, file)? else { return Ok(()) };
+        writer.names |= offset == 0;
+        if pin {
+            writer.pinned = Some(handle.clone());
+        }
+        handle.write_at(octets, offset).map_err(at(&file.path()))
+    }
+
+    pub(super) fn create_folder(&self, writer: &mut Writer) -> Result<(), PagesError> {
+        if !writer.folder {
+            self.files.disk().create_folder(&self.folder).map_err(at(&self.folder))?;
+            (writer.folder, writer.parents) = (true, true);
+        }
+        Ok(())
+    }
+
+    fn handle(&self, writer: &Writer, file: &SegmentFile) -> Result<Option<Arc<dyn DiskFile>>, PagesError> {
+        match &writer.pinned {
+            Some(handle) => Ok(Some(handle.clone())),
+            None => file.open(&self.files),
+        }
+    }
+
+    /// Ends the open segment.
+    fn seal(&self, writer: &mut Writer) -> Result<(), PagesError> {
+        self.write_out(writer)?;
+        if self.durable && self.state.lock().open_segment().is_some_and(|open| open.shape.persistent > 0) {
+            self.sync_open(writer)?;
+        }
+        writer.pinned = None;
+        let index = {
+            let mut state = self.state.lock();
+            let Some(segment) = state.open_segment() else { return Ok(()) };
+            let synced = segment.synced.is_some_and(|synced| synced == segment.shape);
+            // An index tells what was settled, and that is not to be known to a restart before `persist_settled`.
+            let whole = self.durable && synced && segment.live.count() == segment.shape.records;
+            let index = whole.then(|| (segment.file.index_path(), encode_index(self.queue, segment)));
+            segment.seal();
+            let (first, last) = (segment.first, segment.shape.last);
+            state.drop_settled(first, last);
+            index
+        };
+        if let Some((path, octets)) = index {
+            writer.names = true;
+            // It only saves time at the next start: a segment without one is read instead.
+            let _ = write_whole(&self.files, &path, &octets, false);
+        }
+        Ok(())
+    }
+
+    /// Syncs the open segment, all of which was written.
+    fn sync_open(&self, writer: &mut Writer) -> Result<(), PagesError> {
+        let file = self.state.lock().open_segment().map(|segment| segment.file.clone());
+        let Some(file) = file else { return Ok(()) };
+        let Some(handle) = self.handle(writer, &file)? else { return Ok(()) };
+        if let Err(error) = handle.sync() {
+            writer.pinned = None;
+            self.rescue(&*handle);
+            return Err(at(&file.path())(error));
+        }
+        self.sync_names(writer)?;
+        writer.pinned = None;
+        if let Some(segment) = self.state.lock().open_segment() {
+            segment.synced = Some(segment.shape);
+        }
+        Ok(())
+    }
+
+    /// Makes the names in the folder durable, and its own.
+    pub(super) fn sync_names(&self, writer: &mut Writer) -> Result<(), PagesError> {
+        let sync = |folder: &str| self.files.disk().sync_folder(folder).map_err(at(folder));
+        if writer.names {
+            sync(&self.folder)?;
+            writer.names = false;
+        }
+        if writer.parents {
+            sync(self.folder.split_once('/').map_or("", |(parent, _)| parent))?;
+            sync("")?;
+            writer.parents = false;
+        }
+        Ok(())
+    }
+
+    /// After a failed sync: moves what is not known to be on disk from the open segment to a new one.
+    fn rescue(&self, handle: &dyn DiskFile) {
+        let (from, to, salt) = {
+            let mut state = self.state.lock();
+            let Some(open) = state.open_segment() else { return };
+            let from = open.synced.map_or(SEGMENT_HEADER as u64, |synced| synced.length);
+            (from, open.written, open.file.salt)
+        };
+        let octets = read_range(handle, from, to).unwrap_or_default();
+        let records = whole_records(&octets, salt, from);
+        let cut = self.state.lock().move_unsynced(&records, self);
+        if let Some(length) = cut {
+            // Recovery prefers the newer segment where both hold a position: this only tidies up.
+            let _ = handle.set_len(length);
+        }
+    }
+}
+
+impl State {
+    /// Whether a restart could lose messages that it should keep.
+    fn has_unsynced(&self) -> bool {
+        self.segments.back().is_some_and(|segment| {
+            let synced = segment.synced.map_or(0, |synced| synced.persistent);
+            !segment.sealed && segment.shape.persistent > synced
+        })
+    }
+
+    fn is_full_for(&self, record: &Record<'_>, limit: u64) -> bool {
+        let after = (RECORD_HEADER + record.payload.len()) as u64;
+        self.segments.back().filter(|segment| !segment.sealed).is_some_and(|segment| {
+            segment.shape.length + after > limit || !PositionSet::reaches(segment.first, record.position)
+        })
+    }
+
+    fn put_mark(&mut self) {
+        let Some(segment) = self.segments.back_mut().filter(|segment| !segment.sealed) else { return };
+        record::encode_mark(segment.shape.last, segment.file.salt, segment.shape.length, &mut self.buffer);
+        segment.shape.length += RECORD_HEADER as u64;
+    }
+
+    /// Ends the open segment where it was synced, and appends `records`, which stood behind that, to a new one. Returns
+    /// the length that the old one has now, if it is of any use.
+    fn move_unsynced(&mut self, records: &[Record<'_>], owner: &QueueSegments) -> Option<u64> {
+        let old = self.segments.back_mut()?;
+        let end = (records.last().map(|record| record.position), old.shape.last);
+        let live = records.iter().filter(|record| old.live.contains(record.position)).map(|record| Record {
+            deliveries: old.marks.get(record.position).unwrap_or(record.deliveries),
+            ..*record
+        });
+        let moved: Vec<_> = live.collect();
+        let before = old.live.count();
+        let shape = old.cut_to_synced();
+        match shape {
+            Some(_) => {
+                self.live -= before - old.live.count();
+                old.seal();
+                let (first, last) = (old.first, old.shape.last);
+                self.drop_settled(first, last);
+            }
+            None => {
+                self.live -= before;
+                self.dead.push(old.file.clone());
+                self.segments.pop_back();
+            }
+        }
+        self.buffer.clear();
+        moved.iter().for_each(|record| self.push(record, owner));
+        if end.0 != Some(end.1) {
+            // Some could not be read back: their positions may come again.
+            self.last =
+                end.0.or(shape.map(|shape| shape.last)).or(self.segments.back().map(|old| old.shape.last));
+        }
+        shape.map(|shape| shape.length)
+    }
+}
+
+/// The records at the start of `octets`, up to the first that is not whole.
+fn whole_records(octets: &[u8], salt: u64, offset: u64) -> Vec<Record<'_>> {
+    let (mut records, mut at) = (Vec::new(), 0);
+    while let Some(rest) = octets.get(at..).filter(|rest| !rest.is_empty()) {
+        match record::decode(rest, salt, offset + at as u64) {
+            Step::Record(record, len) => {
+                records.push(record);
+                at += len;
+            }
+            Step::Mark => at += RECORD_HEADER,
+            Step::Bad(_) | Step::Short => break,
+        }
+    }
+    records
+}

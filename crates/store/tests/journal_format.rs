@@ -1,0 +1,91 @@
+//! The octets of today's journal, which every later version has to read.
+
+use std::sync::Arc;
+
+use store::disk::Disk;
+use store::disk::simulated::SimDisk;
+use store::journal::{Committer, Entry, QueueId, Range, Recovered, Settings, open};
+
+/// Where in the file octets stand that are not zeros, and which.
+const JOURNAL: &[(usize, &str)] = &[(0, HEADER), (2048, HEADER), (4096, RECORDS)];
+const HEADER: &str = concat!(
+    "6c7672746a726e6c010000009b5e86890100000000000000",
+    "0100000000000000001000000000000000100000000000000010",
+);
+const RECORDS: &str = concat!(
+    "0900000081573a1022ad0bd77468652066697273740a00000001a4fdd910fabb7a746865207365636f6e640d00000002",
+    "8f7c9706ab8c9f07050a2b00001680d095ffbc310300000003c9cd0c9bd897c70714000400000004bb19e9ac78f75007",
+    "0316000000000085f914338c045766",
+);
+
+#[test]
+fn the_octets_of_a_journal_are_these() {
+    let disk = SimDisk::new(1, 1 << 20);
+    let (mut committer, _) = open_on(&disk);
+    write(&mut committer);
+    let file = disk.open(PATH).unwrap();
+    let mut octets = vec![0; usize::try_from(file.len().unwrap()).unwrap()];
+    file.read_at(&mut octets, 0).unwrap();
+    let pieces = pieces(&octets);
+    let pieces: Vec<_> = pieces.iter().map(|(at, hex)| (*at, hex.as_str())).collect();
+    assert_eq!(pieces, JOURNAL);
+}
+
+#[test]
+fn todays_journal_is_read() {
+    let disk = SimDisk::new(1, 1 << 20);
+    disk.create_folder("journal").unwrap();
+    let file = disk.open(PATH).unwrap();
+    file.set_len(SEGMENT).unwrap();
+    for (at, hex) in JOURNAL {
+        file.write_at(&octets(hex), *at as u64).unwrap();
+    }
+    let (committer, recovered) = open_on(&disk);
+    let [found] = &recovered.queues[..] else { panic!("{} queues", recovered.queues.len()) };
+    assert_eq!((found.queue.id(), found.next_position), (QueueId(7), 12));
+    assert_eq!(found.settled, [Range::one(10)]);
+    assert_eq!(found.delivered, [(Range::one(11), 3)]);
+    let [live] = found.queue.messages_from(0, 9)[..] else { panic!("not one message") };
+    assert_eq!((live.position, live.expires, live.deliveries), (11, 1_700_000_000_000, 3));
+    assert_eq!(committer.journal().read(live.message).unwrap(), b"the second");
+}
+
+fn write(committer: &mut Committer) {
+    let journal = committer.journal().clone();
+    let queue = journal.queue(QueueId(7));
+    let first = journal.append(&[b"the ", b"first"]).unwrap();
+    let second = journal.append(&[b"the second"]).unwrap();
+    let entry = |position, message, expires| Entry { position, message, expires, last: true };
+    journal.enqueue(&queue, &[entry(10, first, 0), entry(11, second, 1_700_000_000_000)]);
+    journal.settle(&queue, &[Range::one(10)]);
+    journal.delivered(&queue, &[Range::one(11)], 3);
+    committer.close().unwrap();
+}
+
+fn open_on(disk: &SimDisk) -> (Committer, Recovered) {
+    let settings = Settings { segment_size: SEGMENT, pending_limit: 1 << 16 };
+    open(Arc::new(disk.clone()), settings, Box::new(())).unwrap()
+}
+
+/// Stretches that are not zeros; a few zeros do not end one.
+fn pieces(octets: &[u8]) -> Vec<(usize, String)> {
+    let mut pieces: Vec<(usize, Vec<u8>)> = Vec::new();
+    for (at, &octet) in octets.iter().enumerate().filter(|(_, octet)| **octet != 0) {
+        match pieces.last_mut() {
+            Some((start, piece)) if at - *start < piece.len() + 16 => {
+                piece.resize(at - *start, 0);
+                piece.push(octet);
+            }
+            _ => pieces.push((at, vec![octet])),
+        }
+    }
+    let hex = |octets: &[u8]| octets.iter().map(|octet| format!("{octet:02x}")).collect();
+    pieces.into_iter().map(|(at, octets)| (at, hex(&octets))).collect()
+}
+
+fn octets(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect()
+}
+
+const PATH: &str = "journal/0000000000000001.segment";
+const SEGMENT: u64 = 8 << 10;

@@ -1,0 +1,313 @@
+//! What the store should hold, beside what it does.
+
+mod compare;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use store::catalogue::{Section, Ticket};
+use store::disk::simulated::{Dice, Faults, SimDisk};
+use store::journal::{Entry, MessageRef, QueueId, Range, Settings};
+use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
+
+/// A run that its seed decides.
+pub(crate) struct Run {
+    dice: Dice,
+    disk: SimDisk,
+    store: Arc<Store>,
+    rounds: Rounds,
+    queues: BTreeMap<u64, Queue>,
+    /// Messages that were appended and have no queue yet.
+    on_their_way: Vec<(MessageRef, Body)>,
+    serial: u64,
+    deliveries: u32,
+    /// The highest LSN that was ever said to be on disk.
+    sure: u64,
+    outcome: Outcome,
+    lying: bool,
+}
+
+/// What a run went through.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) confirmed: u64,
+    pub(crate) crashes: u64,
+    pub(crate) retired: u64,
+}
+
+struct Queue {
+    stored: StoredQueue,
+    declared: Ticket,
+    deleted: Option<Ticket>,
+    next: u64,
+    messages: BTreeMap<u64, Message>,
+}
+
+struct Message {
+    body: Body,
+    expires: u64,
+    enqueued: u64,
+    settled: Option<u64>,
+    /// Counts, and the LSNs from which on they hold.
+    delivered: Vec<(u64, u32)>,
+}
+
+#[derive(Clone, Copy)]
+struct Body {
+    serial: u64,
+    len: usize,
+}
+
+type Checked = Result<(), String>;
+
+impl Run {
+    pub(crate) fn new(seed: u64) -> Self {
+        let disk = SimDisk::new(seed, CAPACITY);
+        let (store, rounds, _) = open(&disk).unwrap();
+        Self {
+            dice: Dice::new(!seed),
+            disk,
+            store,
+            rounds,
+            queues: BTreeMap::new(),
+            on_their_way: Vec::new(),
+            serial: 0,
+            deliveries: 0,
+            sure: 0,
+            outcome: Outcome::default(),
+            lying: false,
+        }
+    }
+
+    pub(crate) fn on_a_lying_disk(mut self) -> Self {
+        self.lying = true;
+        self.disk.lie_about_syncs();
+        self
+    }
+
+    pub(crate) fn play(mut self) -> Result<Outcome, String> {
+        for _ in 0..2 + self.dice.below(4) {
+            for _ in 0..self.dice.below(200) {
+                self.act()?;
+            }
+            self.crash()?;
+        }
+        Ok(self.outcome)
+    }
+
+    fn act(&mut self) -> Checked {
+        match self.dice.below(100) {
+            0..30 => self.publish(),
+            30..45 => self.settle(),
+            45..48 => self.dead_letter(),
+            48..53 => self.deliver(),
+            53..76 => self.step(),
+            76..88 => self.retire(),
+            88..92 => return self.read_some(),
+            92..94 => self.change_faults(),
+            94..95 => drop(self.store.journal().prepare_segment()),
+            95..97 => self.change_queues(),
+            _ => {
+                let room = if self.dice.chance(600) { CAPACITY } else { self.disk.used() + 2000 };
+                self.disk.set_capacity(room);
+            }
+        }
+        Ok(())
+    }
+
+    fn change_queues(&mut self) {
+        let catalogue = self.store.catalogue().clone();
+        if self.dice.chance(300)
+            && let Some(id) = self.any_queue()
+            && let Some(queue) = self.queues.get_mut(&id)
+        {
+            queue.deleted = Some(catalogue.delete(Section::Queues, id.to_be_bytes().to_vec()));
+            queue.stored.forget();
+        } else if self.living().count() < QUEUES {
+            let id = catalogue.new_id();
+            let declared = catalogue.put(Section::Queues, id.to_be_bytes().to_vec(), Vec::new());
+            let stored = self.store.queue(QueueId(id));
+            let messages = BTreeMap::new();
+            self.queues.insert(id, Queue { stored, declared, deleted: None, next: 0, messages });
+        }
+    }
+
+    fn living(&self) -> impl Iterator<Item = u64> {
+        self.queues.iter().filter(|(_, queue)| queue.deleted.is_none()).map(|(id, _)| *id)
+    }
+
+    fn any_queue(&mut self) -> Option<u64> {
+        let count = self.living().count() as u64;
+        let chosen = self.dice.below(count) as usize;
+        self.living().nth(chosen)
+    }
+
+    fn publish(&mut self) {
+        for _ in 0..=self.dice.below(4) {
+            self.serial += 1;
+            let len = match self.dice.below(30) {
+                0 => self.dice.below(3 * SEGMENT) as usize,
+                1..5 => self.dice.below(4000) as usize,
+                _ => self.dice.below(300) as usize,
+            };
+            let body = Body { serial: self.serial, len };
+            let octets = body.octets();
+            let (start, end) = octets.split_at(len / 3);
+            self.on_their_way.push((self.store.append(&[start, end]).message, body));
+        }
+        if self.dice.chance(800) {
+            self.route();
+        }
+    }
+
+    /// Gives what is on its way to one queue or to two, some of it later than what came after it.
+    fn route(&mut self) {
+        let Some(first) = self.any_queue() else { return self.change_queues() };
+        let mut targets = vec![first];
+        if self.dice.chance(200) {
+            targets.extend(self.any_queue().filter(|second| *second != first));
+        }
+        let keep = if self.dice.chance(200) { self.dice.below(3) as usize } else { 0 };
+        let mut on_their_way = std::mem::take(&mut self.on_their_way);
+        let later = on_their_way.len().min(keep);
+        self.on_their_way = on_their_way.drain(..later).collect();
+        for (at, id) in targets.iter().enumerate() {
+            self.enqueue(*id, &on_their_way, at + 1 == targets.len());
+        }
+    }
+
+    fn enqueue(&mut self, id: u64, bodies: &[(MessageRef, Body)], last: bool) {
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        let mut entries = Vec::new();
+        for &(message, _) in bodies {
+            queue.next += 1 + self.dice.below(8) / 7;
+            let expires = if self.dice.chance(200) { 1 + self.dice.below(1 << 40) } else { 0 };
+            entries.push(Entry { position: queue.next, message, expires, last });
+        }
+        let enqueued = queue.stored.enqueue(&entries).0;
+        for (entry, &(_, body)) in entries.iter().zip(bodies) {
+            let expires = entry.expires;
+            let message = Message { body, expires, enqueued, settled: None, delivered: Vec::new() };
+            queue.messages.insert(entry.position, message);
+        }
+    }
+
+    fn settle(&mut self) {
+        let Some(id) = self.any_queue() else { return };
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        let mut ranges = Vec::new();
+        // Mostly the oldest, as consumers do.
+        let front = queue.messages.iter().find(|(_, message)| message.settled.is_none());
+        let front = front.map_or(0, |(position, _)| *position);
+        for _ in 0..=self.dice.below(3) {
+            let first = if self.dice.chance(600) { front } else { self.dice.below(queue.next + 1) };
+            let more = if self.dice.chance(150) { 50 } else { 4 };
+            ranges.push(Range { first, last: (first + self.dice.below(more)).min(queue.next.max(first)) });
+        }
+        let lsn = queue.stored.settle(&ranges).0;
+        for range in ranges {
+            for (_, message) in queue.messages.range_mut(range.first..=range.last) {
+                message.settled.get_or_insert(lsn);
+            }
+        }
+    }
+
+    /// Moves the first message of a queue to another one: it must be in one of them after a crash.
+    fn dead_letter(&mut self) {
+        let (Some(from), Some(to)) = (self.any_queue(), self.any_queue()) else { return };
+        let Some(queue) = self.queues.get(&from) else { return };
+        let first = queue.messages.iter().find(|(_, message)| message.settled.is_none());
+        let Some((&position, message)) = first else { return };
+        let body = message.body;
+        let copy = self.store.append(&[&body.octets()]).message;
+        self.enqueue(to, &[(copy, body)], true);
+        let Some(queue) = self.queues.get_mut(&from) else { return };
+        let lsn = queue.stored.settle(&[Range::one(position)]).0;
+        queue.messages.entry(position).and_modify(|message| message.settled = Some(lsn));
+    }
+
+    fn deliver(&mut self) {
+        let Some(id) = self.any_queue() else { return };
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        let first = self.dice.below(queue.next);
+        self.deliveries += 1;
+        let (range, count) = (Range { first, last: (first + 3).min(queue.next.max(first)) }, self.deliveries);
+        queue.stored.delivered(&[range], count);
+        let lsn = self.store.end().0;
+        for (_, message) in queue.messages.range_mut(range.first..=range.last) {
+            message.delivered.push((lsn, count));
+        }
+    }
+
+    fn step(&mut self) {
+        drop(self.rounds.step());
+        self.sure = self.sure.max(self.store.durable().0);
+    }
+
+    fn retire(&mut self) {
+        if let Retirement::Done = self.rounds.retire() {
+            self.outcome.retired += 1;
+        }
+        self.sure = self.sure.max(self.store.durable().0);
+    }
+
+    fn change_faults(&mut self) {
+        let rate = |dice: &mut Dice| if dice.chance(700) { 0 } else { dice.below(300) };
+        let (write, sync, names) = (rate(&mut self.dice), rate(&mut self.dice), rate(&mut self.dice));
+        self.disk.set_faults(Faults { write, sync, names });
+    }
+
+    fn crash(&mut self) -> Checked {
+        self.outcome.crashes += 1;
+        if self.dice.chance(100) {
+            self.disk.set_faults(Faults::default());
+            self.disk.set_capacity(CAPACITY);
+            self.rounds.close().map_err(|error| format!("not closed: {error}"))?;
+        }
+        self.sure = self.sure.max(self.store.durable().0);
+        let committed = self.commits();
+        self.disk = if self.dice.chance(750) { self.disk.crash() } else { self.disk.kill() };
+        self.disk.set_faults(Faults::default());
+        self.disk.set_capacity(CAPACITY);
+        if self.lying {
+            self.disk.lie_about_syncs();
+        }
+        let (store, rounds, recovered) = open(&self.disk)?;
+        (self.store, self.rounds) = (store, rounds);
+        self.on_their_way.clear();
+        self.compare(recovered, &committed)
+    }
+}
+
+impl Outcome {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.confirmed += other.confirmed;
+        self.crashes += other.crashes;
+        self.retired += other.retired;
+    }
+}
+
+impl Body {
+    fn octets(self) -> Vec<u8> {
+        let serial = self.serial;
+        (0..self.len as u64).map(|at| (serial.wrapping_mul(31) ^ at.wrapping_mul(serial | 1)) as u8).collect()
+    }
+}
+
+fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), String> {
+    let settings = StoreSettings {
+        journal: Settings { segment_size: SEGMENT, pending_limit: 1 << 16 },
+        journal_segments: 2,
+        queue_segment_size: 4 << 10,
+        open_files: 3,
+    };
+    Store::open(Arc::new(disk.clone()), settings).map_err(|error| error.to_string())
+}
+
+fn check(holds: bool, otherwise: impl FnOnce() -> String) -> Checked {
+    if holds { Ok(()) } else { Err(otherwise()) }
+}
+
+const SEGMENT: u64 = 12 << 10;
+const CAPACITY: u64 = 8 << 20;
+const QUEUES: usize = 4;

@@ -1,0 +1,257 @@
+//! Frames as they come in.
+
+use crate::close::{CloseCode, CloseFrame};
+use crate::fault::Fault;
+use crate::frame::{Header, MAX_CONTROL_PAYLOAD, Opcode};
+use crate::mask::mask;
+use crate::utf8::Utf8;
+
+/// Which end of the connection this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Takes masked frames only (RFC 6455, 5.1).
+    Server,
+    /// Takes unmasked frames only.
+    Client,
+}
+
+/// What a peer may send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Octets of a message's payload. Judged by the headers alone. For whoever passes payload on as it comes there is
+    /// no need of a limit.
+    pub message: u64,
+}
+
+impl Limits {
+    /// No limit: payload is passed on and never gathered.
+    pub const NONE: Self = Self { message: u64::MAX };
+}
+
+/// What a message is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MessageKind {
+    /// UTF-8.
+    Text,
+    /// Octets.
+    Binary,
+}
+
+/// What was met, apart from payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A message begins; its payload follows.
+    MessageStart(MessageKind),
+    /// The message has ended.
+    MessageEnd,
+    /// To be answered with a pong of the same payload.
+    Ping(Control),
+    /// A sign of life.
+    Pong(Control),
+    /// The peer's last frame; what follows it is thrown away.
+    Close(Option<CloseFrame>),
+}
+
+/// The payload of a ping or pong.
+#[derive(Clone, Copy)]
+pub struct Control {
+    octets: [u8; MAX_CONTROL_PAYLOAD],
+    len: u8,
+}
+
+impl Control {
+    /// The octets.
+    pub fn payload(&self) -> &[u8] {
+        &self.octets[..usize::from(self.len)]
+    }
+
+    /// Unmasks a payload, which its header has been checked to fit.
+    fn new(payload: &[u8], key: Option<[u8; 4]>) -> Self {
+        let mut octets = [0; MAX_CONTROL_PAYLOAD];
+        octets[..payload.len()].copy_from_slice(payload);
+        if let Some(key) = key {
+            mask(key, &mut octets[..payload.len()]);
+        }
+        Self { octets, len: payload.len() as u8 }
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Control({:?})", self.payload())
+    }
+}
+
+impl PartialEq for Control {
+    fn eq(&self, other: &Self) -> bool {
+        self.payload() == other.payload()
+    }
+}
+
+impl Eq for Control {}
+
+/// How far [`Decoder::decode`] came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Octets of the input that are done with.
+    pub taken: usize,
+    /// What was met there. `None` when the input is used up, but for less than a header or a control frame, which is to be
+    /// shown again with more behind it.
+    pub event: Option<Event>,
+}
+
+/// Reads a peer's frames. Holds no payload, so an idle one costs its own few words.
+#[derive(Debug, Clone)]
+pub struct Decoder {
+    role: Role,
+    limits: Limits,
+    /// The message under way.
+    message: Option<MessageKind>,
+    /// Octets that the frames of `message` have announced.
+    message_len: u64,
+    /// The data frame under way.
+    frame: Option<DataFrame>,
+    utf8: Utf8,
+    /// The peer has closed or broken the protocol: nothing more is looked at.
+    over: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct DataFrame {
+    /// Octets of payload that have not come.
+    remaining: u64,
+    fin: bool,
+    /// The masking key for the next octet.
+    key: Option<[u8; 4]>,
+}
+
+impl Decoder {
+    /// A decoder at the first octet behind the handshake.
+    pub fn new(role: Role, limits: Limits) -> Self {
+        Self { role, limits, message: None, message_len: 0, frame: None, utf8: Utf8::default(), over: false }
+    }
+
+    /// Reads from the front of `input` to the next event, or to the end; unmasked payload on the way is appended to
+    /// `out`. To be called again until there is no event.
+    ///
+    /// # Errors
+    /// The peer broke the protocol. What this call appended to `out` is not to be used; whatever else comes is thrown
+    /// away.
+    pub fn decode(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step, Fault> {
+        if self.over {
+            return Ok(Step { taken: input.len(), event: None });
+        }
+        let step = self.advance(input, out);
+        self.over |= matches!(step, Err(_) | Ok(Step { event: Some(Event::Close(_)), .. }));
+        step
+    }
+
+    /// Whether a message has begun and not ended.
+    pub fn is_within_message(&self) -> bool {
+        self.message.is_some()
+    }
+
+    fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step, Fault> {
+        let mut taken = 0;
+        loop {
+            if let Some(frame) = &mut self.frame {
+                taken += frame.take_payload(&input[taken..], self.message, &mut self.utf8, out)?;
+                if frame.remaining > 0 {
+                    return Ok(Step { taken, event: None });
+                }
+                let fin = frame.fin;
+                self.frame = None;
+                if fin {
+                    self.end_message()?;
+                    return Ok(Step { taken, event: Some(Event::MessageEnd) });
+                }
+            }
+            let rest = &input[taken..];
+            let Some((header, header_len)) = Header::parse(rest)? else {
+                return Ok(Step { taken, event: None });
+            };
+            self.check_mask(&header)?;
+            if header.opcode.is_control() {
+                // At most 125, as was checked.
+                let end = header_len + header.len as usize;
+                let Some(payload) = rest.get(header_len..end) else {
+                    return Ok(Step { taken, event: None });
+                };
+                let event = control_event(&header, payload)?;
+                return Ok(Step { taken: taken + end, event: Some(event) });
+            }
+            taken += header_len;
+            if let Some(event) = self.begin_frame(&header)? {
+                return Ok(Step { taken, event: Some(event) });
+            }
+        }
+    }
+
+    fn check_mask(&self, header: &Header) -> Result<(), Fault> {
+        match (self.role, header.mask) {
+            (Role::Server, None) => Err(Fault::protocol("frame of a client is not masked")),
+            (Role::Client, Some(_)) => Err(Fault::protocol("frame of a server is masked")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Enters a data frame; the event is that its message begins.
+    fn begin_frame(&mut self, header: &Header) -> Result<Option<Event>, Fault> {
+        let kind = match (header.opcode, self.message) {
+            (Opcode::Continuation, None) => return Err(Fault::protocol("continuation of no message")),
+            (Opcode::Continuation, Some(_)) => None,
+            (_, Some(_)) => return Err(Fault::protocol("new message within another")),
+            (Opcode::Text, None) => Some(MessageKind::Text),
+            (_, None) => Some(MessageKind::Binary),
+        };
+        let so_far = if kind.is_some() { 0 } else { self.message_len };
+        self.message_len = so_far.saturating_add(header.len);
+        if self.message_len > self.limits.message {
+            return Err(Fault { code: CloseCode::TOO_BIG, reason: "message larger than the limit" });
+        }
+        self.frame = Some(DataFrame { remaining: header.len, fin: header.fin, key: header.mask });
+        Ok(kind.map(|kind| {
+            self.message = Some(kind);
+            Event::MessageStart(kind)
+        }))
+    }
+
+    fn end_message(&mut self) -> Result<(), Fault> {
+        self.message = None;
+        self.utf8.finish().map_err(|_| NOT_TEXT)
+    }
+}
+
+const NOT_TEXT: Fault = Fault { code: CloseCode::INVALID_DATA, reason: "text that is not UTF-8" };
+
+impl DataFrame {
+    fn take_payload(
+        &mut self,
+        input: &[u8],
+        message: Option<MessageKind>,
+        utf8: &mut Utf8,
+        out: &mut Vec<u8>,
+    ) -> Result<usize, Fault> {
+        let len = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(input.len());
+        let start = out.len();
+        out.extend_from_slice(&input[..len]);
+        let piece = &mut out[start..];
+        if let Some(key) = self.key {
+            self.key = Some(mask(key, piece));
+        }
+        self.remaining -= len as u64;
+        if message == Some(MessageKind::Text) {
+            utf8.push(piece).map_err(|_| NOT_TEXT)?;
+        }
+        Ok(len)
+    }
+}
+
+fn control_event(header: &Header, payload: &[u8]) -> Result<Event, Fault> {
+    let control = Control::new(payload, header.mask);
+    Ok(match header.opcode {
+        Opcode::Ping => Event::Ping(control),
+        Opcode::Pong => Event::Pong(control),
+        _ => Event::Close(CloseFrame::parse(control.payload())?),
+    })
+}

@@ -1,0 +1,65 @@
+//! Frames to be sent. A client gives a masking key, fresh and unpredictable for each frame (RFC 6455, 5.3); a server
+//! gives none.
+
+use crate::close::{CloseCode, fitting};
+use crate::decode::MessageKind;
+use crate::frame::{Header, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
+use crate::mask::mask;
+
+/// Appends a whole message in one frame.
+pub fn message(out: &mut Vec<u8>, key: Option<[u8; 4]>, kind: MessageKind, payload: &[u8]) {
+    fragment(out, key, Some(kind), true, payload);
+}
+
+/// Appends one frame of a message: with a kind the first, without one a continuation; `fin` makes it the last.
+pub fn fragment(
+    out: &mut Vec<u8>,
+    key: Option<[u8; 4]>,
+    begins: Option<MessageKind>,
+    fin: bool,
+    payload: &[u8],
+) {
+    let opcode = match begins {
+        Some(MessageKind::Text) => Opcode::Text,
+        Some(MessageKind::Binary) => Opcode::Binary,
+        None => Opcode::Continuation,
+    };
+    frame(out, Header { opcode, fin, mask: key, len: payload.len() as u64 }, payload);
+}
+
+/// Appends a ping. Only the first 125 octets of `payload` are sent.
+pub fn ping(out: &mut Vec<u8>, key: Option<[u8; 4]>, payload: &[u8]) {
+    control(out, key, Opcode::Ping, payload);
+}
+
+/// Appends a pong. Only the first 125 octets of `payload` are sent.
+pub fn pong(out: &mut Vec<u8>, key: Option<[u8; 4]>, payload: &[u8]) {
+    control(out, key, Opcode::Pong, payload);
+}
+
+/// Appends a close frame. A reason that does not fit is cut between characters.
+pub fn close(out: &mut Vec<u8>, key: Option<[u8; 4]>, code: CloseCode, reason: &str) {
+    let mut payload = code.get().to_be_bytes().to_vec();
+    payload.extend_from_slice(fitting(reason).as_bytes());
+    control(out, key, Opcode::Close, &payload);
+}
+
+/// Appends a close frame that says nothing.
+pub fn empty_close(out: &mut Vec<u8>, key: Option<[u8; 4]>) {
+    control(out, key, Opcode::Close, &[]);
+}
+
+fn control(out: &mut Vec<u8>, key: Option<[u8; 4]>, opcode: Opcode, payload: &[u8]) {
+    let payload = &payload[..payload.len().min(MAX_CONTROL_PAYLOAD)];
+    frame(out, Header { opcode, fin: true, mask: key, len: payload.len() as u64 }, payload);
+}
+
+fn frame(out: &mut Vec<u8>, header: Header, payload: &[u8]) {
+    out.reserve(MAX_HEADER_LEN + payload.len());
+    out.extend_from_slice(header.encode().as_ref());
+    let start = out.len();
+    out.extend_from_slice(payload);
+    if let Some(key) = header.mask {
+        mask(key, &mut out[start..]);
+    }
+}

@@ -1,0 +1,189 @@
+//! Who is behind a reverse proxy: `Forwarded` (RFC 7239), `X-Forwarded-For`, `X-Real-IP`.
+//!
+//! Anybody can send these headers. They are believed only as far as trusted proxies wrote them: the addresses are read
+//! from the last to the first, and the first one that is not a trusted proxy's own is the client's.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::handshake::Head;
+
+/// Addresses looked at; proxies in a row are few, and a longer list is somebody's invention.
+const MAX_HOPS: usize = 16;
+
+/// The headers name different clients. A proxy that writes one of them may pass the others on as its client sent them,
+/// so that nobody can say which is true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contradiction;
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Forwarded, X-Forwarded-For and X-Real-IP name different clients")
+    }
+}
+
+impl std::error::Error for Contradiction {}
+
+/// The address of the client, as told by a trusted peer: one for which `is_trusted`, which the caller has asked. `None`
+/// when it tells nothing, or what cannot be understood: then the peer itself is all that is known.
+///
+/// # Errors
+/// When two headers tell different clients.
+pub fn client(head: &Head<'_>, is_trusted: impl Fn(IpAddr) -> bool) -> Result<Option<IpAddr>, Contradiction> {
+    let plain = |element: &str| Some(element.to_owned());
+    let told = [
+        first_stranger(last_hops(head, "forwarded", forwarded_for), &is_trusted),
+        first_stranger(last_hops(head, "x-forwarded-for", plain), &is_trusted),
+        first_stranger(last_hops(head, "x-real-ip", plain), &is_trusted),
+    ];
+    // Behind several proxies, X-Real-IP is often the next one's.
+    let mut strangers = told.iter().flatten().filter(|address| !is_trusted(**address));
+    let client = strangers.next();
+    if strangers.any(|other| Some(other) != client) {
+        return Err(Contradiction);
+    }
+    Ok(client.or(told.iter().flatten().next()).copied())
+}
+
+/// The first hop that is not a trusted proxy's own, or else the last one that is.
+fn first_stranger(hops: Vec<Option<String>>, is_trusted: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
+    let mut client = None;
+    for hop in hops {
+        // Beyond something unknown (`unknown`, `_hidden`, nonsense) nothing can be believed.
+        let Some(address) = hop.as_deref().and_then(node_address) else { break };
+        client = Some(address);
+        if !is_trusted(address) {
+            break;
+        }
+    }
+    client
+}
+
+/// The elements of all headers of that name, the last one first.
+fn last_hops(head: &Head<'_>, name: &str, read: impl Fn(&str) -> Option<String>) -> Vec<Option<String>> {
+    let elements: Vec<&str> = head.all(name).flat_map(|value| split_outside_quotes(value, ',')).collect();
+    elements.iter().rev().take(MAX_HOPS).map(|element| read(element.trim())).collect()
+}
+
+/// The `for` parameter of an element of `Forwarded`.
+fn forwarded_for(element: &str) -> Option<String> {
+    split_outside_quotes(element, ';').find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("for").then(|| unquoted(value.trim()))
+    })
+}
+
+/// The pieces of `text` between separators that do not stand in a quoted string.
+fn split_outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let (mut quoted, mut escaped) = (false, false);
+    text.split(move |character: char| {
+        if escaped {
+            escaped = false;
+        } else if quoted && character == '\\' {
+            escaped = true;
+        } else if character == '"' {
+            quoted = !quoted;
+        }
+        !quoted && character == separator
+    })
+}
+
+/// The content of a quoted string, or the token as it is.
+fn unquoted(value: &str) -> String {
+    let Some(inner) = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')) else {
+        return value.to_owned();
+    };
+    let mut content = String::new();
+    let mut characters = inner.chars();
+    while let Some(character) = characters.next() {
+        content.extend(if character == '\\' { characters.next() } else { Some(character) });
+    }
+    content
+}
+
+/// The address of `192.0.2.1`, `192.0.2.1:80`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:80`.
+fn node_address(node: &str) -> Option<IpAddr> {
+    let address = node.parse().ok().or_else(|| node.parse().ok().map(|address: SocketAddr| address.ip()));
+    let address = address.or_else(|| {
+        let (address, port) = node.strip_prefix('[')?.split_once(']')?;
+        // RFC 7239 allows obfuscated ports (`_x`).
+        (port.is_empty() || port.starts_with(":_")).then(|| address.parse().ok())?
+    });
+    address.map(|address| address.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(headers: &[(&str, &str)]) -> Option<String> {
+        let headers: Vec<u8> =
+            headers.iter().flat_map(|(name, value)| format!("{name}: {value}\r\n").into_bytes()).collect();
+        let request = [b"GET / HTTP/1.1\r\n".as_slice(), &headers, b"\r\n"].concat();
+        let (head, _) = Head::parse(&request).unwrap().unwrap();
+        client(&head, is_proxy).unwrap().map(|address| address.to_string())
+    }
+
+    fn is_proxy(address: IpAddr) -> bool {
+        matches!(address, IpAddr::V4(address) if address.octets()[0] == 10)
+    }
+
+    #[test]
+    fn what_the_client_put_in_front_is_not_believed() {
+        let headers = [("X-Forwarded-For", "127.0.0.1, 192.0.2.7, 10.0.0.9")];
+        assert_eq!(told(&headers).as_deref(), Some("192.0.2.7"));
+        let headers = [
+            ("Forwarded", "for=127.0.0.1"),
+            ("Forwarded", "for=192.0.2.7;proto=https, For=\"10.0.0.9:4711\""),
+        ];
+        assert_eq!(told(&headers).as_deref(), Some("192.0.2.7"));
+    }
+
+    #[test]
+    fn every_way_to_write_an_address_is_understood() {
+        for (value, address) in [
+            ("for=192.0.2.60", "192.0.2.60"),
+            ("by=10.0.0.1;for=192.0.2.60:80;host=\"a;for=1.1.1.1,b\"", "192.0.2.60"),
+            ("FOR=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17"),
+            ("for=\"[2001:db8::1]\"", "2001:db8::1"),
+            ("for=\"[2001:db8::1]:_port\"", "2001:db8::1"),
+            ("for=\"\\192.0.2.1\"", "192.0.2.1"),
+        ] {
+            assert_eq!(told(&[("Forwarded", value)]).as_deref(), Some(address), "{value}");
+        }
+        assert_eq!(told(&[("X-Real-IP", "2001:db8::1")]).as_deref(), Some("2001:db8::1"));
+        assert_eq!(told(&[("X-Forwarded-For", "::ffff:192.0.2.1")]).as_deref(), Some("192.0.2.1"));
+    }
+
+    #[test]
+    fn headers_that_contradict_each_other_are_not_believed() {
+        let judged = |headers: &str| {
+            let request = format!("GET / HTTP/1.1\r\n{headers}\r\n");
+            let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();
+            client(&head, is_proxy).map(|address| address.map(|address| address.to_string()))
+        };
+        // What the client made up, and what its proxy wrote.
+        for made_up in ["Forwarded: for=127.0.0.1\r\n", "X-Real-IP: 127.0.0.1\r\n"] {
+            assert_eq!(judged(&format!("{made_up}X-Forwarded-For: 192.0.2.7\r\n")), Err(Contradiction));
+        }
+        let real = Ok(Some("192.0.2.7".to_owned()));
+        for rest in ["X-Real-IP: 192.0.2.7\r\n", "X-Real-IP: 10.0.0.2\r\n", "Forwarded: for=unknown\r\n"] {
+            assert_eq!(judged(&format!("X-Forwarded-For: 192.0.2.7, 10.0.0.2\r\n{rest}")), real);
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_or_nonsense_tells_nothing() {
+        for value in
+            ["for=unknown", "for=_hidden", "for=", "proto=https", "", "\"", "for=1.2.3", "for=\"[::1"]
+        {
+            assert_eq!(told(&[("Forwarded", value)]), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn behind_trusted_proxies_only_the_first_of_them_is_the_client() {
+        let headers = [("X-Forwarded-For", "10.0.0.3, 10.0.0.2")];
+        assert_eq!(told(&headers).as_deref(), Some("10.0.0.3"));
+    }
+}

@@ -1,0 +1,207 @@
+//! The header of a frame (RFC 6455, 5.2).
+
+use crate::fault::Fault;
+
+/// Octets of the longest header: two, a length of eight, a masking key of four.
+pub const MAX_HEADER_LEN: usize = 14;
+
+/// Octets of the longest payload of a control frame (5.5).
+pub const MAX_CONTROL_PAYLOAD: usize = 125;
+
+const FIN: u8 = 0x80;
+const RESERVED: u8 = 0x70;
+const MASKED: u8 = 0x80;
+/// A length in the two octets that follow.
+const LENGTH_16: u8 = 126;
+/// A length in the eight octets that follow.
+const LENGTH_64: u8 = 127;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opcode {
+    /// More of the message that was begun.
+    Continuation = 0,
+    /// Text begins.
+    Text = 1,
+    /// Octets begin.
+    Binary = 2,
+    /// The last frame of a side.
+    Close = 8,
+    /// To be answered with a pong.
+    Ping = 9,
+    /// The answer to a ping, or a sign of life.
+    Pong = 10,
+}
+
+impl Opcode {
+    /// Whether it may stand between the frames of a message, unfragmented and short.
+    pub const fn is_control(self) -> bool {
+        self as u8 & 8 != 0
+    }
+
+    const fn from_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            0 => Self::Continuation,
+            1 => Self::Text,
+            2 => Self::Binary,
+            8 => Self::Close,
+            9 => Self::Ping,
+            10 => Self::Pong,
+            _ => return None,
+        })
+    }
+}
+
+/// Everything of a frame but its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub opcode: Opcode,
+    /// Whether its message ends with it.
+    pub fin: bool,
+    /// The masking key; clients mask, servers do not.
+    pub mask: Option<[u8; 4]>,
+    /// Octets of payload.
+    pub len: u64,
+}
+
+impl Header {
+    /// Reads a header and its length from the front of `input`. `None` asks for more octets, and what is wrong is told as
+    /// soon as the octet is there that makes it so.
+    ///
+    /// # Errors
+    /// 1002 for reserved bits, unknown opcodes, fragmented or long control frames, and lengths that are not written as
+    /// shortly as possible or exceed 63 bits.
+    pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, Fault> {
+        let Some(&first) = input.first() else { return Ok(None) };
+        if first & RESERVED != 0 {
+            return Err(Fault::protocol("reserved bits without an extension"));
+        }
+        let opcode = Opcode::from_bits(first & 0x0f).ok_or(Fault::protocol("unknown opcode"))?;
+        let fin = first & FIN != 0;
+        if opcode.is_control() && !fin {
+            return Err(Fault::protocol("fragmented control frame"));
+        }
+        let Some(&second) = input.get(1) else { return Ok(None) };
+        let short = second & !MASKED;
+        if opcode.is_control() && short as usize > MAX_CONTROL_PAYLOAD {
+            return Err(Fault::protocol("control frame longer than 125 octets"));
+        }
+        let rest = &input[2..];
+        let (len, rest) = match short {
+            LENGTH_16 => {
+                let Some((octets, rest)) = rest.split_first_chunk::<2>() else { return Ok(None) };
+                (u64::from(u16::from_be_bytes(*octets)), rest)
+            }
+            LENGTH_64 => {
+                let Some((octets, rest)) = rest.split_first_chunk::<8>() else { return Ok(None) };
+                (u64::from_be_bytes(*octets), rest)
+            }
+            _ => (u64::from(short), rest),
+        };
+        if len >> 63 != 0 {
+            return Err(Fault::protocol("length of 64 bits"));
+        }
+        if short_length(len) != short {
+            return Err(Fault::protocol("length not written as shortly as possible"));
+        }
+        let (mask, rest) = if second & MASKED == 0 {
+            (None, rest)
+        } else {
+            let Some((key, rest)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+            (Some(*key), rest)
+        };
+        Ok(Some((Self { opcode, fin, mask, len }, input.len() - rest.len())))
+    }
+
+    /// The octets.
+    pub fn encode(&self) -> HeaderOctets {
+        let mut octets = [0; MAX_HEADER_LEN];
+        let short = short_length(self.len);
+        octets[0] = self.opcode as u8 | if self.fin { FIN } else { 0 };
+        octets[1] = short | if self.mask.is_some() { MASKED } else { 0 };
+        let mut used = 2;
+        match short {
+            LENGTH_16 => {
+                octets[2..4].copy_from_slice(&(self.len as u16).to_be_bytes());
+                used += 2;
+            }
+            LENGTH_64 => {
+                octets[2..10].copy_from_slice(&self.len.to_be_bytes());
+                used += 8;
+            }
+            _ => {}
+        }
+        if let Some(key) = self.mask {
+            octets[used..used + 4].copy_from_slice(&key);
+            used += 4;
+        }
+        HeaderOctets { octets, used: used as u8 }
+    }
+}
+
+/// A header as it is sent.
+#[derive(Debug, Clone, Copy)]
+pub struct HeaderOctets {
+    octets: [u8; MAX_HEADER_LEN],
+    used: u8,
+}
+
+impl AsRef<[u8]> for HeaderOctets {
+    fn as_ref(&self) -> &[u8] {
+        &self.octets[..usize::from(self.used)]
+    }
+}
+
+/// The seven bits in which a length is written, or which tell where it is.
+fn short_length(len: u64) -> u8 {
+    match len {
+        0..=125 => len as u8,
+        126..=0xffff => LENGTH_16,
+        _ => LENGTH_64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_a_round_trip_and_every_cut_asks_for_more() {
+        for len in [0, 1, 125, 126, 127, 65535, 65536, u64::MAX >> 1] {
+            for mask in [None, Some([1, 2, 3, 4])] {
+                for (opcode, fin) in
+                    [(Opcode::Continuation, false), (Opcode::Text, true), (Opcode::Binary, false)]
+                {
+                    let header = Header { opcode, fin, mask, len };
+                    let octets = header.encode();
+                    let octets = octets.as_ref();
+                    assert_eq!(Header::parse(octets), Ok(Some((header, octets.len()))));
+                    for cut in 0..octets.len() {
+                        assert_eq!(Header::parse(&octets[..cut]), Ok(None));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_could_be_shorter_are_refused() {
+        for octets in [&[0x82, 126, 0, 125][..], &[0x82, 127, 0, 0, 0, 0, 0, 0, 0xff, 0xff]] {
+            assert_eq!(
+                Header::parse(octets).unwrap_err().reason,
+                "length not written as shortly as possible"
+            );
+        }
+        let too_long = [0x82, 127, 0x80, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(Header::parse(&too_long).unwrap_err().reason, "length of 64 bits");
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_at_the_first_octet_that_shows_it() {
+        assert!(Header::parse(&[0xc1]).is_err(), "reserved bit");
+        assert!(Header::parse(&[0x83]).is_err(), "opcode");
+        assert!(Header::parse(&[0x09]).is_err(), "fragmented ping");
+        assert!(Header::parse(&[0x89, 0xfe]).is_err(), "long ping");
+    }
+}

@@ -1,0 +1,166 @@
+//! The client's side: the request, and the judgement of its answer (RFC 6455, 4.1).
+
+use std::fmt;
+
+use super::head::{MAX_HEAD, MAX_HEADERS};
+use super::key;
+use super::server::is_token;
+
+/// What a client asks for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientRequest {
+    /// The host, with its port unless that is the usual one.
+    pub host: String,
+    /// The path and query: `/ws/amqp`.
+    pub target: String,
+    /// The page that connects; only browsers have one.
+    pub origin: Option<String>,
+    /// The subprotocols offered, the dearest first.
+    pub protocols: Vec<String>,
+    /// Random, and new for each request.
+    pub nonce: [u8; 16],
+}
+
+/// The server has upgraded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Accepted {
+    /// The subprotocol, one of those offered.
+    pub protocol: Option<String>,
+    /// Octets of the answer; frames follow.
+    pub len: usize,
+}
+
+/// The server has not upgraded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientError {
+    /// Another status than 101.
+    Status(u16),
+    /// Something is missing or wrong in the answer.
+    Broken(&'static str),
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => write!(f, "the server answered the upgrade with status {status}"),
+            Self::Broken(what) => write!(f, "the server's answer to the upgrade is broken: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+impl ClientRequest {
+    /// The request's octets.
+    pub fn octets(&self) -> Vec<u8> {
+        let mut request = format!(
+            "GET {} HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Key: {}\r\nSec-WebSocket-Version: 13\r\n",
+            self.target,
+            self.host,
+            key::encode(self.nonce)
+        );
+        if let Some(origin) = &self.origin {
+            request.push_str(&format!("Origin: {origin}\r\n"));
+        }
+        if !self.protocols.is_empty() {
+            request.push_str(&format!("Sec-WebSocket-Protocol: {}\r\n", self.protocols.join(", ")));
+        }
+        request.push_str("\r\n");
+        request.into_bytes()
+    }
+
+    /// Judges the answer at the front of `input`; `None` asks for more of it.
+    ///
+    /// # Errors
+    /// The server refuses, or does not know the protocol.
+    pub fn judge(&self, input: &[u8]) -> Result<Option<Accepted>, ClientError> {
+        let looked_at = &input[..input.len().min(MAX_HEAD)];
+        let mut fields = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut response = httparse::Response::new(&mut fields);
+        let len = match response.parse(looked_at) {
+            Ok(httparse::Status::Complete(len)) => len,
+            Ok(httparse::Status::Partial) if looked_at.len() < MAX_HEAD => return Ok(None),
+            Ok(httparse::Status::Partial) => return Err(ClientError::Broken("too large")),
+            Err(_) => return Err(ClientError::Broken("not HTTP/1.1")),
+        };
+        match response.code {
+            Some(101) => {}
+            status => return Err(ClientError::Status(status.unwrap_or(0))),
+        }
+        let field = |name: &str| {
+            let mut values = response.headers.iter().filter(|field| field.name.eq_ignore_ascii_case(name));
+            let value = values.next().and_then(|field| std::str::from_utf8(field.value).ok());
+            if values.next().is_some() { None } else { value.map(str::trim) }
+        };
+        let lists = |name, element| {
+            field(name)
+                .is_some_and(|list| list.split(',').any(|entry| entry.trim().eq_ignore_ascii_case(element)))
+        };
+        if !lists("upgrade", "websocket") || !lists("connection", "upgrade") {
+            return Err(ClientError::Broken("no upgrade to websocket"));
+        }
+        if field("sec-websocket-accept") != Some(key::accept(&key::encode(self.nonce)).as_str()) {
+            return Err(ClientError::Broken("wrong Sec-WebSocket-Accept"));
+        }
+        if response.headers.iter().any(|field| field.name.eq_ignore_ascii_case("sec-websocket-extensions")) {
+            return Err(ClientError::Broken("an extension that was not offered"));
+        }
+        let protocol = field("sec-websocket-protocol").map(str::to_owned);
+        let was_offered = |protocol: &String| is_token(protocol) && self.protocols.contains(protocol);
+        if !protocol.as_ref().is_none_or(was_offered) {
+            return Err(ClientError::Broken("a subprotocol that was not offered"));
+        }
+        Ok(Some(Accepted { protocol, len }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::{Head, Upgrade};
+
+    fn request() -> ClientRequest {
+        ClientRequest {
+            host: "127.0.0.1:15670".into(),
+            target: "/ws/amqp?x=1".into(),
+            origin: Some("http://localhost".into()),
+            protocols: vec!["amqp091".into(), "amqp".into()],
+            nonce: *b"the sample nonce",
+        }
+    }
+
+    #[test]
+    fn both_sides_agree() {
+        let request = request();
+        let octets = request.octets();
+        let (head, len) = Head::parse(&octets).unwrap().unwrap();
+        assert_eq!((head.path, len), ("/ws/amqp", octets.len()));
+        let mut answer = Upgrade::judge(head).unwrap().accept(Some("amqp"));
+        let accepted = Accepted { protocol: Some("amqp".into()), len: answer.len() };
+        for cut in 0..answer.len() {
+            assert_eq!(request.judge(&answer[..cut]), Ok(None));
+        }
+        answer.extend_from_slice(b"\x81\x00");
+        assert_eq!(request.judge(&answer), Ok(Some(accepted)));
+    }
+
+    #[test]
+    fn answers_that_do_not_upgrade_are_refused() {
+        let request = request();
+        let good = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+            Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
+        assert!(request.judge(good.as_bytes()).is_ok_and(|answer| answer.is_some()));
+        for (from, to) in [
+            ("101 Switching Protocols", "403 Forbidden"),
+            ("Upgrade: websocket\r\n", ""),
+            ("Connection: Upgrade\r\n", ""),
+            ("s3p", "xxx"),
+            ("\r\n\r\n", "\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n"),
+            ("\r\n\r\n", "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n"),
+            ("HTTP/1.1", "AMQP\0"),
+        ] {
+            assert!(request.judge(good.replace(from, to).as_bytes()).is_err(), "{to}");
+        }
+    }
+}

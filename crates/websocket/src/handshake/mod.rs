@@ -1,0 +1,17 @@
+//! The opening handshake (RFC 6455, section 4) of both roles.
+//!
+//! A server reads a [`Head`], judges it ([`Upgrade::judge`]), and answers with [`Upgrade::accept`] or a [`Refusal`]. A
+//! client sends a [`ClientRequest`] and judges the answer with it.
+
+mod client;
+mod head;
+mod key;
+mod origin;
+mod refusal;
+mod server;
+
+pub use client::{Accepted, ClientError, ClientRequest};
+pub use head::{Head, HeadError, MAX_HEAD, MAX_HEADERS};
+pub use origin::{NotOrigin, OriginPattern, OriginRules};
+pub use refusal::{Refusal, Status};
+pub use server::Upgrade;

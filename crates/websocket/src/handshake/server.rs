@@ -1,0 +1,170 @@
+//! The server's side: is this an upgrade, and the answer that makes it one.
+
+use super::head::{Head, HeadError};
+use super::key;
+use super::refusal::{Refusal, Status};
+
+/// The version of RFC 6455.
+const VERSION: &str = "13";
+
+/// A request that may be upgraded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upgrade<'a> {
+    /// Where to, and everything else of the request.
+    pub head: Head<'a>,
+    /// The host that the client means, with its port if that is not the usual one.
+    pub host: &'a str,
+    /// Where the page comes from that connects; only browsers tell.
+    pub origin: Option<&'a str>,
+    /// The subprotocols that the client offers, the dearest first.
+    pub offered: Vec<&'a str>,
+    key: &'a str,
+}
+
+impl<'a> Upgrade<'a> {
+    /// Judges a head by section 4.2.1.
+    ///
+    /// # Errors
+    /// 405 for another method, 426 for what is not an upgrade to version 13, 400 for one that is broken.
+    pub fn judge(head: Head<'a>) -> Result<Self, Refusal> {
+        let bad = |text| Err(Refusal::new(Status::BadRequest, text));
+        if head.method != "GET" {
+            return Err(Refusal::new(Status::MethodNotAllowed, "only GET can be upgraded to WebSocket"));
+        }
+        if !head.lists("upgrade", "websocket") || !head.lists("connection", "upgrade") {
+            let text = "this address speaks WebSocket: connect with a WebSocket client, ws:// or wss://";
+            return Err(Refusal::new(Status::UpgradeRequired, text));
+        }
+        if head.minor_version == 0 {
+            return bad("HTTP/1.1 is needed to upgrade");
+        }
+        if head.has_body() {
+            return bad("an upgrade has no body");
+        }
+        let Some(host) = head.single("host") else { return bad("exactly one Host is needed") };
+        if head.single("sec-websocket-version") != Some(VERSION) {
+            return Err(Refusal::new(Status::UpgradeRequired, "WebSocket version 13 is needed (RFC 6455)"));
+        }
+        let Some(key) = head.single("sec-websocket-key").filter(|key| key::is_valid(key)) else {
+            return bad("exactly one Sec-WebSocket-Key of 16 octets in base64 is needed");
+        };
+        if head.all("origin").count() > 1 {
+            return bad("more than one Origin");
+        }
+        let offered: Vec<&str> = head.elements("sec-websocket-protocol").collect();
+        if !offered.iter().all(|protocol| is_token(protocol)) {
+            return bad("Sec-WebSocket-Protocol is not a list of tokens");
+        }
+        let origin = head.header("origin");
+        Ok(Self { host, origin, offered, key, head })
+    }
+
+    /// The first of `known`, which is in order of preference, that the client offers too.
+    pub fn prefer<'k>(&self, known: &[&'k str]) -> Option<&'k str> {
+        known.iter().copied().find(|protocol| self.offered.contains(protocol))
+    }
+
+    /// The answer that upgrades. `protocol` must be one that was offered: anything else is left out, for a client has to
+    /// fail a connection with a subprotocol that it did not ask for (4.1).
+    pub fn accept(&self, protocol: Option<&str>) -> Vec<u8> {
+        let mut response = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Accept: {}\r\n",
+            key::accept(self.key)
+        );
+        if let Some(protocol) = protocol.filter(|protocol| self.offered.contains(protocol)) {
+            response.push_str("Sec-WebSocket-Protocol: ");
+            response.push_str(protocol);
+            response.push_str("\r\n");
+        }
+        response.push_str("\r\n");
+        response.into_bytes()
+    }
+}
+
+impl From<HeadError> for Refusal {
+    fn from(error: HeadError) -> Self {
+        let status = match error {
+            HeadError::Malformed => Status::BadRequest,
+            HeadError::TooLarge => Status::HeadTooLarge,
+        };
+        Self::new(status, error.to_string())
+    }
+}
+
+/// Whether `text` is a token (RFC 9110, 5.6.2); anything else could break the answer apart.
+pub(super) fn is_token(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|octet| octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "GET /chat HTTP/1.1\r\nHost: server.example.com\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+        Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://example.com\r\n\
+        Sec-WebSocket-Protocol: chat, superchat\r\nSec-WebSocket-Version: 13\r\n\r\n";
+
+    fn status(request: &str) -> Option<u16> {
+        let (head, _) = Head::parse(request.as_bytes()).unwrap().unwrap();
+        Upgrade::judge(head).err().map(|refusal| refusal.status as u16)
+    }
+
+    #[test]
+    fn the_rfcs_request_gets_the_rfcs_answer() {
+        let (head, _) = Head::parse(GOOD.as_bytes()).unwrap().unwrap();
+        let upgrade = Upgrade::judge(head).unwrap();
+        assert_eq!((upgrade.host, upgrade.origin), ("server.example.com", Some("http://example.com")));
+        assert_eq!(upgrade.prefer(&["none", "superchat", "chat"]), Some("superchat"));
+        assert_eq!(
+            String::from_utf8(upgrade.accept(Some("chat"))).unwrap(),
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: chat\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn only_what_was_offered_is_echoed() {
+        let (head, _) = Head::parse(GOOD.as_bytes()).unwrap().unwrap();
+        let upgrade = Upgrade::judge(head).unwrap();
+        for protocol in [None, Some("other"), Some("Chat")] {
+            let answer = String::from_utf8(upgrade.accept(protocol)).unwrap();
+            assert!(!answer.contains("Sec-WebSocket-Protocol"), "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_an_upgrade_is_told_why() {
+        for (from, to, expected) in [
+            ("GET ", "POST ", 405),
+            ("Upgrade: websocket\r\n", "", 426),
+            ("Connection: Upgrade\r\n", "Connection: keep-alive\r\n", 426),
+            ("websocket\r\n", "h2c\r\n", 426),
+            ("Version: 13", "Version: 8", 426),
+            ("Sec-WebSocket-Version: 13\r\n", "", 426),
+            ("HTTP/1.1", "HTTP/1.0", 400),
+            ("Host: server.example.com\r\n", "", 400),
+            ("Host:", "Host: a\r\nHost:", 400),
+            ("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n", "", 400),
+            ("dGhlIHNhbXBsZSBub25jZQ==", "dGhlIHNhbXBsZQ==", 400),
+            ("dGhlIHNhbXBsZSBub25jZQ==", "!!!", 400),
+            ("Sec-WebSocket-Key:", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Key:", 400),
+            ("Origin:", "Origin: http://a\r\nOrigin:", 400),
+            ("chat, superchat", "ch at", 400),
+            ("Host:", "Content-Length: 5\r\nHost:", 400),
+            ("Host:", "Transfer-Encoding: chunked\r\nHost:", 400),
+        ] {
+            assert!(GOOD.contains(from), "{from}");
+            assert_eq!(status(&GOOD.replace(from, to)), Some(expected), "{from:?} became {to:?}");
+        }
+        for fine in [
+            GOOD.replace("Connection: Upgrade", "Connection: keep-alive, upgrade"),
+            GOOD.replace("Upgrade: websocket", "upgrade: WebSocket"),
+            GOOD.replace("Origin: http://example.com\r\n", ""),
+            GOOD.replace("Host:", "Content-Length: 0\r\nHost:"),
+        ] {
+            assert_eq!(status(&fine), None);
+        }
+    }
+}

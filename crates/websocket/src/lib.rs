@@ -1,0 +1,33 @@
+//! RFC 6455, the WebSocket protocol: the handshake and the frames of both roles, sans-IO.
+//!
+//! - [`handshake`]: the HTTP/1.1 head, the server's judgement of it and its answer, the client's request, origins.
+//! - [`Decoder`]: takes octets as they come, hands payload out as it comes (no message is ever gathered), and tells of
+//!   messages' beginnings and ends and of control frames.
+//! - [`encode`]: frames to be sent. Whoever sends decides what a message is.
+//! - [`CloseCode`] and [`CloseFrame`]: why a connection ends.
+//! - [`forwarded`]: who is behind a reverse proxy, believed from trusted peers only.
+//!
+//! What always holds: no input makes a function panic; nothing is allocated for a length that was merely announced; the
+//! events of a [`Decoder`] do not depend on how its input was cut into reads; text is known to be UTF-8 before it is
+//! handed out.
+//!
+//! Left out: extensions. Nothing is negotiated, and reserved bits are refused as the RFC (5.2) asks for.
+//!
+//! What must never be added: sockets, clocks, random numbers (masking keys come from the caller), knowledge of the
+//! protocols inside.
+
+mod close;
+mod decode;
+pub mod encode;
+mod fault;
+pub mod forwarded;
+mod frame;
+pub mod handshake;
+mod mask;
+mod utf8;
+
+pub use close::{CloseCode, CloseFrame, MAX_REASON};
+pub use decode::{Control, Decoder, Event, Limits, MessageKind, Role, Step};
+pub use fault::Fault;
+pub use frame::{Header, HeaderOctets, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
+pub use mask::mask;

@@ -1,0 +1,226 @@
+//! Cases in the spirit of the Autobahn test suite, under its headings.
+
+use websocket::{CloseCode, CloseFrame, Limits, MessageKind, Role, encode};
+
+use crate::common::{Heard, hear, hear_client, masked};
+
+const FIN: u8 = 0x80;
+const CONTINUATION: u8 = 0;
+const TEXT: u8 = 1;
+const BINARY: u8 = 2;
+const CLOSE: u8 = 8;
+const PING: u8 = 9;
+const PONG: u8 = 10;
+
+/// Frames one after another.
+fn frames(frames: &[(u8, &[u8])]) -> Vec<u8> {
+    frames.iter().flat_map(|(first, payload)| masked(*first, payload)).collect()
+}
+
+/// What is heard of frames that are all in order, whatever the cut.
+fn fine(list: &[(u8, &[u8])]) -> Vec<Heard> {
+    let octets = frames(list);
+    let (heard, fault) = hear_client(&octets);
+    assert_eq!(fault, None);
+    for step in [1, 3, 997] {
+        assert_eq!(hear(Role::Server, Limits::NONE, &octets, step), (heard.clone(), None));
+    }
+    heard
+}
+
+/// The code with which frames are refused, and what was heard before.
+fn refused(list: &[(u8, &[u8])]) -> (Vec<Heard>, u16) {
+    let octets = frames(list);
+    let (heard, fault) = hear_client(&octets);
+    let fault = fault.expect("they are refused");
+    for step in [1, 3, 997] {
+        assert_eq!(hear(Role::Server, Limits::NONE, &octets, step), (heard.clone(), Some(fault)));
+    }
+    (heard, fault.code.get())
+}
+
+#[test]
+fn framing_every_length_at_its_edges() {
+    for len in [0, 1, 124, 125, 126, 127, 128, 65535, 65536, 65537, 1 << 20] {
+        let payload = vec![b'*'; len];
+        for (first, expected) in
+            [(TEXT, Heard::Text(payload.clone())), (BINARY, Heard::Binary(payload.clone()))]
+        {
+            let octets = masked(FIN | first, &payload);
+            assert_eq!(hear_client(&octets), (vec![expected.clone()], None));
+            assert_eq!(hear(Role::Server, Limits::NONE, &octets, 997), (vec![expected], None));
+        }
+    }
+}
+
+#[test]
+fn pings_up_to_125_octets_are_heard_and_longer_ones_refused() {
+    for payload in [&b""[..], b"Hello", b"\x00\xff\xfe\xfd", &[0xfe; 125]] {
+        assert_eq!(fine(&[(FIN | PING, payload)]), [Heard::Ping(payload.to_vec())]);
+        assert_eq!(fine(&[(FIN | PONG, payload)]), [Heard::Pong(payload.to_vec())]);
+    }
+    assert_eq!(refused(&[(FIN | PING, &[0xfe; 126])]), (vec![], 1002));
+    let ten = vec![(FIN | PING, &b"payload"[..]); 10];
+    assert_eq!(fine(&ten), vec![Heard::Ping(b"payload".to_vec()); 10]);
+}
+
+#[test]
+fn reserved_bits_are_refused_wherever_they_stand() {
+    for bits in 1..8u8 {
+        let bits = bits << 4;
+        for opcode in [TEXT, BINARY, CLOSE, PING, PONG] {
+            assert_eq!(refused(&[(FIN | bits | opcode, b"x")]), (vec![], 1002));
+        }
+        let (heard, code) =
+            refused(&[(FIN | TEXT, b"first"), (FIN | bits | TEXT, b"second"), (FIN | PING, b"")]);
+        assert_eq!((heard, code), (vec![Heard::Text(b"first".to_vec())], 1002));
+    }
+}
+
+#[test]
+fn unknown_opcodes_are_refused() {
+    for opcode in (3..8).chain(11..16) {
+        for payload in [&b""[..], b"payload"] {
+            assert_eq!(refused(&[(FIN | opcode, payload), (FIN | PING, b"")]), (vec![], 1002));
+        }
+    }
+}
+
+#[test]
+fn fragments_are_put_together_with_control_frames_between() {
+    let two = [(TEXT, &b"frag"[..]), (FIN | CONTINUATION, b"ment")];
+    assert_eq!(fine(&two), [Heard::Text(b"fragment".to_vec())]);
+    let heard = fine(&[
+        (TEXT, b"a"),
+        (CONTINUATION, b""),
+        (FIN | PING, b"p"),
+        (CONTINUATION, b"b"),
+        (FIN | PONG, b"q"),
+        (FIN | CONTINUATION, b""),
+        (FIN | BINARY, b"c"),
+    ]);
+    assert_eq!(
+        heard,
+        [
+            Heard::Ping(b"p".to_vec()),
+            Heard::Pong(b"q".to_vec()),
+            Heard::Text(b"ab".to_vec()),
+            Heard::Binary(b"c".to_vec()),
+        ]
+    );
+}
+
+#[test]
+fn fragmentation_that_makes_no_message_is_refused() {
+    for list in [
+        &[(PING, &b"a"[..]), (FIN | CONTINUATION, b"b")][..],
+        &[(PONG, b"a")],
+        &[(CLOSE, b"")],
+        &[(FIN | CONTINUATION, b"of nothing"), (FIN | TEXT, b"x")],
+        &[(CONTINUATION, b"of nothing"), (FIN | TEXT, b"x")],
+        &[(TEXT, b"a"), (FIN | TEXT, b"b")],
+        &[(BINARY, b"a"), (TEXT, b"b")],
+    ] {
+        assert_eq!(refused(list).1, 1002);
+    }
+    let (heard, code) = refused(&[(TEXT, b"a"), (FIN | CONTINUATION, b"b"), (FIN | CONTINUATION, b"c")]);
+    assert_eq!((heard, code), (vec![Heard::Text(b"ab".to_vec())], 1002));
+}
+
+#[test]
+fn text_in_utf8_is_heard_however_its_characters_are_cut() {
+    let text = "Hello-µ@ßöäüàá-UTF-8!! κόσμε 🐇 \u{0}\u{7ff}\u{800}\u{ffff}\u{10ffff}";
+    assert_eq!(fine(&[(FIN | TEXT, text.as_bytes())]), [Heard::Text(text.into())]);
+    for cut in 0..=text.len() {
+        let (front, back) = text.as_bytes().split_at(cut);
+        assert_eq!(fine(&[(TEXT, front), (FIN | CONTINUATION, back)]), [Heard::Text(text.into())]);
+    }
+    let octets: Vec<(u8, &[u8])> = text.as_bytes().chunks(1).map(|octet| (CONTINUATION, octet)).collect();
+    let list = [&[(TEXT, &b""[..])], &octets[..], &[(FIN | CONTINUATION, b"")]].concat();
+    assert_eq!(fine(&list), [Heard::Text(text.into())]);
+}
+
+#[test]
+fn text_that_is_not_utf8_is_refused_with_1007() {
+    for bad in [
+        &b"\xce\xba\xe1\xbd\xb9\xcf\x83\xce\xbc\xce\xb5\xed\xa0\x80edited"[..],
+        b"\xce\xba\xe1\xbd\xb9\xcf\x83\xce\xbc\xce\xb5\xf4\x90\x80\x80edited",
+        b"\xf8\x88\x80\x80\x80",
+        b"\xc0\xaf",
+        b"\x80",
+        b"\xe1\xbd",
+        b"\xff",
+    ] {
+        assert_eq!(refused(&[(FIN | TEXT, bad)]), (vec![], 1007));
+        // Octets need not be text.
+        assert_eq!(fine(&[(FIN | BINARY, bad)]), [Heard::Binary(bad.to_vec())]);
+    }
+}
+
+#[test]
+fn bad_text_is_refused_before_the_rest_of_its_message_has_come() {
+    let begun = frames(&[(TEXT, b"\xce\xba\xf4\x90")]);
+    let (heard, fault) = hear_client(&begun);
+    assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1007)));
+    // Within one frame, as soon as the octet is there.
+    let whole = masked(FIN | TEXT, b"\xce\xba\xf4\x90\x80\x80edited");
+    let header = whole.len() - 12;
+    assert_eq!(hear_client(&whole[..header + 3]).1, None);
+    assert_eq!(hear_client(&whole[..header + 4]).1.map(|fault| fault.code.get()), Some(1007));
+}
+
+#[test]
+fn close_frames_are_heard_and_nothing_behind_them() {
+    let close = |code: u16, reason: &str| [&code.to_be_bytes(), reason.as_bytes()].concat();
+    assert_eq!(fine(&[(FIN | CLOSE, b"")]), [Heard::Close(None)]);
+    let long = "*".repeat(123);
+    for reason in ["", "Hello World!", &long] {
+        let frame = CloseFrame { code: CloseCode::NORMAL, reason: reason.into() };
+        let payload = close(1000, reason);
+        for after in [(FIN | TEXT, &b"x"[..]), (FIN | PING, b""), (FIN | CLOSE, b""), (0xff, b"nonsense")] {
+            assert_eq!(fine(&[(FIN | CLOSE, &payload), after]), [Heard::Close(Some(frame.clone()))]);
+        }
+    }
+    // A close frame may cut a message short.
+    assert_eq!(fine(&[(TEXT, b"begun"), (FIN | CLOSE, b"")]), [Heard::Close(None)]);
+}
+
+#[test]
+fn close_frames_that_must_not_be_sent_are_refused() {
+    assert_eq!(refused(&[(FIN | CLOSE, b"x")]), (vec![], 1002));
+    assert_eq!(refused(&[(FIN | CLOSE, &[3; 126])]), (vec![], 1002));
+    assert_eq!(refused(&[(FIN | CLOSE, b"\x03\xe8\xce\xba\xed\xa0\x80")]), (vec![], 1007));
+    for code in [0u16, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65535] {
+        assert_eq!(refused(&[(FIN | CLOSE, &code.to_be_bytes())]), (vec![], 1002), "{code}");
+    }
+    for code in [1000u16, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999] {
+        assert_eq!(fine(&[(FIN | CLOSE, &code.to_be_bytes())]).len(), 1, "{code}");
+    }
+}
+
+#[test]
+fn each_side_masks_as_it_must() {
+    let mut unmasked = Vec::new();
+    encode::message(&mut unmasked, None, MessageKind::Binary, b"x");
+    let (heard, fault) = hear_client(&unmasked);
+    assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1002)));
+    let (_, fault) = hear(Role::Client, Limits::NONE, &masked(FIN | BINARY, b"x"), 64);
+    assert_eq!(fault.map(|fault| fault.code.get()), Some(1002));
+}
+
+#[test]
+fn messages_above_the_limit_are_refused_by_their_headers_alone() {
+    let limits = Limits { message: 10 };
+    let code = |octets: &[u8]| hear(Role::Server, limits, octets, 64).1.map(|fault| fault.code.get());
+    assert_eq!(code(&masked(FIN | BINARY, &[0; 10])), None);
+    assert_eq!(code(&masked(FIN | BINARY, &[0; 11])[..6]), Some(1009));
+    assert_eq!(
+        code(&frames(&[(BINARY, &[0; 6]), (FIN | CONTINUATION, &[0; 4]), (FIN | BINARY, &[0; 10])])),
+        None
+    );
+    assert_eq!(code(&frames(&[(BINARY, &[0; 6]), (FIN | CONTINUATION, &[0; 5])])), Some(1009));
+    // Half of what can be announced, at no cost, and then the sum of two that exceeds 64 bits.
+    let huge = [0x02, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
+    assert_eq!(code(&huge), Some(1009));
+    assert_eq!(hear_client(&huge), (vec![], None));
+}

@@ -1,0 +1,76 @@
+//! A decoder fed in pieces, and what it told.
+
+use websocket::{CloseFrame, Decoder, Event, Fault, Limits, MessageKind, Role};
+
+/// What a peer said, in messages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// A text message.
+    Text(Vec<u8>),
+    /// A binary message.
+    Binary(Vec<u8>),
+    /// A ping and its payload.
+    Ping(Vec<u8>),
+    /// A pong and its payload.
+    Pong(Vec<u8>),
+    /// The close frame.
+    Close(Option<CloseFrame>),
+}
+
+/// Everything in `input`, shown `step` octets more at a time, up to the first fault.
+pub fn hear(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
+    let mut decoder = Decoder::new(role, limits);
+    let (mut heard, mut payload, mut kind) = (Vec::new(), Vec::new(), None);
+    let (mut start, mut end) = (0, 0);
+    while end < input.len() {
+        end = (end + step).min(input.len());
+        loop {
+            let step = match decoder.decode(&input[start..end], &mut payload) {
+                Ok(step) => step,
+                Err(fault) => return (heard, Some(fault)),
+            };
+            start += step.taken;
+            let Some(event) = step.event else { break };
+            heard.push(match event {
+                Event::MessageStart(begun) => {
+                    assert!(payload.is_empty());
+                    kind = Some(begun);
+                    continue;
+                }
+                Event::MessageEnd => match kind.take().expect("a message was begun") {
+                    MessageKind::Text => Heard::Text(std::mem::take(&mut payload)),
+                    MessageKind::Binary => Heard::Binary(std::mem::take(&mut payload)),
+                },
+                Event::Ping(control) => Heard::Ping(control.payload().to_vec()),
+                Event::Pong(control) => Heard::Pong(control.payload().to_vec()),
+                Event::Close(frame) => Heard::Close(frame),
+            });
+        }
+    }
+    (heard, None)
+}
+
+/// The same from a client, without limits, in one piece.
+pub fn hear_client(input: &[u8]) -> (Vec<Heard>, Option<Fault>) {
+    hear(Role::Server, Limits::NONE, input, input.len().max(1))
+}
+
+/// A client's frame with these first octet and payload.
+pub fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
+    let key = [0x37, 0xfa, 0x21, 0x3d];
+    let mut octets = vec![first];
+    match payload.len() {
+        len @ 0..=125 => octets.push(0x80 | len as u8),
+        len @ 126..=65535 => {
+            octets.push(0x80 | 126);
+            octets.extend((len as u16).to_be_bytes());
+        }
+        len => {
+            octets.push(0x80 | 127);
+            octets.extend((len as u64).to_be_bytes());
+        }
+    }
+    octets.extend(key);
+    octets.extend(payload.iter().enumerate().map(|(i, octet)| octet ^ key[i % 4]));
+    octets
+}

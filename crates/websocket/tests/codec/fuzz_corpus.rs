@@ -1,0 +1,97 @@
+//! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
+
+use websocket::handshake::{ClientRequest, Head, Upgrade};
+use websocket::{CloseCode, MessageKind, encode};
+
+use crate::bodies;
+
+/// Per target; enough to reach every branch of the bodies, within a second in a debug build.
+const MUTATIONS: usize = 3000;
+
+/// What the mutations of a target start from.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    if target == "frames" {
+        return vec![conversation(None), conversation(Some([0x37, 0xfa, 0x21, 0x3d]))];
+    }
+    let request = ClientRequest {
+        host: "localhost:15670".into(),
+        target: "/ws/amqp?x".into(),
+        origin: Some("https://*.example.com:8443".into()),
+        protocols: vec!["amqp091".into(), "mqtt".into()],
+        nonce: [0; 16],
+    };
+    let mut octets = request.octets();
+    octets.truncate(octets.len() - 2);
+    octets.extend_from_slice(
+        b"Forwarded: for=\"[2001:db8::1]:80\";by=\"a,b\", for=10.0.0.2\r\nX-Forwarded-For: 1.2.3.4, 10.0.0.3\r\n\r\n",
+    );
+    let answer = {
+        let (head, _) = Head::parse(&octets).expect("it is a request").expect("it is whole");
+        Upgrade::judge(head).expect("it is an upgrade").accept(Some("mqtt"))
+    };
+    vec![octets, answer]
+}
+
+fn conversation(key: Option<[u8; 4]>) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::fragment(&mut out, key, Some(MessageKind::Text), false, "κόσ".as_bytes());
+    encode::ping(&mut out, key, b"ping");
+    encode::fragment(&mut out, key, None, true, "με".as_bytes());
+    for len in [0, 125, 126, 5000] {
+        encode::message(&mut out, key, MessageKind::Binary, &vec![7; len]);
+    }
+    encode::pong(&mut out, key, b"");
+    encode::close(&mut out, key, CloseCode::GOING_AWAY, "bye");
+    out
+}
+
+#[test]
+fn the_targets_hold_on_the_corpus_and_its_mutations() {
+    for (name, body) in bodies::TARGETS {
+        let corpus = corpus(name);
+        corpus.iter().for_each(|seed| body(seed));
+        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        for _ in 0..MUTATIONS {
+            let mut input = corpus[random.below(corpus.len())].clone();
+            for _ in 0..=random.below(4) {
+                mutate(&mut input, &mut random);
+            }
+            body(&input);
+        }
+    }
+}
+
+fn mutate(input: &mut Vec<u8>, random: &mut Random) {
+    let at = random.below(input.len() + 1);
+    match random.below(5) {
+        0 => input.truncate(at),
+        1 => input.insert(at, random.octet()),
+        2 if at < input.len() => drop(input.remove(at)),
+        3 if at < input.len() => input[at] ^= 1 << random.below(8),
+        _ if at < input.len() => {
+            input[at] =
+                [0, 0x7e, 0x7f, 0x80, 0xfe, 0xff, b',', b'"', b'\r', random.octet()][random.below(10)];
+        }
+        _ => {}
+    }
+}
+
+/// Xorshift: the same sequence every time.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    fn octet(&mut self) -> u8 {
+        (self.next() >> 32) as u8
+    }
+}

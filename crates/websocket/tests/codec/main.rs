@@ -1,0 +1,12 @@
+//! The codec as a whole: the RFC's own examples, a list of cases, another implementation, and nonsense.
+
+mod cases;
+pub mod common;
+mod cuts;
+mod differential;
+mod fuzz_corpus;
+mod golden;
+
+/// The bodies of the fuzz targets.
+#[path = "../../fuzz/src/lib.rs"]
+pub mod bodies;
