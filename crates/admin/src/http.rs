@@ -24,7 +24,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::listener::{Listener, Stream};
 use crate::stall::StallTimeout;
-use crate::{MetricsWriter, Source, health, process};
+use crate::{MetricsWriter, Source, health, page, process};
 
 /// Serves HTTP until `shutdown` is over, then finishes the requests at hand within a few seconds.
 ///
@@ -186,14 +186,15 @@ fn router(source: Arc<dyn Source>) -> Router {
         scrapes: Arc::new(Semaphore::new(SCRAPES_AT_ONCE)),
         started: process::Started::now(),
     };
-    let probes = Router::new()
+    let probes_and_page = Router::new()
         .route("/healthz", get(health::alive))
         .route("/readyz", get(health::ready))
+        .merge(page::router())
         .with_state(source);
     Router::new()
         .route("/metrics", get(metrics))
         .with_state(Arc::new(context))
-        .merge(probes)
+        .merge(probes_and_page)
         .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
         .layer(middleware::map_response(with_security_headers))
 }
@@ -219,15 +220,14 @@ async fn metrics(State(context): State<Arc<Context>>) -> Response {
     }
 }
 
+/// What an answer may load, unless it says otherwise: nothing.
+const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+);
+
 /// No page of another origin may frame, sniff, embed or cache what is answered here
 /// (<https://owasp.org/www-project-secure-headers/>).
-const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 6] = [
-    (
-        header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static(
-            "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-        ),
-    ),
+const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 5] = [
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
@@ -239,7 +239,9 @@ const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 6] = [
 ];
 
 async fn with_security_headers(mut response: Response) -> Response {
-    response.headers_mut().extend(SECURITY_HEADERS);
+    let headers = response.headers_mut();
+    headers.extend(SECURITY_HEADERS);
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(POLICY);
     response
 }
 

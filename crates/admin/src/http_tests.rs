@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::Readiness;
+use crate::{Readiness, WebSocketPorts};
 
 const PATIENT: Limits = Limits {
     connections: 16,
@@ -29,6 +29,10 @@ impl Source for Told {
     fn metrics(&self, out: &mut MetricsWriter) {
         assert!(self.padding != usize::MAX, "a source with a bug");
         out.gauge("leveret_test", &"x".repeat(self.padding), 42_u64);
+    }
+
+    fn websocket_ports(&self) -> WebSocketPorts {
+        WebSocketPorts { ws: Some(15670), wss: None }
     }
 }
 
@@ -121,20 +125,36 @@ async fn a_source_that_panics_costs_one_answer() {
 #[tokio::test]
 async fn every_answer_has_the_security_headers() {
     let server = Server::start(PATIENT, 0).await;
-    for (request, status) in [
-        ("GET /healthz", "200"),
-        ("GET /metrics", "200"),
-        ("GET /", "404"),
-        ("GET /../../etc/passwd", "404"),
-        ("POST /metrics", "405"),
+    for (request, status, policy) in [
+        ("GET /healthz", "200", POLICY),
+        ("GET /metrics", "200", POLICY),
+        ("GET /", "200", page::POLICY),
+        ("GET /page/main.js", "200", page::POLICY),
+        ("GET /page/listeners.json", "200", POLICY),
+        ("GET /page/", "404", POLICY),
+        ("GET /../../etc/passwd", "404", POLICY),
+        ("POST /metrics", "405", POLICY),
     ] {
         let answer = server.answer(request).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
-        for (name, value) in SECURITY_HEADERS {
+        for (name, value) in SECURITY_HEADERS.into_iter().chain([(header::CONTENT_SECURITY_POLICY, policy)]) {
             let line = format!("\r\n{name}: {}\r\n", value.to_str().unwrap());
+            assert_eq!(answer.matches(&format!("\r\n{name}: ")).count(), 1, "{request}: {name} in {answer}");
             assert!(answer.contains(&line), "{request}: {name} missing in {answer}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_page_is_told_where_the_websockets_are() {
+    let server = Server::start(PATIENT, 0).await;
+    let answer = server.answer("GET /").await;
+    assert!(answer.contains("\r\ncontent-type: text/html; charset=utf-8\r\n"), "{answer}");
+    let answer = server.answer("GET /page/amqp/wire.js").await;
+    assert!(answer.contains("\r\ncontent-type: text/javascript; charset=utf-8\r\n"), "{answer}");
+    let answer = server.answer("GET /page/listeners.json").await;
+    assert!(answer.contains("\r\ncontent-type: application/json\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\n{\"ws\":15670,\"wss\":null}\n"), "{answer}");
 }
 
 #[tokio::test]

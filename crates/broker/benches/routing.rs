@@ -75,11 +75,15 @@ impl Bench {
     }
 
     fn bind(&self, number: u32) {
-        self.with_binding(number, |vhost, binding| vhost.bind_queue(SESSION, binding).unwrap());
+        self.with_binding(number, |vhost, binding| {
+            vhost.bind_queue(SESSION, binding).unwrap();
+        });
     }
 
     fn unbind(&self, number: u32) {
-        self.with_binding(number, |vhost, binding| vhost.unbind_queue(SESSION, binding).unwrap());
+        self.with_binding(number, |vhost, binding| {
+            vhost.unbind_queue(SESSION, binding).unwrap();
+        });
     }
 
     fn publish(&mut self, number: u32) {

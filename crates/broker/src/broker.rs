@@ -1,16 +1,18 @@
 //! The broker: its users and its virtual hosts.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use parking_lot::RwLock;
+use store::Store;
+use store::catalogue::Catalogue;
 
 use crate::deadlines::{DeadlineWaker, Deadlines};
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
 use crate::permissions::Seat;
 use crate::time::Timestamp;
-use crate::users::{GUEST, Identity, LoginRefused, UserSpec, Users};
+use crate::users::{Identity, LoginRefused, UserSpec, Users};
 use crate::vhost::VirtualHost;
 
 /// How a broker starts.
@@ -36,6 +38,8 @@ pub struct Broker {
     users: Users,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
+    /// Where durable things are written down, if anywhere.
+    store: OnceLock<Arc<Store>>,
 }
 
 impl Broker {
@@ -46,10 +50,10 @@ impl Broker {
             users: Users::default(),
             metrics: Arc::default(),
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
+            store: OnceLock::new(),
         });
         if config.defaults {
-            broker.put_user(UserSpec::guest());
-            broker.add_vhost(DEFAULT_VHOST).grant(GUEST).allow_everything();
+            broker.add_defaults();
         }
         broker
     }
@@ -65,6 +69,18 @@ impl Broker {
         peer_is_loopback: bool,
     ) -> Result<Identity, LoginRefused> {
         self.users.authenticate(user, password, peer_is_loopback)
+    }
+
+    /// Logs in a user whose identity somebody else has proved, such as TLS by a client certificate.
+    ///
+    /// # Errors
+    /// Why it is refused: for the log only.
+    pub fn authenticate_external(
+        &self,
+        user: &str,
+        peer_is_loopback: bool,
+    ) -> Result<Identity, LoginRefused> {
+        self.users.authenticate_external(user, peer_is_loopback)
     }
 
     /// Adds a user, or changes one. Open connections stay open.
@@ -112,8 +128,31 @@ impl Broker {
     /// Adds a virtual host; one that exists stays as it is.
     pub fn add_vhost(&self, name: &str) -> Arc<VirtualHost> {
         let mut vhosts = self.vhosts.write();
-        let new = || VirtualHost::new(name, self.metrics.clone(), self.deadlines.clone());
+        let new = || {
+            let vhost = VirtualHost::new(name, self.metrics.clone(), self.deadlines.clone());
+            if let Some(store) = self.store.get() {
+                vhost.keep(store);
+            }
+            vhost
+        };
         vhosts.entry_ref(name).or_insert_with(new).clone()
+    }
+
+    /// From now on writes down what is durable. What is here already has been read from there.
+    pub(crate) fn keep(&self, store: &Arc<Store>) {
+        let vhosts = self.vhosts.write();
+        let _ = self.store.set(store.clone());
+        vhosts.values().for_each(|vhost| vhost.keep(store));
+    }
+
+    /// Where durable things are written down, if anywhere.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.store.get()
+    }
+
+    /// The part of it that is about definitions.
+    pub fn catalogue(&self) -> Option<&Arc<Catalogue>> {
+        self.store().map(|store| store.catalogue())
     }
 
     /// Counters of all virtual hosts together.
@@ -126,10 +165,17 @@ impl Broker {
         self.deadlines.earliest()
     }
 
-    /// Does what has fallen due: messages and queues expire.
+    /// Does what has fallen due: messages and queues expire. When that is very much, a part of it: what is left has its
+    /// deadline at `now` at the latest, so that a timer which lets others have their turn in between comes back for it
+    /// at once.
     pub fn expire(&self, now: Timestamp) {
-        while let Some(queue) = self.deadlines.take_due(now) {
-            queue.expire(now);
+        let mut dropped = 0;
+        for _ in 0..EXPIRED_QUEUES {
+            let Some(queue) = self.deadlines.take_due(now) else { return };
+            dropped += queue.expire(now);
+            if dropped >= EXPIRED_MESSAGES {
+                return;
+            }
         }
     }
 }
@@ -138,4 +184,8 @@ fn refused(identity: &Identity, vhost: &str) -> BrokerError {
     BrokerError::VirtualHostRefused { vhost: vhost.into(), user: identity.user().into() }
 }
 
-const DEFAULT_VHOST: &str = "/";
+/// Queues looked at in one [`Broker::expire`], some of which may go, at some ten microseconds each.
+const EXPIRED_QUEUES: usize = 256;
+
+/// Messages from which on one [`Broker::expire`] goes no further: about a millisecond when they are dead-lettered.
+const EXPIRED_MESSAGES: usize = 1024;

@@ -1,10 +1,10 @@
 //! Which queues have something to do, and when.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use sync::Mutex;
+use sync::atomic::{AtomicU64, Ordering};
 
 use crate::queue::Queue;
 use crate::time::Timestamp;

@@ -63,6 +63,14 @@ pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Insp
     Ok(inspected)
 }
 
+/// What the broker needs to know of properties that were checked when they were published; `None` if they were not.
+pub(crate) fn traits_of(octets: &[u8]) -> Option<Traits> {
+    let properties = Properties::decode(octets).ok()?;
+    let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
+    let persistent = properties.delivery_mode == Some(2);
+    Some(Traits { persistent, priority: properties.priority, expiration })
+}
+
 /// The properties as others may see them: without the header BCC. A returned message is stripped of it, too, for it
 /// may be passed on. Properties that nobody inspected may be malformed, and are left as they are.
 pub fn without_blind_copies(octets: &[u8]) -> Cow<'_, [u8]> {

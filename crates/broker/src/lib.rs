@@ -1,4 +1,4 @@
-//! The core of a RabbitMQ-compatible message broker, in memory.
+//! The core of a RabbitMQ-compatible message broker: in memory, and what is to survive a restart also in a [`Store`].
 //!
 //! # Parts
 //!
@@ -7,6 +7,7 @@
 //! - [`Seat`]: a connection in a virtual host, and what its user may do there ([`Permissions`], [`VirtualHostLimits`],
 //!   [`UserLimits`]). [`Policy`]: arguments that the operator gives to queues and exchanges. [`Definitions`]: all of it
 //!   from a file.
+//! - `ledger` and `persistence`: definitions and messages as they are written down, and read back.
 //! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
 //!   in batches. [`Message`]: one immutable object for all its queues.
 //! - [`Queue`]: ready messages in order, and its consumers, which are whatever implements [`Consumer`].
@@ -47,11 +48,13 @@ mod deadlines;
 mod definitions;
 mod error;
 mod inspect;
+mod ledger;
 mod limits;
 mod message;
 mod metrics;
 mod names;
 mod permissions;
+mod persistence;
 mod policies;
 mod publisher;
 mod queue;
@@ -62,6 +65,10 @@ mod time;
 mod topology;
 mod users;
 mod vhost;
+
+pub use store::catalogue::{Catalogue, CatalogueError, Ticket};
+pub use store::journal::Lsn;
+pub use store::{Store, Waiter};
 
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
@@ -74,6 +81,7 @@ pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{Counter, Metrics};
 pub use names::generated_name;
 pub use permissions::{Pattern, Permissions, Seat, TopicPermissions};
+pub use persistence::RestoreError;
 pub use policies::{ApplyTo, Policy, PolicyDefinition};
 pub use publisher::{Flushed, Publish, Publisher};
 pub use queue::{

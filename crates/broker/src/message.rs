@@ -146,6 +146,11 @@ impl Message {
         &self.octets[self.property_range()]
     }
 
+    /// Routing key, properties and, if it is small, body, one behind the other.
+    pub(crate) fn octets(&self) -> &[u8] {
+        &self.octets
+    }
+
     /// The body.
     pub fn body(&self) -> BodyView<'_> {
         match self.large() {

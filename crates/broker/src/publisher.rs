@@ -6,11 +6,13 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
+use store::journal::Lsn;
 
 use crate::error::BrokerError;
 use crate::inspect::{Inspected, inspect};
 use crate::message::{Body, Message};
 use crate::permissions::Grant;
+use crate::persistence::KeptMessages;
 use crate::queue::Queue;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -39,6 +41,11 @@ pub struct Flushed {
     /// Which of them, counted from 0 and ascending, a full queue refused (`x-overflow=reject-publish`): these are to
     /// be nacked, all others acked.
     pub refused: Vec<u64>,
+    /// What has to be on disk before they are confirmed; `None` if nothing has.
+    pub until: Option<Lsn>,
+    /// More waits to be written than should: the session takes no more publishes until [`store::Store::wait_for_room`]
+    /// wakes it.
+    pub full: bool,
 }
 
 /// The publishing side of one channel.
@@ -62,15 +69,24 @@ pub struct Publisher {
     now: Timestamp,
 }
 
-/// Where messages with one exchange and routing key go.
+/// Where messages with one exchange and routing key, and perhaps the same headers, go.
 struct Route {
     exchange: Arc<str>,
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
     /// Replies alone do not count as routed (RabbitMQ, "Direct Reply-to").
     counts: bool,
-    /// Whether it holds for all messages with this exchange and key.
-    fixed: bool,
+    scope: Scope,
+}
+
+/// Which messages a route holds for.
+enum Scope {
+    /// One only.
+    Once,
+    /// All with its exchange and key.
+    Key,
+    /// Those of them that have exactly these headers, encoded.
+    Headers(Box<[u8]>),
 }
 
 impl Publisher {
@@ -114,14 +130,14 @@ impl Publisher {
         let generation = self.vhost.generation();
         let fresh = self.routes.is_fresh(generation);
         let known = match &self.route {
-            _ if !fresh => None,
-            Some(route) if route.fixed && route.leads(publish.exchange, publish.routing_key) => {
-                Some(route.clone())
+            _ if !fresh => Known::Nothing,
+            Some(route) if route.leads(publish.exchange, publish.routing_key, None) => {
+                Known::Route(route.clone())
             }
             _ => self.routes.find(publish.exchange, publish.routing_key),
         };
         // RabbitMQ looks for the exchange before it looks at the properties.
-        if known.is_none() {
+        if matches!(known, Known::Nothing) {
             self.vhost.check_publish(&self.grant, publish.exchange, publish.routing_key)?;
         }
         let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
@@ -129,9 +145,14 @@ impl Publisher {
         let publish = Publish { properties, ..publish };
         let inspected = inspect(publish.properties, &self.identity)?;
         let copied = !inspected.copies.is_empty() || !inspected.blind_copies.is_empty();
+        let known = match known {
+            Known::Route(route) if !copied => Some(route),
+            Known::ByHeaders if !copied => self.route_by_headers(&publish, inspected.headers),
+            _ => None,
+        };
         let route = match known {
-            Some(route) if !copied => route,
-            _ => self.find_route(&publish, &inspected, generation)?,
+            Some(route) => route,
+            None => self.find_route(&publish, &inspected, generation)?,
         };
         let same = self.route.as_ref().is_some_and(|last| Arc::ptr_eq(last, &route));
         if !same {
@@ -165,6 +186,16 @@ impl Publisher {
         flushed
     }
 
+    /// The last route, or one before, if it is for these headers.
+    fn route_by_headers(&self, publish: &Publish<'_>, headers: &[u8]) -> Option<Arc<Route>> {
+        match &self.route {
+            Some(last) if last.leads(publish.exchange, publish.routing_key, Some(headers)) => {
+                Some(last.clone())
+            }
+            _ => self.routes.find_by_headers(publish.exchange, publish.routing_key, headers),
+        }
+    }
+
     /// Looks for the queues, now that the user was allowed at the generation `allowed_at` to publish.
     fn find_route(
         &mut self,
@@ -185,11 +216,16 @@ impl Publisher {
             routes.queues.extend(keys.iter().filter_map(|key| self.vhost.reply_queue(key)));
         }
         // Reply queues come and go without the topology's knowing.
-        let fixed = keys.len() == 1 && !routes.by_properties && !replies;
+        let scope = match routes.by_headers {
+            _ if keys.len() > 1 || routes.by_properties || replies => Scope::Once,
+            true if inspected.headers.len() > MAX_HEADERS => Scope::Once,
+            true => Scope::Headers(inspected.headers.into()),
+            false => Scope::Key,
+        };
         let key = publish.routing_key.into();
-        let route = Arc::new(Route { exchange, key, queues: routes.queues, counts, fixed });
+        let route = Arc::new(Route { exchange, key, queues: routes.queues, counts, scope });
         // Changed permissions make for a new generation: what was allowed at an older one is not remembered.
-        if fixed && generation == allowed_at {
+        if !matches!(route.scope, Scope::Once) && generation == allowed_at {
             self.routes.insert(&route, generation);
         }
         Ok(route)
@@ -206,15 +242,30 @@ impl Publisher {
         self.batch_bytes = 0;
         self.vhost.metrics().messages_routed.add(self.batch.len());
         let Some((last, others)) = route.queues.split_last() else { return };
-        for queue in others {
+        let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &self.batch);
+        self.flushed.full |= kept.full;
+        // Dead letters go on their way when all queues have the batch, as they do where each queue is a process: a
+        // queue that gets both has the messages first.
+        let mut letters = Vec::new();
+        for (at, queue) in others.iter().enumerate() {
             let refused = &mut self.flushed.refused;
             let messages = self.batch.iter().cloned();
-            let dead = queue.append(messages, self.now, |at| refused.push(first + at as u64));
-            self.vhost.dead_letter(queue, dead, self.now);
+            let appended =
+                queue.append(messages, kept.at(at), self.now, |at| refused.push(first + at as u64));
+            self.flushed.until = self.flushed.until.max(appended.until);
+            if !appended.dead.is_empty() {
+                letters.push((queue, appended.dead));
+            }
         }
         let refused = &mut self.flushed.refused;
-        let dead = last.append(self.batch.drain(..), self.now, |at| refused.push(first + at as u64));
-        self.vhost.dead_letter(last, dead, self.now);
+        let messages = self.batch.drain(..);
+        let appended =
+            last.append(messages, kept.at(others.len()), self.now, |at| refused.push(first + at as u64));
+        self.flushed.until = self.flushed.until.max(appended.until);
+        letters.push((last, appended.dead));
+        for (queue, dead) in letters {
+            self.vhost.dead_letter(queue, dead, self.now);
+        }
     }
 }
 
@@ -225,15 +276,36 @@ impl Drop for Publisher {
 }
 
 impl Route {
-    fn leads(&self, exchange: &str, key: &str) -> bool {
-        *self.key == *key && *self.exchange == *exchange
+    /// Whether it is for this exchange and key, and either for these headers or, without any, for whatever headers.
+    fn leads(&self, exchange: &str, key: &str, headers: Option<&[u8]>) -> bool {
+        self.headers_in_scope() == Some(headers) && *self.key == *key && *self.exchange == *exchange
     }
+
+    /// `None` if it is for one message only.
+    fn headers_in_scope(&self) -> Option<Option<&[u8]>> {
+        match &self.scope {
+            Scope::Once => None,
+            Scope::Key => Some(None),
+            Scope::Headers(headers) => Some(Some(headers)),
+        }
+    }
+}
+
+/// What is remembered of an exchange and a key.
+enum Known {
+    Nothing,
+    Route(Arc<Route>),
+    /// That headers decide.
+    ByHeaders,
 }
 
 /// Routes found before, good as long as the virtual host's topology stays the same.
 #[derive(Default)]
 struct RouteCache {
+    /// By exchange and key. Where headers decide, a route says so, whatever its headers are.
     routes: HashTable<Arc<Route>>,
+    /// By headers, too.
+    by_headers: HashTable<Arc<Route>>,
     /// Queues in all routes.
     destinations: usize,
     generation: u64,
@@ -251,9 +323,18 @@ impl RouteCache {
         fresh
     }
 
-    fn find(&self, exchange: &str, key: &str) -> Option<Arc<Route>> {
+    fn find(&self, exchange: &str, key: &str) -> Known {
         let hash = self.hasher.hash_one((exchange, key));
-        self.routes.find(hash, |route| route.leads(exchange, key)).cloned()
+        match self.routes.find(hash, |route| *route.key == *key && *route.exchange == *exchange) {
+            None => Known::Nothing,
+            Some(route) if matches!(route.scope, Scope::Headers(_)) => Known::ByHeaders,
+            Some(route) => Known::Route(route.clone()),
+        }
+    }
+
+    fn find_by_headers(&self, exchange: &str, key: &str, headers: &[u8]) -> Option<Arc<Route>> {
+        let hash = self.hasher.hash_one((exchange, key, headers));
+        self.by_headers.find(hash, |route| route.leads(exchange, key, Some(headers))).cloned()
     }
 
     fn insert(&mut self, route: &Arc<Route>, generation: u64) {
@@ -261,18 +342,28 @@ impl RouteCache {
             self.clear();
             self.generation = generation;
         }
-        let room = self.routes.len() < MAX_ROUTES && self.destinations < MAX_DESTINATIONS;
+        let count = self.routes.len() + self.by_headers.len();
+        let room = count < MAX_ROUTES && self.destinations < MAX_DESTINATIONS;
         if !room {
             self.clear();
         }
         self.destinations += route.queues.len();
-        let hasher = &self.hasher;
+        let Self { routes, by_headers, hasher, .. } = self;
         let hash = |route: &Arc<Route>| hasher.hash_one((&*route.exchange, &*route.key));
-        self.routes.insert_unique(hash(route), route.clone(), hash);
+        let same = |other: &Arc<Route>| other.key == route.key && other.exchange == route.exchange;
+        routes.entry(hash(route), same, hash).or_insert_with(|| route.clone());
+        if let Scope::Headers(headers) = &route.scope {
+            let hash = hasher.hash_one((&*route.exchange, &*route.key, &**headers));
+            by_headers.insert_unique(hash, route.clone(), |route| {
+                let headers = route.headers_in_scope().flatten().unwrap_or_default();
+                hasher.hash_one((&*route.exchange, &*route.key, headers))
+            });
+        }
     }
 
     fn clear(&mut self) {
         self.routes.clear();
+        self.by_headers.clear();
         self.destinations = 0;
     }
 }
@@ -289,3 +380,6 @@ const MAX_ROUTES: usize = 1024;
 
 /// Queues in the routes that one channel remembers, at 8 octets each.
 const MAX_DESTINATIONS: usize = 1 << 16;
+
+/// Octets of headers up to which a route by headers is remembered. Longer ones hardly come again.
+const MAX_HEADERS: usize = 1024;

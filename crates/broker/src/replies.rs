@@ -43,6 +43,8 @@ impl VirtualHost {
                 ..QueueArguments::default()
             },
             // It has no place in the topology that it could be taken out of.
+            number: None,
+            stored: None,
             home: std::sync::Weak::new(),
             metrics: self.shared_metrics(),
             deadlines: self.deadlines(),

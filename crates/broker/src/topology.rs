@@ -1,8 +1,9 @@
 //! The exchanges, queues and bindings of one virtual host, as one structure under one lock.
 //!
 //! Exchanges, queues and bindings have slot numbers. A queue keeps the list of its bindings, an exchange that of
-//! bindings to it and the set of bindings from it, so that whatever is deleted costs its own size. A binding is
-//! kept once; the routing tables of the exchanges point to destinations by number.
+//! bindings to it and the set of bindings from it, so that whatever is deleted costs its own size. Keys and arguments
+//! of bindings are kept by the routing tables of the exchanges, once for all bindings that share them, and stand in a
+//! binding as numbers.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -12,8 +13,9 @@ use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashSet, HashTable};
 use slab::Slab;
 
+use crate::ledger::Ledger;
 use crate::queue::Queue;
-use crate::routing::{Entry, ExchangeKind, Routed, Router};
+use crate::routing::{ExchangeKind, Pattern, Routed, Router};
 
 /// What an exchange was declared as.
 #[derive(Debug, Clone)]
@@ -44,9 +46,16 @@ impl Destination {
     }
 
     /// Whether it is an exchange, and its slot.
-    fn slot(self) -> (bool, u32) {
+    pub(crate) fn slot(self) -> (bool, u32) {
         (self.0 & Self::EXCHANGE != 0, self.0 & !Self::EXCHANGE)
     }
+}
+
+/// The end of a binding by the number that it has on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NumberedEnd {
+    pub(crate) is_exchange: bool,
+    pub(crate) number: u64,
 }
 
 /// What makes a binding the one it is.
@@ -65,27 +74,31 @@ pub(crate) struct BindingKey<'a> {
 pub(crate) struct Routes {
     /// Each queue once.
     pub(crate) queues: Vec<Arc<Queue>>,
-    /// Whether other headers or properties might have led elsewhere.
+    /// Whether other headers might have led elsewhere.
+    pub(crate) by_headers: bool,
+    /// Whether other properties might have.
     pub(crate) by_properties: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Topology {
+    /// Where durable things are written down.
+    ledger: Option<Ledger>,
     exchanges: Slab<ExchangeSlot>,
     exchange_names: HashMap<Arc<str>, u32, RandomState>,
     queues: Slab<QueueSlot>,
     queue_names: HashMap<Arc<str>, u32, RandomState>,
     bindings: Slab<Binding>,
-    /// The empty binding key, shared by all bindings that have it.
-    no_key: Arc<str>,
     hasher: RandomState,
 }
 
 #[derive(Debug)]
 struct ExchangeSlot {
     exchange: Arc<Exchange>,
+    /// On disk.
+    number: Option<u64>,
     router: Router,
-    /// Bindings from here, by [`BindingKey`].
+    /// Bindings from here, by destination and pattern.
     outgoing: HashTable<u32>,
     /// Bindings to here.
     incoming: Vec<u32>,
@@ -99,30 +112,20 @@ struct QueueSlot {
     incoming: Vec<u32>,
 }
 
-/// 40 octets; a million of them is a design target.
-#[derive(Debug)]
+/// 20 octets; a million of them is a design target.
+#[derive(Debug, Clone, Copy)]
 struct Binding {
-    key: Arc<str>,
-    arguments: Option<Box<Arguments>>,
     source: u32,
     destination: Destination,
+    /// Key and arguments, as the source knows them.
+    pattern: Pattern,
     /// Position in the destination's list.
     place: u32,
 }
 
-/// Boxed twice to keep bindings without arguments, nearly all of them, small.
-#[derive(Debug)]
-struct Arguments(Box<[u8]>);
-
 impl Binding {
-    fn arguments(&self) -> &[u8] {
-        self.arguments.as_ref().map_or(&[], |arguments| &arguments.0)
-    }
-
-    fn is(&self, other: BindingKey<'_>) -> bool {
-        self.destination == other.destination
-            && *self.key == *other.key
-            && self.arguments() == other.arguments
+    fn is(&self, destination: Destination, pattern: Pattern) -> bool {
+        self.destination == destination && self.pattern == pattern
     }
 }
 
@@ -156,12 +159,51 @@ impl Topology {
         self.queue_names.len()
     }
 
-    pub(crate) fn insert_exchange(&mut self, exchange: Exchange) {
+    /// From now on writes down what changes. What is durable and has no number yet is written down at once.
+    pub(crate) fn keep(&mut self, ledger: Ledger) {
+        for (_, slot) in &mut self.exchanges {
+            if slot.number.is_none() && slot.exchange.durable {
+                let number = ledger.new_number();
+                ledger.exchange_declared(&slot.exchange, number);
+                slot.number = Some(number);
+            }
+        }
+        self.ledger = Some(ledger);
+    }
+
+    /// Whether a binding between the two is written down.
+    pub(crate) fn is_kept(&self, source: u32, destination: Destination) -> bool {
+        self.exchanges[source as usize].number.is_some() && self.number_of(destination).is_some()
+    }
+
+    /// The number on disk of an exchange that was written down before it was here.
+    pub(crate) fn set_number(&mut self, exchange: u32, number: u64) {
+        self.exchanges[exchange as usize].number = Some(number);
+    }
+
+    fn number_of(&self, end: Destination) -> Option<NumberedEnd> {
+        let (is_exchange, slot) = end.slot();
+        let number = if is_exchange {
+            self.exchanges[slot as usize].number
+        } else {
+            self.queues[slot as usize].queue.number()
+        };
+        number.map(|number| NumberedEnd { is_exchange, number })
+    }
+
+    /// Adds an exchange and returns its slot.
+    pub(crate) fn insert_exchange(&mut self, exchange: Exchange) -> u32 {
+        let number = self.ledger.as_ref().filter(|_| exchange.durable).map(|ledger| {
+            let number = ledger.new_number();
+            ledger.exchange_declared(&exchange, number);
+            number
+        });
         let name = exchange.name.clone();
         let router = Router::new(exchange.kind, &exchange.arguments);
         let exchange = Arc::new(exchange);
         let slot = ExchangeSlot {
             exchange,
+            number,
             router,
             outgoing: HashTable::new(),
             incoming: Vec::new(),
@@ -169,6 +211,7 @@ impl Topology {
         };
         let slot = self.exchanges.insert(slot) as u32;
         self.exchange_names.insert(name, slot);
+        slot
     }
 
     /// Whether bindings lead from the exchange.
@@ -183,6 +226,9 @@ impl Topology {
     }
 
     pub(crate) fn insert_queue(&mut self, queue: Arc<Queue>) {
+        if let (Some(ledger), Some(number)) = (&self.ledger, queue.number()) {
+            ledger.queue_declared(&queue, number);
+        }
         let name = queue.name().clone();
         let entry = self.queues.vacant_entry();
         let slot = entry.key() as u32;
@@ -196,6 +242,11 @@ impl Topology {
     pub(crate) fn doom_queue(&mut self, slot: u32) -> Destination {
         let name = self.queues[slot as usize].queue.name();
         if self.queue_names.get(name) == Some(&slot) {
+            if let Some(ledger) =
+                self.ledger.as_ref().filter(|_| self.queues[slot as usize].queue.number().is_some())
+            {
+                ledger.queue_deleted(name);
+            }
             self.queue_names.remove(&**name);
         }
         Destination::queue(slot)
@@ -205,37 +256,40 @@ impl Topology {
     pub(crate) fn doom_exchange(&mut self, slot: u32) -> Destination {
         let exchange = &mut self.exchanges[slot as usize];
         exchange.doomed = true;
+        if let Some(ledger) = self.ledger.as_ref().filter(|_| exchange.number.is_some()) {
+            ledger.exchange_deleted(&exchange.exchange.name);
+        }
         self.exchange_names.remove(&*exchange.exchange.name);
         Destination::exchange(slot)
     }
 
     /// Adds a binding; whether it is new.
     pub(crate) fn bind(&mut self, new: BindingKey<'_>) -> bool {
-        let hash = hash(&self.hasher, new.destination, new.key, new.arguments);
-        let Self { exchanges, queues, bindings, no_key, hasher, .. } = self;
-        let source = &mut exchanges[new.source as usize];
-        if source.outgoing.find(hash, |&id| bindings[id as usize].is(new)).is_some() {
+        let Self { exchanges, queues, bindings, hasher, .. } = self;
+        let BindingKey { source: from, destination, key, arguments } = new;
+        let source = &mut exchanges[from as usize];
+        let pattern = source.router.intern(key, arguments);
+        let hash = hash(hasher, destination, pattern);
+        if source.outgoing.find(hash, |&id| bindings[id as usize].is(destination, pattern)).is_some() {
             return false;
         }
-        let key = if new.key.is_empty() { no_key.clone() } else { new.key.into() };
-        let arguments = (!new.arguments.is_empty()).then(|| Box::new(Arguments(new.arguments.into())));
         let entry = bindings.vacant_entry();
         let id = entry.key() as u32;
-        source.router.insert(Entry {
-            binding: id,
-            destination: new.destination.0,
-            key: &key,
-            arguments: new.arguments,
-        });
-        let binding = Binding { key, arguments, source: new.source, destination: new.destination, place: 0 };
-        entry.insert(binding);
+        source.router.insert(id, destination.0, pattern);
+        entry.insert(Binding { source: from, destination, pattern, place: 0 });
         source.outgoing.insert_unique(hash, id, |&id| hash_of(hasher, &bindings[id as usize]));
-        let list = match new.destination.slot() {
+        let list = match destination.slot() {
             (true, slot) => &mut exchanges[slot as usize].incoming,
             (false, slot) => &mut queues[slot as usize].incoming,
         };
         bindings[id as usize].place = list.len() as u32;
         list.push(id);
+        if let Some(ledger) = &self.ledger
+            && let (Some(source), Some(to)) =
+                (self.exchanges[new.source as usize].number, self.number_of(new.destination))
+        {
+            ledger.bound(source, to, new.key, new.arguments);
+        }
         true
     }
 
@@ -299,13 +353,10 @@ impl Topology {
         }
         while let Some(at) = pending.pop() {
             let exchange = &self.exchanges[at as usize];
+            routes.by_headers |= exchange.router.looks_at_headers();
             routes.by_properties |= exchange.router.looks_at_properties();
             let (queues_before, mut exchanges) = (slots.len(), 0);
-            let binding = |id: u32| {
-                let binding = &self.bindings[id as usize];
-                (binding.destination.0, binding.arguments())
-            };
-            exchange.router.matches(routed, binding, |destination| match Destination(destination).slot() {
+            exchange.router.matches(routed, |destination| match Destination(destination).slot() {
                 (false, slot) => slots.push(slot),
                 (true, slot) => {
                     exchanges += 1;
@@ -336,23 +387,27 @@ impl Topology {
     }
 
     fn find(&self, wanted: BindingKey<'_>) -> Option<u32> {
-        let hash = hash(&self.hasher, wanted.destination, wanted.key, wanted.arguments);
         let source = &self.exchanges[wanted.source as usize];
-        source.outgoing.find(hash, |&id| self.bindings[id as usize].is(wanted)).copied()
+        let pattern = source.router.find(wanted.key, wanted.arguments)?;
+        let hash = hash(&self.hasher, wanted.destination, pattern);
+        let same = |&id: &u32| self.bindings[id as usize].is(wanted.destination, pattern);
+        source.outgoing.find(hash, same).copied()
     }
 
     fn remove_binding(&mut self, id: u32, doomed: &mut Vec<Destination>) {
         let Some(binding) = self.bindings.try_remove(id as usize) else { return };
+        if let Some(ledger) = &self.ledger
+            && let (Some(source), Some(to)) =
+                (self.exchanges[binding.source as usize].number, self.number_of(binding.destination))
+        {
+            let (key, arguments) = self.exchanges[binding.source as usize].router.octets(binding.pattern);
+            ledger.unbound(source, to, key, arguments);
+        }
         let source = &mut self.exchanges[binding.source as usize];
         if let Ok(entry) = source.outgoing.find_entry(hash_of(&self.hasher, &binding), |&found| found == id) {
             entry.remove();
         }
-        source.router.remove(Entry {
-            binding: id,
-            destination: binding.destination.0,
-            key: &binding.key,
-            arguments: binding.arguments(),
-        });
+        source.router.remove(id, binding.destination.0, binding.pattern);
         let last_of_auto_delete = source.exchange.auto_delete && source.outgoing.is_empty() && !source.doomed;
         let list = match binding.destination.slot() {
             (true, slot) => &mut self.exchanges[slot as usize].incoming,
@@ -369,11 +424,11 @@ impl Topology {
 }
 
 fn hash_of(hasher: &RandomState, binding: &Binding) -> u64 {
-    hash(hasher, binding.destination, &binding.key, binding.arguments())
+    hash(hasher, binding.destination, binding.pattern)
 }
 
-fn hash(hasher: &RandomState, destination: Destination, key: &str, arguments: &[u8]) -> u64 {
-    hasher.hash_one((destination, key, arguments))
+fn hash(hasher: &RandomState, destination: Destination, pattern: Pattern) -> u64 {
+    hasher.hash_one((destination, pattern))
 }
 
 #[cfg(test)]
@@ -381,7 +436,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_binding_takes_forty_octets() {
-        assert_eq!(size_of::<Binding>(), 40);
+    fn a_binding_takes_twenty_octets() {
+        assert_eq!(size_of::<Binding>(), 20);
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: `leveret serve`, `leveret config …`.
+//! The command line: `leveret serve`, `leveret config …`, `leveret ctl …`.
 
 use std::path::PathBuf;
 
@@ -6,6 +6,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, UNAVAILABLE, flag, mask_credentials};
+use crate::ctl::CtlCommand;
 
 /// A pool in front of AMQP 0-9-1 brokers, or such a broker itself
 #[derive(Debug, Parser)]
@@ -26,6 +27,9 @@ pub(crate) enum Command {
     /// Check or print the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Do something by hand, such as verifying a data folder
+    #[command(subcommand)]
+    Ctl(CtlCommand),
 }
 
 /// What can be done with a configuration.

@@ -2,14 +2,19 @@
 //!
 //! This crate holds arguments, configuration, wiring and signals, and nothing that can live in another one.
 
+mod alarms;
 mod announce;
 mod cli;
 mod config;
+mod ctl;
+mod data_folder;
 mod definitions;
 mod logs;
+mod relays;
 mod serve;
 mod signals;
 mod status;
+mod tls;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -40,6 +45,7 @@ fn main() -> ExitCode {
         Command::Serve(flags) => serve(&flags),
         Command::Bench(arguments) => return benchmark(*arguments),
         Command::Config(command) => configuration(&command),
+        Command::Ctl(command) => ctl::run(&command),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -101,7 +107,7 @@ fn serve(flags: &Flags) -> Result<(), Failure> {
     // Whatever has not ended by now is over its bound and is not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {
-        serve::ServeError::Definitions(line) => Failure::Usage(line),
+        serve::ServeError::Definitions(line) | serve::ServeError::Tls(line) => Failure::Usage(line),
         error => Failure::run(error),
     })
 }
@@ -118,8 +124,9 @@ fn benchmark(arguments: bench::Arguments) -> ExitCode {
 fn configuration(command: &ConfigCommand) -> Result<(), Failure> {
     let text = match command {
         ConfigCommand::Check(flags) => {
-            definitions::read(&load(flags)?.config).map_err(Failure::Usage)?;
-            return Ok(());
+            let config = load(flags)?.config;
+            definitions::read(&config).map_err(Failure::Usage)?;
+            return tls::Tls::load(&config).map(drop).map_err(Failure::Usage);
         }
         ConfigCommand::Print(flags) => load(flags)?.to_toml(),
         ConfigCommand::Reference => config::reference(),

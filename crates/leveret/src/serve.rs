@@ -4,17 +4,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use admin::Source;
+use admin::{Source, WebSocketPorts};
 use broker::{Broker, BrokerConfig};
-use proxy::{Pool, PoolConfig, UpstreamAddress};
-use server::{Clock, ConnectionLimits, Door, Listener, Server, ServerConfig};
+use proxy::{Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
+use proxy_protocol::{Accepted, Version};
+use server::{
+    Clock, ConnectionLimits, Door, Listener, Preface, Routes, Server, ServerConfig, TrustedProxies,
+    WebSocketConfig,
+};
 use tokio::sync::{Notify, oneshot};
 
+use crate::alarms::Sampler;
 use crate::announce::announce;
-use crate::config::{Config, ListenAddr};
-use crate::definitions;
-use crate::signals::DrainRequest;
+use crate::config::{Config, InboundHeader, ListenAddr, OutboundHeader, VerifyClient};
+use crate::data_folder::{self, DataFolder, FillError};
+use crate::relays::Relays;
+use crate::signals::{self, ReloadRequests};
 use crate::status::Status;
+use crate::tls::Tls;
 
 /// How often the upstream's reachability is looked at while no client has tried it.
 const PROBE_INTERVAL: Duration = Duration::from_secs(2);
@@ -26,23 +33,46 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// Something could not start; the message begins with the key of the setting at fault.
 pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     // Before anything is announced: who reads the announcement may send a signal at once.
-    let mut drain = DrainRequest::from_signals().map_err(ServeError::Signals)?;
+    let (mut drain, reload) = signals::catch().map_err(ServeError::Signals)?;
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
         tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
     }
 
+    warn_of_open_doors(&config);
+    let tls = Tls::load(&config).map_err(ServeError::Tls)?;
+
+    let relays = Relays::new(&config, &tls)?;
+
     let clock = Clock::start();
-    let door = open_door(&config, clock)?;
+    let (door, data_folder) = open_door(&config, &tls, clock)?;
     let server = Server::new(server_config(&config), door.clone(), clock, env!("CARGO_PKG_VERSION"));
     if let Door::Upstream(pool) = &door {
         watch_upstream(Arc::clone(pool), server.clone());
     }
-    let status = Arc::new(Status::new(server.clone(), door.clone()));
-    let amqp = listen_for_amqp(&config.amqp).await?;
+    let sampler = start_sampler(&config, &server, data_folder.is_some())?;
+    let amqp = listen_for_amqp("amqp", &config.amqp).await?;
+    let amqps = listen_for_amqp("amqps", &config.amqps).await?;
+    let ws = listen_for_amqp("ws", &config.ws).await?;
+    let wss = listen_for_amqp("wss", &config.wss).await?;
+    let relay_listeners = relays.listen(&config).await?;
+    let websocket_ports = WebSocketPorts { ws: port_of(ws.as_ref()), wss: port_of(wss.as_ref()) };
+    let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
+    let status = Arc::new(Status::new(server.clone(), door.clone(), websocket_ports, levels));
     let http = listen_for_http(&config.http).await?;
     if let Some(listener) = amqp {
-        server.listen(listener);
+        server.listen(listener, Preface { proxies: trusted_proxies(&config), tls: None });
     }
+    if let Some(listener) = amqps {
+        server.listen(listener, Preface { proxies: trusted_proxies(&config), tls: tls.server.clone() });
+    }
+    for (listener, tls) in [(ws, None), (wss, tls.server.clone())] {
+        if let Some(listener) = listener {
+            let preface = Preface { proxies: trusted_proxies(&config), tls };
+            server.listen_websocket(listener, preface, websocket_config(&config, relays.routes(&config)));
+        }
+    }
+    relays.serve(relay_listeners, &server, &config, &tls);
+    tokio::spawn(reload_files(tls, reload));
     // Last to go, so that probes see the drain.
     let (http_may_end, http_end) = oneshot::channel::<()>();
     let http_task = http.map(|listener| {
@@ -66,15 +96,68 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     if let Some(task) = http_task {
         let _ = task.await;
     }
+    // After the last session, so that what it has changed is kept.
+    drop(data_folder);
     Ok(())
 }
 
-/// Starts what clients are joined to.
-fn open_door(config: &Config, clock: Clock) -> Result<Door, ServeError> {
-    if config.upstream.is_empty() {
-        return start_broker(config, clock).map(Door::Broker);
+/// Watches memory and disk for the embedded broker.
+fn start_sampler(config: &Config, server: &Server, has_folder: bool) -> Result<Option<Sampler>, ServeError> {
+    if !config.upstream.is_empty() {
+        return Ok(None);
     }
-    Ok(Door::Upstream(Pool::new(pool_config(config))))
+    let folder = config.data_dir.folder().ok().flatten().filter(|_| has_folder);
+    let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
+    let sampler = Sampler::start(Arc::clone(server.alarms()), watermark, disk_free_limit, folder);
+    sampler.map(Some).map_err(ServeError::Sampler)
+}
+
+/// Reads the files of TLS again whenever somebody asks for it.
+async fn reload_files(tls: Tls, requests: ReloadRequests) {
+    loop {
+        requests.next().await;
+        let tls = tls.clone();
+        // A disk may be slow, and sessions are not to wait for it. A reload that panicked has changed nothing.
+        let _ = tokio::task::spawn_blocking(move || tls.reload()).await;
+    }
+}
+
+/// Says at start-up, and loudly, what was configured and takes protection away, or does nothing.
+fn warn_of_open_doors(config: &Config) {
+    let over_tls = config.upstream.iter().any(|upstream| upstream.tls);
+    if over_tls && !config.upstream_verify.0 {
+        tracing::warn!(
+            "upstream_verify is off: certificates of amqps:// upstreams are NOT VERIFIED; anybody on the way can read \
+             passwords and messages"
+        );
+    }
+    if !config.upstream.is_empty() && config.tls_verify_client != VerifyClient::Off {
+        tracing::warn!(
+            "client certificates are verified, but are no login (EXTERNAL) with an upstream: it cannot verify them"
+        );
+    }
+}
+
+/// The load balancers that are believed.
+pub(crate) fn trusted_proxies(config: &Config) -> Option<Arc<TrustedProxies>> {
+    let accepted = match config.proxy_protocol {
+        InboundHeader::Off => return None,
+        InboundHeader::V1 => Accepted::Only(Version::V1),
+        InboundHeader::V2 => Accepted::Only(Version::V2),
+        InboundHeader::Any => Accepted::Any,
+    };
+    let trusted = &config.trusted_proxies;
+    Some(Arc::new(TrustedProxies { accepted, networks: trusted.networks.clone(), unix: trusted.unix }))
+}
+
+/// Starts what clients are joined to, and opens the folder of the embedded broker.
+fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Door, Option<DataFolder>), ServeError> {
+    if config.upstream.is_empty() {
+        let (broker, folder) = start_broker(config, clock)?;
+        return Ok((Door::Broker(broker), folder));
+    }
+    let door = Door::Upstream(Pool::new(pool_config(config, tls)));
+    Ok((door, None))
 }
 
 /// Keeps an eye on the upstream: whether it can be reached, and what it calls itself, which clients are told in turn.
@@ -92,17 +175,15 @@ fn watch_upstream(pool: Arc<Pool>, server: Server) {
 }
 
 /// Makes the embedded broker, and the task that lets its messages and queues expire in time.
-fn start_broker(config: &Config, clock: Clock) -> Result<Arc<Broker>, ServeError> {
-    let definitions = definitions::read(config).map_err(ServeError::Definitions)?;
+fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataFolder>), ServeError> {
     let changed = Arc::new(Notify::new());
     let waker = Arc::clone(&changed);
     let broker = Broker::new(BrokerConfig {
-        defaults: definitions.is_none(),
+        defaults: false,
         deadline_waker: Some(Arc::new(move || waker.notify_one())),
     });
-    if let Some(definitions) = definitions {
-        definitions.load_into(&broker, clock.timestamp(Instant::now())).map_err(ServeError::Definitions)?;
-    }
+    let now = clock.timestamp(Instant::now());
+    let folder = data_folder::fill(&broker, config, now)?;
     let expiring = Arc::clone(&broker);
     tokio::spawn(async move {
         loop {
@@ -112,12 +193,14 @@ fn start_broker(config: &Config, clock: Clock) -> Result<Arc<Broker>, ServeError
                     () = changed.notified() => {}
                     () = tokio::time::sleep_until(clock.instant(deadline).into()) => {
                         expiring.expire(clock.timestamp(Instant::now()));
+                        // What is left has fallen due already.
+                        tokio::task::yield_now().await;
                     }
                 },
             }
         }
     });
-    Ok(broker)
+    Ok((broker, folder))
 }
 
 fn server_config(config: &Config) -> ServerConfig {
@@ -139,14 +222,42 @@ fn server_config(config: &Config) -> ServerConfig {
     }
 }
 
-fn pool_config(config: &Config) -> PoolConfig {
+pub(crate) fn websocket_config(config: &Config, routes: Routes) -> WebSocketConfig {
+    WebSocketConfig {
+        origins: config.ws_origins.0.clone(),
+        ping_interval: config.ws_ping_interval,
+        proxies: config.ws_trusted_proxies.networks.clone(),
+        unix_proxies: config.ws_trusted_proxies.unix,
+        routes,
+    }
+}
+
+fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
     let upstreams = config.upstream.iter();
-    let upstreams = upstreams.map(|url| UpstreamAddress { host: url.host.clone(), port: url.port }).collect();
+    let upstreams = upstreams
+        .map(|url| UpstreamAddress { host: url.host.clone(), port: url.port, tls: url.tls })
+        .collect();
     PoolConfig {
         auth_ttl: config.auth_ttl,
         connect_timeout: config.upstream_timeout,
         write_timeout: config.write_timeout,
         max_message_size: config.max_message_size.0,
+        max_shared_connections: usize::from(config.upstream_connections_max),
+        min_shared_connections: usize::from(config.upstream_connections_min),
+        max_channels_per_connection: config.upstream_channels_max,
+        max_connections: config.upstream_connections_total as usize,
+        idle_timeout: config.upstream_idle_timeout,
+        outage_max: config.upstream_outage_max,
+        replay_client_max: usize::try_from(config.upstream_replay_client.0).unwrap_or(usize::MAX),
+        replay_total_max: usize::try_from(config.upstream_replay_total.0).unwrap_or(usize::MAX),
+        transport: UpstreamTransport {
+            tls: tls.client.clone(),
+            proxy_protocol: match config.upstream_proxy_protocol {
+                OutboundHeader::Off => None,
+                OutboundHeader::V1 => Some(Version::V1),
+                OutboundHeader::V2 => Some(Version::V2),
+            },
+        },
         ..PoolConfig::new(upstreams)
     }
 }
@@ -158,8 +269,25 @@ pub(crate) enum ServeError {
     Listen { key: &'static str, address: ListenAddr, error: io::Error },
     /// The handlers of signals could not be installed.
     Signals(io::Error),
-    /// The definitions cannot be loaded; the line begins with the key and names the entry at fault.
+    /// Memory and disk cannot be watched.
+    Sampler(io::Error),
+    /// The folder of the setting `webroot` cannot be served.
+    Webroot(io::Error),
+    /// A file of TLS cannot be used; the line begins with the key.
+    Tls(String),
+    /// The definitions cannot be loaded or kept; the line begins with the key at fault.
     Definitions(String),
+    /// The data folder cannot be used; the line begins with the key.
+    DataFolder(String),
+}
+
+impl From<FillError> for ServeError {
+    fn from(error: FillError) -> Self {
+        match error {
+            FillError::Definitions(line) => Self::Definitions(line),
+            FillError::Folder(line) => Self::DataFolder(line),
+        }
+    }
 }
 
 impl fmt::Display for ServeError {
@@ -168,8 +296,10 @@ impl fmt::Display for ServeError {
             Self::Listen { key, address, error } => {
                 write!(formatter, "{key}: cannot listen on {address}: {error}")
             }
-            Self::Definitions(line) => formatter.write_str(line),
+            Self::Tls(line) | Self::Definitions(line) | Self::DataFolder(line) => formatter.write_str(line),
+            Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
+            Self::Sampler(error) => write!(formatter, "cannot watch memory and disk: {error}"),
         }
     }
 }
@@ -177,26 +307,35 @@ impl fmt::Display for ServeError {
 impl std::error::Error for ServeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Listen { error, .. } | Self::Signals(error) => Some(error),
-            Self::Definitions(_) => None,
+            Self::Listen { error, .. }
+            | Self::Signals(error)
+            | Self::Webroot(error)
+            | Self::Sampler(error) => Some(error),
+            Self::Tls(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
         }
     }
 }
 
-/// Binds and announces the AMQP listener, unless it is off.
-async fn listen_for_amqp(address: &ListenAddr) -> Result<Option<Listener>, ServeError> {
+/// Binds and announces the listener of the setting `key` for AMQP, bare or in WebSockets, unless it is off. The key is the URL's scheme, too.
+async fn listen_for_amqp(key: &'static str, address: &ListenAddr) -> Result<Option<Listener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
         ListenAddr::Tcp { host, port } => Listener::bind_tcp(host, *port).await,
         ListenAddr::Unix(path) => Listener::bind_unix(path).await,
     };
-    let listener =
-        bound.map_err(|error| ServeError::Listen { key: "amqp", address: address.clone(), error })?;
+    let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
     match &listener {
-        Listener::Tcp(_) => announce("amqp", &format!("amqp://{listener}")),
-        Listener::Unix(..) => announce("amqp", &address.to_string()),
+        Listener::Tcp(_) => announce(key, &format!("{key}://{listener}")),
+        Listener::Unix(..) => announce(key, &address.to_string()),
     }
     Ok(Some(listener))
+}
+
+fn port_of(listener: Option<&Listener>) -> Option<u16> {
+    match listener? {
+        Listener::Tcp(tcp) => tcp.local_addr().ok().map(|address| address.port()),
+        Listener::Unix(..) => None,
+    }
 }
 
 /// Binds and announces the HTTP listener, unless it is off.

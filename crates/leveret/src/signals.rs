@@ -1,9 +1,11 @@
-//! Signals: the first SIGTERM or SIGINT asks for a drain, the second leaves at once, SIGHUP does nothing yet.
+//! Signals: the first SIGTERM or SIGINT asks for a drain, the second leaves at once; SIGHUP
+//! asks for files to be read again.
 
 use std::io;
+use std::sync::Arc;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// The exit code of a process that was told to leave before its drain was over.
 const LEFT_AT_ONCE: i32 = 1;
@@ -12,23 +14,36 @@ const LEFT_AT_ONCE: i32 = 1;
 #[derive(Debug, Clone)]
 pub(crate) struct DrainRequest(watch::Receiver<bool>);
 
-impl DrainRequest {
-    /// Catches the signals from now on; the default of each would have ended the process.
-    ///
-    /// # Errors
-    ///
-    /// A handler could not be installed.
-    pub(crate) fn from_signals() -> io::Result<Self> {
-        let signals = Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        };
-        let (request, requested) = watch::channel(false);
-        tokio::spawn(signals.watch(request));
-        Ok(Self(requested))
-    }
+/// Requests to read files again; several that come close together are one.
+#[derive(Debug)]
+pub(crate) struct ReloadRequests(Arc<Notify>);
 
+impl ReloadRequests {
+    /// Returns at the next request.
+    pub(crate) async fn next(&self) {
+        self.0.notified().await;
+    }
+}
+
+/// Catches the signals from now on; the default of each would have ended the process.
+///
+/// # Errors
+///
+/// A handler could not be installed.
+pub(crate) fn catch() -> io::Result<(DrainRequest, ReloadRequests)> {
+    let reload = Arc::new(Notify::new());
+    let signals = Signals {
+        terminate: signal(SignalKind::terminate())?,
+        interrupt: signal(SignalKind::interrupt())?,
+        hang_up: signal(SignalKind::hangup())?,
+        reload: Arc::clone(&reload),
+    };
+    let (request, requested) = watch::channel(false);
+    tokio::spawn(signals.watch(request));
+    Ok((DrainRequest(requested), ReloadRequests(reload)))
+}
+
+impl DrainRequest {
     /// Returns when a drain is asked for, or at once if it was.
     pub(crate) async fn wait(&mut self) {
         // An error means the task that watches the signals is gone; then none can arrive and draining is the safe answer.
@@ -40,6 +55,7 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    reload: Arc<Notify>,
 }
 
 impl Signals {
@@ -58,7 +74,7 @@ impl Signals {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hang_up.recv() => tracing::info!("SIGHUP has no effect in this version"),
+                _ = self.hang_up.recv() => self.reload.notify_one(),
             }
         }
     }

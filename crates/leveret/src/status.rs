@@ -1,21 +1,32 @@
 //! What the process tells about itself over HTTP.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use admin::{Kind, MetricsWriter, Readiness, Source};
+use admin::{Kind, MetricsWriter, Readiness, Source, WebSocketPorts};
 use proxy::Pool;
-use server::{Door, Server};
+use server::{Alarms, Door, Resource, Server};
+
+use crate::alarms::Levels;
 
 /// Readiness and metrics of the running server.
 pub(crate) struct Status {
     server: Server,
     door: Door,
+    websocket_ports: WebSocketPorts,
+    /// Of the embedded broker.
+    levels: Option<Arc<Levels>>,
     draining: AtomicBool,
 }
 
 impl Status {
-    pub(crate) fn new(server: Server, door: Door) -> Self {
-        Self { server, door, draining: AtomicBool::new(false) }
+    pub(crate) fn new(
+        server: Server,
+        door: Door,
+        websocket_ports: WebSocketPorts,
+        levels: Option<Arc<Levels>>,
+    ) -> Self {
+        Self { server, door, websocket_ports, levels, draining: AtomicBool::new(false) }
     }
 
     pub(crate) fn start_draining(&self) {
@@ -44,6 +55,13 @@ impl Source for Status {
             Door::Broker(broker) => write_broker(broker.metrics(), out),
             Door::Upstream(pool) => write_pool(pool, out),
         }
+        if let Some(levels) = &self.levels {
+            write_alarms(levels, self.server.alarms(), out);
+        }
+    }
+
+    fn websocket_ports(&self) -> WebSocketPorts {
+        self.websocket_ports
     }
 }
 
@@ -110,6 +128,29 @@ fn write_broker(metrics: &broker::Metrics, out: &mut MetricsWriter) {
     );
 }
 
+/// The alarms under RabbitMQ's names and our own.
+fn write_alarms(levels: &Levels, alarms: &Alarms, out: &mut MetricsWriter) {
+    let memory = u64::from(alarms.is_raised(Resource::Memory));
+    let disk = u64::from(alarms.is_raised(Resource::Disk));
+    out.family("leveret_alarm", "Whether publishers are blocked for want of this.", Kind::Gauge)
+        .sample(&[("kind", "memory")], memory)
+        .sample(&[("kind", "disk")], disk);
+    out.gauge("rabbitmq_alarms_memory_used_watermark", "Whether the memory alarm stands.", memory);
+    out.gauge("rabbitmq_alarms_free_disk_space_watermark", "Whether the disk alarm stands.", disk);
+    let blocked = alarms.blocked_connections() as u64;
+    out.gauge("leveret_blocked_connections", "Client connections that an alarm blocks.", blocked);
+    if let Some(limit) = levels.memory_limit {
+        let help = "Memory above which publishers are blocked.";
+        out.gauge("rabbitmq_resident_memory_limit_bytes", help, limit);
+    }
+    if let Some(limit) = levels.disk_limit {
+        let help = "Free space on the data folder's file system.";
+        out.gauge("rabbitmq_disk_space_available_bytes", help, levels.disk_free());
+        let help = "Free space below which publishers are blocked.";
+        out.gauge("rabbitmq_disk_space_available_limit_bytes", help, limit);
+    }
+}
+
 fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
     let metrics = pool.metrics();
     for (name, help, value) in [
@@ -119,8 +160,34 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
             "Of those, the ones that one client has alone.",
             metrics.own_connections,
         ),
+        (
+            "leveret_upstream_up",
+            "Whether the last attempt to reach an upstream succeeded.",
+            usize::from(pool.is_reachable()),
+        ),
+        (
+            "leveret_upstream_blocked_connections",
+            "Upstream connections that their broker has blocked.",
+            metrics.blocked_connections,
+        ),
         ("leveret_upstream_channels", "Upstream channels in use.", metrics.upstream_channels),
+        (
+            "leveret_upstream_resting_channels",
+            "Upstream channels that are open, clean, and wait for a client.",
+            metrics.resting_channels,
+        ),
         ("leveret_pool_clients", "Clients with an open session.", metrics.clients),
+        ("leveret_upstream_addresses", "Upstream addresses that are known.", metrics.addresses),
+        (
+            "leveret_upstream_addresses_down",
+            "Of those, the ones that did not answer last.",
+            metrics.addresses_down,
+        ),
+        (
+            "leveret_upstream_replay_kept_bytes",
+            "Octets of clients' frames that are kept until an upstream answers for them.",
+            metrics.octets_kept,
+        ),
     ] {
         out.gauge(name, help, value as u64);
     }
@@ -131,11 +198,47 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
             "Logins answered without a handshake.",
             metrics.handshakes_avoided,
         ),
+        ("leveret_upstream_leases_total", "Upstream channels leased to clients' channels.", metrics.leases),
+        (
+            "leveret_upstream_leases_reused_total",
+            "Of those, the ones that were open already.",
+            metrics.leases_reused,
+        ),
+        (
+            "leveret_upstream_round_trips_saved_total",
+            "Round trips to an upstream that clients were spared.",
+            metrics.round_trips_saved,
+        ),
+        (
+            "leveret_upstream_refusals_repeated_total",
+            "Logins refused without asking again, for an upstream had just refused them.",
+            metrics.refusals_repeated,
+        ),
+        (
+            "leveret_upstream_sent_messages_total",
+            "Messages sent to upstreams.",
+            metrics.messages_to_upstreams,
+        ),
+        (
+            "leveret_upstream_received_messages_total",
+            "Messages received from upstreams, returned ones included.",
+            metrics.messages_from_upstreams,
+        ),
         ("leveret_upstream_connect_failures_total", "Failed attempts to connect.", metrics.connect_failures),
         (
             "leveret_upstream_connections_lost_total",
             "Upstream connections that were lost.",
             metrics.connections_lost,
+        ),
+        (
+            "leveret_upstream_replayed_messages_total",
+            "Messages sent again after their upstream connection was lost.",
+            metrics.messages_replayed,
+        ),
+        (
+            "leveret_upstream_recovered_channels_total",
+            "Channels that went on elsewhere after their upstream connection was lost.",
+            metrics.channels_recovered,
         ),
         ("leveret_upstream_sent_bytes_total", "Octets sent to upstreams.", metrics.octets_to_upstreams),
         (

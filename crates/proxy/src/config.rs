@@ -1,6 +1,9 @@
 //! What the pool is told.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use transport::tls::ClientTls;
 
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -9,6 +12,18 @@ pub struct UpstreamAddress {
     pub host: String,
     /// The TCP port.
     pub port: u16,
+    /// Over TLS; needs [`UpstreamTransport::tls`].
+    pub tls: bool,
+}
+
+/// What connections to brokers go through before AMQP.
+#[derive(Debug, Clone, Default)]
+pub struct UpstreamTransport {
+    /// For the addresses with TLS.
+    pub tls: Option<Arc<ClientTls>>,
+    /// The version of the PROXY protocol whose header goes in front. It tells the pool's own address, as every
+    /// connection may come to carry another client.
+    pub proxy_protocol: Option<proxy_protocol::Version>,
 }
 
 impl std::fmt::Display for UpstreamAddress {
@@ -20,8 +35,10 @@ impl std::fmt::Display for UpstreamAddress {
 /// How the pool behaves. Make one with [`PoolConfig::new`] and change what is to differ.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
-    /// The brokers; each connection attempt starts with the next one, and goes on to the others when it fails.
+    /// The brokers. New connections go to the address with the fewest of those that answer; a name may have several.
     pub upstreams: Vec<UpstreamAddress>,
+    /// How they are reached.
+    pub transport: UpstreamTransport,
     /// How long a handshake with some credentials speaks for clients that present the same ones.
     pub auth_ttl: Duration,
     /// The longest that connecting and the handshake may take, together, per address.
@@ -36,12 +53,22 @@ pub struct PoolConfig {
     /// Most channels on an upstream connection that clients share, if the broker allows as many. A client's own
     /// connection carries as many as the broker allows.
     pub max_channels_per_connection: u16,
+    /// Most upstream connections that clients with the same credentials share in one virtual host.
+    pub max_shared_connections: usize,
+    /// How many of them stay open although nobody uses them.
+    pub min_shared_connections: usize,
     /// Most upstream connections at one time, those that belong to one client included.
     pub max_connections: usize,
     /// Octets of the largest message that is passed on; the broker may have a smaller limit of its own.
     pub max_message_size: u64,
-    /// An upstream connection without a channel is closed after this long.
+    /// An upstream connection without a client's channel is closed after this long, and so is a channel without a client.
     pub idle_timeout: Duration,
+    /// How long clients wait for a lost upstream, or another one, to be there again.
+    pub outage_max: Duration,
+    /// Octets of one client's unanswered frames, kept to be sent again, from which on it is no longer read.
+    pub replay_client_max: usize,
+    /// The same of all clients together: from here on those are not read that have something kept.
+    pub replay_total_max: usize,
     /// Octets waiting for one upstream connection from which on its clients are no longer read.
     pub outbox_limit: usize,
 }
@@ -51,15 +78,21 @@ impl PoolConfig {
     pub fn new(upstreams: Vec<UpstreamAddress>) -> Self {
         Self {
             upstreams,
+            transport: UpstreamTransport::default(),
             auth_ttl: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             heartbeat_secs: 30,
             frame_max: 131_072,
             max_channels_per_connection: 1000,
+            max_shared_connections: 8,
+            min_shared_connections: 0,
             max_connections: 4096,
             max_message_size: amqp::content::MAX_MESSAGE_SIZE,
             idle_timeout: Duration::from_secs(60),
+            outage_max: Duration::from_secs(60),
+            replay_client_max: 8 * 1024 * 1024,
+            replay_total_max: 256 * 1024 * 1024,
             outbox_limit: 1024 * 1024,
         }
     }

@@ -15,6 +15,16 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payloa
     }
 }
 
+/// Appends a frame as it stands on the wire, for another channel.
+#[inline]
+pub(crate) fn copy_frame(out: &mut Vec<u8>, wire: &[u8], channel: u16) {
+    let start = out.len();
+    out.extend_from_slice(wire);
+    if let Some(number) = out.get_mut(start + 1..start + 3) {
+        number.copy_from_slice(&channel.to_be_bytes());
+    }
+}
+
 #[inline]
 fn put_whole(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payload: &[u8]) {
     out.reserve(payload.len() + OVERHEAD);
@@ -82,6 +92,15 @@ mod tests {
         fn concat_payloads(&self) -> Vec<u8> {
             self.iter().flat_map(|(_, piece)| piece.iter().copied()).collect()
         }
+    }
+
+    #[test]
+    fn a_copied_frame_differs_in_its_channel_only() {
+        let (mut wire, mut expected, mut out) = (Vec::new(), b"before".to_vec(), b"before".to_vec());
+        put_frame(&mut wire, FrameKind::Body, 7, b"body", 0);
+        put_frame(&mut expected, FrameKind::Body, 700, b"body", 0);
+        copy_frame(&mut out, &wire, 700);
+        assert_eq!(out, expected);
     }
 
     #[test]

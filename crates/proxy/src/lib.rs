@@ -9,9 +9,15 @@
 //!
 //! # Which channel goes where
 //! Connections are *shared* by default: a client's channel is placed when its first frame has to go out, on a channel of
-//! a connection that is open already, without waiting for anything (P6). Shared connections carry publishing, confirms
+//! a connection that is open already, without waiting for anything (P6). Of the connections with the client's
+//! credentials and virtual host it is the one with the fewest channels in use and octets waiting; when even that one is
+//! busy, another is opened for those who come next, up to a limit. Shared connections carry publishing, confirms
 //! and declarations only, everything that can neither make the broker close the connection nor keep it busy for one
 //! client.
+//!
+//! An upstream channel is *leased*: when the client's channel ends it is proven clean and rests until the next client
+//! needs one (P5), so that next to the messages hardly anything goes to the broker. `channel.open`, `channel.close` and
+//! `confirm.select` are answered here. Confirms are renumbered for each lease.
 //!
 //! A client gets *its own* connection, unused until then or new, when one of its channels
 //! - consumes or gets messages, so that a slow client holds up nobody else (P3) and delivery tags are never shared;
@@ -19,8 +25,8 @@
 //!   are there;
 //! - uses transactions, purges a queue, deletes one conditionally, or declares an exchange of a type that is not built
 //!   in: depending on plugins and queue types the broker answers these by closing the connection (P2);
-//! - publishes a message larger than [`session::STAGING_LIMIT`]. Smaller ones are held until they are complete, so that
-//!   a shared channel is never left in the middle of a message; on its own connection messages stream through.
+//! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until they
+//!   are complete, so that no channel is left in the middle of a message.
 //!
 //! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
 //! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered.
@@ -28,22 +34,42 @@
 //! when it had an exclusive queue or half a message. Whole messages and plain declarations that a client which vanished
 //! had waiting for its own connection go out on a shared one; what only its own connection may see is dropped.
 //!
+//! # When an upstream connection is lost
+//! Or closed by its broker with 320 CONNECTION_FORCED: its clients keep their connections (P7). What a client has under way
+//! on a channel is written down in the ledger of its lease until the broker has answered for it: messages in confirm mode
+//! and methods, but no messages outside confirm mode, for which nothing is promised. On another connection, to the address
+//! that answers and has the fewest, limits and consumers are set up again, then what is left goes out in the same order.
+//! Confirms and delivery tags go on counting as the client knows them; what settles an older delivery is swallowed.
+//! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with `basic.nack`.
+//! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to is closed with
+//!   406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
+//! - Any other fault of the broker's is nobody else's business: it ends the clients that were there, and is not tried on
+//!   another broker.
+//! - Clients wait for `outage_max` at most, and then hear 320. Those with nothing under way do not notice.
+//!
 //! # What always holds
 //! - A frame is passed on only on a channel whose life cycle allows it, with content in order, well-formed, and none of
 //!   what the broker answers with a connection error.
 //! - On a leased channel only the session sends; `channel.close-ok` to the broker too, behind everything else it sent.
-//! - An upstream channel number is leased again only after the broker has confirmed its close.
+//! - An upstream channel is leased again only when it is proven clean: every answer has come, everything published on it
+//!   in confirm mode is confirmed, and behind what has no answer, such as a publish outside confirm mode, another method
+//!   was answered. Or after the broker has confirmed its close.
+//! - A channel that was opened longer than `auth_ttl` ago is not leased to another client, for brokers remember on a
+//!   channel what its user was allowed to do.
+//! - What is kept to be sent again is bounded, for each client and for all; above that a client is not read.
 //! - Shared connections never wait for a client; a client's own connection waits for nobody else. A client waits only for
 //!   the connections that carry, or would carry next, what it sends.
 //! - A broker that said `connection.blocked` is waited for, however long it reads nothing.
 //! - Nobody is placed on a connection that has heard, or lost, its broker's last word, even while its socket is open.
+//! - A login speaks for others for `auth_ttl`; after half of that the broker is asked again in the background. A new
+//!   secret (`connection.update-secret`) counts when the broker has accepted it in a handshake of its own.
 //! - Credentials that a broker has accepted before do not queue behind others for a handshake.
 //! - Passwords are kept once per set of credentials while connections are open, and of bounded numbers of logins accepted
 //!   or refused last; they are compared in constant time, and never logged.
 //!
 //! # Lock order
-//! The pool's table of connections, then an upstream connection's state, then a client link's events; outboxes are
-//! leaves. Nothing waits under any of them.
+//! The pool's table of connections, then an upstream connection's state, then a lease's ledger or a client link's events;
+//! outboxes and the table of addresses are leaves. Nothing waits under any of them.
 //!
 //! # What must never be added
 //! Listeners, HTTP, the client's handshake.
@@ -58,7 +84,7 @@ mod refusal;
 pub mod session;
 mod upstream;
 
-pub use config::{PoolConfig, UpstreamAddress};
+pub use config::{PoolConfig, UpstreamAddress, UpstreamTransport};
 pub use metrics::PoolMetrics;
 pub use pool::{ClientInfo, ClientSide, Login, Pool};
 pub use refusal::Refusal;

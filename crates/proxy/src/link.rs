@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use amqp::Fault;
 use amqp::frame::write_method;
 use amqp::method::connection;
+use amqp::{Credentials, Fault};
 use parking_lot::Mutex;
 use transport::Outbox;
 
@@ -27,6 +27,12 @@ pub(crate) struct ClientLink {
     blocked: AtomicUsize,
     /// The backlog passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
     overflowed: AtomicBool,
+    /// What of this client's frames is kept until the broker answers, in octets.
+    kept: AtomicUsize,
+    /// The same of all clients.
+    kept_by_all: Arc<AtomicUsize>,
+    /// The client is not read because of it.
+    awaits_release: AtomicBool,
     /// Whether `events` is worth a look.
     has_events: AtomicBool,
     events: Mutex<Events>,
@@ -52,6 +58,10 @@ pub(crate) enum Event {
     Confirmed { channel: u16, lease: u64 },
     /// An upstream connection is ready, or will not be.
     Ready { own: bool, result: Result<Arc<Upstream>, Refusal> },
+    /// The broker was asked about the client's new secret.
+    SecretVerified { result: Result<Arc<Credentials>, Refusal> },
+    /// An upstream connection ended in the middle of a message for the client.
+    BrokenOff { upstream: u64 },
     /// An upstream connection has ended.
     Lost { upstream: u64, fault: Fault },
     /// The client's own connection is clean again and back in the pool.
@@ -61,7 +71,12 @@ pub(crate) enum Event {
 }
 
 impl ClientLink {
-    pub(crate) fn new(outbox: Arc<Outbox>, frame_max: u32, capabilities: amqp::Capabilities) -> Self {
+    pub(crate) fn new(
+        outbox: Arc<Outbox>,
+        frame_max: u32,
+        capabilities: amqp::Capabilities,
+        kept_by_all: Arc<AtomicUsize>,
+    ) -> Self {
         Self {
             outbox,
             frame_max,
@@ -69,6 +84,9 @@ impl ClientLink {
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
+            kept: AtomicUsize::new(0),
+            kept_by_all,
+            awaits_release: AtomicBool::new(false),
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
         }
@@ -76,7 +94,7 @@ impl ClientLink {
 
     /// Stands for a client that is gone: what is sent to it goes nowhere.
     pub(crate) fn nobody() -> Arc<Self> {
-        let link = Self::new(Arc::new(Outbox::new(0)), 0, amqp::Capabilities::default());
+        let link = Self::new(Arc::new(Outbox::new(0)), 0, amqp::Capabilities::default(), Arc::default());
         link.leave();
         Arc::new(link)
     }
@@ -111,11 +129,46 @@ impl ClientLink {
         std::mem::take(&mut events.queue)
     }
 
+    /// Whether the session has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.events.lock().gone
+    }
+
     /// The session has ended; returns the events that nobody saw.
     pub(crate) fn leave(&self) -> Vec<Event> {
         let mut events = self.events.lock();
         events.gone = true;
         std::mem::take(&mut events.queue)
+    }
+
+    /// So many more octets of the client's are kept.
+    pub(crate) fn keep(&self, octets: usize) {
+        self.kept.fetch_add(octets, Ordering::Relaxed);
+        self.kept_by_all.fetch_add(octets, Ordering::Relaxed);
+    }
+
+    /// So many octets are not kept any more. Nudges the client that waits for it.
+    pub(crate) fn release(&self, octets: usize) {
+        self.kept.fetch_sub(octets, Ordering::AcqRel);
+        self.kept_by_all.fetch_sub(octets, Ordering::Relaxed);
+        if self.awaits_release.swap(false, Ordering::AcqRel) {
+            self.outbox.nudge();
+        }
+    }
+
+    /// Whether more may be kept for this client. After a no, its outbox is nudged when less is kept: a client with nothing
+    /// kept always gets a yes, so that there is something to wait for.
+    pub(crate) fn may_keep(&self, most: usize, most_of_all: usize) -> bool {
+        let may = || match self.kept.load(Ordering::Acquire) {
+            0 => true,
+            kept => kept < most && self.kept_by_all.load(Ordering::Relaxed) < most_of_all,
+        };
+        if may() {
+            return true;
+        }
+        self.awaits_release.store(true, Ordering::Release);
+        // What was waited for may just have come; then nobody will tell.
+        may()
     }
 
     /// Passes on octets that came from an upstream. On a shared connection nobody waits for this client: past

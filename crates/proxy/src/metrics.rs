@@ -7,26 +7,52 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub struct PoolMetrics {
     /// Upstream connections that are open.
     pub upstream_connections: usize,
+    /// Those of them that the broker has blocked.
+    pub blocked_connections: usize,
     /// Those of them that belong to one client at the moment.
     pub own_connections: usize,
-    /// Upstream channels that are leased or not yet closed.
+    /// Upstream channels that are leased, or not yet clean or closed.
     pub upstream_channels: usize,
+    /// Upstream channels that are open and clean, and wait for a client.
+    pub resting_channels: usize,
     /// Clients with an open session.
     pub clients: usize,
     /// Handshakes begun with an upstream.
     pub handshakes: u64,
     /// Logins answered without a handshake.
     pub handshakes_avoided: u64,
+    /// Upstream channels leased to clients' channels.
+    pub leases: u64,
+    /// Of those, the ones that were open already.
+    pub leases_reused: u64,
+    /// Round trips to an upstream that clients were spared.
+    pub round_trips_saved: u64,
     /// Connection attempts and handshakes that failed, refused logins not counted.
     pub connect_failures: u64,
     /// Upstream connections that ended otherwise than by the pool's wish.
     pub connections_lost: u64,
+    /// Refusals repeated without asking the broker.
+    pub refusals_repeated: u64,
+    /// Messages that clients sent for upstreams.
+    pub messages_to_upstreams: u64,
+    /// Messages that upstreams sent for clients, returned ones included.
+    pub messages_from_upstreams: u64,
     /// Octets handed over to upstreams by clients.
     pub octets_to_upstreams: u64,
     /// Frames that upstreams sent.
     pub frames_from_upstreams: u64,
     /// Octets that upstreams sent.
     pub octets_from_upstreams: u64,
+    /// Messages sent again after their upstream connection was lost.
+    pub messages_replayed: u64,
+    /// Channels that went on elsewhere after their upstream connection was lost.
+    pub channels_recovered: u64,
+    /// Octets kept for clients until upstreams answer for them.
+    pub octets_kept: usize,
+    /// Upstream addresses that are known.
+    pub addresses: usize,
+    /// Those of them that did not answer last.
+    pub addresses_down: usize,
 }
 
 /// The counters behind [`PoolMetrics`]; touched once per batch, not per frame.
@@ -35,11 +61,27 @@ pub(crate) struct Counters {
     pub(crate) clients: AtomicUsize,
     pub(crate) handshakes: AtomicU64,
     pub(crate) handshakes_avoided: AtomicU64,
+    pub(crate) leases: AtomicU64,
+    pub(crate) leases_reused: AtomicU64,
+    pub(crate) round_trips_saved: AtomicU64,
     pub(crate) connect_failures: AtomicU64,
     pub(crate) connections_lost: AtomicU64,
+    pub(crate) refusals_repeated: AtomicU64,
+    pub(crate) messages_to_upstreams: AtomicU64,
+    pub(crate) messages_from_upstreams: AtomicU64,
     pub(crate) octets_to_upstreams: AtomicU64,
     pub(crate) frames_from_upstreams: AtomicU64,
     pub(crate) octets_from_upstreams: AtomicU64,
+    pub(crate) messages_replayed: AtomicU64,
+    pub(crate) channels_recovered: AtomicU64,
+}
+
+impl Counters {
+    /// A channel was leased, which its client has been told to be open without asking.
+    pub(crate) fn count_lease(&self, fresh: bool) {
+        add(&self.leases, 1);
+        add(&self.leases_reused, u64::from(!fresh));
+    }
 }
 
 /// Adds to a counter that nothing is ordered by.

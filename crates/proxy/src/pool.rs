@@ -1,5 +1,11 @@
 //! The pool: which connections there are, and who may use them.
 
+mod endpoints;
+mod guards;
+mod patience;
+mod placement;
+mod verification;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,9 +16,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use transport::Outbox;
 
+pub(crate) use self::endpoints::Endpoint;
+use self::endpoints::Endpoints;
+pub(crate) use self::guards::HandingOver;
+use self::guards::Reserved;
 use crate::config::PoolConfig;
 use crate::doorkeeper::Doorkeeper;
-use crate::link::{ClientLink, Event};
+use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
 use crate::session::Session;
@@ -29,11 +39,14 @@ pub struct Pool {
     doorkeeper: Doorkeeper,
     counters: Counters,
     next_id: AtomicU64,
-    /// Which address the next connection starts with.
-    next_address: AtomicUsize,
+    endpoints: Endpoints,
+    /// Octets of clients' frames that are kept to be sent again.
+    kept: Arc<AtomicUsize>,
     /// Whether the last attempt to reach a broker succeeded.
     reachable: AtomicBool,
     draining: AtomicBool,
+    /// A connection is being opened because the others are busy.
+    growing: AtomicBool,
     /// How many tasks hand over what clients left behind.
     handing_over: AtomicUsize,
     /// A connection was removed, or something was handed over.
@@ -57,8 +70,11 @@ pub struct Login {
     credentials: Arc<Credentials>,
     info: ClientInfo,
     /// The connection on which the login was verified, when it was not one that is open already.
-    begun: Option<(Begun, Reserved)>,
+    begun: Option<HalfOpen>,
 }
+
+/// A connection that is logged in and has no virtual host yet, and its place. Boxed: a stream with TLS is large.
+type HalfOpen = Box<(Begun, Endpoint, Reserved)>;
 
 /// The client's end of a session.
 #[derive(Debug, Clone)]
@@ -83,9 +99,11 @@ impl Pool {
             doorkeeper: Doorkeeper::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
-            next_address: AtomicUsize::new(0),
+            endpoints: Endpoints::default(),
+            kept: Arc::default(),
             reachable: AtomicBool::new(false),
             draining: AtomicBool::new(false),
+            growing: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
@@ -128,12 +146,15 @@ impl Pool {
     }
 
     fn check_not_refused(&self, credentials: &Credentials) -> Result<(), Refusal> {
-        self.doorkeeper.refusal(credentials, Instant::now()).map_or(Ok(()), |text| Err(Refusal::Login(text)))
+        let Some(text) = self.doorkeeper.refusal(credentials, Instant::now()) else { return Ok(()) };
+        add(&self.counters.refusals_repeated, 1);
+        Err(Refusal::Login(text))
     }
 
     /// A login without a handshake.
     fn avoided(&self, credentials: Credentials, info: ClientInfo) -> Login {
         add(&self.counters.handshakes_avoided, 1);
+        add(&self.counters.round_trips_saved, HANDSHAKE_ROUND_TRIPS);
         Login { credentials: self.shared_copy(credentials), info, begun: None }
     }
 
@@ -151,11 +172,14 @@ impl Pool {
         let Login { credentials, info, begun } = login;
         if !self.is_verified_for(&credentials, virtual_host) {
             let _permit = self.doorkeeper.enter(&credentials).await;
-            let begun = match begun {
-                Some(begun) => begun,
-                None => self.begin(&credentials, SHARED_NAME).await?,
-            };
-            self.finish(begun, &credentials, virtual_host, None).await?;
+            // Somebody else may have done it meanwhile.
+            if !self.is_verified_for(&credentials, virtual_host) {
+                let begun = match begun {
+                    Some(begun) => begun,
+                    None => self.begin(&credentials, SHARED_NAME).await?,
+                };
+                self.verify(begun, &credentials, virtual_host).await?;
+            }
         }
         Ok(Session::new(self.clone(), credentials, virtual_host, &info, client))
     }
@@ -168,14 +192,14 @@ impl Pool {
     /// Asks the brokers, in turn, for their first words; returns whether one answered, as [`Self::is_reachable`] does
     /// from then on.
     pub async fn probe(&self) -> bool {
-        for address in self.addresses() {
-            match upstream::probe(address, &self.config).await {
+        for endpoint in self.endpoints.in_order(&self.config.upstreams).await {
+            match upstream::probe(&endpoint, &self.config).await {
                 Ok(properties) => {
                     *self.server_properties.lock() = Some(properties);
                     self.reachable.store(true, Ordering::Relaxed);
                     return true;
                 }
-                Err(error) => tracing::debug!(%address, %error, "upstream does not answer"),
+                Err(error) => tracing::debug!(%endpoint, %error, "upstream does not answer"),
             }
         }
         self.reachable.store(false, Ordering::Relaxed);
@@ -195,21 +219,35 @@ impl Pool {
     /// The pool's numbers now.
     pub fn metrics(&self) -> PoolMetrics {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
-        let (upstream_channels, own_connections) = upstream::loads(&connections);
+        let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
+        let (addresses, addresses_down) = self.endpoints.count();
         let counters = &self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PoolMetrics {
             upstream_connections: connections.len(),
-            own_connections,
-            upstream_channels,
+            blocked_connections: blocked,
+            own_connections: own,
+            upstream_channels: channels,
+            resting_channels: resting,
             clients: counters.clients.load(Ordering::Relaxed),
             handshakes: read(&counters.handshakes),
             handshakes_avoided: read(&counters.handshakes_avoided),
+            leases: read(&counters.leases),
+            leases_reused: read(&counters.leases_reused),
+            round_trips_saved: read(&counters.round_trips_saved),
             connect_failures: read(&counters.connect_failures),
             connections_lost: read(&counters.connections_lost),
+            refusals_repeated: read(&counters.refusals_repeated),
+            messages_to_upstreams: read(&counters.messages_to_upstreams),
+            messages_from_upstreams: read(&counters.messages_from_upstreams),
             octets_to_upstreams: read(&counters.octets_to_upstreams),
             frames_from_upstreams: read(&counters.frames_from_upstreams),
             octets_from_upstreams: read(&counters.octets_from_upstreams),
+            messages_replayed: read(&counters.messages_replayed),
+            channels_recovered: read(&counters.channels_recovered),
+            octets_kept: self.kept.load(Ordering::Relaxed),
+            addresses,
+            addresses_down,
         }
     }
 
@@ -248,6 +286,11 @@ impl Pool {
         &self.counters
     }
 
+    /// Octets of clients' frames that are kept to be sent again.
+    pub(crate) fn kept(&self) -> &Arc<AtomicUsize> {
+        &self.kept
+    }
+
     pub(crate) fn next_id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
@@ -257,7 +300,7 @@ impl Pool {
         self.connections.lock().entry(user).or_default().push(upstream);
     }
 
-    pub(crate) fn remove(&self, upstream: &Arc<Upstream>, expected: bool) {
+    pub(crate) fn remove(self: &Arc<Self>, upstream: &Arc<Upstream>, expected: bool) {
         let mut connections = self.connections.lock();
         if let Some(of_user) = connections.get_mut(&upstream.credentials.username) {
             of_user.retain(|other| !Arc::ptr_eq(other, upstream));
@@ -267,99 +310,17 @@ impl Pool {
         }
         drop(connections);
         self.count.fetch_sub(1, Ordering::Relaxed);
+        self.endpoints.closed(&upstream.endpoint);
         if !expected {
+            self.endpoints.failed(self, &upstream.endpoint);
             add(&self.counters.connections_lost, 1);
         }
         self.removed.notify_waiters();
     }
 
-    /// A connection that shares its channels among clients, if there is one with room. The newest one, so that the older
-    /// ones empty and can be closed.
-    pub(crate) fn find_shared(&self, credentials: &Credentials, virtual_host: &str) -> Option<Arc<Upstream>> {
-        self.newest(credentials, |upstream| {
-            *upstream.virtual_host == *virtual_host && upstream.takes_shared()
-        })
-    }
-
-    /// A connection that nobody uses, made the client's own. The last one with room for others is left to them, so that
-    /// the warm path stays warm (P6).
-    pub(crate) fn find_own(
-        &self,
-        credentials: &Credentials,
-        virtual_host: &str,
-        link: &Arc<ClientLink>,
-    ) -> Option<Arc<Upstream>> {
-        let newest = self.find_shared(credentials, virtual_host)?;
-        let is_older = |upstream: &Arc<Upstream>| !Arc::ptr_eq(upstream, &newest);
-        self.newest(credentials, |upstream| {
-            *upstream.virtual_host == *virtual_host && is_older(upstream) && upstream.try_own(link)
-        })
-    }
-
-    /// Opens a connection for a session that waits for it; an event tells it when that is done.
-    pub(crate) fn open_for(
-        self: &Arc<Self>,
-        link: Arc<ClientLink>,
-        credentials: Arc<Credentials>,
-        virtual_host: Box<str>,
-        own_name: Option<String>,
-    ) {
-        let pool = self.clone();
-        tokio::spawn(async move {
-            let own = own_name.is_some();
-            let result = match own_name {
-                Some(name) => pool.own_connection(&credentials, &virtual_host, &name, link.clone()).await,
-                None => pool.shared_connection(&credentials, &virtual_host).await,
-            };
-            if let Err(Event::Ready { own: true, result: Ok(upstream) }) =
-                link.push(Event::Ready { own, result })
-            {
-                upstream.give_back(false);
-            }
-        });
-    }
-
-    /// A connection with room, opened if there is none.
-    pub(crate) async fn shared_connection(
-        self: &Arc<Self>,
-        credentials: &Arc<Credentials>,
-        virtual_host: &str,
-    ) -> Result<Arc<Upstream>, Refusal> {
-        let _permit = self.doorkeeper.enter(credentials).await;
-        // Somebody else may have opened one meanwhile.
-        if let Some(upstream) = self.find_shared(credentials, virtual_host) {
-            return Ok(upstream);
-        }
-        let begun = self.begin(credentials, SHARED_NAME).await?;
-        self.finish(begun, credentials, virtual_host, None).await
-    }
-
-    /// A new connection that belongs to one client.
-    async fn own_connection(
-        self: &Arc<Self>,
-        credentials: &Arc<Credentials>,
-        virtual_host: &str,
-        name: &str,
-        owner: Arc<ClientLink>,
-    ) -> Result<Arc<Upstream>, Refusal> {
-        let _permit = self.doorkeeper.enter(credentials).await;
-        let begun = self.begin(credentials, name).await?;
-        self.finish(begun, credentials, virtual_host, Some(owner)).await
-    }
-
     /// Whether the broker accepted these credentials less than `auth_ttl` ago on a connection that is still open.
     fn is_verified(&self, credentials: &Credentials) -> bool {
-        self.newest(credentials, |upstream| self.is_fresh(upstream)).is_some()
-    }
-
-    fn is_verified_for(&self, credentials: &Credentials, virtual_host: &str) -> bool {
-        let fresh =
-            |upstream: &Arc<Upstream>| *upstream.virtual_host == *virtual_host && self.is_fresh(upstream);
-        self.newest(credentials, fresh).is_some()
-    }
-
-    fn is_fresh(&self, upstream: &Arc<Upstream>) -> bool {
-        upstream.verified_at.elapsed() < self.config.auth_ttl && upstream.is_open()
+        self.newest(credentials, |upstream| upstream.is_verified_within(self.config.auth_ttl)).is_some()
     }
 
     /// The pool's own copy of equal credentials, so that a password is not kept once per client.
@@ -378,27 +339,21 @@ impl Pool {
     ) -> Option<Arc<Upstream>> {
         let connections = self.connections.lock();
         let of_user = connections.get(&credentials.username)?;
-        let same = |upstream: &&Arc<Upstream>| {
-            std::ptr::eq(&*upstream.credentials, credentials) || *upstream.credentials == *credentials
-        };
+        let same = |upstream: &&Arc<Upstream>| is_same(&upstream.credentials, credentials);
         of_user.iter().rev().filter(same).find(|upstream| wanted(upstream)).cloned()
     }
 
     /// Connects and logs in, at the first address that answers.
-    async fn begin(
-        self: &Arc<Self>,
-        credentials: &Credentials,
-        name: &str,
-    ) -> Result<(Begun, Reserved), Refusal> {
+    async fn begin(self: &Arc<Self>, credentials: &Credentials, name: &str) -> Result<HalfOpen, Refusal> {
         let reserved = self.reserve()?;
         let mut refusal = no_upstream();
-        for address in self.addresses() {
+        for endpoint in self.endpoints.in_order(&self.config.upstreams).await {
             add(&self.counters.handshakes, 1);
-            match Begun::login(address, credentials, name, &self.config).await {
+            match Box::pin(Begun::login(&endpoint, credentials, name, &self.config)).await {
                 Ok(begun) => {
                     self.reachable.store(true, Ordering::Relaxed);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
-                    return Ok((begun, reserved));
+                    return Ok(Box::new((begun, endpoint, reserved)));
                 }
                 // A broker has spoken: another one would say the same.
                 Err(Refusal::Login(text)) => {
@@ -406,8 +361,9 @@ impl Pool {
                     return Err(Refusal::Login(text));
                 }
                 Err(error) => {
-                    tracing::warn!(%address, %error, "upstream connection failed");
+                    tracing::warn!(%endpoint, %error, "upstream connection failed");
                     add(&self.counters.connect_failures, 1);
+                    self.endpoints.failed(self, &endpoint);
                     refusal = error;
                 }
             }
@@ -419,14 +375,29 @@ impl Pool {
     /// Opens the virtual host and starts the connection's task.
     async fn finish(
         self: &Arc<Self>,
-        (begun, reserved): (Begun, Reserved),
+        half_open: HalfOpen,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         owner: Option<Arc<ClientLink>>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let (stream, limits) = begun.open(virtual_host, &self.config).await?;
+        let (begun, endpoint, reserved) = *half_open;
+        let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
+            Ok(opened) => opened,
+            Err(refusal) => {
+                if refusal.is_outage() {
+                    self.endpoints.failed(self, &endpoint);
+                }
+                return Err(refusal);
+            }
+        };
         reserved.keep();
-        let upstream = upstream::spawn(self, stream, limits, credentials.clone(), virtual_host, owner);
+        self.endpoints.opened(&endpoint);
+        let login = upstream::Access {
+            endpoint,
+            credentials: credentials.clone(),
+            virtual_host: virtual_host.into(),
+        };
+        let upstream = upstream::spawn(self, stream, limits, login, owner);
         tracing::debug!(upstream = upstream.id, virtual_host, "upstream connection opened");
         if self.draining.load(Ordering::Acquire) {
             upstream.close("shutdown");
@@ -443,61 +414,20 @@ impl Pool {
             let text = format!("all {} upstream connections are in use", self.config.max_connections);
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        Ok(Reserved(Some(self.clone())))
-    }
-
-    /// The addresses, starting with another one each time.
-    fn addresses(&self) -> impl Iterator<Item = &crate::config::UpstreamAddress> {
-        let all = &self.config.upstreams;
-        let first = self.next_address.fetch_add(1, Ordering::Relaxed) % all.len().max(1);
-        all[first..].iter().chain(&all[..first])
+        Ok(Reserved::new(self.clone()))
     }
 }
 
-/// One of [`PoolConfig::max_connections`], given back when dropped.
-#[derive(Debug)]
-struct Reserved(Option<Arc<Pool>>);
-
-impl Reserved {
-    /// The connection exists now; [`Pool::remove`] will give the place back.
-    fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if let Some(pool) = &self.0 {
-            pool.count.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Keeps [`Pool::drain`] waiting until what a client left behind is handed over.
-#[derive(Debug)]
-pub(crate) struct HandingOver(Arc<Pool>);
-
-impl HandingOver {
-    pub(crate) fn begin(pool: &Arc<Pool>) -> Self {
-        pool.handing_over.fetch_add(1, Ordering::AcqRel);
-        Self(pool.clone())
-    }
-
-    pub(crate) fn pool(&self) -> &Arc<Pool> {
-        &self.0
-    }
-}
-
-impl Drop for HandingOver {
-    fn drop(&mut self) {
-        self.0.handing_over.fetch_sub(1, Ordering::AcqRel);
-        self.0.removed.notify_waiters();
-    }
+/// Whether credentials are the same, compared in constant time unless they are one and the same object.
+fn is_same(own: &Arc<Credentials>, credentials: &Credentials) -> bool {
+    std::ptr::eq(&**own, credentials) || **own == *credentials
 }
 
 fn no_upstream() -> Refusal {
-    Refusal::unreachable("no address is configured")
+    Refusal::unreachable("no address is known")
 }
 
+/// Round trips of connecting: TCP, the protocol header, start-ok, and connection.open.
+const HANDSHAKE_ROUND_TRIPS: u64 = 4;
 /// The connection_name of connections that clients share.
 const SHARED_NAME: &str = "Leveret";

@@ -17,6 +17,20 @@ impl Refusal {
         Self::Fault(Fault::new(ReplyCode::ConnectionForced, format!("upstream unreachable: {why}")))
     }
 
+    /// An outage has lasted longer than clients wait for.
+    pub(crate) fn in_vain(limit: std::time::Duration, last: Self) -> Self {
+        let text = match last {
+            Self::Login(text) => text,
+            Self::Fault(fault) => fault.text.into_owned(),
+        };
+        Self::Fault(Fault::new(ReplyCode::ConnectionForced, format!("waited {limit:?} in vain: {text}")))
+    }
+
+    /// Whether it may be otherwise in a moment: no broker could be asked, or it is starting or stopping.
+    pub(crate) fn is_outage(&self) -> bool {
+        matches!(self, Self::Fault(fault) if matches!(fault.code, ReplyCode::ConnectionForced | ReplyCode::InternalError))
+    }
+
     /// As a fault that ends the connection.
     pub fn into_fault(self) -> Fault {
         match self {

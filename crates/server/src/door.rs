@@ -45,6 +45,12 @@ pub(crate) enum LoginError {
 }
 
 impl Door {
+    /// Whether a verified client certificate is a login here. The upstream would have to see the certificate itself, with
+    /// a proof that only the client can make: so it is none there.
+    pub(crate) fn takes_external(&self) -> bool {
+        matches!(self, Self::Broker(_))
+    }
+
     /// Judges credentials where that takes no waiting.
     pub(crate) fn login_now(
         &self,
@@ -53,6 +59,9 @@ impl Door {
     ) -> Option<Result<Login, LoginError>> {
         let Self::Broker(broker) = self else { return None };
         let mechanism = credentials.mechanism;
+        if mechanism == Mechanism::External {
+            return Some(login_external(broker, credentials, client));
+        }
         if !matches!(mechanism, Mechanism::Plain | Mechanism::AmqPlain) {
             return Some(Err(LoginError::Refused(mechanism.refusal_text())));
         }
@@ -137,6 +146,15 @@ impl Door {
             }
         }
     }
+}
+
+/// Lets in the user that a verified certificate stands for. What the client says itself does not matter, as in RabbitMQ.
+fn login_external(broker: &Broker, credentials: &Credentials, client: Client) -> Result<Login, LoginError> {
+    let judged = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
+    judged.map(Login::Broker).map_err(|why| {
+        tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
+        LoginError::Refused(credentials.mechanism.refusal_text())
+    })
 }
 
 /// Milliseconds since 1970 that never go backwards: wall time when the process started, and a monotonic clock.

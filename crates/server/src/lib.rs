@@ -2,6 +2,10 @@
 //!
 //! - [`Server`]: accepts connections within [`ConnectionLimits`], runs them, and drains them.
 //! - [`Door`]: the one door to the back ends, the embedded [`broker::Broker`] or the upstream [`proxy::Pool`].
+//! - [`Preface`]: what stands in front of the protocol: the PROXY protocol, TLS.
+//! - [`WebSocketConfig`]: AMQP inside of WebSockets, for browsers.
+//! - [`Relay`]: any TCP server inside of WebSockets.
+//! - [`Alarms`]: whether publishers have to wait, for want of memory or disk.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session behind the door.
 //!
 //! What always holds: a client that cannot be served ends alone, with its protocol's own error; nothing that a client
@@ -9,17 +13,27 @@
 //!
 //! Lock order: a queue of the broker, then a channel's deliveries, then an outbox.
 //!
-//! What must never be added: command-line arguments, HTTP.
+//! What must never be added: command-line arguments, HTTP beyond the upgrade to WebSocket and the files next to it.
 
+mod alarms;
 mod amqp;
 mod door;
 mod limits;
 mod listener;
 mod metrics;
+mod network;
+mod preface;
+mod relay;
 mod server;
+mod websocket;
 
+pub use alarms::{Alarms, Resource};
 pub use door::{Clock, Door};
 pub use limits::{ConnectionCounter, ConnectionLimits, LimitReached, Place};
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Counter, Metrics};
+pub use network::Network;
+pub use preface::{Preface, TrustedProxies};
+pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{Server, ServerConfig};
+pub use websocket::{Routes, WebSocketConfig, Webroot};

@@ -74,19 +74,11 @@ impl ConnectionCounter {
     /// # Errors
     /// The limit that stands against it; it is not counted then.
     pub fn enter(self: &Arc<Self>, ip: Option<IpAddr>) -> Result<Place, LimitReached> {
-        // An IPv4 client of a dual-stack listener is the same client.
-        let ip = ip.map(|ip| ip.to_canonical());
         let mut counts = self.counts.lock();
         if is_reached(counts.total, self.limits.total) {
             return Err(LimitReached::Total(self.limits.total));
         }
-        if let Some(ip) = ip {
-            let count = counts.by_ip.get(&ip).copied().unwrap_or(0);
-            if is_reached(count, self.limits.per_ip) {
-                return Err(LimitReached::PerIp(self.limits.per_ip));
-            }
-            counts.by_ip.insert(ip, count + 1);
-        }
+        let ip = counts.add_ip(ip, self.limits.per_ip)?;
         counts.total += 1;
         Ok(Place { counter: Arc::clone(self), ip, user: None })
     }
@@ -97,7 +89,35 @@ impl ConnectionCounter {
     }
 }
 
+impl Counts {
+    /// Counts one connection more from `ip`; returns the address that it is counted under.
+    fn add_ip(&mut self, ip: Option<IpAddr>, limit: usize) -> Result<Option<IpAddr>, LimitReached> {
+        // An IPv4 client of a dual-stack listener is the same client.
+        let Some(ip) = ip.map(|ip| ip.to_canonical()) else { return Ok(None) };
+        let count = self.by_ip.get(&ip).copied().unwrap_or(0);
+        if is_reached(count, limit) {
+            return Err(LimitReached::PerIp(limit));
+        }
+        self.by_ip.insert(ip, count + 1);
+        Ok(Some(ip))
+    }
+}
+
 impl Place {
+    /// Counts the connection for the address that it turned out to come from: one that came through a load balancer
+    /// entered without.
+    ///
+    /// # Errors
+    /// When there are as many connections from that address as allowed.
+    pub fn locate(&mut self, ip: Option<IpAddr>) -> Result<(), LimitReached> {
+        let mut counts = self.counter.counts.lock();
+        let ip = counts.add_ip(ip, self.counter.limits.per_ip)?;
+        if let Some(before) = std::mem::replace(&mut self.ip, ip) {
+            decrease(&mut counts.by_ip, &before);
+        }
+        Ok(())
+    }
+
     /// Counts the connection for the user that it has logged in as.
     ///
     /// # Errors
@@ -170,6 +190,21 @@ mod tests {
         let _place = counter.enter(Some(HERE)).unwrap();
         let mapped = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped();
         assert!(counter.enter(Some(mapped.into())).is_err());
+    }
+
+    #[test]
+    fn a_place_is_counted_where_its_client_is() {
+        let counter = counter(0, 1, 0);
+        let mut first = counter.enter(None).unwrap();
+        first.locate(Some(HERE)).unwrap();
+        let mut second = counter.enter(None).unwrap();
+        assert_eq!(second.locate(Some(HERE)), Err(LimitReached::PerIp(1)));
+        let there = std::net::Ipv4Addr::new(192, 0, 2, 1).into();
+        second.locate(Some(there)).unwrap();
+        first.locate(Some(std::net::Ipv4Addr::new(192, 0, 2, 2).into())).unwrap();
+        second.locate(Some(HERE)).unwrap();
+        drop((first, second));
+        assert!(counter.counts.lock().by_ip.is_empty());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Accepting connections, and letting them go.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,11 +16,14 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use transport::{Ended, Outbox, Peer, Stream, drive};
 
+use crate::alarms::Alarms;
 use crate::amqp::connection::Connection;
 use crate::door::{Clock, Door};
-use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::limits::{ConnectionCounter, ConnectionLimits, LimitReached, Place};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
+use crate::preface::{Preface, PrefaceError};
+use crate::websocket::{self, WebSocketConfig};
 
 /// How long to wait before accepting again after a shortage of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -53,9 +57,10 @@ pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) door: Door,
     /// What new connections are offered.
-    offer: Mutex<Arc<ServerOffer>>,
+    offer: Mutex<Offers>,
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
+    pub(crate) alarms: Arc<Alarms>,
     counter: Arc<ConnectionCounter>,
     next_id: AtomicU64,
     draining: AtomicBool,
@@ -73,11 +78,31 @@ impl Shared {
     }
 
     pub(crate) fn offer(&self) -> Arc<ServerOffer> {
-        Arc::clone(&self.offer.lock())
+        Arc::clone(&self.offer.lock().plain)
+    }
+
+    /// For clients whose certificate is a login, if it is one here.
+    pub(crate) fn offer_with_external(&self) -> Option<Arc<ServerOffer>> {
+        self.door.takes_external().then(|| Arc::clone(&self.offer.lock().with_external))
     }
 
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+}
+
+/// What is offered to clients without, and with, a verified certificate.
+struct Offers {
+    plain: Arc<ServerOffer>,
+    with_external: Arc<ServerOffer>,
+}
+
+impl Offers {
+    fn new(plain: ServerOffer) -> Self {
+        let mut mechanisms = plain.mechanisms.clone();
+        mechanisms.push(Mechanism::External);
+        let with_external = Arc::new(ServerOffer { mechanisms, ..plain.clone() });
+        Self { plain: Arc::new(plain), with_external }
     }
 }
 
@@ -101,9 +126,10 @@ impl Server {
             counter: ConnectionCounter::new(config.connections),
             config,
             door,
-            offer: Mutex::new(Arc::new(offer)),
+            offer: Mutex::new(Offers::new(offer)),
             clock,
             metrics: Metrics::default(),
+            alarms: Arc::default(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -113,8 +139,17 @@ impl Server {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Accepts AMQP clients from `listener` until [`Server::drain`].
-    pub fn listen(&self, listener: Listener) {
+    /// Accepts AMQP clients from `listener`, each behind its `preface`, until [`Server::drain`].
+    pub fn listen(&self, listener: Listener, preface: Preface) {
+        self.accept_from(listener, Entrance { preface, websocket: None });
+    }
+
+    /// Accepts AMQP clients over WebSocket from `listener`, each behind its `preface`, until [`Server::drain`].
+    pub fn listen_websocket(&self, listener: Listener, preface: Preface, config: WebSocketConfig) {
+        self.accept_from(listener, Entrance { preface, websocket: Some(Arc::new(config)) });
+    }
+
+    fn accept_from(&self, listener: Listener, entrance: Entrance) {
         let shared = Arc::clone(&self.shared);
         let accepting = tokio::spawn(async move {
             while !shared.is_draining() {
@@ -123,7 +158,7 @@ impl Server {
                     () = shared.drain_begun() => break,
                 };
                 match accepted {
-                    Ok((stream, peer)) => accept(&shared, stream, peer),
+                    Ok((stream, peer)) => accept(&shared, &entrance, stream, peer),
                     Err(error) if is_of_one_connection(&error) => {}
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept connections for now");
@@ -138,14 +173,19 @@ impl Server {
     /// Announces these server-properties to clients that connect from now on: those of the broker that stands behind.
     pub fn announce(&self, server_properties: FieldTable) {
         let mut offer = self.shared.offer.lock();
-        if offer.server_properties != server_properties {
-            *offer = Arc::new(ServerOffer { server_properties, ..ServerOffer::clone(&offer) });
+        if offer.plain.server_properties != server_properties {
+            *offer = Offers::new(ServerOffer { server_properties, ..ServerOffer::clone(&offer.plain) });
         }
     }
 
     /// Counters.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
+    }
+
+    /// The alarms that make publishers on the embedded broker wait.
+    pub fn alarms(&self) -> &Arc<Alarms> {
+        &self.shared.alarms
     }
 
     /// Connections that are open or being opened.
@@ -187,7 +227,13 @@ impl Server {
 }
 
 impl Shared {
-    async fn drain_begun(&self) {
+    pub(crate) fn refuse(&self, id: u64, peer: Peer, limit: LimitReached) {
+        self.metrics.connections_refused.add(1);
+        self.metrics.connections_closed.add(1);
+        tracing::warn!(connection = id, %peer, %limit, "connection refused");
+    }
+
+    pub(crate) async fn drain_begun(&self) {
         loop {
             let changed = self.emptied.notified();
             if self.is_draining() {
@@ -198,53 +244,142 @@ impl Shared {
     }
 }
 
-fn accept(shared: &Arc<Shared>, stream: Stream, peer: Peer) {
+/// What the clients of a listener bring.
+#[derive(Clone)]
+struct Entrance {
+    preface: Preface,
+    /// AMQP comes inside of WebSocket.
+    websocket: Option<Arc<WebSocketConfig>>,
+}
+
+/// A client that has connected and been counted.
+pub(crate) struct Newcomer {
+    pub(crate) id: u64,
+    pub(crate) peer: Peer,
+    pub(crate) place: Place,
+    pub(crate) since: Instant,
+    /// The user name of a verified client certificate.
+    pub(crate) external: Option<Arc<str>>,
+}
+
+fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer) {
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     shared.metrics.connections_opened.add(1);
-    let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
-    match shared.counter.enter(peer.ip()) {
+    match shared.counter.enter(entrance.counted_ip(peer)) {
         Ok(place) => {
-            let connection =
-                Connection::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, Instant::now());
-            tokio::spawn(run(Arc::clone(shared), stream, connection, outbox, id, peer));
+            let newcomer = Newcomer { id, peer, place, since: Instant::now(), external: None };
+            let shared = Arc::clone(shared);
+            if entrance.preface.is_empty() {
+                tokio::spawn(enter(shared, entrance.websocket.clone(), stream, newcomer));
+            } else {
+                tokio::spawn(receive(shared, entrance.clone(), stream, newcomer));
+            }
         }
         Err(limit) => {
-            // Dropped without an answer: a connection over the limit must cost as little as possible.
-            shared.metrics.connections_refused.add(1);
-            shared.metrics.connections_closed.add(1);
-            tracing::warn!(connection = id, %peer, %limit, "connection refused");
+            shared.refuse(id, peer, limit);
+            // Over TCP dropped without an answer: a connection over the limit must cost as little as possible.
+            if let Some(config) = &entrance.websocket
+                && entrance.preface.is_empty()
+            {
+                tokio::spawn(websocket::refuse(Arc::clone(shared), Arc::clone(config), stream, peer, limit));
+            }
         }
     }
 }
 
-async fn run(
+impl Entrance {
+    /// The address that a connection is counted under. A load balancer or reverse proxy is no client; where the client
+    /// is, its header tells.
+    fn counted_ip(&self, peer: Peer) -> Option<IpAddr> {
+        let is_reverse_proxy = self.websocket.as_ref().is_some_and(|config| config.is_from_proxy(peer));
+        if is_reverse_proxy || self.preface.is_from_proxy(peer) { None } else { peer.ip() }
+    }
+}
+
+/// Takes a connection through its preface, within the time that the login may take.
+async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut newcomer: Newcomer) {
+    let id = newcomer.id;
+    let deadline = newcomer.since + shared.config.handshake_timeout;
+    // Boxed: what a TLS handshake holds is large, and is needed for a moment only.
+    let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut newcomer));
+    let passed = tokio::select! {
+        passed = tokio::time::timeout_at(deadline.into(), passing) => passed,
+        () = shared.drain_begun() => return shared.metrics.connections_closed.add(1),
+    };
+    let reason = match passed {
+        Ok(Ok(Some(stream))) => return enter(shared, entrance.websocket, stream, newcomer).await,
+        // Refused, and that has been told.
+        Ok(Ok(None)) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "no handshake in time".to_owned(),
+    };
+    shared.metrics.connections_closed.add(1);
+    tracing::info!(connection = id, peer = %newcomer.peer, reason, "connection closed");
+}
+
+/// Runs a connection that has its preface behind it.
+async fn enter(
     shared: Arc<Shared>,
-    mut stream: Stream,
-    mut connection: Connection,
-    outbox: Arc<Outbox>,
-    id: u64,
-    peer: Peer,
+    websocket: Option<Arc<WebSocketConfig>>,
+    stream: Stream,
+    newcomer: Newcomer,
 ) {
+    match websocket {
+        Some(config) => websocket::run(shared, config, stream, newcomer).await,
+        None => run(shared, stream, newcomer).await,
+    }
+}
+
+/// The PROXY protocol, the limit of the address that it tells, and TLS.
+async fn pass(
+    shared: &Shared,
+    preface: &Preface,
+    mut stream: Stream,
+    newcomer: &mut Newcomer,
+) -> Result<Option<Stream>, PrefaceError> {
+    let from_proxy = preface.is_from_proxy(newcomer.peer);
+    newcomer.peer = preface.real_peer(&mut stream, newcomer.peer).await?;
+    if from_proxy && let Err(limit) = newcomer.place.locate(newcomer.peer.ip()) {
+        shared.refuse(newcomer.id, newcomer.peer, limit);
+        return Ok(None);
+    }
+    let passed = preface.secure(stream).await?;
+    newcomer.external = passed.external;
+    Ok(Some(passed.stream))
+}
+
+async fn run(shared: Arc<Shared>, mut stream: Stream, newcomer: Newcomer) {
+    let Newcomer { id, peer, place, since, external } = newcomer;
+    let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
+    let mut connection = Connection::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
+    if let Some(user) = external {
+        connection.offer_external(user);
+    }
     let _listed = Listed::new(&shared, &outbox);
     let config = &shared.config;
     let ended = drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
-    let reason = match (connection.take_reason(), ended) {
+    let reason = reason_of(connection.take_reason(), ended);
+    tracing::info!(connection = id, %peer, reason, "connection closed");
+}
+
+/// Why a connection ended, for the log: as its protocol says, else as its socket does.
+pub(crate) fn reason_of(reason: Option<String>, ended: Ended) -> String {
+    match (reason, ended) {
         (Some(reason), _) => reason,
         (None, Ended::Finished | Ended::Eof) => "closed".to_owned(),
         (None, Ended::WriteTimeout) => "client takes nothing".to_owned(),
         (None, Ended::Io(error)) => error.to_string(),
-    };
-    tracing::info!(connection = id, %peer, reason, "connection closed");
+    }
 }
 
 /// A connection's place in the list of all; given back however its task ends.
-struct Listed {
+pub(crate) struct Listed {
     shared: Arc<Shared>,
     key: usize,
 }
 
 impl Listed {
-    fn new(shared: &Arc<Shared>, outbox: &Arc<Outbox>) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>, outbox: &Arc<Outbox>) -> Self {
         let key = shared.connections.lock().insert(Arc::clone(outbox));
         if shared.is_draining() {
             // The drain may have looked at the list before this connection was in it.

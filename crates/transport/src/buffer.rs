@@ -1,5 +1,7 @@
 //! A queue of octets to be written: small things copied together, large ones chained.
 
+mod insert;
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 

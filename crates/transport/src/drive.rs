@@ -46,6 +46,9 @@ pub trait Protocol {
     fn handle_eof(&mut self);
     /// Somebody called [`Outbox::nudge`].
     fn handle_nudge(&mut self, now: Instant);
+    /// Puts a batch, everything that the outbox has yielded at once, into the form in which the peer expects it, and adds
+    /// what the protocol has to say past the outbox. Called with an empty batch as well, before the connection goes idle.
+    fn frame_output(&mut self, _batch: &mut OutBuf) {}
     /// The outbox has room again after it had none.
     fn handle_room(&mut self);
     /// Octets were written to the peer.
@@ -102,6 +105,7 @@ where
         unconsumed: Vec::new(),
         held: false,
         writing: OutBuf::default(),
+        unflushed: false,
         stuck_since: None,
         write_timeout_suspended: false,
         eof: false,
@@ -117,7 +121,7 @@ where
 
 /// Closes our side, then waits a moment for the peer to close its own. Closing a socket with unread input resets the
 /// connection, and the reset could overtake the last words that explain the close.
-async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
+pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
     let closing = async {
         stream.shutdown().await?;
         let mut sink = [0; LINGER_READ];
@@ -153,7 +157,9 @@ struct Connection<'c, S, P> {
     held: bool,
     /// What was taken from the outbox and not written yet.
     writing: OutBuf,
-    /// Since when the socket has taken nothing of `writing`.
+    /// The stream may hold something that it has taken and not given to the socket.
+    unflushed: bool,
+    /// Since when the socket has taken nothing of `writing`, or of what the stream holds.
     stuck_since: Option<Instant>,
     /// The write time-out did not apply when last asked.
     write_timeout_suspended: bool,
@@ -275,7 +281,7 @@ where
     /// Writes until nothing is left or the socket takes no more; returns whether anything was written.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut wrote = false;
-        while !self.writing.is_empty() || self.outbox.take(&mut self.writing) {
+        while !self.writing.is_empty() || self.next_batch() {
             let mut slices = OutBuf::slices();
             let used = self.writing.fill_slices(&mut slices);
             match Pin::new(&mut *self.stream).poll_write_vectored(cx, &slices[..used]) {
@@ -294,9 +300,36 @@ where
             }
         }
         if wrote {
+            self.unflushed = true;
             self.protocol.handle_written(Instant::now());
         }
+        if self.unflushed {
+            // TLS takes more than the socket does; the rest has its turn here.
+            match Pin::new(&mut *self.stream).poll_flush(cx) {
+                Poll::Ready(Ok(())) => {
+                    self.unflushed = false;
+                    if self.writing.is_empty() {
+                        self.stuck_since = None;
+                    }
+                }
+                Poll::Ready(Err(error)) => return Err(error),
+                Poll::Pending => {
+                    self.stuck_since.get_or_insert_with(Instant::now);
+                }
+            }
+        }
         Ok(wrote)
+    }
+
+    /// Takes what has gathered, in the form in which it is written; returns whether that is anything.
+    fn next_batch(&mut self) -> bool {
+        self.outbox.take(&mut self.writing);
+        let gathered = self.writing.len();
+        self.protocol.frame_output(&mut self.writing);
+        if self.writing.len() != gathered {
+            self.outbox.reframed(gathered, self.writing.len());
+        }
+        !self.writing.is_empty()
     }
 
     /// When the peer is given up, unless it takes something before.
@@ -417,6 +450,35 @@ mod tests {
         }
     }
 
+    /// Puts `<` in front of each batch, and one `!` before the connection first goes idle.
+    struct Framed(Lines, bool);
+
+    impl Protocol for Framed {
+        fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+            self.0.handle_input(input, now)
+        }
+        fn handle_eof(&mut self) {
+            self.0.handle_eof();
+        }
+        fn handle_nudge(&mut self, _now: Instant) {}
+        fn frame_output(&mut self, batch: &mut OutBuf) {
+            if !batch.is_empty() {
+                batch.insert(&[(0, b"<")]);
+            } else if !std::mem::replace(&mut self.1, true) {
+                batch.tail().push(b'!');
+            }
+        }
+        fn handle_room(&mut self) {}
+        fn handle_written(&mut self, _now: Instant) {}
+        fn handle_deadline(&mut self, _now: Instant) {}
+        fn next_deadline(&self) -> Option<Instant> {
+            None
+        }
+        fn intent(&self) -> Intent {
+            self.0.intent()
+        }
+    }
+
     fn lines(limit: usize) -> (Lines, Arc<Outbox>) {
         let outbox = Arc::new(Outbox::new(limit));
         (Lines { outbox: outbox.clone(), intent: Intent::Run, deadline: None, stop_at: usize::MAX }, outbox)
@@ -470,6 +532,30 @@ mod tests {
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
         assert!(matches!(ended, Ended::Eof));
         assert_eq!(peer.await.unwrap(), "nudged\n");
+    }
+
+    #[tokio::test]
+    async fn batches_are_framed_and_the_backlog_counts_the_frames() {
+        let (mut near, mut far) = tokio::io::duplex(4);
+        let (lines, outbox) = lines(1024);
+        let seen = outbox.clone();
+        let peer = tokio::spawn(async move {
+            let mut first = [0];
+            near.read_exact(&mut first).await.unwrap();
+            near.write_all(b"one\n").await.unwrap();
+            let mut second = [0; 5];
+            near.read_exact(&mut second).await.unwrap();
+            near.write_all(b"quit\n").await.unwrap();
+            let mut rest = Vec::new();
+            near.read_to_end(&mut rest).await.unwrap();
+            [&first[..], &second, &rest].concat()
+        });
+        let mut protocol = Framed(lines, false);
+        let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
+        assert!(matches!(ended, Ended::Finished));
+        drop(far);
+        assert_eq!(peer.await.unwrap(), b"!<one\n<quit\n");
+        assert_eq!(seen.backlog(), 0);
     }
 
     #[tokio::test]

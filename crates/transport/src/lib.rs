@@ -1,6 +1,7 @@
 //! Byte streams and their buffers: what every connection of Leveret, to a client or to an upstream, is made of.
 //!
-//! - [`Stream`]: TCP and Unix sockets behind one type.
+//! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
+//! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
 //! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
 //!   and writes what gathered in the outbox, once per batch.
@@ -16,8 +17,9 @@ mod buffer;
 mod drive;
 mod outbox;
 mod stream;
+pub mod tls;
 
 pub use buffer::OutBuf;
-pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive};
+pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger};
 pub use outbox::Outbox;
 pub use stream::{ConnectOptions, Peer, Stream};

@@ -1,10 +1,9 @@
 //! The out-buffer of one connection, shared by everybody who has something to say to its peer.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 
-use atomic_waker::AtomicWaker;
-use parking_lot::Mutex;
+use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use sync::{AtomicWaker, Mutex};
 
 use crate::buffer::OutBuf;
 
@@ -83,10 +82,11 @@ impl Outbox {
         if self.backlog() < self.limit {
             return true;
         }
-        // First leave word, then look again: the writer first writes, then looks for word. One of the two sees the
-        // other, so nobody waits for a call that never comes.
-        self.starved.store(true, Ordering::SeqCst);
-        self.backlog.load(Ordering::SeqCst) < self.limit
+        // First leave word, then look again: the writer first writes, then looks for word. Both change the backlog in
+        // between, this side by nothing. Whose change is second sees what the other did before, so nobody waits for a
+        // call that never comes.
+        self.starved.store(true, Ordering::Relaxed);
+        self.backlog.fetch_add(0, Ordering::AcqRel) < self.limit
     }
 
     /// The limit given to [`Outbox::new`], in octets.
@@ -126,9 +126,9 @@ impl Outbox {
 
     /// Whether somebody waits for room and there is some now.
     pub(crate) fn take_starved(&self) -> bool {
-        self.starved.load(Ordering::SeqCst)
-            && self.backlog.load(Ordering::SeqCst) <= self.limit / 2
-            && self.starved.swap(false, Ordering::SeqCst)
+        self.starved.load(Ordering::Relaxed)
+            && self.backlog.load(Ordering::Relaxed) <= self.limit / 2
+            && self.starved.swap(false, Ordering::AcqRel)
     }
 
     pub(crate) fn register(&self, context: &Context<'_>) {
@@ -153,9 +153,14 @@ impl Outbox {
         true
     }
 
+    /// The writer put what it took into another form, of another length.
+    pub(crate) fn reframed(&self, before: usize, after: usize) {
+        self.backlog.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
     /// The writer got rid of `octets`.
     pub(crate) fn written(&self, octets: usize) {
-        self.backlog.fetch_sub(octets, Ordering::SeqCst);
+        self.backlog.fetch_sub(octets, Ordering::AcqRel);
     }
 
     /// The connection has ended.
@@ -166,7 +171,7 @@ impl Outbox {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
 

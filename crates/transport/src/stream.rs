@@ -9,6 +9,9 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsStream;
+
+use crate::tls::explain_open;
 
 /// A connected socket.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub enum Stream {
     Tcp(TcpStream),
     /// A Unix domain socket.
     Unix(UnixStream),
+    /// TLS over one of the others. Boxed, so that connections without TLS do not pay for its size.
+    Tls(Box<TlsStream<Stream>>),
 }
 
 /// Who is at the other end.
@@ -97,6 +102,27 @@ impl Stream {
         }
         Err(last_error)
     }
+
+    /// The first octet that the peer has sent, which stays to be read: waits for it. `None` at the end of the stream, and
+    /// where the system cannot tell (anything but TCP).
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub async fn first_octet(&self) -> io::Result<Option<u8>> {
+        let Self::Tcp(stream) = self else { return Ok(None) };
+        let mut first = [0];
+        let octets = stream.peek(&mut first).await?;
+        Ok((octets > 0).then_some(first[0]))
+    }
+
+    /// The two ends of a TCP connection, ours first, as the socket has them.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match self {
+            Self::Tcp(stream) => Some((stream.local_addr().ok()?, stream.peer_addr().ok()?)),
+            Self::Unix(_) => None,
+            Self::Tls(stream) => stream.get_ref().0.addresses(),
+        }
+    }
 }
 
 macro_rules! delegate {
@@ -104,13 +130,24 @@ macro_rules! delegate {
         match $self.get_mut() {
             Stream::Tcp($stream) => $call,
             Stream::Unix($stream) => $call,
+            Stream::Tls($stream) => $call,
         }
     };
 }
 
+/// Most AMQP clients close their socket without TLS's own goodbye. What they send has its own ends, so that nothing can be
+/// cut off unnoticed: it is an end like any other.
+fn end_as_such(read: io::Result<()>) -> io::Result<()> {
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(explain_open(error)),
+        other => other,
+    }
+}
+
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        delegate!(self, stream => Pin::new(stream).poll_read(cx, buf))
+        delegate!(self, stream => Pin::new(stream).poll_read(cx, buf)).map(end_as_such)
     }
 }
 

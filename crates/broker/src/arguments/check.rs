@@ -200,7 +200,6 @@ const QUEUE_CHECKS: &[(&str, Check)] = &[
     ("x-queue-version", queue_version),
     ("x-single-active-consumer", boolean),
     ("x-quorum-initial-group-size", positive),
-    ("x-delivery-limit", non_negative),
     ("x-queue-leader-locator", leader_locator),
 ];
 

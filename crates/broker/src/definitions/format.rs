@@ -1,10 +1,11 @@
 //! The form of a definitions file. What it holds beyond the fields below is left unread, as in RabbitMQ.
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::DefinitionsError;
+use crate::users::GUEST;
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct File {
@@ -19,19 +20,21 @@ pub(super) struct File {
     pub(super) bindings: Vec<BindingEntry>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Vhost {
     pub(super) name: String,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct User {
     pub(super) name: String,
     /// Absent or empty: no password.
     #[serde(default)]
     pub(super) password_hash: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hashing_algorithm: Option<String>,
-    /// In clear, as RabbitMQ takes it too.
+    /// In clear, as RabbitMQ takes it too; never written.
+    #[serde(skip_serializing)]
     pub(super) password: Option<String>,
     #[serde(default)]
     pub(super) tags: Tags,
@@ -40,7 +43,7 @@ pub(super) struct User {
 }
 
 /// A list, or, before RabbitMQ 3.9, one text with commas.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Tags {
     List(Vec<String>),
@@ -65,15 +68,18 @@ impl Tags {
 }
 
 /// Limits of a user or a virtual host; a negative one is none.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct Limits {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_connections: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_channels: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_queues: Option<i64>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Permission {
     pub(super) user: String,
     pub(super) vhost: String,
@@ -82,7 +88,7 @@ pub(super) struct Permission {
     pub(super) read: String,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct TopicPermission {
     pub(super) user: String,
     pub(super) vhost: String,
@@ -91,7 +97,7 @@ pub(super) struct TopicPermission {
     pub(super) read: String,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PolicyEntry {
     pub(super) name: String,
     pub(super) vhost: String,
@@ -100,7 +106,7 @@ pub(super) struct PolicyEntry {
 }
 
 /// What policies and operator policies have in common.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct PolicyBody {
     pub(super) pattern: String,
@@ -111,7 +117,7 @@ pub(super) struct PolicyBody {
     pub(super) apply_to: Scope,
 }
 
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Scope {
     #[default]
@@ -120,7 +126,7 @@ pub(super) enum Scope {
     Exchanges,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Parameter {
     pub(super) component: String,
     pub(super) vhost: String,
@@ -128,7 +134,7 @@ pub(super) struct Parameter {
     pub(super) value: Value,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct QueueEntry {
     pub(super) name: String,
     pub(super) vhost: String,
@@ -138,7 +144,7 @@ pub(super) struct QueueEntry {
     pub(super) arguments: Map<String, Value>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct ExchangeEntry {
     pub(super) name: String,
     pub(super) vhost: String,
@@ -152,7 +158,7 @@ pub(super) struct ExchangeEntry {
     pub(super) arguments: Map<String, Value>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct BindingEntry {
     pub(super) source: String,
     pub(super) vhost: String,
@@ -163,7 +169,7 @@ pub(super) struct BindingEntry {
     pub(super) arguments: Map<String, Value>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum DestinationType {
     Queue,
@@ -171,6 +177,25 @@ pub(super) enum DestinationType {
 }
 
 impl File {
+    /// What a new broker has.
+    pub(super) fn defaults() -> Self {
+        let (user, vhost) = (GUEST.to_owned(), "/".to_owned());
+        let all = || ".*".to_owned();
+        Self {
+            users: vec![User {
+                name: user.clone(),
+                password_hash: String::new(),
+                hashing_algorithm: None,
+                password: Some(GUEST.to_owned()),
+                tags: Tags::List(vec!["administrator".to_owned()]),
+                limits: Limits::default(),
+            }],
+            vhosts: vec![Vhost { name: vhost.clone() }],
+            permissions: vec![Permission { user, vhost, configure: all(), write: all(), read: all() }],
+            ..Self::default()
+        }
+    }
+
     pub(super) fn parse(octets: &[u8]) -> Result<Self, DefinitionsError> {
         let file: Map<String, Value> =
             serde_json::from_slice(octets).map_err(|error| DefinitionsError::new("", error.to_string()))?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use amqp::{DecodeError, RawTable};
 use serde::Deserialize;
+use store::catalogue::Section;
 
 use super::arguments::table_of;
 use super::format::{
@@ -32,7 +33,9 @@ impl Broker {
             &file.users,
             |user| (&user.name, None),
             |user| {
-                self.put_user(spec_of(user)?);
+                let spec = spec_of(user)?;
+                self.keep_entry(Section::Users, &[&user.name], &user.at_rest(spec.password.as_ref()))?;
+                self.put_user(spec);
                 Ok(())
             },
         )?;
@@ -42,7 +45,7 @@ impl Broker {
             |vhost| (&vhost.name, None),
             |vhost| {
                 self.add_vhost(&vhost.name);
-                Ok(())
+                self.keep_entry(Section::VirtualHosts, &[&vhost.name], vhost)
             },
         )?;
         each(
@@ -56,7 +59,8 @@ impl Broker {
                     read: entry.read.clone(),
                 };
                 self.check_user(&entry.user)?;
-                self.known(&entry.vhost)?.set_permissions(&entry.user, Some(&permissions))
+                self.known(&entry.vhost)?.set_permissions(&entry.user, Some(&permissions))?;
+                self.keep_entry(Section::Permissions, &[&entry.vhost, &entry.user], entry)
             },
         )?;
         let topics = &file.topic_permissions;
@@ -71,14 +75,20 @@ impl Broker {
                     read: entry.read.clone(),
                 };
                 self.check_user(&entry.user)?;
-                self.known(&entry.vhost)?.set_topic_permissions(&entry.user, &permissions)
+                self.known(&entry.vhost)?.set_topic_permissions(&entry.user, &permissions)?;
+                let key = [&*entry.vhost, &*entry.user, &*entry.exchange];
+                self.keep_entry(Section::TopicPermissions, &key, entry)
             },
         )?;
         each(
             "parameter",
             &file.parameters,
             |entry| (&entry.name, Some(&entry.vhost)),
-            |entry| set_parameter(&self.known(&entry.vhost)?, entry, now),
+            |entry| {
+                set_parameter(&self.known(&entry.vhost)?, entry, now)?;
+                let key = [&*entry.vhost, &*entry.component, &*entry.name];
+                self.keep_entry(Section::Parameters, &key, entry)
+            },
         )?;
         each(
             "policy",
@@ -87,7 +97,7 @@ impl Broker {
             |entry| {
                 let definition = PolicyDefinition::parse(&entry.body.definition)?;
                 self.known(&entry.vhost)?.set_policy(policy_of(&entry.name, &entry.body, definition)?, now);
-                Ok(())
+                self.keep_entry(Section::Policies, &[&entry.vhost, &entry.name], entry)
             },
         )?;
         each(
@@ -136,6 +146,16 @@ fn each<T>(
         })?;
     }
     Ok(())
+}
+
+impl User {
+    /// As it is written down: with the hash in place of the password.
+    fn at_rest(&self, hash: Option<&PasswordHash>) -> Self {
+        let (password_hash, hashing_algorithm) = hash
+            .map(PasswordHash::write)
+            .map_or_else(Default::default, |(hash, by)| (hash, Some(by.to_owned())));
+        Self { password_hash, hashing_algorithm, password: None, ..self.clone() }
+    }
 }
 
 fn spec_of(user: &User) -> Result<UserSpec, String> {
@@ -229,7 +249,7 @@ fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), St
         internal: entry.internal,
         arguments: raw(&arguments)?,
     };
-    vhost.declare_exchange(&declare).map_err(|error| error.to_string())
+    vhost.declare_exchange(&declare).map(drop).map_err(|error| error.to_string())
 }
 
 fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
@@ -244,7 +264,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
         DestinationType::Queue => vhost.bind_queue(NOBODY, &binding),
         DestinationType::Exchange => vhost.bind_exchange(&binding),
     };
-    bound.map_err(|error| error.to_string())
+    bound.map(drop).map_err(|error| error.to_string())
 }
 
 fn raw(arguments: &[u8]) -> Result<RawTable<'_>, String> {

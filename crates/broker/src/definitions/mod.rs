@@ -4,6 +4,7 @@
 mod arguments;
 mod format;
 mod load;
+mod restore;
 
 use std::fmt;
 
@@ -29,6 +30,13 @@ impl Definitions {
     /// The file is not JSON, or an entry is not of the form it should be.
     pub fn from_json(octets: &[u8]) -> Result<Self, DefinitionsError> {
         File::parse(octets).map(|file| Self { file })
+    }
+}
+
+impl Definitions {
+    /// What a new broker has: the virtual host `/`, and RabbitMQ's guest, who may do everything there.
+    pub(crate) fn defaults() -> Self {
+        Self { file: File::defaults() }
     }
 }
 

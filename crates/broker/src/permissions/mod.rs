@@ -127,12 +127,6 @@ impl Grant {
         Ok(())
     }
 
-    pub(crate) fn allow_everything(&self) {
-        let all = Pattern::everything();
-        let resources = ResourceRules { configure: all.clone(), write: all.clone(), read: all };
-        self.rules.rcu(|rules| Rules { resources: Some(resources.clone()), ..Rules::clone(rules) });
-    }
-
     /// Restricts the topics of one exchange.
     pub(crate) fn set_topic(&self, permissions: &TopicPermissions) -> Result<(), String> {
         let new =

@@ -38,11 +38,6 @@ impl Pattern {
         Ok(Self { text: text.into(), rule })
     }
 
-    /// `.*`.
-    pub(super) fn everything() -> Self {
-        Self { text: ".*".into(), rule: Rule::Everything }
-    }
-
     /// Compiles an expression of permissions, where the empty one matches nothing but the empty name.
     pub(super) fn of_permission(text: &str) -> Result<Self, String> {
         Self::new(if text.is_empty() { "^$" } else { text })

@@ -82,6 +82,7 @@ impl Seat {
         }
         let name = strip_line_ends(declare.name);
         if name.is_empty() {
+            check_may_be_server_named(declare)?;
             // The name will be another one of the same form.
             return self.check_new_queue(&generate_queue_name(), declare);
         }
@@ -197,6 +198,18 @@ impl Drop for Seat {
         self.account.channels.leave(*self.channels.get_mut());
         self.account.connections.leave(1);
         self.vhost.connections().leave(1);
+    }
+}
+
+/// Queues of type quorum need a name of their own.
+fn check_may_be_server_named(declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
+    let arguments = declare.arguments.decode();
+    match arguments.get("x-queue-type").and_then(FieldValue::as_text) {
+        Some("quorum") => {
+            let text = "Cannot declare a server-named queue for type rabbit_quorum_queue";
+            Err(BrokerError::precondition(text))
+        }
+        _ => Ok(()),
     }
 }
 

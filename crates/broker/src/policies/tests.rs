@@ -1,9 +1,14 @@
 use std::sync::Arc;
 
+use amqp::RawTable;
+use parking_lot::Mutex;
+
 use super::*;
 use crate::message::Body;
 use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost};
-use crate::{Broker, BrokerConfig, Overflow, Publish, SessionId, Timestamp};
+use crate::{
+    Broker, BrokerConfig, Consumer, ConsumerSpec, Offer, Overflow, Publish, Room, SessionId, Timestamp,
+};
 
 const ME: SessionId = SessionId(1);
 const NOW: Timestamp = Timestamp(1_000);
@@ -23,7 +28,7 @@ fn policy(name: &str, pattern: &str, priority: i64, definition: &str) -> Policy 
 fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
     let arguments: FieldTable = arguments.iter().cloned().collect();
     let octets = arguments.encode();
-    let arguments = amqp::RawTable::check(&octets).unwrap();
+    let arguments = RawTable::check(&octets).unwrap();
     let declare = QueueDeclare { name, durable: true, arguments, ..Default::default() };
     vhost.declare_queue(ME, &declare, NOW).unwrap().queue
 }
@@ -90,6 +95,55 @@ fn existing_queues_follow_at_once_and_go_back_when_the_policy_goes() {
     assert_eq!(*queue.arguments(), QueueArguments::default());
     broker.expire(Timestamp(2_000));
     assert!(!queue.is_deleted());
+}
+
+/// Looks at the queue that its messages come from.
+struct Onlooker {
+    queue: Arc<Queue>,
+    seen: Mutex<Vec<u64>>,
+}
+
+impl Consumer for Onlooker {
+    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        while offer.next().is_some() {}
+        self.seen.lock().push(self.queue.message_count());
+        Room::More
+    }
+    fn cancelled(&self) {}
+}
+
+#[test]
+fn a_long_queue_is_cut_in_bounded_steps_between_which_others_get_at_it() {
+    let (broker, vhost) = vhost();
+    let dead = queue(&vhost, "dead", &[]);
+    let target = [
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+    ];
+    let queue = queue(&vhost, "q", &target);
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let mut publisher = vhost.publisher(&guest);
+    for _ in 0..20_000 {
+        let message =
+            Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"x") };
+        publisher.publish(message, NOW).unwrap();
+    }
+    publisher.flush(NOW);
+    let onlooker = Arc::new(Onlooker { queue: queue.clone(), seen: Mutex::new(vec![20_000]) });
+    let spec = ConsumerSpec {
+        consumer: onlooker.clone(),
+        session: ME,
+        tag: "c",
+        no_ack: true,
+        exclusive: false,
+        arguments: RawTable::default(),
+    };
+    dead.resume(dead.consume(spec).unwrap(), NOW);
+    vhost.set_policy(policy("p", "^q$", 0, r#"{"max-length": 1}"#), NOW);
+    assert_eq!(queue.message_count(), 1);
+    let seen = onlooker.seen.lock();
+    assert_eq!(seen.last(), Some(&1));
+    assert!(seen.windows(2).all(|two| two[0] - two[1] <= 1_000), "{seen:?}");
 }
 
 #[test]

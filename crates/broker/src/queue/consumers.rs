@@ -1,6 +1,10 @@
 //! A queue's consumers, and whose turn it is.
+//!
+//! There may be very many of them, of one client even, so nothing here looks at all of them: what is done to one costs
+//! at most the logarithm of how many there are.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use slab::Slab;
@@ -12,20 +16,29 @@ use crate::SessionId;
 #[derive(Default)]
 pub(super) struct Consumers {
     entries: Slab<ConsumerEntry>,
-    /// Consumers with room, by priority, the highest first. Groups go when their last member goes.
-    groups: Vec<Group>,
-    /// Told apart from consumers that had the same slot before.
-    next_serial: u32,
-    single_active: bool,
-    /// The one consumer that may be served, of a queue with `x-single-active-consumer`.
-    active: Option<u32>,
+    /// Those that may be served, by priority, the highest first. No ring is empty.
+    rings: BTreeMap<Reverse<i64>, Ring>,
+    /// How many came so far.
+    joined: u64,
+    /// Consumers that keep others out.
+    exclusive: usize,
+    single: Option<SingleActive>,
 }
 
-struct Group {
-    priority: i64,
-    members: usize,
-    /// Whose turn it is next, of those that have room.
-    with_room: VecDeque<u32>,
+/// Who may be served of a queue with `x-single-active-consumer`.
+#[derive(Default)]
+struct SingleActive {
+    active: Option<u32>,
+    /// The slots of all others: by priority, then age.
+    waiting: BTreeSet<(Reverse<i64>, u64, u32)>,
+}
+
+/// Consumers of one priority that have room, in the order of their turns. They are linked in a circle by their slots,
+/// so that any of them can leave it.
+struct Ring {
+    /// Whose turn it is.
+    head: u32,
+    len: usize,
 }
 
 /// One consumer.
@@ -36,9 +49,18 @@ pub(super) struct ConsumerEntry {
     pub(super) tag: Box<str>,
     pub(super) exclusive: bool,
     pub(super) priority: i64,
-    serial: u32,
+    /// How many came before it.
+    joined: u64,
     /// Has said that it takes more.
     has_room: bool,
+    /// Its neighbours, while it is in a ring.
+    links: Option<Links>,
+}
+
+#[derive(Clone, Copy)]
+struct Links {
+    previous: u32,
+    next: u32,
 }
 
 impl ConsumerEntry {
@@ -50,13 +72,23 @@ impl ConsumerEntry {
         exclusive: bool,
         priority: i64,
     ) -> Self {
-        Self { consumer, no_ack, session, tag: tag.into(), exclusive, priority, serial: 0, has_room: false }
+        let tag = tag.into();
+        Self { consumer, no_ack, session, tag, exclusive, priority, joined: 0, has_room: false, links: None }
+    }
+
+    /// Told apart, by the lower half of its age, from consumers that had the same slot before.
+    fn id(&self, slot: u32) -> ConsumerId {
+        ConsumerId(self.joined << 32 | u64::from(slot))
+    }
+
+    fn rank(&self, slot: u32) -> (Reverse<i64>, u64, u32) {
+        (Reverse(self.priority), self.joined, slot)
     }
 }
 
 impl Consumers {
     pub(super) fn new(single_active: bool) -> Self {
-        Self { single_active, ..Self::default() }
+        Self { single: single_active.then(SingleActive::default), ..Self::default() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -68,11 +100,11 @@ impl Consumers {
     }
 
     pub(super) fn is_single_active(&self) -> bool {
-        self.single_active
+        self.single.is_some()
     }
 
     pub(super) fn has_exclusive(&self) -> bool {
-        self.entries.iter().any(|(_, entry)| entry.exclusive)
+        self.exclusive > 0
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &ConsumerEntry> {
@@ -81,37 +113,35 @@ impl Consumers {
 
     /// Adds a consumer that has no room yet.
     pub(super) fn insert(&mut self, mut entry: ConsumerEntry) -> ConsumerId {
-        let serial = self.next_serial;
-        self.next_serial = self.next_serial.wrapping_add(1);
-        entry.serial = serial;
-        let priority = entry.priority;
-        match self.groups.binary_search_by(|group| priority.cmp(&group.priority)) {
-            Ok(at) => self.groups[at].members += 1,
-            Err(at) => self.groups.insert(at, Group { priority, members: 1, with_room: VecDeque::new() }),
+        entry.joined = self.joined;
+        self.joined += 1;
+        self.exclusive += usize::from(entry.exclusive);
+        let vacant = self.entries.vacant_entry();
+        let slot = vacant.key() as u32;
+        match &mut self.single {
+            Some(single) if single.active.is_none() => single.active = Some(slot),
+            Some(single) => _ = single.waiting.insert(entry.rank(slot)),
+            None => {}
         }
-        let slot = self.entries.insert(entry) as u32;
-        if self.single_active && self.active.is_none() {
-            self.active = Some(slot);
-        }
-        ConsumerId(u64::from(serial) << 32 | u64::from(slot))
+        vacant.insert(entry).id(slot)
     }
 
     /// Removes a consumer, if it is still there.
     pub(super) fn remove(&mut self, id: ConsumerId) -> Option<ConsumerEntry> {
         let slot = self.slot(id)?;
+        self.delist(slot);
         let entry = self.entries.remove(slot as usize);
-        if let Some(at) = self.group_of(entry.priority) {
-            let group = &mut self.groups[at];
-            group.members -= 1;
-            if group.members == 0 {
-                self.groups.remove(at);
-            } else if entry.has_room {
-                group.with_room.retain(|&other| other != slot);
+        self.exclusive -= usize::from(entry.exclusive);
+        if let Some(single) = &mut self.single {
+            if single.active == Some(slot) {
+                // The one of the highest priority that has waited longest is next.
+                single.active = single.waiting.pop_first().map(|(_, _, slot)| slot);
+                if let Some(next) = single.active.filter(|&next| self.entries[next as usize].has_room) {
+                    self.enlist(next);
+                }
+            } else {
+                single.waiting.remove(&entry.rank(slot));
             }
-        }
-        if self.active == Some(slot) {
-            self.active = None;
-            self.activate_next();
         }
         Some(entry)
     }
@@ -119,67 +149,205 @@ impl Consumers {
     /// Notes that a consumer has room; whether it can be served now.
     pub(super) fn resume(&mut self, id: ConsumerId) -> bool {
         let Some(slot) = self.slot(id) else { return false };
-        let entry = &mut self.entries[slot as usize];
-        if !entry.has_room {
-            entry.has_room = true;
+        self.entries[slot as usize].has_room = true;
+        let eligible = self.single.as_ref().is_none_or(|single| single.active == Some(slot));
+        if eligible {
             self.enlist(slot);
         }
-        !self.single_active || self.active == Some(slot)
+        eligible
     }
 
     /// The consumer whose turn it is, and whether no other of its priority has room.
+    #[inline]
     pub(super) fn next(&self) -> Option<(u32, bool)> {
-        let group = self.groups.iter().find(|group| !group.with_room.is_empty())?;
-        Some((*group.with_room.front()?, group.with_room.len() == 1))
+        let (_, ring) = self.rings.first_key_value()?;
+        Some((ring.head, ring.len == 1))
     }
 
+    #[inline]
     pub(super) fn get(&self, slot: u32) -> &ConsumerEntry {
         &self.entries[slot as usize]
     }
 
     /// Ends the turn of the consumer that [`Consumers::next`] named.
     pub(super) fn served(&mut self, slot: u32, room: Room) {
-        let entry = &mut self.entries[slot as usize];
-        let priority = entry.priority;
-        entry.has_room = room == Room::More;
-        let has_room = entry.has_room;
-        let Some(at) = self.group_of(priority) else { return };
-        let group = &mut self.groups[at];
-        group.with_room.pop_front();
-        if has_room {
-            group.with_room.push_back(slot);
+        match room {
+            Room::More => {
+                if let Some(mut ring) = self.rings.first_entry()
+                    && let Some(links) = self.entries[slot as usize].links
+                {
+                    ring.get_mut().head = links.next;
+                }
+            }
+            Room::Full => {
+                self.entries[slot as usize].has_room = false;
+                self.delist(slot);
+            }
         }
     }
 
     fn slot(&self, id: ConsumerId) -> Option<u32> {
-        let (serial, slot) = ((id.0 >> 32) as u32, id.0 as u32);
-        self.entries.get(slot as usize).filter(|entry| entry.serial == serial).map(|_| slot)
+        let slot = id.0 as u32;
+        self.entries.get(slot as usize).filter(|entry| entry.id(slot) == id).map(|_| slot)
     }
 
-    fn group_of(&self, priority: i64) -> Option<usize> {
-        self.groups.binary_search_by(|group| priority.cmp(&group.priority)).ok()
-    }
-
-    /// Lets a consumer with room be served, unless it has to wait for the active one to go.
+    /// Lets a consumer have its turns, from the end of the ring on. It may have them already.
     fn enlist(&mut self, slot: u32) {
-        if self.single_active && self.active != Some(slot) {
+        let entry = &self.entries[slot as usize];
+        if entry.links.is_some() {
             return;
         }
-        if let Some(at) = self.group_of(self.entries[slot as usize].priority) {
-            self.groups[at].with_room.push_back(slot);
+        let priority = Reverse(entry.priority);
+        let Some(ring) = self.rings.get_mut(&priority) else {
+            self.rings.insert(priority, Ring { head: slot, len: 1 });
+            self.entries[slot as usize].links = Some(Links { previous: slot, next: slot });
+            return;
+        };
+        ring.len += 1;
+        let next = ring.head;
+        let previous = self.links(next).previous;
+        self.entries[slot as usize].links = Some(Links { previous, next });
+        self.links(previous).next = slot;
+        self.links(next).previous = slot;
+    }
+
+    /// Lets a consumer have no more turns. It may have none already.
+    fn delist(&mut self, slot: u32) {
+        let entry = &mut self.entries[slot as usize];
+        let Some(Links { previous, next }) = entry.links.take() else { return };
+        let priority = Reverse(entry.priority);
+        let Some(ring) = self.rings.get_mut(&priority) else { return };
+        ring.len -= 1;
+        if ring.len == 0 {
+            self.rings.remove(&priority);
+            return;
+        }
+        if ring.head == slot {
+            ring.head = next;
+        }
+        self.links(previous).next = next;
+        self.links(next).previous = previous;
+    }
+
+    /// The links of a consumer that is in a ring.
+    fn links(&mut self, slot: u32) -> &mut Links {
+        self.entries[slot as usize].links.get_or_insert(Links { previous: slot, next: slot })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::queue::Offer;
+
+    struct Nobody;
+
+    impl Consumer for Nobody {
+        fn accept(&self, _offer: &mut Offer<'_>) -> Room {
+            Room::Full
+        }
+        fn cancelled(&self) {}
+    }
+
+    fn entry(priority: i64) -> ConsumerEntry {
+        ConsumerEntry::new(Arc::new(Nobody), SessionId(1), "", false, false, priority)
+    }
+
+    /// What the rules say, in the plainest way.
+    struct Model {
+        single: bool,
+        /// Id, priority, and whether it has room, by age.
+        all: Vec<(ConsumerId, i64, bool)>,
+        active: Option<ConsumerId>,
+        turns: VecDeque<ConsumerId>,
+    }
+
+    impl Model {
+        fn priority(&self, id: ConsumerId) -> i64 {
+            self.all.iter().find(|(other, ..)| *other == id).unwrap().1
+        }
+
+        fn enlist(&mut self, id: ConsumerId) {
+            if !self.turns.contains(&id) && (!self.single || self.active == Some(id)) {
+                self.turns.push_back(id);
+            }
+        }
+
+        fn remove(&mut self, id: ConsumerId) {
+            self.turns.retain(|other| *other != id);
+            self.all.retain(|(other, ..)| *other != id);
+            if self.active == Some(id) {
+                // Of equals the last is taken, so the oldest has to come last.
+                let next = self.all.iter().rev().max_by_key(|(_, priority, _)| *priority).copied();
+                self.active = next.map(|(id, ..)| id);
+                if let Some((id, _, true)) = next {
+                    self.enlist(id);
+                }
+            }
+        }
+
+        /// Whose turn it is, and whether it is alone.
+        fn next(&self) -> Option<(ConsumerId, bool)> {
+            let highest = self.turns.iter().map(|id| self.priority(*id)).max()?;
+            let mut group = self.turns.iter().filter(|id| self.priority(**id) == highest);
+            Some((*group.next()?, group.next().is_none()))
         }
     }
 
-    /// The longest waiting consumer of the highest priority becomes the active one.
-    fn activate_next(&mut self) {
-        let age = |serial: u32| self.next_serial.wrapping_sub(serial);
-        let next = self.entries.iter().max_by_key(|(_, entry)| (entry.priority, age(entry.serial)));
-        if let Some((slot, entry)) = next {
-            let has_room = entry.has_room;
-            self.active = Some(slot as u32);
-            if has_room {
-                self.enlist(slot as u32);
+    proptest! {
+        #[test]
+        fn turns_go_by_the_rules(single: bool, steps in proptest::collection::vec((0u8..8, 0usize..8), 1..200)) {
+            let mut consumers = Consumers::new(single);
+            let mut model = Model { single, all: Vec::new(), active: None, turns: VecDeque::new() };
+            for (step, which) in steps {
+                let some = model.all.get(which).copied();
+                match (step, some) {
+                    (0 | 1, _) => {
+                        let priority = which as i64 % 3;
+                        let id = consumers.insert(entry(priority));
+                        model.all.push((id, priority, false));
+                        model.active = model.active.or(Some(id));
+                    }
+                    (2, Some((id, ..))) => {
+                        prop_assert!(consumers.remove(id).is_some());
+                        prop_assert!(consumers.remove(id).is_none());
+                        model.remove(id);
+                    }
+                    (3 | 4, Some((id, ..))) => {
+                        model.all[which].2 = true;
+                        model.enlist(id);
+                        prop_assert_eq!(consumers.resume(id), !single || model.active == Some(id));
+                    }
+                    _ => if let Some((slot, _)) = consumers.next() {
+                        let id = consumers.get(slot).id(slot);
+                        let room = if step % 2 == 0 { Room::Full } else { Room::More };
+                        consumers.served(slot, room);
+                        model.turns.retain(|other| *other != id);
+                        match room {
+                            Room::More => model.turns.push_back(id),
+                            Room::Full => model.all.iter_mut().filter(|one| one.0 == id).for_each(|one| one.2 = false),
+                        }
+                    }
+                }
+                let next = consumers.next().map(|(slot, alone)| (consumers.get(slot).id(slot), alone));
+                prop_assert_eq!(next, model.next());
+                prop_assert_eq!(consumers.len(), model.all.len());
             }
         }
+    }
+
+    #[test]
+    fn a_slot_used_again_does_not_answer_to_its_old_id() {
+        let mut consumers = Consumers::new(false);
+        let old = consumers.insert(entry(0));
+        consumers.remove(old);
+        let new = consumers.insert(entry(0));
+        assert_eq!(old.0 as u32, new.0 as u32);
+        assert!(!consumers.resume(old) && consumers.remove(old).is_none());
+        assert!(consumers.resume(new));
     }
 }

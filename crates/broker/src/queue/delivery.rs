@@ -10,6 +10,7 @@ use crate::SessionId;
 use crate::arguments::QueueKind;
 use crate::inspect::with_headers;
 use crate::message::Message;
+use crate::persistence::Marks;
 
 /// The receiving end of a consumer.
 ///
@@ -90,6 +91,15 @@ impl Delivery {
         Cow::Owned(with_headers(&decoded, &headers))
     }
 
+    /// Notes that it was taken, if it is stored: its queue keeps messages, and it is persistent.
+    pub(super) fn mark_taken(&self, no_ack: bool, marks: &mut Marks) {
+        match no_ack {
+            _ if !self.message.traits().persistent => {}
+            true => marks.settled(self.position),
+            false => marks.delivered(self.position, self.deliveries.saturating_add(1)),
+        }
+    }
+
     /// Whether it was delivered before, to whomever.
     pub fn redelivered(&self) -> bool {
         self.deliveries > 0
@@ -114,6 +124,10 @@ pub struct Offer<'a> {
     pub(super) allowance: usize,
     pub(super) taken: usize,
     pub(super) redelivered: usize,
+    /// Deliveries count as acknowledged once taken.
+    pub(super) no_ack: bool,
+    /// Where the queue notes what happens to stored messages, if it keeps them.
+    pub(super) marks: Option<&'a mut Marks>,
 }
 
 impl Offer<'_> {
@@ -127,6 +141,9 @@ impl Offer<'_> {
         self.allowance -= 1;
         self.taken += 1;
         self.redelivered += usize::from(delivery.redelivered());
+        if let Some(marks) = &mut self.marks {
+            delivery.mark_taken(self.no_ack, marks);
+        }
         Some(delivery)
     }
 

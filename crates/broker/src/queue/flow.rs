@@ -2,16 +2,28 @@
 
 use std::sync::Arc;
 
-use parking_lot::MutexGuard;
+use sync::MutexGuard;
 
 use super::consumers::ConsumerEntry;
-use super::state::{JUST_CAME, QueueState};
+use store::journal::Lsn;
+
+use super::state::QueueState;
 use super::{ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Got, Queue};
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
 use crate::names::Resource;
+use crate::persistence::{Keeping, Kept};
 use crate::time::Timestamp;
+
+/// What [`Queue::append`] leads to.
+#[derive(Default)]
+pub(crate) struct Appended {
+    /// Dead letters that the caller takes care of.
+    pub(crate) dead: Vec<DeadLetter>,
+    /// What to wait for until the messages are on disk.
+    pub(crate) until: Option<Lsn>,
+}
 
 impl Queue {
     /// Registers a consumer. It starts out full, so that the session can write consume-ok before the first delivery:
@@ -27,14 +39,16 @@ impl Queue {
             return Err(BrokerError::no_queue(&self.name, &self.vhost));
         }
         let consumers = &mut state.consumers;
+        // Quorum queues take no notice of the flag.
+        let exclusive = spec.exclusive && self.kind() != QueueKind::Quorum;
         let alone = consumers.is_empty() && !consumers.is_single_active();
-        if consumers.has_exclusive() || (spec.exclusive && !alone) {
+        if consumers.has_exclusive() || (exclusive && !alone) {
             let queue = Resource::Queue.describe(&self.name, &self.vhost);
             return Err(BrokerError::access(format!("{queue} in exclusive use")));
         }
         self.metrics.consumers.add(1);
         let entry =
-            ConsumerEntry::new(spec.consumer, spec.session, spec.tag, spec.no_ack, spec.exclusive, priority);
+            ConsumerEntry::new(spec.consumer, spec.session, spec.tag, spec.no_ack, exclusive, priority);
         Ok(consumers.insert(entry))
     }
 
@@ -54,14 +68,14 @@ impl Queue {
             }
         }
         // A consumer that has waited for its turn to be the single active one may be next.
-        self.run(state, now);
+        self.run(state, Effects::default(), now);
     }
 
     /// The consumer has room, again or for the first time.
     pub fn resume(&self, consumer: ConsumerId, now: Timestamp) {
         let mut state = self.state.lock();
         if state.consumers.resume(consumer) && !state.ready.is_empty() {
-            self.run(state, now);
+            self.run(state, Effects::default(), now);
         }
     }
 
@@ -70,7 +84,10 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.last_used = now;
-        state.drop_expired(now, &mut effects);
+        while !state.drop_expired(now, &mut effects) {
+            self.finish(state, std::mem::take(&mut effects), now);
+            state = self.state.lock();
+        }
         let got = state.ready.pop().map(|delivery| {
             // What comes to the head may have expired, too, and is not there for anybody any more.
             state.drop_expired(now, &mut effects);
@@ -80,6 +97,9 @@ impl Queue {
             None => self.metrics.gets_empty.add(1),
             Some(got) => {
                 state.unacked += u64::from(!no_ack);
+                if let Some(marks) = state.marks(&mut effects) {
+                    got.delivery.mark_taken(no_ack, marks);
+                }
                 self.metrics.messages_got.add(1);
                 self.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));
             }
@@ -94,6 +114,7 @@ impl Queue {
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
         drop(state);
+        self.settle_stored(deliveries.iter());
     }
 
     /// Puts deliveries back to where they were, marked as redelivered (reject, nack and recover with requeue, the end
@@ -111,14 +132,13 @@ impl Queue {
             delivery.deliveries = delivery.deliveries.saturating_add(1);
             let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
             if limit.is_some_and(|limit| u64::from(delivery.deliveries) > limit) {
-                effects.bury(delivery.message, DeathReason::DeliveryLimit);
+                state.bury(delivery, DeathReason::DeliveryLimit, &mut effects);
             } else {
                 state.ready.put_back(delivery);
             }
         }
-        state.trim(&arguments, &mut effects);
-        state.pump(now, &mut effects);
-        self.finish(state, effects, now);
+        let state = self.trim(state, &mut effects, now);
+        self.run(state, effects, now);
     }
 
     /// Drops deliveries (reject and nack without requeue). They go to the dead-letter exchange if there is one.
@@ -128,30 +148,34 @@ impl Queue {
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
         if !state.deleted {
             for delivery in deliveries {
-                effects.bury(delivery.message, DeathReason::Rejected);
+                state.bury(delivery, DeathReason::Rejected, &mut effects);
             }
         }
         self.finish(state, effects, now);
     }
 
-    /// Drops all ready messages and returns how many there were.
-    pub fn purge(&self) -> u64 {
+    /// Drops all ready messages, and returns how many there were, and what to wait for so that they do not come back.
+    pub fn purge(&self) -> (u64, Option<Lsn>) {
         let purged = self.state.lock().ready.take_all();
-        purged.len() as u64
+        (purged.len() as u64, self.settle_stored(purged.iter()))
     }
 
     /// Appends messages in order and serves the consumers. `refused` is told the place in `messages` of each that a
-    /// full queue does not take. Returns the dead letters, which the caller takes care of.
+    /// full queue does not take. `kept` tells which of them are in the store.
     pub(crate) fn append(
         &self,
         messages: impl Iterator<Item = Arc<Message>>,
+        kept: Kept<'_>,
         now: Timestamp,
         mut refused: impl FnMut(usize),
-    ) -> Vec<DeadLetter> {
+    ) -> Appended {
         let mut effects = Effects::default();
+        let mut keeping = kept.begin(self.stored());
         let mut state = self.state.lock();
         if state.deleted {
-            return Vec::new();
+            drop(state);
+            keeping.iter().for_each(|keeping| keeping.refuses_all());
+            return Appended::default();
         }
         let (mut taken, mut refusals) = (0, 0);
         let arguments = self.arguments.load();
@@ -159,32 +183,59 @@ impl Queue {
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
                 // Consumers may make room, as they would have had the message come alone.
-                state.pump(JUST_CAME, &mut effects);
+                state.pump_arrivals(now, &mut effects);
                 if state.would_overflow(&message, &arguments) {
                     refused(at);
                     refusals += 1;
+                    keeping.iter().for_each(|keeping| keeping.refuses(at));
                     if arguments.overflow == Overflow::RejectPublishDlx {
-                        effects.bury(message, DeathReason::MaxLength);
+                        let reason = DeathReason::MaxLength;
+                        effects.dead.push(DeadLetter { message, reason, stored: None });
                     }
                     continue;
                 }
             }
-            state.push(message, &arguments, now);
+            let (position, expires) = state.push(message, &arguments, now);
+            if let Some(keeping) = &mut keeping {
+                keeping.takes(at, position, expires);
+            }
             taken += 1;
         }
+        // Before anybody can settle them.
+        let until = keeping.and_then(Keeping::write);
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
-        state.pump(JUST_CAME, &mut effects);
-        state.trim(&arguments, &mut effects);
+        state.pump_arrivals(now, &mut effects);
+        while !state.trim(&arguments, &mut effects) {
+            drop(state);
+            state = self.state.lock();
+        }
         state.drop_expired(now, &mut effects);
-        self.conclude(state, effects)
+        Appended { dead: self.conclude(state, effects), until }
     }
 
-    /// Serves consumers and does what that leads to.
-    fn run(&self, mut state: MutexGuard<'_, QueueState>, now: Timestamp) {
-        let mut effects = Effects::default();
-        state.pump(now, &mut effects);
+    /// Serves consumers and does what that, and `effects`, lead to. The lock is released now and then when very many
+    /// messages have expired.
+    fn run<'q>(&'q self, mut state: MutexGuard<'q, QueueState>, mut effects: Effects, now: Timestamp) {
+        while !state.pump(now, &mut effects) {
+            self.finish(state, std::mem::take(&mut effects), now);
+            state = self.state.lock();
+        }
         self.finish(state, effects, now);
+    }
+
+    /// Drops messages from the head that are too many. The lock is released now and then when they are very many.
+    pub(super) fn trim<'q>(
+        &'q self,
+        mut state: MutexGuard<'q, QueueState>,
+        effects: &mut Effects,
+        now: Timestamp,
+    ) -> MutexGuard<'q, QueueState> {
+        while !state.trim(&self.arguments.load(), effects) {
+            self.finish(state, std::mem::take(effects), now);
+            state = self.state.lock();
+        }
+        state
     }
 
     /// Releases the lock and sends dead letters on.
@@ -203,6 +254,11 @@ impl Queue {
         drop(state);
         self.metrics.messages_delivered.add(effects.delivered);
         self.metrics.messages_redelivered.add(effects.redelivered);
-        if self.arguments.load().dead_lettering.is_some() { effects.dead } else { Vec::new() }
+        let Effects { mut dead, mut marks, .. } = effects;
+        if !dead.is_empty() && self.arguments.load().dead_lettering.is_none() {
+            dead.drain(..).filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
+        }
+        self.write_down(&marks);
+        dead
     }
 }

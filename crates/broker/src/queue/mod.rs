@@ -9,6 +9,7 @@ mod delivery;
 mod flow;
 mod ready;
 mod state;
+mod stored;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -16,10 +17,13 @@ use std::sync::{Arc, Weak};
 
 use amqp::FieldTable;
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, MutexGuard};
+use store::StoredQueue;
+use sync::{Mutex, MutexGuard};
 
+pub(crate) use delivery::NEVER;
 pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Got, Offer, Room};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
+pub(crate) use stored::stored_expiry;
 
 use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind};
@@ -41,6 +45,10 @@ pub struct Queue {
     arguments: ArcSwap<QueueArguments>,
     /// Unlike the name never used again.
     id: u64,
+    /// The number that a durable queue has on disk.
+    number: Option<u64>,
+    /// Where it keeps persistent messages, if it is durable and there is a store.
+    stored: Option<StoredQueue>,
     /// Its place in the topology.
     slot: AtomicU32,
     this: Weak<Queue>,
@@ -71,6 +79,10 @@ pub(crate) struct NewQueue {
     pub(crate) vhost: Arc<str>,
     pub(crate) properties: QueueProperties,
     pub(crate) arguments: QueueArguments,
+    /// On disk.
+    pub(crate) number: Option<u64>,
+    /// The same queue in the store.
+    pub(crate) stored: Option<StoredQueue>,
     pub(crate) home: Weak<VirtualHost>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) deadlines: Arc<Deadlines>,
@@ -103,7 +115,7 @@ pub(crate) enum Kept {
 impl Queue {
     pub(crate) fn new(new: NewQueue) -> Arc<Self> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
-        let state = Mutex::new(QueueState::new(&new.arguments));
+        let state = Mutex::new(QueueState::new(&new.arguments, new.stored.is_some()));
         Arc::new_cyclic(|this| Self {
             name: new.name,
             vhost: new.vhost,
@@ -111,6 +123,8 @@ impl Queue {
             arguments: ArcSwap::from_pointee(new.arguments.clone()),
             declared: new.arguments,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            number: new.number,
+            stored: new.stored,
             slot: AtomicU32::new(u32::MAX),
             this: this.clone(),
             home: new.home,
@@ -163,7 +177,7 @@ impl Queue {
             return;
         }
         state.last_used = now;
-        state.trim(&self.arguments.load(), &mut effects);
+        state = self.trim(state, &mut effects, now);
         state.drop_expired(now, &mut effects);
         self.finish(state, effects, now);
     }
@@ -210,6 +224,11 @@ impl Queue {
         self.id
     }
 
+    /// The number that a durable queue has on disk.
+    pub(crate) fn number(&self) -> Option<u64> {
+        self.number
+    }
+
     pub(crate) fn slot(&self) -> u32 {
         self.slot.load(Ordering::Relaxed)
     }
@@ -250,8 +269,9 @@ impl Queue {
         Ok(self.mark_deleted(state))
     }
 
-    /// Does what has fallen due.
-    pub(crate) fn expire(&self, now: Timestamp) {
+    /// Does what has fallen due, or so much of it that the lock is not held for long; the rest falls due again at once.
+    /// Returns the number of messages that were dropped.
+    pub(crate) fn expire(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.scheduled = None;
@@ -259,17 +279,21 @@ impl Queue {
         let lease = self.arguments.load().expires;
         if unused && lease.is_some_and(|lease| state.last_used.after(lease) <= now) {
             self.delete_locked(state);
-            return;
+            return 0;
         }
-        state.drop_expired(now, &mut effects);
+        // Consumers may have been waiting for what is behind the expired messages.
+        state.pump(now, &mut effects);
+        let dropped = effects.dead.len();
         self.finish(state, effects, now);
+        dropped
     }
 
     /// Puts the next deadline into the broker's list, if it is earlier than what stands there.
     fn schedule(&self, state: &mut QueueState) {
         let lease = self.arguments.load().expires.filter(|_| state.consumers.is_empty());
         let lease = lease.map(|lease| state.last_used.after(lease));
-        let head = state.ready.next_expiry().map(Timestamp);
+        // What was left from the last time stands behind other queues that fell due before.
+        let head = state.ready.next_expiry().map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
         let Some(due) = lease.into_iter().chain(head).min() else { return };
         if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {
             self.deadlines.replace(state.scheduled, due, self.id, &self.this);

@@ -67,24 +67,31 @@ impl ReadyStore {
         Some(delivery)
     }
 
-    /// Takes a message that is first in its level and has expired.
+    /// Takes the next message if it has expired.
     pub(super) fn pop_expired(&mut self, now: u64) -> Option<Delivery> {
-        let expired = |level: &&mut Level| level.front().is_some_and(|delivery| delivery.expires <= now);
-        let delivery = self.levels.iter_mut().rev().find(expired)?.pop()?;
-        self.count_out(&delivery);
-        Some(delivery)
+        self.front().filter(|delivery| delivery.expires <= now)?;
+        self.pop()
     }
 
-    /// When the next message expires that is first in its level. Those behind it have to wait for it, as in RabbitMQ.
+    /// When the next message expires. Those behind it have to wait for it, as in RabbitMQ, whatever their priority.
     pub(super) fn next_expiry(&self) -> Option<u64> {
-        let heads = self.levels.iter().filter_map(Level::front);
-        heads.map(|delivery| delivery.expires).min().filter(|&expires| expires != NEVER)
+        self.front().map(|delivery| delivery.expires).filter(|&expires| expires != NEVER)
     }
 
     /// Takes everything.
     pub(super) fn take_all(&mut self) -> Self {
         let empty = Self::new((self.levels.len() - 1) as u8);
         std::mem::replace(self, empty)
+    }
+
+    /// All messages, the lowest priority first, the oldest first within it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Delivery> {
+        self.levels.iter().flat_map(|level| level.returned.values().chain(&level.fresh))
+    }
+
+    /// The same, taken.
+    pub(super) fn into_iter(self) -> impl Iterator<Item = Delivery> {
+        self.levels.into_iter().flat_map(|level| level.returned.into_values().chain(level.fresh))
     }
 
     fn level_of(&mut self, delivery: &Delivery) -> &mut Level {

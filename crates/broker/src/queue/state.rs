@@ -7,6 +7,7 @@ use super::delivery::{Delivery, NEVER, Offer, Room};
 use super::ready::ReadyStore;
 use crate::arguments::{Overflow, QueueArguments};
 use crate::message::Message;
+use crate::persistence::Marks;
 use crate::time::Timestamp;
 
 pub(super) struct QueueState {
@@ -19,7 +20,11 @@ pub(super) struct QueueState {
     pub(super) last_used: Timestamp,
     /// Under which time the queue stands in the broker's list of deadlines.
     pub(super) scheduled: Option<Timestamp>,
-    next_position: u64,
+    /// When [`QueueState::drop_expired`] had to leave some that had expired; `None` once it has got them all.
+    pub(super) sweeping: Option<Timestamp>,
+    /// Persistent messages are in the store, too.
+    keeps: bool,
+    pub(super) next_position: u64,
 }
 
 /// A message that a queue has dropped and that may go to a dead-letter exchange.
@@ -27,6 +32,8 @@ pub(super) struct QueueState {
 pub(crate) struct DeadLetter {
     pub(crate) message: Arc<Message>,
     pub(crate) reason: DeathReason,
+    /// Of a stored message: its position, which is settled once the letter is on its way.
+    pub(crate) stored: Option<u64>,
 }
 
 /// Why a message was dropped, as the header `x-death` tells.
@@ -44,16 +51,12 @@ pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
     pub(super) delivered: usize,
     pub(super) redelivered: usize,
-}
-
-impl Effects {
-    pub(super) fn bury(&mut self, message: Arc<Message>, reason: DeathReason) {
-        self.dead.push(DeadLetter { message, reason });
-    }
+    /// What is to be written down.
+    pub(super) marks: Marks,
 }
 
 impl QueueState {
-    pub(super) fn new(arguments: &QueueArguments) -> Self {
+    pub(super) fn new(arguments: &QueueArguments, keeps: bool) -> Self {
         Self {
             ready: ReadyStore::new(arguments.max_priority.unwrap_or(0)),
             consumers: Consumers::new(arguments.single_active_consumer),
@@ -61,12 +64,19 @@ impl QueueState {
             deleted: false,
             last_used: Timestamp::default(),
             scheduled: None,
+            sweeping: None,
+            keeps,
             next_position: 0,
         }
     }
 
-    /// Adds a message at the end.
-    pub(super) fn push(&mut self, message: Arc<Message>, arguments: &QueueArguments, now: Timestamp) {
+    /// Adds a message at the end. Returns its position, and when it expires.
+    pub(super) fn push(
+        &mut self,
+        message: Arc<Message>,
+        arguments: &QueueArguments,
+        now: Timestamp,
+    ) -> (u64, u64) {
         let ttl = match (arguments.message_ttl, message.traits().expiration) {
             (Some(queue), Some(own)) => Some(queue.min(own)),
             (queue, own) => queue.or(own),
@@ -75,6 +85,19 @@ impl QueueState {
         let position = self.next_position;
         self.next_position += 1;
         self.ready.push(Delivery { position, expires, message, deliveries: 0 });
+        (position, expires)
+    }
+
+    /// Notes that a message was dropped.
+    pub(super) fn bury(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
+        let Delivery { message, position, .. } = delivery;
+        let stored = (self.keeps && message.traits().persistent).then_some(position);
+        effects.dead.push(DeadLetter { message, reason, stored });
+    }
+
+    /// Where to note what happens to stored messages.
+    pub(super) fn marks<'e>(&self, effects: &'e mut Effects) -> Option<&'e mut Marks> {
+        self.keeps.then_some(&mut effects.marks)
     }
 
     /// Whether one more message would be too many.
@@ -84,42 +107,66 @@ impl QueueState {
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
     }
 
-    /// Drops messages from the head that are too many. Only ready messages count (RabbitMQ, "Queue Length Limit").
-    pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) {
-        if arguments.overflow != Overflow::DropHead {
-            return;
+    /// Drops messages from the head that are too many, up to [`DROP_STEP`] of them; whether there are no more. Only
+    /// ready messages count (RabbitMQ, "Queue Length Limit").
+    #[must_use]
+    pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) -> bool {
+        for _ in 0..DROP_STEP {
+            if !self.is_too_long(arguments) {
+                return true;
+            }
+            let Some(delivery) = self.ready.pop() else { return true };
+            self.bury(delivery, DeathReason::MaxLength, effects);
         }
-        while arguments.max_length.is_some_and(|max| self.ready.len() as u64 > max)
-            || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max)
-        {
-            let Some(delivery) = self.ready.pop() else { return };
-            effects.bury(delivery.message, DeathReason::MaxLength);
-        }
+        !self.is_too_long(arguments)
     }
 
-    /// Drops messages at the head that have expired.
-    pub(super) fn drop_expired(&mut self, now: Timestamp, effects: &mut Effects) {
-        while let Some(delivery) = self.ready.pop_expired(now.0) {
-            effects.bury(delivery.message, DeathReason::Expired);
+    fn is_too_long(&self, arguments: &QueueArguments) -> bool {
+        arguments.overflow == Overflow::DropHead
+            && (arguments.max_length.is_some_and(|max| self.ready.len() as u64 > max)
+                || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max))
+    }
+
+    /// Drops messages at the head that have expired, up to [`DROP_STEP`] of them; whether there are no more. If there
+    /// are, [`Queue::schedule`](super::Queue) sees to them, unless the caller does.
+    pub(super) fn drop_expired(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
+        for _ in 0..DROP_STEP {
+            let Some(delivery) = self.ready.pop_expired(now.0) else {
+                self.sweeping = self.sweeping.filter(|_| now == JUST_CAME);
+                return true;
+            };
+            self.bury(delivery, DeathReason::Expired, effects);
         }
+        self.sweeping = Some(now);
+        false
+    }
+
+    /// [Serves consumers](Self::pump) with messages that have come at `now`: what a consumer can take at once has not
+    /// expired, however short its life. Only where older messages have, they are not to slip through.
+    pub(super) fn pump_arrivals(&mut self, now: Timestamp, effects: &mut Effects) {
+        let now = if self.sweeping.is_some() { now } else { JUST_CAME };
+        self.pump(now, effects);
     }
 
     /// Gives messages to consumers as long as there are messages, and consumers with room: those of the highest
     /// priority first, in turn, one message each; a single one takes as many as it likes, up to [`MAX_TURN`].
     ///
-    /// What has expired by `now` is dropped when it comes to the head. [`JUST_CAME`] spares what a consumer may take
-    /// at once, however short its life.
-    pub(super) fn pump(&mut self, now: Timestamp, effects: &mut Effects) {
+    /// What has expired by `now` is dropped when it comes to the head; when that is very much, this ends early and
+    /// returns false.
+    pub(super) fn pump(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
         loop {
-            self.drop_expired(now, effects);
-            if self.ready.is_empty() {
-                return;
+            if !self.drop_expired(now, effects) {
+                return false;
             }
-            let Some((slot, alone)) = self.consumers.next() else { return };
+            if self.ready.is_empty() {
+                return true;
+            }
+            let Some((slot, alone)) = self.consumers.next() else { return true };
             let entry = self.consumers.get(slot);
             let allowance = if alone { MAX_TURN } else { 1 };
-            let ready = &mut self.ready;
-            let mut offer = Offer { ready, now: now.0, allowance, taken: 0, redelivered: 0 };
+            let marks = self.keeps.then_some(&mut effects.marks);
+            let (ready, no_ack) = (&mut self.ready, entry.no_ack);
+            let mut offer = Offer { ready, now: now.0, allowance, taken: 0, redelivered: 0, no_ack, marks };
             let room = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
             if !entry.no_ack {
@@ -133,7 +180,10 @@ impl QueueState {
 }
 
 /// A time before every expiry, for messages that have just come.
-pub(super) const JUST_CAME: Timestamp = Timestamp(0);
+const JUST_CAME: Timestamp = Timestamp(0);
+
+/// Most messages that have expired, or are too many, dropped while the lock is held: well below a millisecond.
+const DROP_STEP: usize = 512;
 
 /// Most messages that one call of a consumer may take, so that its own lock is released now and then.
 const MAX_TURN: usize = 1024;

@@ -13,7 +13,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as MapEntry;
 
-use super::{Entry, Routed};
+use super::Routed;
 use crate::error::BrokerError;
 use crate::table_view::{ValueView, entries};
 
@@ -73,35 +73,33 @@ impl ConsistentHash {
         !matches!(self.hash_of, Hashed::RoutingKey)
     }
 
-    pub(super) fn insert(&mut self, entry: Entry<'_>) {
-        // Checked when it was bound.
-        let weight = weight_of(entry.key).unwrap_or(1);
-        match self.members.entry(entry.destination) {
+    pub(super) fn insert(&mut self, binding: u32, destination: u32, weight: u32) {
+        match self.members.entry(destination) {
             MapEntry::Occupied(mut member) => {
-                member.get_mut().waiting.insert(entry.binding, weight);
+                member.get_mut().waiting.insert(binding, weight);
             }
             MapEntry::Vacant(vacant) => {
-                let (binding, waiting) = (entry.binding, BTreeMap::new());
-                let places = add_buckets(&mut self.buckets, entry.destination, weight);
+                let waiting = BTreeMap::new();
+                let places = add_buckets(&mut self.buckets, destination, weight);
                 vacant.insert(Member { binding, places, waiting });
             }
         }
     }
 
-    pub(super) fn remove(&mut self, entry: Entry<'_>) {
-        let Some(member) = self.members.get_mut(&entry.destination) else { return };
-        if member.binding != entry.binding {
-            member.waiting.remove(&entry.binding);
+    pub(super) fn remove(&mut self, binding: u32, destination: u32) {
+        let Some(member) = self.members.get_mut(&destination) else { return };
+        if member.binding != binding {
+            member.waiting.remove(&binding);
             return;
         }
         let next = member.waiting.pop_first();
-        self.remove_buckets(entry.destination);
-        match (next, self.members.get_mut(&entry.destination)) {
+        self.remove_buckets(destination);
+        match (next, self.members.get_mut(&destination)) {
             (Some((binding, weight)), Some(member)) => {
                 member.binding = binding;
-                member.places = add_buckets(&mut self.buckets, entry.destination, weight);
+                member.places = add_buckets(&mut self.buckets, destination, weight);
             }
-            _ => drop(self.members.remove(&entry.destination)),
+            _ => drop(self.members.remove(&destination)),
         }
     }
 
@@ -232,32 +230,20 @@ const MAX_WEIGHT: i64 = 1024;
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use amqp::properties::NO_PROPERTIES;
 
     use super::*;
 
     struct Bound {
         table: ConsistentHash,
-        keys: Vec<Arc<str>>,
     }
 
     impl Bound {
         /// One binding to each destination, numbered from 0, with these weights.
         fn new(weights: &[u32]) -> Self {
-            let keys: Vec<Arc<str>> = weights.iter().map(|weight| weight.to_string().into()).collect();
-            let mut bound = Self { table: ConsistentHash::new(&FieldTable::new()), keys };
-            (0..weights.len() as u32).for_each(|at| bound.insert(at, at, at as usize));
-            bound
-        }
-
-        fn insert(&mut self, binding: u32, destination: u32, key: usize) {
-            self.table.insert(Entry { binding, destination, key: &self.keys[key], arguments: &[] });
-        }
-
-        fn remove(&mut self, binding: u32, destination: u32) {
-            self.table.remove(Entry { binding, destination, key: &self.keys[0], arguments: &[] });
+            let mut table = ConsistentHash::new(&FieldTable::new());
+            (0..).zip(weights).for_each(|(at, weight)| table.insert(at, at, *weight));
+            Self { table }
         }
 
         fn destinations(&self) -> Vec<u32> {
@@ -293,7 +279,7 @@ mod tests {
     fn a_new_destination_takes_its_share_and_moves_nothing_else() {
         let mut bound = Bound::new(&[1, 1, 1]);
         let before = bound.destinations();
-        bound.insert(3, 3, 0);
+        bound.table.insert(3, 3, 1);
         let after = bound.destinations();
         assert!(before.iter().zip(&after).all(|(before, after)| before == after || *after == 3));
         close_to(&bound.shares(4), &[0.25; 4]);
@@ -303,7 +289,7 @@ mod tests {
     fn what_a_lost_destination_had_is_spread_and_most_of_the_rest_stays() {
         let mut bound = Bound::new(&[2; 10]);
         let before = bound.destinations();
-        bound.remove(4, 4);
+        bound.table.remove(4, 4);
         let after = bound.destinations();
         assert!(!after.contains(&4));
         let moved =
@@ -314,13 +300,12 @@ mod tests {
     #[test]
     fn a_destination_has_the_weight_of_its_first_binding_until_that_goes() {
         let mut bound = Bound::new(&[1, 1]);
-        bound.keys.push("3".into());
-        bound.insert(7, 0, 2);
+        bound.table.insert(7, 0, 3);
         close_to(&bound.shares(2), &[0.5, 0.5]);
-        bound.remove(0, 0);
+        bound.table.remove(0, 0);
         close_to(&bound.shares(2), &[0.75, 0.25]);
-        bound.remove(7, 0);
-        bound.remove(1, 1);
+        bound.table.remove(7, 0);
+        bound.table.remove(1, 1);
         assert!(bound.table.buckets.is_empty() && bound.table.members.is_empty());
     }
 
@@ -328,8 +313,8 @@ mod tests {
     fn buckets_and_places_agree_however_bindings_come_and_go() {
         let mut bound = Bound::new(&[3, 1, 7, 2, 5]);
         for (binding, destination) in [(2, 2), (0, 0), (4, 4)] {
-            bound.remove(binding, destination);
-            bound.insert(binding + 10, destination, 3);
+            bound.table.remove(binding, destination);
+            bound.table.insert(binding + 10, destination, 2);
             for (destination, member) in &bound.table.members {
                 for (place, at) in member.places.iter().enumerate() {
                     let bucket = bound.table.buckets[*at as usize];
@@ -346,8 +331,7 @@ mod tests {
             let arguments: FieldTable = [(key, FieldValue::text(value))].into_iter().collect();
             let mut table = ConsistentHash::new(&arguments);
             for destination in 0..8 {
-                let entry = Entry { binding: destination, destination, key: &"1".into(), arguments: &[] };
-                table.insert(entry);
+                table.insert(destination, destination, 1);
             }
             table
         };

@@ -1,21 +1,22 @@
 //! Which bindings of one exchange match a message.
+//!
+//! An exchange keeps each distinct binding key, and each distinct set of arguments, once ([`patterns`]), with the
+//! destinations that it leads to where the type goes by it. What a type adds is how it finds those that match.
 
 mod consistent_hash;
-mod direct;
 mod headers;
 mod id_set;
+mod patterns;
 mod topic;
-
-use std::sync::Arc;
 
 use amqp::FieldTable;
 
 use consistent_hash::ConsistentHash;
 pub(crate) use consistent_hash::{check_arguments as check_hash_arguments, weight_of};
-use direct::Direct;
 use headers::Headers;
 pub(crate) use headers::check_arguments as check_headers_arguments;
 use id_set::IdSet;
+use patterns::Patterns;
 use topic::Topic;
 
 /// The type of an exchange.
@@ -69,19 +70,31 @@ pub(crate) struct Routed<'a> {
     pub(crate) properties: &'a [u8],
 }
 
-/// One binding, as a router sees it. Destinations and bindings are numbers of the topology.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry<'a> {
-    pub(crate) binding: u32,
-    pub(crate) destination: u32,
-    pub(crate) key: &'a Arc<str>,
-    pub(crate) arguments: &'a [u8],
+/// A binding's key and arguments, as numbers of its exchange's [`Router`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Pattern {
+    key: u32,
+    arguments: u32,
 }
 
-/// The routing table of one exchange.
+/// The routing table of one exchange. Bindings and destinations are numbers of the topology.
 #[derive(Debug)]
-pub(crate) enum Router {
-    Direct(Direct),
+pub(crate) struct Router {
+    keys: Keys,
+    arguments: Arguments,
+    table: Table,
+}
+
+/// Distinct binding keys. A random key of 16 digits, as some clients make up, lies inside.
+type Keys = Patterns<16>;
+
+/// Distinct arguments, sorted by name. Two short headers and an `x-match` lie inside.
+type Arguments = Patterns<48>;
+
+/// What an exchange type needs to find keys or arguments that match.
+#[derive(Debug)]
+enum Table {
+    Direct,
     Fanout(IdSet),
     Topic(Box<Topic>),
     Headers(Box<Headers>),
@@ -91,71 +104,135 @@ pub(crate) enum Router {
 impl Router {
     /// For a new exchange; its arguments have been checked.
     pub(crate) fn new(kind: ExchangeKind, arguments: &FieldTable) -> Self {
-        match kind {
-            ExchangeKind::Direct => Self::Direct(Direct::default()),
-            ExchangeKind::Fanout => Self::Fanout(IdSet::default()),
-            ExchangeKind::Topic => Self::Topic(Box::default()),
-            ExchangeKind::Headers => Self::Headers(Box::default()),
-            ExchangeKind::ConsistentHash => Self::ConsistentHash(Box::new(ConsistentHash::new(arguments))),
-        }
+        let table = match kind {
+            ExchangeKind::Direct => Table::Direct,
+            ExchangeKind::Fanout => Table::Fanout(IdSet::default()),
+            ExchangeKind::Topic => Table::Topic(Box::default()),
+            ExchangeKind::Headers => Table::Headers(Box::default()),
+            ExchangeKind::ConsistentHash => Table::ConsistentHash(Box::new(ConsistentHash::new(arguments))),
+        };
+        Self { keys: Keys::default(), arguments: Arguments::default(), table }
+    }
+
+    /// The numbers of a key and arguments, if any binding has them.
+    pub(crate) fn find(&self, key: &str, arguments: &[u8]) -> Option<Pattern> {
+        let key = self.keys.number_of(key.as_bytes())?;
+        let arguments =
+            if self.leaves_out(arguments) { NO_ARGUMENTS } else { self.arguments.number_of(arguments)? };
+        Some(Pattern { key, arguments })
+    }
+
+    /// The numbers of a key and arguments. What is new must get a binding with [`Router::insert`]; it is new only if
+    /// no binding has both.
+    pub(crate) fn intern(&mut self, key: &str, arguments: &[u8]) -> Pattern {
+        let key = self.keys.intern(key.as_bytes());
+        let arguments =
+            if self.leaves_out(arguments) { NO_ARGUMENTS } else { self.arguments.intern(arguments) };
+        Pattern { key, arguments }
+    }
+
+    /// The key and the arguments behind the numbers.
+    pub(crate) fn octets(&self, pattern: Pattern) -> (&str, &[u8]) {
+        // Interned from text.
+        let key = std::str::from_utf8(self.keys.octets(pattern.key)).unwrap_or_default();
+        let none = pattern.arguments == NO_ARGUMENTS;
+        (key, if none { &[] } else { self.arguments.octets(pattern.arguments) })
     }
 
     /// Adds a binding that is not in the table yet.
-    pub(crate) fn insert(&mut self, entry: Entry<'_>) {
-        match self {
-            Self::Direct(table) => table.insert(entry.key, entry.destination),
-            Self::Fanout(set) => set.insert(entry.destination),
-            Self::Topic(table) => table.insert(entry.key, entry.destination),
-            Self::Headers(table) => table.insert(entry.binding, entry.arguments),
-            Self::ConsistentHash(table) => table.insert(entry),
+    pub(crate) fn insert(&mut self, binding: u32, destination: u32, pattern: Pattern) {
+        let Pattern { key, arguments } = pattern;
+        let (key_leads_to, arguments_lead_to) = self.ends(destination);
+        let new_key = self.keys.insert(key, key_leads_to);
+        let new_arguments = arguments != NO_ARGUMENTS && self.arguments.insert(arguments, arguments_lead_to);
+        match &mut self.table {
+            Table::Direct => {}
+            Table::Fanout(set) => set.insert(destination),
+            Table::Topic(table) if new_key => table.insert(&self.keys, key),
+            Table::Topic(_) => {}
+            Table::Headers(table) if new_arguments => table.insert(&self.arguments, arguments),
+            Table::Headers(_) => {}
+            Table::ConsistentHash(table) => table.insert(binding, destination, weight(&self.keys, key)),
         }
     }
 
     /// Removes a binding that is in the table.
-    pub(crate) fn remove(&mut self, entry: Entry<'_>) {
-        match self {
-            Self::Direct(table) => table.remove(entry.key, entry.destination),
-            Self::Fanout(set) => {
-                set.remove(entry.destination);
+    pub(crate) fn remove(&mut self, binding: u32, destination: u32, pattern: Pattern) {
+        let Pattern { key, arguments } = pattern;
+        let (key_leads_to, arguments_lead_to) = self.ends(destination);
+        let key_goes = self.keys.remove(key, key_leads_to);
+        let arguments_go = arguments != NO_ARGUMENTS && self.arguments.remove(arguments, arguments_lead_to);
+        match &mut self.table {
+            Table::Direct => {}
+            Table::Fanout(set) => {
+                set.remove(destination);
             }
-            Self::Topic(table) => table.remove(entry.key, entry.destination),
-            Self::Headers(table) => table.remove(entry.binding, entry.arguments),
-            Self::ConsistentHash(table) => table.remove(entry),
+            Table::Topic(table) if key_goes => table.remove(&self.keys, key),
+            Table::Topic(_) => {}
+            Table::Headers(table) if arguments_go => table.remove(&self.arguments, arguments),
+            Table::Headers(_) => {}
+            Table::ConsistentHash(table) => table.remove(binding, destination),
+        }
+        if key_goes {
+            self.keys.forget(key);
+        }
+        if arguments_go {
+            self.arguments.forget(arguments);
         }
     }
 
-    /// Calls `found` with the destinations that match, some perhaps more than once. `binding` looks a binding up:
-    /// its destination and its arguments.
-    pub(crate) fn matches<'t>(
-        &self,
-        routed: Routed<'_>,
-        binding: impl Fn(u32) -> (u32, &'t [u8]),
-        mut found: impl FnMut(u32),
-    ) {
-        match self {
-            Self::Fanout(set) => set.iter().for_each(found),
-            Self::Headers(table) => {
-                table.matches(routed.headers, |id| binding(id).1, |id| found(binding(id).0));
+    /// Calls `found` with the destinations that match, some perhaps more than once.
+    pub(crate) fn matches(&self, routed: Routed<'_>, mut found: impl FnMut(u32)) {
+        match &self.table {
+            Table::Fanout(set) => set.iter().for_each(found),
+            Table::ConsistentHash(table) => table.choose(routed).into_iter().for_each(found),
+            Table::Headers(table) => table.matches(&self.arguments, routed.headers, found),
+            Table::Direct => {
+                let numbers = routed.keys.iter().filter_map(|key| self.keys.number_of(key.as_bytes()));
+                numbers.flat_map(|number| self.keys.destinations(number).iter()).for_each(found);
             }
-            Self::ConsistentHash(table) => table.choose(routed).into_iter().for_each(found),
-            Self::Direct(table) => {
-                let sets = routed.keys.iter().filter_map(|key| table.matches(key));
-                sets.flat_map(IdSet::iter).for_each(found);
-            }
-            Self::Topic(table) => {
+            Table::Topic(table) => {
                 for key in routed.keys {
-                    table.matches(key, |set| set.iter().for_each(&mut found));
+                    let each = |number| self.keys.destinations(number).iter().for_each(&mut found);
+                    table.matches(&self.keys, key, each);
                 }
             }
         }
     }
 
-    /// Whether a message's headers or other properties, too, decide where it goes.
+    /// Whether a message's headers, too, decide where it goes.
+    pub(crate) fn looks_at_headers(&self) -> bool {
+        matches!(self.table, Table::Headers(_))
+    }
+
+    /// Whether any other properties, or single headers that differ from message to message, do.
     pub(crate) fn looks_at_properties(&self) -> bool {
-        match self {
-            Self::Headers(_) => true,
-            Self::ConsistentHash(table) => table.looks_at_properties(),
-            Self::Direct(_) | Self::Fanout(_) | Self::Topic(_) => false,
+        matches!(&self.table, Table::ConsistentHash(table) if table.looks_at_properties())
+    }
+
+    /// Nearly all bindings have no arguments, which mean something to a headers exchange only.
+    fn leaves_out(&self, arguments: &[u8]) -> bool {
+        arguments.is_empty() && !matches!(self.table, Table::Headers(_))
+    }
+
+    /// What the key and what the arguments of a binding lead to. What is of no meaning to the exchange is counted
+    /// only, as so many bindings to one place.
+    fn ends(&self, destination: u32) -> (u32, u32) {
+        match self.table {
+            Table::Direct | Table::Topic(_) => (destination, NOWHERE),
+            Table::Headers(_) => (NOWHERE, destination),
+            Table::Fanout(_) | Table::ConsistentHash(_) => (NOWHERE, NOWHERE),
         }
     }
 }
+
+/// The weight that a key says. Keys were checked when they were bound.
+fn weight(keys: &Keys, key: u32) -> u32 {
+    std::str::from_utf8(keys.octets(key)).ok().and_then(|key| weight_of(key).ok()).unwrap_or(1)
+}
+
+/// Stands for no arguments, where they are left out.
+const NO_ARGUMENTS: u32 = u32::MAX;
+
+/// Any number.
+const NOWHERE: u32 = 0;

@@ -1,7 +1,9 @@
 //! Topic exchanges: keys of words between dots; `*` stands for one word, `#` for any number of them.
 //!
-//! All patterns form one tree. Its edges lie in a single flat map from (node, word) to node, and words are numbers,
-//! so that a node costs the same however many children it has, and a step down costs one look-up.
+//! All patterns form one tree, whose edges lie in a single flat table, so that a node costs the same however many
+//! children it has, and a step down costs one look-up. Where only one pattern goes on, the tree ends: the edge leads
+//! to the pattern itself, and the words that are left are compared one by one. Most patterns with an early word of
+//! their own thus take one edge and no node.
 
 use std::hash::BuildHasher;
 
@@ -10,104 +12,131 @@ use hashbrown::{HashMap, HashTable};
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::id_set::IdSet;
+use super::Keys;
 
-/// The patterns of a topic exchange.
+/// The tree of patterns. They are numbers of the exchange's [`Keys`].
 #[derive(Debug, Default)]
 pub(crate) struct Topic {
-    words: Words,
     /// Vacant until the first pattern; then slot [`ROOT`] is the root.
     nodes: Slab<Node>,
-    edges: HashMap<(u32, u32), u32, RandomState>,
+    edges: HashTable<Edge>,
+    hasher: RandomState,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Node {
-    /// Where patterns that end here lead.
-    destinations: IdSet,
+    /// The last word on the way here.
+    word: SmallVec<[u8; 16]>,
+    /// The pattern that ends here, or [`NONE`].
+    pattern: u32,
     /// Number of edges down from here, and in the top bits whether they include `*` and `#`.
     children: u32,
 }
 
+/// A step down. Its word is that of the node it leads to, or stands in the pattern it leads to.
+#[derive(Debug)]
+struct Edge {
+    /// Of the node above and the word.
+    hash: u32,
+    from: u32,
+    /// A node, or with [`LEAF`] a pattern.
+    to: u32,
+}
+
+type Words<'a> = SmallVec<[&'a [u8]; 16]>;
+
 impl Topic {
-    pub(super) fn insert(&mut self, pattern: &str, destination: u32) {
+    /// Adds a pattern that is not in the tree.
+    pub(super) fn insert(&mut self, keys: &Keys, pattern: u32) {
         if self.nodes.is_empty() {
-            self.nodes.insert(Node::default());
+            self.nodes.insert(Node::new(b""));
         }
-        let mut node = ROOT;
-        for word in words_of(pattern) {
-            let word = self.words.intern(word);
-            let edge = self.edges.entry((node, word));
-            node = match edge {
-                hashbrown::hash_map::Entry::Occupied(child) => {
-                    self.words.release(word);
-                    *child.get()
+        let words: Words<'_> = words_of(keys.octets(pattern)).collect();
+        let mut at = ROOT;
+        for (depth, &word) in words.iter().enumerate() {
+            at = match self.step(keys, at, depth, word) {
+                None if is_simple(&words, depth) => return self.add_edge(at, word, pattern | LEAF),
+                None => {
+                    let node = self.nodes.insert(Node::new(word)) as u32;
+                    self.add_edge(at, word, node);
+                    node
                 }
-                hashbrown::hash_map::Entry::Vacant(edge) => {
-                    let child = self.nodes.insert(Node::default()) as u32;
-                    edge.insert(child);
-                    self.nodes[node as usize].children += 1;
-                    self.nodes[node as usize].children |= flag_of(word);
-                    child
-                }
+                Some(leaf) if leaf & LEAF != 0 => self.split(keys, at, depth, word, leaf),
+                Some(node) => node,
             };
         }
-        self.nodes[node as usize].destinations.insert(destination);
+        self.nodes[at as usize].pattern = pattern;
     }
 
-    pub(super) fn remove(&mut self, pattern: &str, destination: u32) {
-        let mut path: SmallVec<[(u32, u32, u32); 16]> = SmallVec::new();
-        let mut node = ROOT;
-        for word in words_of(pattern) {
-            let Some(word) = self.words.find(word) else { return };
-            let Some(&child) = self.edges.get(&(node, word)) else { return };
-            path.push((node, word, child));
-            node = child;
-        }
-        let Some(last) = self.nodes.get_mut(node as usize) else { return };
-        last.destinations.remove(destination);
-        for (parent, word, child) in path.into_iter().rev() {
-            let node = &self.nodes[child as usize];
-            if node.children & CHILDREN > 0 || !node.destinations.is_empty() {
+    /// Removes a pattern that is in the tree. Called while it still has its octets.
+    pub(super) fn remove(&mut self, keys: &Keys, pattern: u32) {
+        let words: Words<'_> = words_of(keys.octets(pattern)).collect();
+        let mut path: SmallVec<[(u32, u32); 16]> = SmallVec::new();
+        let mut at = ROOT;
+        for (depth, &word) in words.iter().enumerate() {
+            let Some(to) = self.step(keys, at, depth, word) else { return };
+            if to & LEAF != 0 {
+                self.remove_edge(at, word, to);
                 break;
             }
-            self.nodes.remove(child as usize);
-            self.edges.remove(&(parent, word));
-            self.words.release(word);
-            let parent = &mut self.nodes[parent as usize];
-            parent.children -= 1;
-            parent.children &= !flag_of(word);
+            path.push((at, to));
+            at = to;
+        }
+        let last = &mut self.nodes[at as usize];
+        if last.pattern == pattern {
+            last.pattern = NONE;
+        }
+        for ((parent, child), word) in path.iter().zip(&words).rev() {
+            let node = &self.nodes[*child as usize];
+            if node.children & CHILDREN > 0 {
+                break;
+            }
+            let ends_here = node.pattern;
+            self.remove_edge(*parent, word, *child);
+            self.nodes.remove(*child as usize);
+            if ends_here != NONE {
+                self.add_edge(*parent, word, ends_here | LEAF);
+                break;
+            }
         }
     }
 
-    /// Calls `found` with the destinations of each matching pattern.
+    /// Calls `found` with each pattern that matches, once.
     ///
     /// Every (node, number of words consumed) is visited at most once: a node below one `#` can be reached with the
     /// same words left over in many ways only through a further `#`, and for each of those it is remembered from
     /// where on it has been followed.
-    pub(super) fn matches<'a>(&'a self, key: &str, mut found: impl FnMut(&'a IdSet)) {
+    pub(super) fn matches(&self, keys: &Keys, key: &str, mut found: impl FnMut(u32)) {
         if self.nodes.is_empty() {
             return;
         }
-        // A `*` or `#` in a message's key is a word like any other, which no pattern can ask for.
-        let number = |word| self.words.find(word).filter(|&word| word > HASH);
-        let words: SmallVec<[Option<u32>; 16]> = words_of(key).map(number).collect();
+        let words: Words<'_> = words_of(key.as_bytes()).collect();
         let mut followed: HashMap<u32, u32, RandomState> = HashMap::default();
         let mut pending: SmallVec<[Visit; 16]> = SmallVec::new();
-        pending.push(Visit { node: ROOT, consumed: 0, below_hash: false });
-        while let Some(Visit { node: at, consumed, below_hash }) = pending.pop() {
+        pending.push(Visit { to: ROOT, depth: 0, consumed: 0, below_hash: false });
+        while let Some(Visit { to: at, depth, consumed, below_hash }) = pending.pop() {
+            if at & LEAF != 0 {
+                let pattern = at & !LEAF;
+                let tail = words_of(keys.octets(pattern)).skip(depth as usize);
+                if tail_matches(tail, &words[consumed as usize..]) {
+                    found(pattern);
+                }
+                continue;
+            }
             let node = &self.nodes[at as usize];
-            let mut step = |word: u32| {
-                if let Some(&node) = self.edges.get(&(at, word)) {
-                    pending.push(Visit { node, consumed: consumed + 1, below_hash });
+            let below = depth + 1;
+            let mut step = |word: &[u8]| {
+                if let Some(to) = self.step(keys, at, depth as usize, word) {
+                    pending.push(Visit { to, depth: below, consumed: consumed + 1, below_hash });
                 }
             };
             match words.get(consumed as usize) {
-                None if !node.destinations.is_empty() => found(&node.destinations),
+                None if node.pattern != NONE => found(node.pattern),
                 None => {}
-                Some(word) => {
-                    if node.children & CHILDREN > 0 {
-                        word.iter().for_each(|&word| step(word));
+                Some(&word) => {
+                    // A `*` or `#` in a message's key is a word like any other, which no pattern can ask for.
+                    if node.children & CHILDREN > 0 && flag_of(word) == 0 {
+                        step(word);
                     }
                     if node.children & HAS_STAR != 0 {
                         step(STAR);
@@ -115,92 +144,122 @@ impl Topic {
                 }
             }
             if node.children & HAS_HASH != 0
-                && let Some(&node) = self.edges.get(&(at, HASH))
+                && let Some(to) = self.step(keys, at, depth as usize, HASH)
             {
                 let mut end = words.len() as u32 + 1;
                 if below_hash {
-                    let from = followed.entry(node).or_insert(end);
+                    let from = followed.entry(to).or_insert(end);
                     end = *from;
                     *from = consumed.min(end);
                 }
-                pending.extend((consumed..end).map(|consumed| Visit { node, consumed, below_hash: true }));
+                let visit = |consumed| Visit { to, depth: below, consumed, below_hash: true };
+                pending.extend((consumed..end).map(visit));
             }
         }
+    }
+
+    /// Where an edge leads, from a node `depth` words down.
+    fn step(&self, keys: &Keys, from: u32, depth: usize, word: &[u8]) -> Option<u32> {
+        let hash = hash(&self.hasher, from, word);
+        let found = self.edges.find(spread(hash), |edge| {
+            edge.hash == hash && edge.from == from && self.word_to(keys, edge.to, depth) == Some(word)
+        });
+        found.map(|edge| edge.to)
+    }
+
+    /// The word that leads to a node or a pattern from `depth` words down.
+    fn word_to<'a>(&'a self, keys: &'a Keys, to: u32, depth: usize) -> Option<&'a [u8]> {
+        match to & LEAF {
+            0 => Some(&self.nodes[to as usize].word),
+            _ => words_of(keys.octets(to & !LEAF)).nth(depth),
+        }
+    }
+
+    /// Puts a node between an edge and the pattern it leads to.
+    fn split(&mut self, keys: &Keys, from: u32, depth: usize, word: &[u8], leaf: u32) -> u32 {
+        let node = self.nodes.insert(Node::new(word)) as u32;
+        self.remove_edge(from, word, leaf);
+        self.add_edge(from, word, node);
+        match words_of(keys.octets(leaf & !LEAF)).nth(depth + 1) {
+            None => self.nodes[node as usize].pattern = leaf & !LEAF,
+            Some(next) => self.add_edge(node, next, leaf),
+        }
+        node
+    }
+
+    fn add_edge(&mut self, from: u32, word: &[u8], to: u32) {
+        let hash = hash(&self.hasher, from, word);
+        self.edges.insert_unique(spread(hash), Edge { hash, from, to }, |edge| spread(edge.hash));
+        let parent = &mut self.nodes[from as usize];
+        parent.children += 1;
+        parent.children |= flag_of(word);
+    }
+
+    fn remove_edge(&mut self, from: u32, word: &[u8], to: u32) {
+        let hash = hash(&self.hasher, from, word);
+        if let Ok(edge) = self.edges.find_entry(spread(hash), |edge| edge.from == from && edge.to == to) {
+            edge.remove();
+            let parent = &mut self.nodes[from as usize];
+            parent.children -= 1;
+            parent.children &= !flag_of(word);
+        }
+    }
+}
+
+impl Node {
+    fn new(word: &[u8]) -> Self {
+        Self { word: word.into(), pattern: NONE, children: 0 }
     }
 }
 
 struct Visit {
-    node: u32,
+    /// As in [`Edge`].
+    to: u32,
+    /// How many words of patterns lie above.
+    depth: u32,
+    /// How many words of the key they stand for.
     consumed: u32,
     below_hash: bool,
 }
 
+/// Whether the words after that at `depth` may be compared one by one: a pattern is then found at most once. There is
+/// no `#` among them, or it is the last word and there is none before.
+fn is_simple(words: &[&[u8]], depth: usize) -> bool {
+    match words[depth + 1..].iter().position(|word| *word == HASH) {
+        None => true,
+        Some(at) => depth + 1 + at == words.len() - 1 && !words[..=depth].contains(&HASH),
+    }
+}
+
+fn tail_matches<'a>(tail: impl Iterator<Item = &'a [u8]>, words: &[&[u8]]) -> bool {
+    let mut words = words.iter();
+    for pattern in tail {
+        if pattern == HASH {
+            return true;
+        }
+        if words.next().is_none_or(|word| pattern != STAR && pattern != *word) {
+            return false;
+        }
+    }
+    words.next().is_none()
+}
+
 /// RabbitMQ takes the empty key for no word at all, not for one empty word.
-fn words_of(key: &str) -> impl Iterator<Item = &str> {
+fn words_of(key: &[u8]) -> impl Iterator<Item = &[u8]> {
     let skip = usize::from(key.is_empty());
-    key.split('.').skip(skip)
+    key.split(|octet| *octet == b'.').skip(skip)
 }
 
-/// Words as numbers, counted so that they go when their last edge does.
-#[derive(Debug)]
-struct Words {
-    words: Slab<Word>,
-    ids: HashTable<u32>,
-    hasher: RandomState,
+fn hash(hasher: &RandomState, from: u32, word: &[u8]) -> u32 {
+    (hasher.hash_one((from, word)) >> 32) as u32
 }
 
-#[derive(Debug)]
-struct Word {
-    /// Inside for words of usual length, which saves an allocation for each of a million.
-    text: SmallVec<[u8; 16]>,
-    uses: u32,
+/// The table looks at bits of both ends.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash) << 32 | u64::from(hash)
 }
 
-impl Default for Words {
-    fn default() -> Self {
-        let mut words = Self { words: Slab::new(), ids: HashTable::new(), hasher: RandomState::default() };
-        // Their first use is never released, so these two keep their numbers.
-        words.intern("*");
-        words.intern("#");
-        words
-    }
-}
-
-impl Words {
-    fn find(&self, text: &str) -> Option<u32> {
-        self.ids
-            .find(self.hasher.hash_one(text.as_bytes()), |&id| {
-                self.words[id as usize].text[..] == *text.as_bytes()
-            })
-            .copied()
-    }
-
-    fn intern(&mut self, text: &str) -> u32 {
-        if let Some(id) = self.find(text) {
-            self.words[id as usize].uses += 1;
-            return id;
-        }
-        let id = self.words.insert(Word { text: text.as_bytes().into(), uses: 1 }) as u32;
-        let Self { words, ids, hasher } = self;
-        let hash = |&id: &u32| hasher.hash_one(&words[id as usize].text[..]);
-        ids.insert_unique(hash(&id), id, hash);
-        id
-    }
-
-    fn release(&mut self, id: u32) {
-        let word = &mut self.words[id as usize];
-        word.uses -= 1;
-        if word.uses == 0 {
-            let hash = self.hasher.hash_one(&word.text[..]);
-            if let Ok(entry) = self.ids.find_entry(hash, |&found| found == id) {
-                entry.remove();
-            }
-            self.words.remove(id as usize);
-        }
-    }
-}
-
-fn flag_of(word: u32) -> u32 {
+fn flag_of(word: &[u8]) -> u32 {
     match word {
         STAR => HAS_STAR,
         HASH => HAS_HASH,
@@ -208,9 +267,11 @@ fn flag_of(word: u32) -> u32 {
     }
 }
 
+const STAR: &[u8] = b"*";
+const HASH: &[u8] = b"#";
 const ROOT: u32 = 0;
-const STAR: u32 = 0;
-const HASH: u32 = 1;
+const NONE: u32 = u32::MAX;
+const LEAF: u32 = 1 << 31;
 const HAS_STAR: u32 = 1 << 31;
 const HAS_HASH: u32 = 1 << 30;
 const CHILDREN: u32 = HAS_HASH - 1;

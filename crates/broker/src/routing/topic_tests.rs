@@ -2,11 +2,48 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn matches(topic: &Topic, key: &str) -> Vec<u32> {
-    let mut found = Vec::new();
-    topic.matches(key, |set| found.extend(set.iter()));
-    found.sort_unstable();
-    found
+/// A tree with its keys.
+#[derive(Default)]
+struct Tree {
+    keys: Keys,
+    topic: Topic,
+}
+
+impl Tree {
+    fn insert(&mut self, pattern: &str, destination: u32) {
+        let number = self.keys.intern(pattern.as_bytes());
+        if self.keys.insert(number, destination) {
+            self.topic.insert(&self.keys, number);
+        }
+    }
+
+    fn remove(&mut self, pattern: &str, destination: u32) {
+        let number = self.keys.number_of(pattern.as_bytes()).unwrap();
+        if self.keys.remove(number, destination) {
+            self.topic.remove(&self.keys, number);
+            self.keys.forget(number);
+        }
+    }
+
+    /// Panics if a pattern is found twice.
+    fn matches(&self, key: &str) -> Vec<u32> {
+        let mut patterns = Vec::new();
+        self.topic.matches(&self.keys, key, |pattern| patterns.push(pattern));
+        let count = patterns.len();
+        patterns.sort_unstable();
+        patterns.dedup();
+        assert_eq!(patterns.len(), count, "found twice for {key:?}");
+        let mut found: Vec<u32> =
+            patterns.iter().flat_map(|pattern| self.keys.destinations(*pattern).iter()).collect();
+        found.sort_unstable();
+        found
+    }
+
+    fn is_empty(&self) -> bool {
+        let Topic { nodes, edges, .. } = &self.topic;
+        let root = nodes.get(ROOT as usize).is_none_or(|root| root.children == 0 && root.pattern == NONE);
+        root && nodes.len() <= 1 && edges.is_empty() && self.keys.is_empty()
+    }
 }
 
 /// The definition, followed word for word.
@@ -25,17 +62,16 @@ fn dotted(words: &[String]) -> String {
 }
 
 fn split(text: &str) -> Vec<&str> {
-    words_of(text).collect()
+    if text.is_empty() { Vec::new() } else { text.split('.').collect() }
 }
 
 #[test]
 fn patterns_match_as_rabbitmq_documents() {
-    let mut topic = Topic::default();
+    let mut tree = Tree::default();
     let patterns = ["a.b.c", "*.b.*", "#", "a.#", "#.c", "a.*", "*", "a.#.c", "", "a..c"];
-    patterns.iter().enumerate().for_each(|(id, pattern)| topic.insert(pattern, id as u32));
-    let names = |key: &str| -> Vec<&str> {
-        matches(&topic, key).into_iter().map(|id| patterns[id as usize]).collect()
-    };
+    patterns.iter().enumerate().for_each(|(id, pattern)| tree.insert(pattern, id as u32));
+    let names =
+        |key: &str| -> Vec<&str> { tree.matches(key).into_iter().map(|id| patterns[id as usize]).collect() };
     assert_eq!(names("a.b.c"), ["a.b.c", "*.b.*", "#", "a.#", "#.c", "a.#.c"]);
     assert_eq!(names("a"), ["#", "a.#", "*"]);
     assert_eq!(names(""), ["#", ""]);
@@ -45,36 +81,47 @@ fn patterns_match_as_rabbitmq_documents() {
 
 #[test]
 fn a_key_with_many_words_and_many_hashes_stays_cheap() {
-    let mut topic = Topic::default();
+    let mut tree = Tree::default();
     for hashes in 1..=60 {
         let pattern = vec!["#.a"; hashes].join(".");
-        topic.insert(&format!("{pattern}.z"), hashes as u32);
+        tree.insert(&format!("{pattern}.z"), hashes as u32);
     }
     // Exponential without the memory of what was followed: this would not end.
     let key = vec!["a"; 127].join(".");
-    assert_eq!(matches(&topic, &key), [0u32; 0]);
-    assert_eq!(matches(&topic, &format!("{key}.z")).len(), 60);
+    assert_eq!(tree.matches(&key), [0u32; 0]);
+    assert_eq!(tree.matches(&format!("{key}.z")).len(), 60);
 }
 
 #[test]
 fn each_pattern_is_found_once() {
-    let mut topic = Topic::default();
-    topic.insert("#.#.#", 1);
-    let mut calls = 0;
-    topic.matches("a.b.c", |_| calls += 1);
-    assert_eq!(calls, 1);
+    let mut tree = Tree::default();
+    tree.insert("#.#.#", 1);
+    tree.insert("a.#.#", 2);
+    tree.insert("#.b.#", 3);
+    assert_eq!(tree.matches("a.b.c"), [1, 2, 3]);
+    assert_eq!(tree.matches("a.b.b.b"), [1, 2, 3]);
 }
 
 #[test]
 fn removing_leaves_nothing_behind() {
-    let mut topic = Topic::default();
+    let mut tree = Tree::default();
     let patterns = ["a.b.c", "a.*.#", "#.x", "a.b", ""];
-    patterns.iter().for_each(|pattern| topic.insert(pattern, 7));
-    patterns.iter().for_each(|pattern| topic.remove(pattern, 7));
-    topic.remove("never.there", 7);
-    assert_eq!(topic.nodes.len(), 1, "the root alone");
-    assert!(topic.edges.is_empty());
-    assert_eq!(topic.words.words.len(), 2, "the two wildcards");
+    patterns.iter().for_each(|pattern| tree.insert(pattern, 7));
+    patterns.iter().for_each(|pattern| tree.remove(pattern, 7));
+    assert!(tree.is_empty());
+}
+
+#[test]
+fn a_pattern_with_a_word_of_its_own_takes_one_edge() {
+    let mut tree = Tree::default();
+    (0..100).for_each(|number| tree.insert(&format!("{number}.in.*.between.#"), number));
+    assert_eq!((tree.topic.nodes.len(), tree.topic.edges.len()), (1, 100));
+    tree.insert("7.in.detail", 107);
+    assert_eq!(tree.matches("7.in.detail"), [107]);
+    assert_eq!(tree.matches("7.in.and.between.now.and.then"), [7]);
+    tree.remove("7.in.*.between.#", 7);
+    tree.remove("7.in.detail", 107);
+    assert_eq!((tree.topic.nodes.len(), tree.topic.edges.len()), (1, 99));
 }
 
 fn word() -> impl Strategy<Value = String> {
@@ -82,6 +129,7 @@ fn word() -> impl Strategy<Value = String> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
     #[test]
     fn agrees_with_the_naive_matcher(
         patterns in proptest::collection::vec(proptest::collection::vec(word(), 0..6), 1..20),
@@ -90,12 +138,12 @@ proptest! {
     ) {
         let patterns: Vec<String> = patterns.iter().map(|words| dotted(words)).collect();
         let key = key.join(".");
-        let mut topic = Topic::default();
+        let mut tree = Tree::default();
         for (id, pattern) in patterns.iter().enumerate() {
-            topic.insert(pattern, id as u32);
+            tree.insert(pattern, id as u32);
         }
         for (id, pattern) in patterns.iter().enumerate().filter(|(id, _)| removed[*id]) {
-            topic.remove(pattern, id as u32);
+            tree.remove(pattern, id as u32);
         }
         let expected: Vec<u32> = patterns
             .iter()
@@ -103,6 +151,10 @@ proptest! {
             .filter(|(id, pattern)| !removed[*id] && naive(&split(pattern), &split(&key)))
             .map(|(id, _)| id as u32)
             .collect();
-        prop_assert_eq!(matches(&topic, &key), expected);
+        prop_assert_eq!(tree.matches(&key), expected);
+        for (id, pattern) in patterns.iter().enumerate().filter(|(id, _)| !removed[*id]) {
+            tree.remove(pattern, id as u32);
+        }
+        prop_assert!(tree.is_empty());
     }
 }

@@ -104,6 +104,17 @@ impl UserSpec {
     }
 }
 
+impl UserSpec {
+    /// Somebody who has proved to be this user.
+    fn log_in(&self, peer_is_loopback: bool) -> Result<Identity, LoginRefused> {
+        if self.loopback_only && !peer_is_loopback {
+            return Err(LoginRefused::LoopbackOnly);
+        }
+        let impersonator = self.tags.iter().any(|tag| tag == "impersonator");
+        Ok(Identity { name: self.name.as_str().into(), impersonator })
+    }
+}
+
 /// The default user, and the only one in RabbitMQ's default `loopback_users`.
 pub(crate) const GUEST: &str = "guest";
 
@@ -167,11 +178,16 @@ impl Users {
         if !hash.matches(password) {
             return Err(LoginRefused::WrongPassword);
         }
-        if user.loopback_only && !peer_is_loopback {
-            return Err(LoginRefused::LoopbackOnly);
-        }
-        let impersonator = user.tags.iter().any(|tag| tag == "impersonator");
-        Ok(Identity { name: name.into(), impersonator })
+        user.log_in(peer_is_loopback)
+    }
+
+    pub(crate) fn authenticate_external(
+        &self,
+        name: &str,
+        peer_is_loopback: bool,
+    ) -> Result<Identity, LoginRefused> {
+        let account = self.account(name).ok_or(LoginRefused::UnknownUser)?;
+        account.spec.load().log_in(peer_is_loopback)
     }
 }
 
@@ -218,6 +234,20 @@ pub(crate) mod tests {
         assert_eq!(users.authenticate("blank", b"x", true), Err(LoginRefused::WrongPassword));
         users.put(UserSpec { password: Some(PasswordHash::new(b"")), ..UserSpec::guest() });
         assert_eq!(users.authenticate("guest", b"", true), Err(LoginRefused::BlankPassword));
+    }
+
+    #[test]
+    fn whom_somebody_else_has_proved_needs_no_password_but_has_to_exist() {
+        let users = users();
+        users.put(UserSpec {
+            name: "CN=worker".into(),
+            password: None,
+            loopback_only: false,
+            ..UserSpec::guest()
+        });
+        assert_eq!(users.authenticate_external("CN=worker", false).unwrap().user(), "CN=worker");
+        assert_eq!(users.authenticate_external("CN=other", false), Err(LoginRefused::UnknownUser));
+        assert_eq!(users.authenticate_external("guest", false), Err(LoginRefused::LoopbackOnly));
     }
 
     #[test]

@@ -61,6 +61,16 @@ impl PasswordHash {
         }
     }
 
+    /// `password_hash` and `hashing_algorithm` of RabbitMQ's definitions.
+    pub(crate) fn write(&self) -> (String, &'static str) {
+        let octets = [&self.salt, &*self.digest].concat();
+        let algorithm = match self.algorithm {
+            Algorithm::Sha256 => "rabbit_password_hashing_sha256",
+            Algorithm::Sha512 => "rabbit_password_hashing_sha512",
+        };
+        (STANDARD.encode(octets), algorithm)
+    }
+
     /// Whether this is the password, in a time that does not tell how much of it is right.
     pub(super) fn matches(&self, password: &[u8]) -> bool {
         self.algorithm.digest(&self.salt, password).ct_eq(&self.digest).into()

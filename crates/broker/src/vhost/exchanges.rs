@@ -1,6 +1,9 @@
 //! Exchanges and the bindings between them, and the part of binding that queues share.
 
+use std::borrow::Cow;
+
 use amqp::{FieldTable, RawTable, ReplyCode};
+use store::catalogue::Ticket;
 
 use super::{Binding, ExchangeDeclare, VirtualHost};
 use crate::arguments::{
@@ -9,27 +12,33 @@ use crate::arguments::{
 use crate::error::BrokerError;
 use crate::names::{Resource, strip_line_ends};
 use crate::routing::{ExchangeKind, check_hash_arguments, check_headers_arguments, weight_of};
+use crate::table_view::entries;
 use crate::topology::{BindingKey, Destination, Exchange, Topology};
 
 impl VirtualHost {
-    /// Declares an exchange.
+    /// Declares an exchange. A durable one is on disk when the ticket is done.
     ///
     /// # Errors
     /// 503 unknown type; 403 the default exchange or a reserved name; 404 passive and missing; 406 inequivalent
     /// arguments.
-    pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<(), BrokerError> {
+    pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
         let name = &*strip_line_ends(declare.name);
         if declare.passive {
             check_not_default(name)?;
             let found = self.topology.read().exchange(name).is_some();
-            return if found { Ok(()) } else { Err(BrokerError::no_exchange(name, &self.name)) };
+            return if found {
+                Ok(Ticket::default())
+            } else {
+                Err(BrokerError::no_exchange(name, &self.name))
+            };
         }
         let kind = declare.parse_kind()?;
         check_not_default(name)?;
         let arguments = declare.arguments.decode();
         // The usual case first: it is there, and nobody has to be kept waiting.
         if let Some((_, exchange)) = self.topology.read().exchange(name) {
-            return self.check_equivalent(exchange, kind, declare, &arguments);
+            self.check_equivalent(exchange, kind, declare, &arguments)?;
+            return Ok(self.ticket(declare.durable));
         }
         Resource::Exchange.check_reserved(name)?;
         check_exchange_name_argument(&arguments, "alternate-exchange", Resource::Exchange, name, &self.name)?;
@@ -41,7 +50,8 @@ impl VirtualHost {
         let policies = self.policies.read();
         let mut topology = self.topology.write();
         if let Some((_, exchange)) = topology.exchange(name) {
-            return self.check_equivalent(exchange, kind, declare, &arguments);
+            self.check_equivalent(exchange, kind, declare, &arguments)?;
+            return Ok(self.ticket(declare.durable));
         }
         topology.insert_exchange(Exchange {
             name: name.into(),
@@ -54,18 +64,19 @@ impl VirtualHost {
         });
         self.topology_changed();
         self.metrics.exchanges.add(1);
-        Ok(())
+        Ok(self.ticket(declare.durable))
     }
 
-    /// Deletes an exchange with all its bindings. A missing one is no error.
+    /// Deletes an exchange with all its bindings. A missing one is no error. It is gone from the disk when the ticket is done.
     ///
     /// # Errors
     /// 403 the default exchange or one of the standard ones; 406 in use (it has bindings from it) with `if_unused`.
-    pub fn delete_exchange(&self, name: &str, if_unused: bool) -> Result<(), BrokerError> {
+    pub fn delete_exchange(&self, name: &str, if_unused: bool) -> Result<Ticket, BrokerError> {
         let name = &*strip_line_ends(name);
         check_deletable(name, &self.name)?;
         let mut topology = self.topology.write();
-        let Some((slot, _)) = topology.exchange(name) else { return Ok(()) };
+        let Some((slot, exchange)) = topology.exchange(name) else { return Ok(Ticket::default()) };
+        let durable = exchange.durable;
         if if_unused && topology.is_source(slot) {
             let exchange = Resource::Exchange.describe(name, &self.name);
             return Err(BrokerError::precondition(format!("{exchange} in use")));
@@ -75,44 +86,47 @@ impl VirtualHost {
         drop(topology);
         self.metrics.exchanges.sub(1);
         self.demolish(vec![doomed]);
-        Ok(())
+        Ok(self.ticket(durable))
     }
 
-    /// Binds an exchange to another.
+    /// Binds an exchange to another. A binding between durable ends is on disk when the ticket is done.
     ///
     /// # Errors
     /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match`.
-    pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&destination)?;
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let source = self.find_exchange(&topology, &source)?;
         let destination = self.find_exchange(&topology, &destination)?;
+        check_binding(&topology, source, binding)?;
         self.add_binding(&mut topology, source, Destination::exchange(destination), binding)
     }
 
-    /// Unbinds an exchange from another. What is missing is no error.
+    /// Unbinds an exchange from another. What is missing is no error. The binding is gone from the disk when the ticket is
+    /// done.
     ///
     /// # Errors
     /// 403 either is the default exchange.
-    pub fn unbind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    pub fn unbind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&destination)?;
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let slots = topology.exchange(&source).zip(topology.exchange(&destination));
-        let Some(((source, _), (destination, _))) = slots else { return Ok(()) };
+        let Some(((source, _), (destination, _))) = slots else { return Ok(Ticket::default()) };
+        let destination = Destination::exchange(destination);
+        let kept = topology.is_kept(source, destination);
         let arguments = canonical(binding.arguments);
         let mut doomed = Vec::new();
-        let removed = topology
-            .unbind(key_of(source, Destination::exchange(destination), binding, &arguments), &mut doomed);
+        let removed = topology.unbind(key_of(source, destination, binding, &arguments), &mut doomed);
         if removed {
             self.topology_changed();
         }
         drop(topology);
         self.after_unbind(removed, doomed);
-        Ok(())
+        Ok(self.ticket(kept))
     }
 
     /// Counts, and removes exchanges that have gone with their last binding.
@@ -133,18 +147,13 @@ impl VirtualHost {
         source: u32,
         destination: Destination,
         binding: &Binding<'_>,
-    ) -> Result<(), BrokerError> {
-        match topology.exchange_at(source).kind {
-            ExchangeKind::Headers => check_headers_arguments(&binding.arguments.decode())?,
-            ExchangeKind::ConsistentHash => drop(weight_of(binding.routing_key)?),
-            ExchangeKind::Direct | ExchangeKind::Fanout | ExchangeKind::Topic => {}
-        }
+    ) -> Result<Ticket, BrokerError> {
         let arguments = canonical(binding.arguments);
         if topology.bind(key_of(source, destination, binding, &arguments)) {
             self.topology_changed();
             self.metrics.bindings.add(1);
         }
-        Ok(())
+        Ok(self.ticket(topology.is_kept(source, destination)))
     }
 
     fn check_equivalent(
@@ -155,7 +164,7 @@ impl VirtualHost {
         arguments: &FieldTable,
     ) -> Result<(), BrokerError> {
         let resource = Resource::Exchange.describe(&current.name, &self.name);
-        check_field("type", current.kind.name(), kind.name(), &resource)?;
+        check_field("type", &as_atom(current.kind.name()), &as_atom(kind.name()), &resource)?;
         check_flag("durable", current.durable, declare.durable, &resource)?;
         check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
         check_flag("internal", current.internal, declare.internal, &resource)?;
@@ -173,6 +182,24 @@ impl ExchangeDeclare<'_> {
     }
 }
 
+/// Whether the exchange's type takes the binding. To be asked before the queue's owner is.
+pub(super) fn check_binding(
+    topology: &Topology,
+    source: u32,
+    binding: &Binding<'_>,
+) -> Result<(), BrokerError> {
+    match topology.exchange_at(source).kind {
+        ExchangeKind::Headers => check_headers_arguments(binding.arguments),
+        ExchangeKind::ConsistentHash => weight_of(binding.routing_key).map(drop),
+        ExchangeKind::Direct | ExchangeKind::Fanout | ExchangeKind::Topic => Ok(()),
+    }
+}
+
+/// The name of an exchange type as Erlang prints it: quoted if there is more than letters in it.
+fn as_atom(kind: &str) -> Cow<'_, str> {
+    if kind.contains('-') { format!("'{kind}'").into() } else { kind.into() }
+}
+
 pub(super) fn key_of<'a>(
     source: u32,
     destination: Destination,
@@ -183,14 +210,14 @@ pub(super) fn key_of<'a>(
 }
 
 /// Arguments as part of a binding's identity: encoded, sorted by name.
-pub(super) fn canonical(arguments: RawTable<'_>) -> Vec<u8> {
-    if arguments.is_empty() {
-        return Vec::new();
+pub(super) fn canonical(arguments: RawTable<'_>) -> Cow<'_, [u8]> {
+    if entries(arguments.octets()).map(|(name, _)| name).is_sorted_by(|one, next| one < next) {
+        return arguments.octets().into();
     }
     let table = arguments.decode();
     let mut entries: Vec<_> = table.iter().map(|(name, value)| (name, value.clone())).collect();
     entries.sort_by_key(|(name, _)| *name);
-    entries.into_iter().collect::<FieldTable>().encode()
+    entries.into_iter().collect::<FieldTable>().encode().into()
 }
 
 /// Nobody may delete the default exchange and the standard ones.

@@ -4,20 +4,25 @@ mod exchanges;
 mod letters;
 mod operator;
 mod queues;
+mod restoring;
 
 pub(crate) use exchanges::{check_deletable, check_not_default};
+pub(crate) use restoring::Restoring;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use amqp::{FieldTable, RawTable};
 use hashbrown::HashMap;
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use store::Store;
+use store::catalogue::{Catalogue, Ticket};
+use sync::atomic::{AtomicU64, Ordering};
+use sync::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::SessionId;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
+use crate::ledger::Ledger;
 use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
 use crate::names::Resource;
@@ -88,11 +93,15 @@ pub struct DeclaredQueue {
     pub messages: u64,
     /// Its consumers.
     pub consumers: u64,
+    /// When it is on disk, if it is to be.
+    pub ticket: Ticket,
 }
 
 /// A virtual host. All its methods may be called from any thread.
 pub struct VirtualHost {
     name: Arc<str>,
+    /// Where durable things are written down, if anywhere.
+    store: OnceLock<Arc<Store>>,
     topology: RwLock<Topology>,
     /// Goes up with every change of the topology, before its lock is released. Routes found at one value hold until
     /// the next.
@@ -113,6 +122,7 @@ impl VirtualHost {
     pub(crate) fn new(name: &str, metrics: Arc<Metrics>, deadlines: Arc<Deadlines>) -> Arc<Self> {
         let vhost = Arc::new(Self {
             name: name.into(),
+            store: OnceLock::new(),
             topology: RwLock::default(),
             generation: AtomicU64::new(1),
             exclusive: Mutex::default(),
@@ -144,6 +154,29 @@ impl VirtualHost {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Writes down what is durable, from now on. What is here already was read from there, but for the standard exchanges
+    /// of a new virtual host.
+    pub(crate) fn keep(&self, store: &Arc<Store>) {
+        self.topology.write().keep(Ledger::new(store.catalogue().clone(), self.name.clone()));
+        let _ = self.store.set(store.clone());
+    }
+
+    /// Where durable things are written down, if anywhere.
+    pub fn store(&self) -> Option<&Arc<Store>> {
+        self.store.get()
+    }
+
+    /// The part of it that is about definitions.
+    pub fn catalogue(&self) -> Option<&Arc<Catalogue>> {
+        self.store().map(|store| store.catalogue())
+    }
+
+    /// To wait for until everything that has been written down so far is on disk, if the operation was about something
+    /// durable.
+    fn ticket(&self, durable: bool) -> Ticket {
+        self.catalogue().filter(|_| durable).map(|catalogue| catalogue.last_noted()).unwrap_or_default()
     }
 
     /// A publisher, for one channel. It publishes what the user may publish.

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use amqp::FieldTable;
+use amqp::{FieldTable, ReplyCode};
 
-use super::exchanges::{canonical, check_not_default, key_of};
+use super::exchanges::{canonical, check_binding, check_not_default, key_of};
 use super::{Binding, DeclaredQueue, QueueDeclare, VirtualHost};
+use store::catalogue::Ticket;
+use store::journal::{Lsn, QueueId};
+
 use crate::SessionId;
 use crate::arguments::{QueueArguments, QueueKind, check_arguments, check_flag};
 use crate::error::BrokerError;
@@ -33,7 +36,7 @@ impl VirtualHost {
                 error => error,
             })?;
             queue.touch(now);
-            return Ok(describe(queue));
+            return Ok(describe(queue, Ticket::default()));
         }
         let name = if stripped.is_empty() {
             generate_queue_name()
@@ -60,11 +63,14 @@ impl VirtualHost {
             owner,
             arguments: arguments.clone(),
         };
+        let number = self.catalogue().filter(|_| declare.durable).map(|catalogue| catalogue.new_id());
         let new = NewQueue {
             name: name.as_str().into(),
             vhost: self.name.clone(),
             properties,
             arguments: parsed,
+            number,
+            stored: self.store().zip(number).map(|(store, number)| store.queue(QueueId(number))),
             home: Arc::downgrade(self),
             metrics: self.metrics.clone(),
             deadlines: self.deadlines.clone(),
@@ -89,26 +95,39 @@ impl VirtualHost {
         if let Some(owner) = owner {
             self.exclusive.lock().entry(owner).or_default().insert(queue.id(), queue.clone());
         }
-        Ok(DeclaredQueue { queue, messages: 0, consumers: 0 })
+        Ok(DeclaredQueue { queue, messages: 0, consumers: 0, ticket: self.ticket(declare.durable) })
     }
 
-    /// Deletes a queue with its messages, consumers and bindings; returns the number of ready messages it had. A
-    /// missing queue is no error, and had none.
+    /// Deletes a queue with its messages, consumers and bindings; returns the number of ready messages it had, and when it
+    /// is gone from the disk. A missing queue is no error, and had none.
     ///
     /// # Errors
-    /// 405 another session's; 406 in use or not empty, with `if_unused` or `if_empty`.
+    /// 405 another session's; 406 in use or not empty, with `if_unused` or `if_empty`; 540 either of them for a queue
+    /// of type quorum.
     pub fn delete_queue(
         &self,
         session: SessionId,
         name: &str,
         if_unused: bool,
         if_empty: bool,
-    ) -> Result<u64, BrokerError> {
+    ) -> Result<(u64, Ticket), BrokerError> {
         let queue = match self.queue(session, name) {
             Ok(queue) => queue,
-            Err(BrokerError::NoQueue { .. }) => return Ok(0),
+            Err(BrokerError::NoQueue { .. }) => return Ok((0, Ticket::default())),
             Err(error) => return Err(error),
         };
+        let unsupported = match queue.kind() {
+            QueueKind::Quorum if if_unused => Some("if-unused"),
+            QueueKind::Quorum if if_empty => Some("if-empty"),
+            _ => None,
+        };
+        if let Some(flag) = unsupported {
+            let queue = Resource::Queue.describe(queue.name(), &self.name);
+            let text = format!(
+                "cannot delete {queue}. queue.delete operations with {flag} flag set are not supported by quorum queues"
+            );
+            return Err(BrokerError::Refused { code: ReplyCode::NotImplemented, text });
+        }
         let refuse = |why: &str| {
             let queue = Resource::Queue.describe(queue.name(), &self.name);
             Err(BrokerError::precondition(format!("{queue} {why}")))
@@ -116,40 +135,43 @@ impl VirtualHost {
         match queue.delete(if_unused, if_empty) {
             Ok(messages) => {
                 self.forget_queue(&queue);
-                Ok(messages)
+                Ok((messages, self.ticket(queue.properties().durable)))
             }
             Err(Kept::InUse) => refuse("in use"),
             Err(Kept::NotEmpty) => refuse("not empty"),
-            Err(Kept::Gone) => Ok(0),
+            Err(Kept::Gone) => Ok((0, self.ticket(queue.properties().durable))),
         }
     }
 
-    /// Binds a queue to an exchange.
+    /// Binds a queue to an exchange. A binding between durable ends is on disk when the ticket is done.
     ///
     /// # Errors
     /// 403 the default exchange; 404 either is missing, the exchange named first; 405 another session's queue; 406
     /// an unknown `x-match`.
-    pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let source = self.find_exchange(&topology, &source)?;
         let (slot, queue) = topology.queue(&name).ok_or_else(|| self.missing(&name))?;
+        check_binding(&topology, source, binding)?;
         queue.check_access(session)?;
         self.add_binding(&mut topology, source, Destination::queue(slot), binding)
     }
 
-    /// Unbinds a queue from an exchange. What is missing is no error.
+    /// Unbinds a queue from an exchange. What is missing is no error. The binding is gone from the disk when the ticket is
+    /// done.
     ///
     /// # Errors
     /// 403 the default exchange; 405 another session's queue.
-    pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&source)?;
         let arguments = canonical(binding.arguments);
         let mut topology = self.topology.write();
         let found = topology.exchange(&source).zip(topology.queue(&name));
-        let Some(((source, _), (slot, queue))) = found else { return Ok(()) };
+        let Some(((source, _), (slot, queue))) = found else { return Ok(Ticket::default()) };
+        let kept = topology.is_kept(source, Destination::queue(slot));
         let key = key_of(source, Destination::queue(slot), binding, &arguments);
         if topology.is_bound(key) {
             queue.check_access(session)?;
@@ -161,14 +183,15 @@ impl VirtualHost {
         }
         drop(topology);
         self.after_unbind(removed, doomed);
-        Ok(())
+        Ok(self.ticket(kept))
     }
 
-    /// Drops the ready messages of a queue and returns how many there were.
+    /// Drops the ready messages of a queue, and returns how many there were, and what to wait for so that they do not come
+    /// back.
     ///
     /// # Errors
     /// 404 missing; 405 another session's.
-    pub fn purge(&self, session: SessionId, name: &str) -> Result<u64, BrokerError> {
+    pub fn purge(&self, session: SessionId, name: &str) -> Result<(u64, Option<Lsn>), BrokerError> {
         Ok(self.queue(session, name)?.purge())
     }
 
@@ -212,6 +235,7 @@ impl VirtualHost {
         let doomed = topology.doom_queue(queue.slot());
         self.topology_changed();
         drop(topology);
+        queue.forget_stored();
         self.demolish(vec![doomed]);
     }
 
@@ -233,7 +257,7 @@ impl VirtualHost {
         let keys = queue.kind().known_arguments();
         check_arguments(keys, &current.arguments, arguments, &resource)?;
         queue.touch(now);
-        Ok(describe(queue))
+        Ok(describe(queue, self.ticket(declare.durable)))
     }
 
     /// A quorum queue cannot be transient, exclusive or auto-delete.
@@ -262,7 +286,7 @@ impl VirtualHost {
     }
 }
 
-fn describe(queue: Arc<Queue>) -> DeclaredQueue {
+fn describe(queue: Arc<Queue>, ticket: Ticket) -> DeclaredQueue {
     let (messages, consumers) = queue.counts();
-    DeclaredQueue { queue, messages, consumers }
+    DeclaredQueue { queue, messages, consumers, ticket }
 }

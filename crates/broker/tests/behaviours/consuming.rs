@@ -160,7 +160,7 @@ fn get_tells_how_many_are_left() {
     world.publish_all("q", &["1", "2", "3"]);
     let got = queue.get(false, world.now).unwrap();
     assert_eq!((text(&got.delivery), got.remaining), ("1".into(), 2));
-    assert_eq!(queue.purge(), 2, "unacked messages are not purged");
+    assert_eq!(queue.purge(), (2, None), "unacked messages are not purged");
     assert!(queue.get(false, world.now).is_none());
     assert_eq!(queue.unacked_count(), 1);
 }

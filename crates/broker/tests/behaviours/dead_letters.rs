@@ -180,3 +180,19 @@ fn full_queues_that_all_dead_letter_to_each_other_come_to_an_end() {
     world.publish("amq.fanout", "", "m");
     assert!(world.broker.metrics().dead_letters_dropped.get() > 0);
 }
+
+#[test]
+fn a_queue_that_gets_a_message_and_its_dead_letter_has_the_message_first() {
+    let mut world = world();
+    let both = world.queue("both");
+    let arguments = [&dead_letter_to("both")[..], &[("x-message-ttl", FieldValue::I32(0))]].concat();
+    for (queue, arguments) in [("a", &arguments[..]), ("z", &arguments[..])] {
+        world.queue_with(queue, arguments);
+        world.bind(queue, "amq.fanout", "");
+    }
+    world.bind("both", "amq.fanout", "");
+    world.publish("amq.fanout", "", "m");
+    let exchange = |delivery: broker::Delivery| delivery.message().exchange().to_owned();
+    let order: Vec<String> = (0..3).map(|_| exchange(world.get(&both))).collect();
+    assert_eq!(order, ["amq.fanout", "", ""]);
+}

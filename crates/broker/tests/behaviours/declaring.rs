@@ -94,8 +94,8 @@ fn names_may_be_255_octets_long() {
 #[test]
 fn deleting_what_is_missing_succeeds() {
     let world = world();
-    assert_eq!(world.vhost.delete_queue(ME, "nope", true, true), Ok(0));
-    assert_eq!(world.vhost.delete_exchange("nope", true), Ok(()));
+    assert_eq!(world.vhost.delete_queue(ME, "nope", true, true).map(|(messages, _)| messages), Ok(0));
+    assert_eq!(world.vhost.delete_exchange("nope", true).map(drop), Ok(()));
 }
 
 #[test]
@@ -103,7 +103,8 @@ fn conditions_keep_queues_and_exchanges() {
     let mut world = world();
     let queue = world.queue("q");
     world.publish("", "q", "1");
-    let delete = |unused, empty| world.vhost.delete_queue(ME, "q", unused, empty);
+    let delete =
+        |unused, empty| world.vhost.delete_queue(ME, "q", unused, empty).map(|(messages, _)| messages);
     assert_eq!(refusal(delete(false, true)), (406, "queue 'q' in vhost '/' not empty".into()));
     let (id, _) = world.consume(&queue, 0, 0);
     assert_eq!(refusal(delete(true, false)), (406, "queue 'q' in vhost '/' in use".into()));
@@ -114,7 +115,7 @@ fn conditions_keep_queues_and_exchanges() {
     world.bind("q2", "e", "k");
     let in_use = refusal(world.vhost.delete_exchange("e", true));
     assert_eq!(in_use, (406, "exchange 'e' in vhost '/' in use".into()));
-    assert_eq!(world.vhost.delete_exchange("e", false), Ok(()));
+    assert_eq!(world.vhost.delete_exchange("e", false).map(drop), Ok(()));
 }
 
 #[test]
@@ -127,7 +128,7 @@ fn standard_exchanges_stay_and_reserved_names_are_refused() {
     {
         let name = format!("amq.{name}");
         let declare = ExchangeDeclare { name: &name, kind, durable: true, ..Default::default() };
-        assert_eq!(world.vhost.declare_exchange(&declare), Ok(()));
+        assert_eq!(world.vhost.declare_exchange(&declare).map(drop), Ok(()));
     }
     assert_eq!(
         refusal(world.vhost.delete_exchange("amq.direct", false)),
@@ -172,4 +173,15 @@ fn a_missing_vhost_and_a_foreign_one_are_refused() {
         refusal(world.broker.open(&guest, "x")),
         (530, "access to vhost 'x' refused for user 'guest'".into())
     );
+}
+
+#[test]
+fn exchange_types_with_a_hyphen_are_quoted_as_erlang_does() {
+    let world = world();
+    world.exchange("e", "x-consistent-hash");
+    let again =
+        world.vhost.declare_exchange(&ExchangeDeclare { name: "e", kind: "direct", ..Default::default() });
+    let text = "inequivalent arg 'type' for exchange 'e' in vhost '/': received 'direct' but current is \
+                ''x-consistent-hash''";
+    assert_eq!(refusal(again), (406, text.into()));
 }

@@ -22,7 +22,11 @@ fn others_are_locked_out() {
     assert_eq!(refusal(vhost.bind_queue(OTHER, &binding("amq.direct", "q", "k"))), locked);
     assert_eq!(refusal(vhost.purge(OTHER, "q")), locked);
     assert_eq!(refusal(vhost.delete_queue(OTHER, "q", false, false)), locked);
-    assert_eq!(vhost.unbind_queue(OTHER, &binding("amq.direct", "q", "k")), Ok(()), "nothing to unbind");
+    assert_eq!(
+        vhost.unbind_queue(OTHER, &binding("amq.direct", "q", "k")).map(drop),
+        Ok(()),
+        "nothing to unbind"
+    );
     world.bind("q", "amq.direct", "k");
     assert_eq!(refusal(vhost.unbind_queue(OTHER, &binding("amq.direct", "q", "k"))), locked);
 }
@@ -72,4 +76,14 @@ fn exclusive_queues_are_transient_whatever_was_asked_for() {
     assert!(!world.declare(declare(true)).unwrap().queue.properties().durable);
     assert!(world.declare(declare(false)).is_ok());
     assert!(world.declare(declare(true)).is_ok(), "nor do they differ by it");
+}
+
+#[test]
+fn a_binding_is_judged_before_the_queues_owner() {
+    let world = world();
+    world.declare(QueueDeclare { name: "q", exclusive: true, ..Default::default() }).unwrap();
+    world.exchange("e", "x-consistent-hash");
+    let refused = refusal(world.vhost.bind_queue(OTHER, &binding("e", "q", "heavy")));
+    assert_eq!(refused, (406, "The binding key must be an integer: <<\"heavy\">>".into()));
+    assert_eq!(refusal(world.vhost.bind_queue(OTHER, &binding("e", "q", "1"))).0, 405);
 }

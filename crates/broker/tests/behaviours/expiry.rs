@@ -118,3 +118,85 @@ fn the_timer_is_woken_when_an_earlier_deadline_comes() {
     world.try_publish("", "s", "m", Properties::default().with_expiration("10")).unwrap();
     assert_eq!(woken.load(Ordering::SeqCst), 2);
 }
+
+#[test]
+fn very_many_expired_messages_go_in_bounded_steps() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-message-ttl", FieldValue::I32(10))]);
+    for _ in 0..20_000 {
+        let publish =
+            Publish { exchange: "", routing_key: "q", properties: &[0, 0], body: Body::Copied(b"m") };
+        world.publisher.publish(publish, world.now).unwrap();
+    }
+    world.publisher.flush(world.now);
+    let mut later = world.now.after(10);
+    let (mut left, mut steps) = (queue.message_count(), 0);
+    assert_eq!(left, 20_000);
+    while left > 0 {
+        assert!(world.broker.next_deadline().is_some_and(|due| due <= later), "the rest is due at once");
+        world.broker.expire(later);
+        let now_left = queue.message_count();
+        assert!((1..=2_000).contains(&(left - now_left)), "{} at once", left - now_left);
+        (left, steps) = (now_left, steps + 1);
+        later = later.after(steps % 2);
+    }
+    assert!(steps >= 10);
+    assert_eq!(world.broker.next_deadline(), None);
+}
+
+#[test]
+fn very_many_queues_go_in_bounded_steps_and_none_waits_for_a_long_one() {
+    let mut world = world();
+    let long = world.queue_with("long", &[("x-message-ttl", FieldValue::I32(10))]);
+    for _ in 0..50 {
+        world.publish("", "long", "m");
+        (0..199).for_each(|_| world.publish_all("long", &["m"]));
+    }
+    let names: Vec<String> = (0..1_000).map(|number| format!("q{number}")).collect();
+    let queues: Vec<_> =
+        names.iter().map(|name| world.queue_with(name, &[("x-expires", FieldValue::I32(20))])).collect();
+    let later = world.now.after(20);
+    let mut gone = 0;
+    for step in 1.. {
+        world.broker.expire(later.after(step));
+        let now_gone = queues.iter().filter(|queue| queue.is_deleted()).count();
+        assert!(now_gone - gone <= 256, "{} at once", now_gone - gone);
+        gone = now_gone;
+        if gone == queues.len() {
+            break;
+        }
+        assert!(step < 20, "{gone} gone");
+    }
+    assert!(long.message_count() > 0, "the long one is behind them");
+    world.wait(30);
+    assert_eq!((long.message_count(), world.broker.next_deadline()), (0, None));
+}
+
+#[test]
+fn what_has_expired_is_not_delivered_while_it_is_being_dropped() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-message-ttl", FieldValue::I32(10))]);
+    (0..3_000).for_each(|_| world.publish_all("q", &["old"]));
+    world.now = world.now.after(10);
+    world.publish_all("q", &["new"]);
+    assert!(queue.message_count() > 1, "a publisher drops a part of it only");
+    let (id, recorder) = world.consume(&queue, 1, 0);
+    assert_eq!(recorder.bodies(), ["new"], "a consumer waits for all of it to go");
+    queue.cancel(id, world.now);
+    (0..3_000).for_each(|_| world.publish_all("q", &["old"]));
+    world.now = world.now.after(10);
+    world.publish_all("q", &["new"]);
+    let got = queue.get(true, world.now).unwrap();
+    assert_eq!((text(&got.delivery), got.remaining), ("new".into(), 0));
+}
+
+#[test]
+fn what_has_expired_behind_a_message_of_a_higher_priority_waits_for_it() {
+    let mut world = world();
+    let queue = world.queue_with("q", &[("x-max-priority", FieldValue::I32(3))]);
+    let urgent = Properties { priority: Some(1), ..Properties::default() };
+    world.try_publish("", "q", "urgent", urgent).unwrap();
+    world.try_publish("", "q", "expired", Properties::default().with_expiration("0")).unwrap();
+    assert_eq!(queue.message_count(), 2);
+    assert_eq!(world.drain(&queue), ["urgent"]);
+}

@@ -14,6 +14,7 @@
 //! | dead letters, and their header | `dead_letters` |
 //! | quorum queues count deliveries and limit them | `quorum_queues` |
 //! | consistent hash exchanges | `consistent_hash` |
+//! | persistent messages of durable queues outlive a loss of power | `durable_messages` |
 //! | many threads at once | `many_threads` |
 
 mod bindings;
@@ -22,6 +23,7 @@ mod consistent_hash;
 mod consuming;
 mod dead_letters;
 mod declaring;
+mod durable_messages;
 mod exclusive_queues;
 mod expiry;
 mod length_limits;

@@ -1,6 +1,7 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use broker::*;
 use parking_lot::Mutex;
@@ -178,4 +179,50 @@ fn many_exclusive_queues_vanish_while_others_publish() {
     });
     assert_eq!(kept.message_count(), 200);
     assert_eq!((world.broker.metrics().queues.get(), world.broker.metrics().bindings.get()), (1, 1));
+}
+
+/// Takes a message only once everybody else is at theirs.
+struct Rendezvous(Arc<Barrier>);
+
+impl Consumer for Rendezvous {
+    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        while offer.next().is_some() {
+            self.0.wait();
+        }
+        Room::More
+    }
+
+    fn cancelled(&self) {}
+}
+
+#[test]
+fn ten_queues_are_served_at_the_same_moment_and_none_is_left_behind() {
+    const QUEUES: usize = 10;
+    let world = world();
+    let barrier = Arc::new(Barrier::new(QUEUES));
+    let (done, all_done) = mpsc::sync_channel(QUEUES);
+    for number in 0..QUEUES {
+        let queue = world.queue(&number.to_string());
+        let consumer = Arc::new(Rendezvous(barrier.clone()));
+        let arguments = raw(&[]);
+        let spec =
+            ConsumerSpec { consumer, session: ME, tag: "c", no_ack: true, exclusive: false, arguments };
+        queue.resume(queue.consume(spec).unwrap(), world.now);
+        let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
+        let mut publisher = world.vhost.publisher(&guest);
+        let done = done.clone();
+        // Not scoped: were they to wait for one another, the test should fail rather than wait with them.
+        thread::spawn(move || {
+            for _ in 0..100 {
+                let body = Body::Copied(b"m");
+                let publish = Publish { exchange: "", routing_key: queue.name(), properties: &[0, 0], body };
+                publisher.publish(publish, Timestamp(1)).unwrap();
+                publisher.flush(Timestamp(1));
+            }
+            done.send(()).unwrap();
+        });
+    }
+    for _ in 0..QUEUES {
+        all_done.recv_timeout(Duration::from_secs(60)).expect("one queue's delivery waits for another's");
+    }
 }

@@ -62,3 +62,42 @@ fn a_message_that_came_back_too_often_is_dead_lettered() {
     let reason = headers_of(&world.get(&dead)).get("x-first-death-reason").cloned();
     assert_eq!(reason, Some(FieldValue::text("delivery_limit")));
 }
+
+#[test]
+fn a_server_does_not_name_quorum_queues() {
+    let world = world();
+    let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
+    let seat = world.broker.seat(&guest, "/").unwrap();
+    let arguments = table(&[("x-queue-type", FieldValue::text("quorum"))]);
+    let declare = QueueDeclare { durable: true, arguments: raw(&arguments), ..Default::default() };
+    let text = "Cannot declare a server-named queue for type rabbit_quorum_queue".to_owned();
+    assert_eq!(refusal(seat.check_declare_queue(&declare)), (406, text));
+}
+
+#[test]
+fn quorum_queues_are_deleted_without_conditions() {
+    let world = world();
+    quorum(&world, &[]);
+    let refused = |if_unused, if_empty| refusal(world.vhost.delete_queue(ME, "q", if_unused, if_empty));
+    let text = |flag| {
+        let text = format!(
+            "cannot delete queue 'q' in vhost '/'. queue.delete operations with {flag} flag set are not supported by \
+             quorum queues"
+        );
+        (540, text)
+    };
+    assert_eq!(refused(true, true), text("if-unused"));
+    assert_eq!(refused(false, true), text("if-empty"));
+    assert!(world.vhost.delete_queue(ME, "q", false, false).is_ok());
+}
+
+#[test]
+fn quorum_queues_take_no_notice_of_the_exclusive_flag_and_of_odd_limits() {
+    let world = world();
+    let queue = quorum(&world, &[("x-delivery-limit", FieldValue::text("odd"))]);
+    for _ in 0..2 {
+        let recorder = Recorder::new(1);
+        let arguments = table(&[]);
+        assert!(queue.consume(ConsumerSpec { exclusive: true, ..spec(&recorder, &arguments) }).is_ok());
+    }
+}

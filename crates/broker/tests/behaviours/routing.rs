@@ -154,3 +154,37 @@ fn more_routes_than_are_remembered_are_still_right() {
         assert_eq!(world.drain(queue), [format!("{n}/0"), format!("{n}/1")]);
     }
 }
+
+#[test]
+fn routes_by_headers_are_remembered_for_those_headers_and_that_topology_only() {
+    let mut world = world();
+    let queues: Vec<_> = (0..1500).map(|n| world.queue(&format!("q{n}"))).collect();
+    let plain = binding("amq.headers", "", "");
+    let bind = |world: &World, n: usize, value: usize| {
+        let arguments = table(&[("n", FieldValue::I64(value as i64))]);
+        let destination = &format!("q{n}");
+        world
+            .vhost
+            .bind_queue(ME, &Binding { destination, arguments: raw(&arguments), ..plain })
+            .map(drop)
+            .unwrap();
+    };
+    (0..1500).for_each(|n| bind(&world, n, n));
+    let publish = |world: &mut World, value: usize, padding: usize| {
+        let padding = FieldValue::LongString(vec![b'x'; padding]);
+        let headers = table(&[("n", FieldValue::I64(value as i64)), ("padding", padding)]);
+        let properties = Properties::default().with_headers(raw(&headers));
+        world.try_publish("amq.headers", "same key", "m", properties).unwrap()
+    };
+    for value in 0..1500 {
+        assert!(publish(&mut world, value, 0) && publish(&mut world, value, 0), "more than are remembered");
+        assert!(publish(&mut world, 1, 0), "another in between");
+        assert!(publish(&mut world, value, 5_000), "too long to be remembered");
+    }
+    assert!(!publish(&mut world, 1500, 0));
+    bind(&world, 0, 1500);
+    assert!(publish(&mut world, 1500, 0), "bound by now");
+    let counts: Vec<u64> = queues.iter().map(|queue| queue.message_count()).collect();
+    assert_eq!((counts[0], counts[1]), (4, 3 + 1500));
+    assert!(counts[2..].iter().all(|count| *count == 3));
+}

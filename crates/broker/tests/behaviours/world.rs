@@ -86,7 +86,9 @@ impl World {
     /// Lets time pass, and the broker do what falls due.
     pub(crate) fn wait(&mut self, millis: u64) {
         self.now = self.now.after(millis);
-        self.broker.expire(self.now);
+        while self.broker.next_deadline().is_some_and(|due| due <= self.now) {
+            self.broker.expire(self.now);
+        }
     }
 
     /// A consumer with room for `room` messages, which begins at once.

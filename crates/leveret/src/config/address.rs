@@ -62,7 +62,7 @@ impl fmt::Display for ListenAddr {
     }
 }
 
-/// The broker to stand in front of: `amqp://[user:password@]host[:port][/vhost]`.
+/// The broker to stand in front of: `amqp://[user:password@]host[:port][/vhost]`, or `amqps://` for TLS.
 ///
 /// Only the host and the port are used: every client is authenticated with its own credentials (P1). A user and
 /// password are accepted, since URLs are copied with them, but not kept, so they cannot be shown.
@@ -70,13 +70,16 @@ impl fmt::Display for ListenAddr {
 pub(crate) struct UpstreamUrl {
     /// An IP address without brackets, or a name to look up.
     pub(crate) host: String,
-    /// The port, 5672 unless given.
+    /// The port, unless given 5672, or 5671 with TLS.
     pub(crate) port: u16,
+    /// Over TLS.
+    pub(crate) tls: bool,
     /// The rest was given but has no effect; start-up warns about it.
     pub(crate) has_unused_parts: bool,
 }
 
 const AMQP_PORT: u16 = 5672;
+const AMQPS_PORT: u16 = 5671;
 
 impl UpstreamUrl {
     /// Reads a URL. No message quotes it: a mistake in it may put a password anywhere.
@@ -85,11 +88,11 @@ impl UpstreamUrl {
         let Some((scheme, rest)) = text.split_once("://") else {
             return Err(format!("is not a URL ({SHAPE})"));
         };
-        match scheme {
-            "amqp" => {}
-            "amqps" => return Err("amqps:// is not available in this version".to_owned()),
+        let (tls, default_port) = match scheme {
+            "amqp" => (false, AMQP_PORT),
+            "amqps" => (true, AMQPS_PORT),
             _ => return Err(format!("has an unknown scheme ({SHAPE})")),
-        }
+        };
         if rest.contains(['?', '#']) {
             return Err(format!("has parameters, which are not supported ({SHAPE})"));
         }
@@ -101,15 +104,16 @@ impl UpstreamUrl {
         if host.is_empty() || host.contains(|character: char| character.is_whitespace() || character == ',') {
             return Err(format!("has no valid host ({SHAPE})"));
         }
-        let port = port.map_or(Some(AMQP_PORT), parse_port).filter(|port| *port != 0);
+        let port = port.map_or(Some(default_port), parse_port).filter(|port| *port != 0);
         let port = port.ok_or("has no valid port (1 to 65535)")?;
-        Ok(Self { host: host.to_owned(), port, has_unused_parts: !user.is_empty() || !vhost.is_empty() })
+        let has_unused_parts = !user.is_empty() || !vhost.is_empty();
+        Ok(Self { host: host.to_owned(), port, tls, has_unused_parts })
     }
 }
 
 impl fmt::Display for UpstreamUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("amqp://")?;
+        formatter.write_str(if self.tls { "amqps://" } else { "amqp://" })?;
         write_host_and_port(formatter, &self.host, self.port)
     }
 }
@@ -171,7 +175,7 @@ pub(crate) fn mask_credentials(text: &str) -> String {
 }
 
 /// Splits `host:port`, `[v6]:port`, `host` and `[v6]`. `None` when brackets or colons do not pair up.
-fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
+pub(super) fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']')?;
         host.parse::<std::net::Ipv6Addr>().ok()?;
@@ -187,11 +191,11 @@ fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-fn parse_port(text: &str) -> Option<u16> {
+pub(super) fn parse_port(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-fn unix_path(path: &str) -> Result<PathBuf, String> {
+pub(super) fn unix_path(path: &str) -> Result<PathBuf, String> {
     if !path.starts_with('/') {
         return Err(format!("'unix:{path}' needs an absolute path (unix:/path)"));
     }
@@ -201,7 +205,7 @@ fn unix_path(path: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path))
 }
 
-fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str, port: u16) -> fmt::Result {
+pub(super) fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str, port: u16) -> fmt::Result {
     if host.contains(':') { write!(formatter, "[{host}]:{port}") } else { write!(formatter, "{host}:{port}") }
 }
 
@@ -265,6 +269,8 @@ mod tests {
         assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("rabbit", 5672, false));
         let url = upstream("amqp://[::1]:5673/").unwrap();
         assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("::1", 5673, false));
+        let url = upstream("amqps://rabbit").unwrap();
+        assert_eq!((url.port, url.tls, url.to_string().as_str()), (5671, true, "amqps://rabbit:5671"));
         let url = upstream("amqp://user:pass@rabbit:1/vhost").unwrap();
         assert_eq!((url.host.as_str(), url.port, url.has_unused_parts), ("rabbit", 1, true));
     }
@@ -274,7 +280,6 @@ mod tests {
         for (text, reason) in [
             ("hunter2", "is not a URL (amqp://host[:port])"),
             ("http://u:hunter2@a", "has an unknown scheme (amqp://host[:port])"),
-            ("amqps://u:hunter2@a", "amqps:// is not available in this version"),
             ("amqp://u:hunter2@", "has no valid host (amqp://host[:port])"),
             ("amqp://u:hunter2@a:0", "has no valid port (1 to 65535)"),
             ("amqp://u:hunter2@a:b", "has no valid port (1 to 65535)"),

@@ -50,7 +50,8 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
         let known = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
         let known = known.into_iter().find(|known| *known == key).ok_or_else(|| fault("unknown key"))?;
-        let texts = texts(&value).map_err(|reason| fault(&reason))?;
+        let tables = SETTINGS.iter().any(|setting| setting.key == known && setting.tables);
+        let texts = texts(&value, tables).map_err(|reason| fault(&reason))?;
         given.push(Given { key: known, texts, origin: Origin::File { path: path.to_owned(), line } });
     }
     // In the order of the file, so that the first mistake is the one reported.
@@ -62,15 +63,16 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
 }
 
 /// The texts that flags would have given.
-fn texts(value: &Value) -> Result<Vec<String>, String> {
+pub(super) fn texts(value: &Value, tables: bool) -> Result<Vec<String>, String> {
     match value {
-        Value::Array(values) => values.iter().map(text).collect(),
-        _ => Ok(vec![text(value)?]),
+        Value::Array(values) => values.iter().map(|value| text(value, tables)).collect(),
+        _ => Ok(vec![text(value, tables)?]),
     }
 }
 
-fn text(value: &Value) -> Result<String, String> {
+fn text(value: &Value, tables: bool) -> Result<String, String> {
     match value {
+        Value::Table(_) if tables => Ok(value.to_string()),
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
         Value::Float(number) => Ok(number.to_string()),

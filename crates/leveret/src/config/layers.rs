@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::address::{ListenAddr, mask_credentials};
+use super::check::{check_relays, check_transports};
 use super::file;
 use super::settings::{Config, SETTINGS, Setting, UNAVAILABLE, flag, variable};
 
@@ -161,9 +162,11 @@ impl Effective {
 
     /// Checks what no single setting can tell.
     fn check(&self) -> Result<(), ConfigError> {
-        let Config { amqp, http, definitions, upstream, .. } = &self.config;
-        let place = |key| self.origin(key).place(key);
-        if *amqp == ListenAddr::Off && *http == ListenAddr::Off {
+        let Config { amqp, amqps, ws, wss, http, relay, definitions, upstream, .. } = &self.config;
+        let place = |key| self.place(key);
+        let mut all =
+            [amqp, amqps, ws, wss, http].into_iter().chain(relay.0.iter().map(|relay| &relay.listen));
+        if all.all(|listener| *listener == ListenAddr::Off) {
             return Err(ConfigError::new(place("amqp"), "every listener is off, there is nothing to serve"));
         }
         if definitions.0.is_some() && !upstream.is_empty() {
@@ -172,13 +175,27 @@ impl Effective {
                 "with an upstream there is no broker to load them",
             ));
         }
-        let chosen_by_system = matches!(http, ListenAddr::Tcp { port: 0, .. });
-        if amqp == http && !chosen_by_system {
-            let at_fault = if *self.origin("http") == Origin::Default { "amqp" } else { "http" };
-            let other = if at_fault == "http" { "amqp" } else { "http" };
-            return Err(ConfigError::new(place(at_fault), format!("the same address as {other} ({http})")));
+        let listeners = [("amqp", amqp), ("amqps", amqps), ("ws", ws), ("wss", wss), ("http", http)];
+        for (second, (key, address)) in listeners.into_iter().enumerate() {
+            let chosen_by_system = matches!(address, ListenAddr::Tcp { port: 0, .. });
+            let same = listeners[..second].iter().find(|(_, other)| *other == address);
+            let Some((other, _)) = same.filter(|_| *address != ListenAddr::Off && !chosen_by_system) else {
+                continue;
+            };
+            let (at_fault, other) =
+                if *self.origin(key) == Origin::Default { (*other, key) } else { (key, *other) };
+            return Err(ConfigError::new(
+                place(at_fault),
+                format!("the same address as {other} ({address})"),
+            ));
         }
-        Ok(())
+        check_relays(self)?;
+        check_transports(self)
+    }
+
+    /// The key as its user has spelled it, for error lines.
+    pub(super) fn place(&self, key: &str) -> String {
+        self.origin(key).place(key)
     }
 }
 
@@ -219,14 +236,24 @@ fn variables(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Given
         let name = variable(key);
         let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
         let value = value.into_string().map_err(|_| ConfigError::new(name, "is not valid UTF-8"))?;
-        let texts = if repeated(key) {
-            value.split(',').map(|text| text.trim().to_owned()).collect()
-        } else {
-            vec![value]
-        };
+        let texts = if repeated(key) { elements(&value) } else { vec![value] };
         given.push(Given { key, texts, origin: Origin::Variable });
     }
     Ok(given)
+}
+
+/// The elements of a list by commas. Commas within braces belong to a table.
+fn elements(value: &str) -> Vec<String> {
+    let mut depth = 0_usize;
+    let parts = value.split(|character: char| {
+        match character {
+            '{' => depth += 1,
+            '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        character == ',' && depth == 0
+    });
+    parts.map(|text| text.trim().to_owned()).collect()
 }
 
 #[cfg(test)]

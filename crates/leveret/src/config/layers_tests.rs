@@ -200,8 +200,8 @@ fn a_feature_of_a_later_version_can_only_be_off() {
         assert_eq!(wanted, format!("--{}: not available in this version", key.replace('_', "-")));
     }
     assert_eq!(
-        Given::variables(&[("LEVERET_TLS_CERT", "/c")]).error(),
-        "LEVERET_TLS_CERT: not available in this version"
+        Given::variables(&[("LEVERET_MQTTS", "/c")]).error(),
+        "LEVERET_MQTTS: not available in this version"
     );
     assert_eq!(Given::file("mqtt = '[::]:1'").error(), "FILE:1: mqtt: not available in this version");
     assert!(Given::file("mqtt = 'off'").load().is_ok());
@@ -209,7 +209,7 @@ fn a_feature_of_a_later_version_can_only_be_off() {
 
 #[test]
 fn something_must_be_served() {
-    let given = Given::flags(&[("amqp", "off"), ("http", "off")]);
+    let given = Given::flags(&[("amqp", "off"), ("ws", "off"), ("http", "off")]);
     assert_eq!(given.error(), "--amqp: every listener is off, there is nothing to serve");
     assert!(Given::flags(&[("amqp", "off")]).load().is_ok());
     assert!(Given::flags(&[("http", "off")]).load().is_ok());

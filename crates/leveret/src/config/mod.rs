@@ -1,13 +1,23 @@
 //! The configuration: one declaration of all settings, and the layers that give them their values.
 
 mod address;
+mod check;
+mod choice;
+mod data_dir;
 mod file;
 mod layers;
+mod origins;
 mod reference;
+mod relay;
 mod settings;
 mod value;
+mod watermark;
 
 pub(crate) use address::{ListenAddr, mask_credentials};
+pub(crate) use choice::{InboundHeader, OutboundHeader, VerifyClient};
 pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
 pub(crate) use reference::reference;
+pub(crate) use relay::{RelayEntry, RelayUrl};
 pub(crate) use settings::{Config, SETTINGS, Setting, UNAVAILABLE, flag};
+pub(crate) use value::ByteSize;
+pub(crate) use watermark::Watermark;

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::layers::FILE_VARIABLE;
+use super::relay::{RELAY_KEYS, RelayKey};
 use super::settings::{SETTINGS, Setting, UNAVAILABLE, flag};
 
 /// The whole of docs/configuration.md; a test compares the two.
@@ -16,6 +17,7 @@ pub(crate) fn reference() -> String {
         }
         row(&mut text, setting);
     }
+    relays(&mut text);
     let unavailable: Vec<String> = UNAVAILABLE.iter().map(|key| format!("`--{}`", flag(key))).collect();
     let _ = write!(
         text,
@@ -45,7 +47,35 @@ fn row(text: &mut String, setting: &Setting) {
     );
 }
 
+/// The keys of a relay.
+fn relays(text: &mut String) {
+    text.push_str(RELAYS);
+    for RelayKey { key, kind, default, meaning } in RELAY_KEYS {
+        let default = if default.contains('`') { (*default).to_owned() } else { format!("`{default}`") };
+        let _ = writeln!(text, "| `{key}` | {kind} | {default} | {meaning} |");
+    }
+}
+
 const TABLE_HEAD: &str = "| flag | key | variable | default | meaning |\n|---|---|---|---|---|\n";
+
+const RELAYS: &str = "
+### Keys of a relay
+
+In the file, a relay is a table. A flag or an element of the variable can be the same as an inline table. As with any
+setting, relays of a flag or variable replace all of those of the file.
+
+```toml
+[[relay]]
+path = \"/mqtt\"
+upstream = \"tcp://localhost:1883\"
+subprotocols = [\"mqtt\"]
+```
+
+    leveret serve --relay 0.0.0.0:15675=tcp://localhost:1883 --relay '{path = \"/redis\", upstream = \"unix:/run/redis.sock\"}'
+
+| key | kind | default | meaning |
+|---|---|---|---|
+";
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -74,9 +104,15 @@ and where it came from. Both take the flags of `leveret serve`.
 | kind of value | written as |
 |---|---|
 | ADDR | `HOST:PORT` (`[::1]:5672` for IPv6, port 0 for any free one), `unix:/path`, or `off` |
-| URL | `amqp://host[:port][/vhost]`, or `off` for none; several as repeated flags, a list in the file, or separated by commas in the variable |
+| URL | `amqp://host[:port]` or `amqps://host[:port]`, or `off` for none; several as repeated flags, a list in the file, or separated by commas in the variable |
+| FILE | a path, or `off` for none; several like URLs |
+| RELAY | `LISTEN=URL`, an inline table of TOML, or `off` for none; see below; several like URLs |
+| NETWORK | an address, or a range of them such as `10.0.0.0/8`; several like URLs |
+| ORIGIN | `local`, a host such as `*.example.com`, an origin such as `https://app.example.com`, `null` or `*`; several like URLs |
+| WORD | one of the words that the meaning lists |
 | DURATION | a number of seconds, or a number with `ms`, `s`, `m` or `h` |
-| SIZE | a number of octets, or a number with `KiB`, `MiB` or `GiB` |
+| SIZE | a number of octets, or a number with `KiB`, `MiB`, `GiB` or `TiB` (of 1024), or `MB`, `GB` or `TB` (of 1000) |
+| WATERMARK | a share from 0 to 1, a size, or `off` |
 | N | a whole number; `unlimited` or `auto` where the default shows it |
 | LEVEL | `error`, `warn`, `info`, `debug`, `trace` or `off`, or directives such as `info,proxy=debug` |
 
@@ -94,7 +130,7 @@ standard error.
 | signal | effect |
 |---|---|
 | SIGTERM, SIGINT (Ctrl-C) | drain: accept no more, tell clients, finish, exit 0; a second one leaves at once with exit code 1 |
-| SIGHUP | none in this version |
+| SIGHUP | read the files of TLS again: certificates, keys, authorities. New connections get what they hold now, open ones stay as they are; if one cannot be used, all stay as they were |
 
 | exit code | meaning |
 |---|---|

@@ -5,8 +5,15 @@
 
 use std::time::Duration;
 
+use transport::tls::LoginFrom;
+
 use super::address::{ListenAddr, UpstreamUrl};
+use super::choice::{FilePaths, HostName, InboundHeader, Networks, OutboundHeader, Switch, VerifyClient};
+use super::data_dir::DataDir;
+use super::origins::Origins;
+use super::relay::Relays;
 use super::value::{ByteSize, FilePath, Limit, LogFilter, Value, WorkerThreads, within};
+use super::watermark::Watermark;
 
 /// One setting, without its type: what the parser, the layers and the reference need to know of it.
 pub(crate) struct Setting {
@@ -20,6 +27,8 @@ pub(crate) struct Setting {
     pub(crate) kind: &'static str,
     /// Whether it may be given several times.
     pub(crate) repeated: bool,
+    /// Whether the file may give it as tables.
+    pub(crate) tables: bool,
     /// The default, as a user would write it.
     pub(crate) default: &'static str,
     /// The default when an upstream is configured, where it differs.
@@ -92,6 +101,7 @@ macro_rules! settings {
                 help: concat!($($help, "\n"),+),
                 kind: <$type as Value>::KIND,
                 repeated: <$type as Value>::REPEATED,
+                tables: <$type as Value>::TABLES,
                 default: $default,
                 default_with_upstream: settings!(@optional $($default_with_upstream)?),
                 range: settings!(@optional $(($least, $most))?),
@@ -114,12 +124,81 @@ settings! {
         /// AMQP 0-9-1 for applications.
         amqp: ListenAddr = "127.0.0.1:5672", with upstream "127.0.0.1:5673";
 
-        /// Health (`/healthz`, `/readyz`) and metrics (`/metrics`) over HTTP.
+        /// AMQP 0-9-1 over TLS; needs `tls_cert` and `tls_key`.
+        amqps: ListenAddr = "off";
+
+        /// AMQP 0-9-1 over WebSocket, for browsers, at `/` and `/ws/amqp`.
+        ws: ListenAddr = "127.0.0.1:15670";
+
+        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        wss: ListenAddr = "off";
+
+        /// Health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page to try AMQP over WebSocket (`/`).
         http: ListenAddr = "127.0.0.1:15672", with upstream "127.0.0.1:15673";
     }
 
+    "Load balancers" {
+        /// Whether load balancers in front of `amqp` and `amqps` tell whom they speak for, by the PROXY protocol: `off`,
+        /// `v1`, `v2`, or `any` version. Every connection from `trusted_proxies` then has to begin with a header; the
+        /// address in it counts for limits, logs and users that may only come from this machine. Everybody else connects
+        /// without, and is closed when sending one.
+        proxy_protocol: InboundHeader = "off";
+
+        /// The addresses of the load balancers, such as `10.0.0.0/8`, or `unix` for Unix sockets; repeat it for several.
+        trusted_proxies: Networks = "off";
+    }
+
+    "WebSocket" {
+        /// Which pages may connect: `local` for those from this machine (localhost, 127.0.0.1 and [::1]), hosts such as
+        /// `app.example.com` or `*.example.com`, origins such as `https://app.example.com:8443`, `null` for pages without
+        /// an origin, or `*` for all; repeat it for several. Others get 403. Clients that are no browsers tell no origin
+        /// and may always connect.
+        ws_origins: Origins = "local";
+
+        /// How long a WebSocket client may be silent before it is pinged; silent for as long again, it is disconnected.
+        /// 0 sends no pings.
+        ws_ping_interval: Duration = "30s", from "0s" to "1h";
+
+        /// The addresses of reverse proxies in front of `ws` and `wss`, such as `10.0.0.0/8`, or `unix` for Unix sockets;
+        /// repeat it for several. The client that they tell in `Forwarded`, `X-Forwarded-For` or `X-Real-IP` counts for
+        /// limits, logs and users that may only come from this machine; nobody else is believed.
+        ws_trusted_proxies: Networks = "off";
+    }
+
+    "Relays and files" {
+        /// A TCP server as a WebSocket endpoint: `LISTEN=URL`, where LISTEN is an address to listen on or a path of `ws` and
+        /// `wss`, and URL is `tcp://host:port`, `tls://host:port` or `unix:/path`; repeat it for several. In the file a
+        /// table `[[relay]]` with the keys below.
+        relay: Relays = "off";
+
+        /// A folder whose files are served to requests that are no WebSocket, on `ws`, `wss` and the listeners of relays:
+        /// with ranges and conditions, `index.html` for folders, no listings, no hidden files, and no links out of it.
+        webroot: FilePath = "off";
+    }
+
+    "TLS" {
+        /// The certificate and its chain for TLS listeners, as PEM. Repeat it, with `tls_key`, for several: a client is
+        /// shown the one for the name that it asks for (SNI), or else the first. Read again on SIGHUP.
+        tls_cert: FilePaths = "off";
+
+        /// The private key of `tls_cert`, as PEM, not encrypted. Read again on SIGHUP.
+        tls_key: FilePaths = "off";
+
+        /// Whether clients of TLS listeners show a certificate: `off`, `optional` or `required`. One that is shown has to
+        /// come from `tls_client_ca`, and allows logging in with it (SASL EXTERNAL) at the embedded broker.
+        tls_verify_client: VerifyClient = "off";
+
+        /// The authorities whose client certificates are accepted, as PEM. Read again on SIGHUP.
+        tls_client_ca: FilePath = "off";
+
+        /// Which part of a client's certificate is its user name for EXTERNAL: `distinguished_name` (such as
+        /// `CN=worker,O=example`), `common_name`, `subject_alternative_name` (the first DNS name), `san_email` or
+        /// `san_uri`.
+        tls_login_from: LoginFrom = "distinguished_name";
+    }
+
     "Upstream" {
-        /// A broker to stand in front of, `amqp://host[:port]`; repeat it for several.
+        /// A broker to stand in front of, `amqp://host[:port]` or `amqps://host[:port]`; repeat it for several.
         /// Without one, Leveret is the broker itself.
         /// Clients log in upstream with their own credentials: a user, password or vhost in the URL is not used.
         upstream: Vec<UpstreamUrl> = "off";
@@ -127,16 +206,80 @@ settings! {
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.
         upstream_timeout: Duration = "5s", from "100ms" to "10m";
 
+        /// The authorities whose certificates an `amqps://` upstream may have, as PEM; `off` for those of the system.
+        /// Read again on SIGHUP.
+        upstream_ca: FilePath = "off";
+
+        /// A certificate to show to `amqps://` upstreams that ask for one, as PEM. Read again on SIGHUP.
+        upstream_cert: FilePath = "off";
+
+        /// The private key of `upstream_cert`, as PEM, not encrypted. Read again on SIGHUP.
+        upstream_key: FilePath = "off";
+
+        /// The name that an `amqps://` upstream's certificate has to be for; `off` for the host of its URL.
+        upstream_server_name: HostName = "off";
+
+        /// Whether the certificate of an `amqps://` upstream is verified. With `off` anybody on the way can read along,
+        /// passwords included; start-up warns of it.
+        upstream_verify: Switch = "on";
+
+        /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It tells Leveret's own
+        /// address, since every connection may come to carry another client.
+        upstream_proxy_protocol: OutboundHeader = "off";
+
         /// How long a login the upstream accepted lets the same credentials in again without asking it.
         /// Also the longest time an old password keeps working after a change.
         auth_ttl: Duration = "30s", from "0s" to "1h";
+
+        /// The most upstream connections that clients with the same user, password and vhost share. Another one is opened
+        /// when those that are there are busy or full.
+        upstream_connections_max: u16 = "8", from "1" to "1024";
+
+        /// How many of them stay open although nobody uses them.
+        upstream_connections_min: u16 = "0", from "0" to "1024";
+
+        /// The most channels on an upstream connection that clients share, if the upstream allows as many.
+        upstream_channels_max: u16 = "1000", from "1" to "65535";
+
+        /// The most upstream connections in all, those that one client needs for itself included. Each needs a file
+        /// descriptor.
+        upstream_connections_total: u32 = "4096", from "1" to "1000000";
+
+        /// An upstream connection, or a channel on one, that nobody has used for this long is closed.
+        upstream_idle_timeout: Duration = "60s", from "100ms" to "24h";
+
+        /// How long clients whose upstream connection is lost wait for an upstream to answer again, before they are told
+        /// 320 CONNECTION_FORCED. With `0s` an upstream that answers at once is used, and nobody waits.
+        upstream_outage_max: Duration = "60s", from "0s" to "24h";
+
+        /// How much of a client's frames may be without an upstream's answer, such as a confirm, before the client is no
+        /// longer read. They are kept to be sent again when the upstream connection is lost.
+        upstream_replay_client: ByteSize = "8MiB", from "64KiB" to "1GiB";
+
+        /// The same of all clients together.
+        upstream_replay_total: ByteSize = "256MiB", from "1MiB" to "64GiB";
     }
 
     "Broker" {
         /// A definitions file of RabbitMQ (JSON) that the embedded broker loads when it starts: vhosts, users,
         /// permissions, policies, limits, queues, exchanges and bindings.
-        /// With it, only the users and vhosts that it names exist; without it, guest and `/`.
+        /// They are added to what the data folder holds. If that is empty, only the users and vhosts of the file exist;
+        /// without a file, guest and `/`.
         definitions: FilePath = "off";
+
+        /// The folder where the embedded broker keeps what must survive a restart; one process at a time can use it. `auto`
+        /// is `$STATE_DIRECTORY` (systemd sets it), else `$XDG_STATE_HOME/leveret`, else `~/.local/state/leveret`. With
+        /// `off` everything is in memory only.
+        data_dir: DataDir = "auto";
+
+        /// How much memory this process may use before clients that publish to the embedded broker are blocked: they are
+        /// not read, and told so by connection.blocked, until it uses 5% less. A share of this machine's memory, or of
+        /// what the control group (container) of this process may use; or a size. Who only consumes is never blocked.
+        memory_high_watermark: Watermark = "0.6";
+
+        /// The free space on the file system of `data_dir` below which clients that publish are blocked in the same way,
+        /// until there is 5% more. Has no effect without a data folder.
+        disk_free_limit: ByteSize = "50MB";
     }
 
     "Protocol" {
@@ -194,22 +337,8 @@ settings! {
 ///
 /// Their flags, variables and keys take `off` alone, so that a script which turns a feature off runs everywhere, and
 /// anything else is an error rather than a wish ignored.
-pub(crate) const UNAVAILABLE: &[&str] = &[
-    "data_dir",
-    "amqps",
-    "mqtt",
-    "mqtts",
-    "stomp",
-    "stomps",
-    "ws",
-    "wss",
-    "web_mqtt",
-    "web_stomp",
-    "prometheus",
-    "relay",
-    "tls_cert",
-    "tls_key",
-];
+pub(crate) const UNAVAILABLE: &[&str] =
+    &["mqtt", "mqtts", "stomp", "stomps", "web_mqtt", "web_stomp", "prometheus"];
 
 #[cfg(test)]
 mod tests {

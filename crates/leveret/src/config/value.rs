@@ -12,6 +12,8 @@ pub(crate) trait Value: Sized {
     const KIND: &'static str;
     /// Whether several values may be given.
     const REPEATED: bool = false;
+    /// Whether the file may give a value as a table; `parse` then gets it as an inline one.
+    const TABLES: bool = false;
 
     /// Reads one value. The error says what is wrong with it, without naming the setting.
     fn parse(text: &str) -> Result<Self, String>;
@@ -109,17 +111,25 @@ impl Value for Duration {
     }
 }
 
-/// A number of octets, written plainly or with `KiB`, `MiB` or `GiB`.
+/// A number of octets, written plainly or with a unit: binary (`MiB`) or decimal (`MB`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
-const SIZE_UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+const SIZE_UNITS: [(&str, u64); 7] = [
+    ("TiB", 1 << 40),
+    ("TB", 1_000_000_000_000),
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("KiB", 1 << 10),
+];
 
 impl Value for ByteSize {
     const KIND: &'static str = "SIZE";
 
     fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 1GiB)");
+        let wrong = || format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 50MB)");
         let (number, unit) = number_and_unit(text);
         let number = number.parse::<u64>().map_err(|_| wrong())?;
         let octets_each = match unit {
@@ -130,7 +140,8 @@ impl Value for ByteSize {
     }
 
     fn to_toml(&self) -> String {
-        let unit = SIZE_UNITS.iter().find(|(_, octets)| self.0 != 0 && self.0.is_multiple_of(*octets));
+        let fitting = SIZE_UNITS.iter().filter(|(_, octets)| self.0 != 0 && self.0.is_multiple_of(*octets));
+        let unit = fitting.max_by_key(|(_, octets)| octets);
         match unit {
             Some((name, octets)) => quoted(&format!("{}{name}", self.0 / octets)),
             None => self.0.to_string(),
@@ -286,16 +297,20 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_octets_with_binary_units() {
+    fn sizes_are_octets_with_binary_or_decimal_units() {
         same("0", ByteSize(0), "0");
         same("131072", ByteSize(131_072), "\"128KiB\"");
         same("16MiB", ByteSize(16 << 20), "\"16MiB\"");
         same("1 GiB", ByteSize(1 << 30), "\"1GiB\"");
         same("1000", ByteSize(1000), "1000");
-        for text in ["", "16MB", "MiB", "1e6", "99999999999999999GiB"] {
+        same("50MB", ByteSize(50_000_000), "\"50MB\"");
+        same("2GB", ByteSize(2_000_000_000), "\"2GB\"");
+        same("1024MB", ByteSize(1_024_000_000), "\"1024MB\"");
+        same("100TB", ByteSize(100_000_000_000_000), "\"100TB\"");
+        for text in ["", "16Mb", "MiB", "1e6", "99999999999999999GiB"] {
             refused::<ByteSize>(
                 text,
-                &format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 1GiB)"),
+                &format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 50MB)"),
             );
         }
     }

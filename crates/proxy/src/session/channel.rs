@@ -6,10 +6,12 @@ use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
-use super::judge::is_publish;
+use super::judge::{awaits_reply, is_publish, is_settling};
 use super::output::Output;
 use crate::frames::{check_fits, put_frame, stored_frames};
-use crate::upstream::{Confirms, Lease, Upstream};
+use crate::link::ClientLink;
+use crate::session::STAGING_LIMIT;
+use crate::upstream::{Carried, Lease, Leased, Ledger, Remains, Upstream, Usage};
 
 /// An open channel of a client.
 #[derive(Debug, Default)]
@@ -26,13 +28,23 @@ pub(super) struct Channel {
     pub(super) held: Vec<u8>,
     /// The client has used the channel in a way that only a close at the broker undoes.
     pub(super) touched: bool,
+    /// Something went out on the present upstream channel whose success no answer tells.
+    unproven: bool,
+    /// The client has sent `tx.select`.
+    pub(super) transactional: bool,
+    /// The client has sent `queue.declare`: an empty queue name means something.
+    pub(super) has_declared: bool,
     /// The client has closed the channel and waits for close-ok.
     pub(super) closing: bool,
     setup: Setup,
     /// Publishes in confirm mode on the present upstream channel.
     published: u64,
-    /// Publishes in confirm mode on the upstream channel before.
-    confirm_offset: u64,
+    /// What the present upstream channel was begun with, or the next one will be.
+    carried: Carried,
+    /// What is under way on the present upstream channel.
+    ledger: Option<Arc<Ledger>>,
+    /// The upstream channel before was lost, and the next one is not there yet.
+    resuming: bool,
     /// What an empty queue name means, when the broker cannot know it because the channel was moved.
     last_queue: Option<Box<str>>,
 }
@@ -47,8 +59,11 @@ pub(super) enum Place {
     Waiting {
         own: bool,
     },
-    /// On its way to the client's own connection: the old upstream channel is being closed.
-    Leaving(Route),
+    /// On its way to another connection, the client's own one or not: the old upstream channel is being closed.
+    Leaving {
+        route: Route,
+        own: bool,
+    },
     Placed(Route),
 }
 
@@ -84,7 +99,7 @@ impl Channel {
     /// The upstream channel that the broker knows, whether it is being left or not.
     pub(super) fn route(&self) -> Option<&Route> {
         match &self.place {
-            Place::Placed(route) | Place::Leaving(route) => Some(route),
+            Place::Placed(route) | Place::Leaving { route, .. } => Some(route),
             Place::Nowhere | Place::Waiting { .. } => None,
         }
     }
@@ -93,8 +108,7 @@ impl Channel {
     pub(super) fn is_own(&self) -> bool {
         match &self.place {
             Place::Placed(route) => route.own,
-            Place::Waiting { own } => *own,
-            Place::Leaving(_) => true,
+            Place::Waiting { own } | Place::Leaving { own, .. } => *own,
             Place::Nowhere => false,
         }
     }
@@ -108,19 +122,30 @@ impl Channel {
     #[inline]
     pub(super) fn send(&mut self, output: &mut Output, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
         let Place::Placed(route) = &self.place else {
-            put_frame(&mut self.held, kind, 0, payload, 0);
+            // What is settled while the channel is nowhere was delivered where it was before.
+            let is_stale = self.resuming && kind == FrameKind::Method && is_settling(payload);
+            if !is_stale {
+                put_frame(&mut self.held, kind, 0, payload, 0);
+            }
             return Ok(());
         };
         let frame_max = route.upstream.frame_max;
         check_fits(kind, payload, frame_max)?;
         if kind == FrameKind::Method {
-            if is_publish(payload) {
-                self.published += u64::from(self.setup.confirm);
-            } else {
+            if !is_publish(payload) {
                 let (upstream, channel) = (route.upstream.clone(), route.channel);
-                self.note(payload, &upstream, channel);
-                self.send_method(output, &upstream, channel, payload);
+                let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
+                self.note(&payload, &upstream, channel);
+                self.send_method(output, &upstream, channel, &payload);
                 return Ok(());
+            }
+            self.published += u64::from(self.setup.confirm);
+            self.unproven |= !self.setup.confirm;
+        }
+        if let (true, Some(ledger)) = (self.setup.confirm, &self.ledger) {
+            match kind {
+                FrameKind::Method => ledger.publish(payload),
+                _ => ledger.content(kind, payload, STAGING_LIMIT),
             }
         }
         put_frame(output.to(&route.upstream), kind, route.channel, payload, frame_max);
@@ -136,29 +161,128 @@ impl Channel {
         stored_frames(stored).try_for_each(|(kind, payload)| self.send(output, kind, payload))
     }
 
-    /// A lease for the channel's next place.
-    pub(super) fn new_lease(&self, link: &Arc<crate::link::ClientLink>, id: u64, number: u16) -> Lease {
-        Lease {
-            confirm_offset: self.confirm_offset,
-            own_qos_ok: self.setup.qos_frames(),
-            confirms: self.setup.confirm.then(Confirms::default),
-            ..Lease::new(link.clone(), id, number)
+    /// Messages were passed on, other than by [`Self::send`].
+    #[inline]
+    pub(super) fn count_publishes(&mut self, messages: u64) {
+        if self.setup.confirm {
+            self.published += messages;
+        } else {
+            self.unproven = true;
         }
     }
 
-    /// Opens the upstream channel and sets it up as the client had the one before, then passes on what was held.
-    /// Nothing is waited for.
-    pub(super) fn start(&mut self, output: &mut Output, route: Route, lease: u64) -> Result<(), Fault> {
-        let out = output.to(&route.upstream);
-        write_method(out, route.channel, channel::Open::default());
-        for (prefetch, global) in [(self.setup.prefetch, false), (self.setup.prefetch_global, true)] {
-            if let Some(prefetch_count) = prefetch {
-                write_method(out, route.channel, basic::Qos { prefetch_size: 0, prefetch_count, global });
-            }
+    /// Whole messages in confirm mode are passed on, other than by [`Self::send`].
+    #[inline]
+    pub(super) fn keep(&self, frames: &[u8], messages: u64) {
+        if let Some(ledger) = &self.ledger {
+            ledger.messages(frames, messages);
         }
-        if self.setup.confirm {
+    }
+
+    /// Whether the client's messages are to be confirmed.
+    pub(super) fn is_confirming(&self) -> bool {
+        self.setup.confirm
+    }
+
+    /// `confirm.select` on a channel that is nowhere yet.
+    pub(super) fn set_confirming(&mut self) {
+        self.setup.confirm = true;
+    }
+
+    /// A lease for the channel's next place.
+    pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16) -> Lease {
+        let ledger = Ledger::new(link.clone(), self.carried.clone());
+        self.ledger = Some(ledger.clone());
+        Lease {
+            delivery_offset: self.carried.delivered,
+            own_qos_ok: self.restore(&mut Vec::new(), 0),
+            ..Lease::new(link.clone(), ledger, id, number)
+        }
+    }
+
+    /// Writes what sets limits and consumers up again; returns how many answers that will bring.
+    fn restore(&self, out: &mut Vec<u8>, number: u16) -> u16 {
+        let mut answers = 0;
+        let mut qos = |out: &mut Vec<u8>, prefetch_count, global| {
+            write_method(out, number, basic::Qos { prefetch_size: 0, prefetch_count, global });
+            answers += 1;
+        };
+        if let Some(prefetch) = self.setup.prefetch_global {
+            qos(out, prefetch, true);
+        }
+        // A limit holds for the consumers that come after it.
+        let mut present = None;
+        for consumer in &self.carried.consumers {
+            if consumer.prefetch != present {
+                present = consumer.prefetch;
+                qos(out, present.unwrap_or_default(), false);
+            }
+            put_frame(out, FrameKind::Method, number, &consumer.method, 0);
+        }
+        if self.setup.prefetch != present {
+            qos(out, self.setup.prefetch.unwrap_or_default(), false);
+        }
+        answers
+    }
+
+    /// What is left of the upstream channel when its connection is lost.
+    pub(super) fn take_remains(&mut self) -> Remains {
+        self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
+    }
+
+    /// Prepares to go on with what is left of an upstream channel that is lost. False when there is nothing to do for
+    /// now.
+    pub(super) fn resume(&mut self, remains: Remains, is_open: bool) -> bool {
+        let own = self.is_own();
+        self.published = 0;
+        self.carried = remains.carried;
+        self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
+        if self.closing || !is_open {
+            self.carried.consumers.clear();
+        }
+        self.held.splice(..0, remains.frames);
+        let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
+        self.resuming = goes_on;
+        // Where nothing is left, nothing is to be undone either.
+        self.touched &= goes_on;
+        self.place = if goes_on { Place::Waiting { own } } else { Place::Nowhere };
+        goes_on
+    }
+
+    /// Nobody is there any more to consume.
+    pub(super) fn forget_consumers(&mut self) {
+        self.carried.consumers.clear();
+    }
+
+    /// What the upstream channel has been used for.
+    pub(super) fn usage(&self) -> Usage {
+        Usage {
+            published: self.published,
+            unproven: self.unproven || self.setup.prefetch.is_some(),
+            global_prefetch: self.setup.prefetch_global.is_some(),
+            touched: self.touched,
+        }
+    }
+
+    /// Sets the upstream channel up as the client had the one before, opening it if it is `fresh`, then passes on what
+    /// was held. Nothing is waited for.
+    pub(super) fn start(
+        &mut self,
+        output: &mut Output,
+        route: Route,
+        leased: Leased,
+        lease: u64,
+    ) -> Result<(), Fault> {
+        let out = output.to(&route.upstream);
+        if leased.fresh {
+            write_method(out, route.channel, channel::Open::default());
+        }
+        self.restore(out, route.channel);
+        if self.setup.confirm && !leased.confirming {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
+        self.unproven = false;
+        self.resuming = false;
         self.lease = lease;
         self.place = Place::Placed(route);
         let held = std::mem::take(&mut self.held);
@@ -166,10 +290,11 @@ impl Channel {
     }
 
     /// The old upstream channel is closed; the next one starts afresh.
-    pub(super) fn left(&mut self, last_queue: Option<Box<str>>) {
-        self.confirm_offset += std::mem::take(&mut self.published);
+    pub(super) fn left(&mut self, last_queue: Option<Box<str>>, own: bool) {
+        self.published = 0;
+        self.carried = self.take_remains().carried;
         self.last_queue = last_queue.or(self.last_queue.take());
-        self.place = Place::Waiting { own: true };
+        self.place = Place::Waiting { own };
     }
 
     /// How many publishes have to be confirmed before the upstream channel can be left.
@@ -195,6 +320,17 @@ impl Channel {
             [0, 50, 0, 10, ..] => self.last_queue = None,
             _ => {}
         }
+        let has_answer = awaits_reply(payload);
+        if let Some(ledger) = &self.ledger {
+            ledger.method(payload, has_answer, self.setup.prefetch);
+        }
+        if self.touched {
+            // Nobody will ask.
+        } else if has_answer {
+            upstream.expect_reply(channel);
+        } else {
+            self.unproven = true;
+        }
     }
 
     fn send_method(&self, output: &mut Output, upstream: &Arc<Upstream>, channel: u16, payload: &[u8]) {
@@ -206,13 +342,6 @@ impl Channel {
         } else {
             put_frame(out, FrameKind::Method, channel, payload, 0);
         }
-    }
-}
-
-impl Setup {
-    /// How many `basic.qos-ok` setting up again will bring.
-    fn qos_frames(self) -> u8 {
-        u8::from(self.prefetch.is_some()) + u8::from(self.prefetch_global.is_some())
     }
 }
 

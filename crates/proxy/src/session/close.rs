@@ -10,6 +10,7 @@ use super::channel::{Channel, Place, Route};
 use super::place::Leg;
 use super::{Life, Session};
 use crate::link::Event;
+use crate::metrics::add;
 
 impl Session {
     /// The client closes its connection. True: answer it now. False: something has to be closed at the broker first,
@@ -41,7 +42,7 @@ impl Session {
         let returning = self.life == Life::Returning;
         self.life = Life::Ended;
         self.output.hand_over();
-        let mut dirty = self.exclusive;
+        let mut dirty = self.exclusive || self.rekeyed;
         let mut leftovers = Vec::new();
         let channels: Vec<Box<Channel>> = self.channels.drain().map(|(_, channel)| channel).collect();
         for channel in &channels {
@@ -51,7 +52,7 @@ impl Session {
             match channel.route() {
                 // Closing the connection closes its channels; a channel in the middle of a message cannot be closed.
                 Some(route) if route.own && dirty => {}
-                Some(route) => route.upstream.release(route.channel),
+                Some(route) => route.upstream.release(route.channel, channel.usage()),
                 None => {}
             }
             if !channel.held.is_empty() {
@@ -86,7 +87,7 @@ impl Session {
         self.staged -= channel.partial.len();
         self.held -= channel.held.len();
         if let Some(route) = channel.route() {
-            route.upstream.release(route.channel);
+            route.upstream.release(route.channel, channel.usage());
         }
         if !channel.held.is_empty() {
             self.hand_over_later(vec![*channel]);
@@ -108,7 +109,7 @@ impl Session {
             // What is held has to go out first.
             Place::Waiting { .. } if !channel.held.is_empty() => {}
             Place::Nowhere | Place::Waiting { .. } => self.finish_channel(number),
-            Place::Leaving(_) => {}
+            Place::Leaving { .. } => {}
             Place::Placed(_) if already => {}
             Place::Placed(_) => self.close_placed(number),
         }
@@ -122,16 +123,17 @@ impl Session {
         let half_sent = channel.is_half_sent();
         let partial = std::mem::take(&mut channel.partial).len();
         let Some(Route { upstream, channel: on, .. }) = channel.route().cloned() else { return };
-        let touched = channel.touched;
+        let usage = channel.usage();
         self.staged -= partial;
         if half_sent {
             // Only a connection.close can do this now. The client closes its connection, or it could not be here.
             self.exclusive = true;
             self.finish_channel(number);
-        } else if touched {
+        } else if usage.touched {
             upstream.close_channel(on);
         } else {
-            upstream.release(on);
+            upstream.release(on, usage);
+            add(&self.pool.counters().round_trips_saved, 1);
             self.finish_channel(number);
         }
     }
@@ -143,7 +145,7 @@ impl Session {
         }
         match std::mem::replace(&mut self.own, Leg::None) {
             Leg::Ready(upstream) => {
-                let close = self.exclusive;
+                let close = self.exclusive || self.rekeyed;
                 // Kept, so that its end is recognised.
                 self.own = Leg::Ready(upstream.clone());
                 self.life = Life::Returning;

@@ -78,10 +78,58 @@ pub(super) fn is_publish(payload: &[u8]) -> bool {
     payload.starts_with(&[0, BASIC_CLASS as u8, 0, PUBLISH as u8])
 }
 
+/// Whether the broker answers this method, if it does not close the channel.
+pub(super) fn awaits_reply(payload: &[u8]) -> bool {
+    match Method::decode(payload) {
+        Ok(Method::ExchangeDeclare(method)) => !method.no_wait,
+        Ok(Method::ExchangeDelete(method)) => !method.no_wait,
+        Ok(Method::ExchangeBind(method)) => !method.no_wait,
+        Ok(Method::ExchangeUnbind(method)) => !method.no_wait,
+        Ok(Method::QueueDeclare(method)) => !method.no_wait,
+        Ok(Method::QueueBind(method)) => !method.no_wait,
+        Ok(Method::QueueDelete(method)) => !method.no_wait,
+        Ok(Method::QueuePurge(method)) => !method.no_wait,
+        Ok(Method::BasicConsume(method)) => !method.no_wait,
+        Ok(Method::BasicCancel(method)) => !method.no_wait,
+        Ok(Method::ConfirmSelect(method)) => !method.no_wait,
+        Ok(
+            Method::QueueUnbind(_)
+            | Method::BasicQos(_)
+            | Method::BasicGet(_)
+            | Method::BasicRecover(_)
+            | Method::ChannelFlow(_)
+            | Method::TxSelect(_)
+            | Method::TxCommit(_)
+            | Method::TxRollback(_)
+            | Method::AccessRequest(_),
+        ) => true,
+        _ => false,
+    }
+}
+
+/// Whether an empty queue name in the method means the queue that was declared last on the channel.
+pub(super) fn names_last_queue(method: &Method<'_>) -> bool {
+    match method {
+        Method::QueueBind(bind) => bind.queue.is_empty(),
+        Method::QueueUnbind(unbind) => unbind.queue.is_empty(),
+        Method::QueueDelete(delete) => delete.queue.is_empty(),
+        Method::QueuePurge(purge) => purge.queue.is_empty(),
+        Method::BasicConsume(consume) => consume.queue.is_empty(),
+        Method::BasicGet(get) => get.queue.is_empty(),
+        _ => false,
+    }
+}
+
 /// Whether the payload of a method frame is a well-formed `basic.ack`.
 #[inline]
 pub(super) fn is_ack(payload: &[u8]) -> bool {
     payload.len() == ACK_LEN && payload.starts_with(&[0, BASIC_CLASS as u8, 0, 80])
+}
+
+/// Whether the payload of a method frame is a `basic.ack`, `basic.reject` or `basic.nack`.
+#[inline]
+pub(super) fn is_settling(payload: &[u8]) -> bool {
+    matches!(payload, [0, 60, 0, 80 | 90 | 120, ..])
 }
 
 /// Judges the arguments of a `basic.publish` by their lengths, without decoding them.

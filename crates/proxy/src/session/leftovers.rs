@@ -13,13 +13,14 @@ use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::pool::HandingOver;
 use crate::refusal::Refusal;
-use crate::upstream::{Placed, Upstream};
+use crate::upstream::{Leased, Placed, Upstream};
 
 impl Session {
     /// Hands over what of the held frames may go to a connection that clients share; nobody hears the answers.
     pub(super) fn hand_over_later(&self, mut leftovers: Vec<Channel>) {
         for channel in &mut leftovers {
             channel.held = harmless(&channel.held, self.exclusive);
+            channel.forget_consumers();
         }
         leftovers.retain(|channel| !channel.held.is_empty());
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -30,9 +31,9 @@ impl Session {
         let virtual_host = self.virtual_host.clone();
         runtime.spawn(async move {
             let link = ClientLink::nobody();
-            for channel in leftovers {
-                match lease(&handing_over, &credentials, &virtual_host, &channel, &link).await {
-                    Ok((upstream, on)) => send(channel, &upstream, on),
+            for mut channel in leftovers {
+                match lease(&handing_over, &credentials, &virtual_host, &mut channel, &link).await {
+                    Ok((upstream, leased)) => send(channel, &upstream, leased),
                     Err(error) => {
                         tracing::warn!(%error, "messages of a client that is gone could not be handed over");
                     }
@@ -46,26 +47,29 @@ async fn lease(
     handing_over: &HandingOver,
     credentials: &Arc<amqp::Credentials>,
     virtual_host: &str,
-    channel: &Channel,
+    channel: &mut Channel,
     link: &Arc<ClientLink>,
-) -> Result<(Arc<Upstream>, u16), Refusal> {
+) -> Result<(Arc<Upstream>, Leased), Refusal> {
     for _ in 0..PLACING_ATTEMPTS {
-        let upstream = handing_over.pool().shared_connection(credentials, virtual_host).await?;
-        if let Placed::On(on) = upstream.lease(channel.new_lease(link, 0, 0)) {
-            return Ok((upstream, on));
+        let confirm = channel.is_confirming();
+        let upstream = handing_over.pool().shared_connection(credentials, virtual_host, confirm).await?;
+        if let Placed::On(leased) = upstream.lease(channel.new_lease(link, 0, 0), confirm) {
+            return Ok((upstream, leased));
         }
     }
     Err(Refusal::unreachable("no channel is free"))
 }
 
-fn send(mut channel: Channel, upstream: &Arc<Upstream>, on: u16) {
+fn send(mut channel: Channel, upstream: &Arc<Upstream>, leased: Leased) {
     let mut output = Output::default();
-    let route = Route { upstream: upstream.clone(), channel: on, own: false };
-    if let Err(fault) = channel.start(&mut output, route, 0) {
+    let route = Route { upstream: upstream.clone(), channel: leased.channel, own: false };
+    // What was done to the channel before was on another one.
+    channel.touched = false;
+    if let Err(fault) = channel.start(&mut output, route, leased, 0) {
         tracing::warn!(%fault, "messages of a client that is gone could not be handed over");
     }
     output.hand_over();
-    upstream.release(on);
+    upstream.release(leased.channel, channel.usage());
 }
 
 /// The frames of `held` that nobody has to be there for, and that cannot make the broker close a connection (P2): whole

@@ -11,23 +11,30 @@ mod judge;
 mod leftovers;
 mod output;
 mod place;
+mod recovery;
+mod secret;
+mod whole;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use amqp::channel::{ChannelStep, ChannelTable};
 use amqp::content::check_size;
 use amqp::frame::write_method;
-use amqp::method::{BASIC_CLASS, channel as channel_methods};
-use amqp::sasl::Secret;
+use amqp::method::{BASIC_CLASS, channel as channel_methods, confirm};
 use amqp::{ContentHeader, Credentials, Fault, FieldValue, Frame, FrameKind, Method, ReplyCode};
 
-use self::channel::{Channel, Content};
-use self::judge::{Need, PUBLISH_IDS, is_ack, is_publish, judge, judge_properties, judge_publish, malformed};
+use self::channel::{Channel, Content, Place};
+use self::judge::{
+    Need, PUBLISH_IDS, is_ack, is_publish, judge, judge_properties, judge_publish, malformed,
+    names_last_queue,
+};
 use self::output::Output;
 use self::place::Leg;
 use crate::frames::put_frame;
 use crate::link::ClientLink;
+use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
 use crate::upstream::Upstream;
 
@@ -52,6 +59,8 @@ pub struct Session {
     shared: Leg,
     /// The connection that is this client's alone.
     own: Leg,
+    /// The client's own connection was opened with a secret that the client has replaced.
+    rekeyed: bool,
     /// Every connection that has to know when this client is gone.
     attached: Vec<Arc<Upstream>>,
     /// The client has declared an exclusive queue.
@@ -62,6 +71,8 @@ pub struct Session {
     /// Octets of frames whose channels wait for a place.
     held: usize,
     next_lease: u64,
+    /// Since when upstream connections are lost without the broker having answered for anything in between.
+    in_trouble_since: Option<Instant>,
     life: Life,
 }
 
@@ -93,7 +104,8 @@ impl Session {
             None => format!("Leveret: {}", info.peer),
         };
         let frame_max = client.negotiated.frame_max;
-        let link = ClientLink::new(client.outbox, frame_max, client.capabilities);
+        let kept = pool.kept().clone();
+        let link = ClientLink::new(client.outbox, frame_max, client.capabilities, kept);
         Self {
             pool,
             credentials,
@@ -103,34 +115,44 @@ impl Session {
             channels: ChannelTable::new(client.negotiated.channel_max),
             shared: Leg::None,
             own: Leg::None,
+            rekeyed: false,
             attached: Vec::new(),
             exclusive: false,
             output: Output::default(),
             staged: 0,
             held: 0,
             next_lease: 1,
+            in_trouble_since: None,
             life: Life::Open,
         }
     }
 
-    /// Takes a frame of any channel but 0, already checked for size.
+    /// Takes a frame of any channel but 0, already checked for size, and as many of the octets behind it as belong to
+    /// whole messages and lie in `rest` already; returns how many of `rest` those were.
     ///
     /// # Errors
     /// What ends this client's connection: its own fault, or that of an upstream connection it depends on.
     #[inline]
-    pub fn handle_frame(&mut self, frame: Frame<'_>) -> Result<(), Fault> {
+    pub fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8]) -> Result<usize, Fault> {
         if self.link.has_events() {
             self.handle_events()?;
         }
         if self.life != Life::Open {
-            return Ok(());
+            return Ok(0);
         }
         match frame.kind {
-            FrameKind::Method => self.method(&frame),
-            FrameKind::Header => self.header(&frame),
-            FrameKind::Body => self.body(&frame),
-            FrameKind::Heartbeat => Err(frame.unexpected()),
+            FrameKind::Method if is_publish(frame.payload) => {
+                if let Some(taken) = self.whole_messages(frame.channel, frame.payload, rest)? {
+                    return Ok(taken);
+                }
+                self.method(&frame)?;
+            }
+            FrameKind::Method => self.method(&frame)?,
+            FrameKind::Header => self.header(&frame)?,
+            FrameKind::Body => self.body(&frame)?,
+            FrameKind::Heartbeat => return Err(frame.unexpected()),
         }
+        Ok(0)
     }
 
     /// Ends a batch: hands what was gathered to the upstream connections.
@@ -159,7 +181,9 @@ impl Session {
     /// Whether more frames can be taken. After a no, the client's outbox is nudged when they can. Waits only for upstream
     /// connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
+        let config = self.pool.config();
         self.held < HELD_LIMIT
+            && self.link.may_keep(config.replay_client_max, config.replay_total_max)
             && self.attached.iter().all(|upstream| {
                 upstream.outbox.has_room() || !self.sends_to(upstream) || upstream.has_room(&self.link)
             })
@@ -178,19 +202,6 @@ impl Session {
         let unconfirmed = self.channels.iter().filter(|(_, channel)| !confirmed(channel)).count();
         let incomplete = self.channels.iter().any(|(_, channel)| channel.content != Content::None);
         unconfirmed == 0 && !incomplete && self.held == 0
-    }
-
-    /// `connection.update-secret`. The secret that the client logged in with, which the broker has verified, is accepted
-    /// again. The upstream connections of a client were opened with it, and others share them.
-    ///
-    /// # Errors
-    /// 540 NOT_IMPLEMENTED for any other: a secret that no broker has verified is not accepted (P1).
-    pub fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault> {
-        if self.credentials.secret == Secret::new(secret) {
-            return Ok(());
-        }
-        let text = "another secret cannot be taken through the proxy; open a new connection with it";
-        Err(Fault::new(ReplyCode::NotImplemented, text).caused_by(UPDATE_SECRET_IDS))
     }
 
     /// Whether what the client sends may go to this connection.
@@ -225,6 +236,7 @@ impl Session {
         match self.channels.method(number, &method)? {
             ChannelStep::Open => {
                 self.channels.open(number, Box::default());
+                add(&self.pool.counters().round_trips_saved, 1);
                 self.answer(number, channel_methods::OpenOk::default());
             }
             ChannelStep::Close => self.close_channel(number),
@@ -243,10 +255,50 @@ impl Session {
             let fault = Fault::new(ReplyCode::ChannelError, "expected 'channel.open'");
             return Err(fault.caused_by(method.ids()));
         }
+        if !channel.has_declared && names_last_queue(method) {
+            // The upstream channel may know a queue that another client declared.
+            let fault = Fault::new(ReplyCode::NotFound, "no previously declared queue");
+            self.fail_channel(number, &fault.caused_by(method.ids()));
+            return Ok(());
+        }
+        if let Method::ConfirmSelect(select) = method
+            && self.select_confirms(number)?
+        {
+            if !select.no_wait {
+                add(&self.pool.counters().round_trips_saved, 1);
+                self.answer(number, confirm::SelectOk {});
+            }
+            return Ok(());
+        }
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        channel.has_declared |= matches!(method, Method::QueueDeclare(_));
+        channel.transactional |= matches!(method, Method::TxSelect(_));
         channel.touched |= need != Need::Any;
         self.exclusive |= need == Need::Exclusive;
         self.find_place(number, need != Need::Any)?;
         self.pass_on(number, FrameKind::Method, payload)
+    }
+
+    /// Turns confirm mode on without asking the broker, which has no reason to refuse. False when it has, or when the
+    /// answer would overtake others.
+    fn select_confirms(&mut self, number: u16) -> Result<bool, Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(false) };
+        match &channel.place {
+            _ if channel.transactional || channel.touched => Ok(false),
+            Place::Nowhere => {
+                channel.set_confirming();
+                Ok(true)
+            }
+            Place::Placed(route) if route.upstream.is_answered(route.channel) => {
+                if !channel.is_confirming() {
+                    let mut select = Vec::new();
+                    Method::from(confirm::Select { no_wait: true }).encode(&mut select);
+                    self.pass_on(number, FrameKind::Method, &select)?;
+                }
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
     }
 
     fn header(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
@@ -274,13 +326,14 @@ impl Session {
             return Ok(());
         }
         let fits = size <= STAGING_LIMIT && staged as u64 + size <= STAGING_BUDGET as u64;
-        if channel.is_own() || !fits {
+        if !fits {
             channel.streaming = true;
             let partial = std::mem::take(&mut channel.partial);
             self.staged -= partial.len();
             self.find_place(frame.channel, true)?;
             self.pass_on_stored(frame.channel, &partial)?;
         }
+        self.output.count_messages(1);
         self.content(frame.channel, frame, size == 0)?;
         self.expect(frame.channel, if size == 0 { Content::None } else { Content::Body(size) });
         Ok(())
@@ -374,8 +427,6 @@ fn unexpected(content: Content) -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }
 
-/// Class and method id of `connection.update-secret`.
-const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);
 /// Octets of frames that may wait for a place before the client is no longer read; one batch of reads may come on top.
 const HELD_LIMIT: usize = 1024 * 1024;
 /// First capacity for a message's frames: most methods with their headers fit.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::metrics::Counters;
-use crate::upstream::{Upstream, count_handed_over};
+use crate::metrics::{Counters, add};
+use crate::upstream::Upstream;
 
 /// Octets for one upstream connection at a time: nearly always the only one, so that a batch costs one lock.
 #[derive(Debug, Default)]
@@ -12,6 +12,8 @@ pub(super) struct Output {
     octets: Vec<u8>,
     /// Octets handed over and not yet counted.
     uncounted: usize,
+    /// Messages taken and not yet counted.
+    messages: u64,
 }
 
 impl Output {
@@ -43,8 +45,17 @@ impl Output {
     /// Adds what was handed over to the pool's numbers, once per batch.
     pub(super) fn count(&mut self, counters: &Counters) {
         if self.uncounted > 0 {
-            count_handed_over(counters, std::mem::take(&mut self.uncounted));
+            add(&counters.octets_to_upstreams, std::mem::take(&mut self.uncounted) as u64);
         }
+        if self.messages > 0 {
+            add(&counters.messages_to_upstreams, std::mem::take(&mut self.messages));
+        }
+    }
+
+    /// Messages were taken from the client.
+    #[inline]
+    pub(super) fn count_messages(&mut self, messages: u64) {
+        self.messages += messages;
     }
 }
 

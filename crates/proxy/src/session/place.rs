@@ -41,9 +41,13 @@ impl Session {
         match &channel.place {
             Place::Nowhere => channel.place = Place::Waiting { own: needs_own || has_own },
             Place::Waiting { own: false } if needs_own => channel.place = Place::Waiting { own: true },
+            Place::Leaving { route, own: false } if needs_own => {
+                channel.place = Place::Leaving { route: route.clone(), own: true };
+                return Ok(());
+            }
             Place::Placed(route) if needs_own && !route.own => {
                 let route = route.clone();
-                return self.leave(number, route);
+                return self.leave(number, route, true);
             }
             _ => return Ok(()),
         }
@@ -51,19 +55,22 @@ impl Session {
     }
 
     /// Puts a waiting channel on its connection, if that is there.
-    fn place(&mut self, number: u16) -> Result<(), Fault> {
+    pub(super) fn place(&mut self, number: u16) -> Result<(), Fault> {
         // A connection may be full, or gone before its end was told; the next one may be, too, but not for ever.
         for _ in 0..PLACING_ATTEMPTS {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Place::Waiting { own } = channel.place else { return Ok(()) };
-            let Some(upstream) = self.connection(own)? else { return Ok(()) };
+            let confirm = channel.is_confirming();
+            let Some(upstream) = self.connection(own, confirm)? else { return Ok(()) };
             let lease = self.next_lease;
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-            match upstream.lease(channel.new_lease(&self.link, lease, number)) {
-                Placed::On(on) => {
+            match upstream.lease(channel.new_lease(&self.link, lease, number), confirm) {
+                Placed::On(leased) => {
                     self.next_lease += 1;
                     self.held -= channel.held.len();
-                    channel.start(&mut self.output, Route { upstream, channel: on, own }, lease)?;
+                    self.pool.counters().count_lease(leased.fresh);
+                    let route = Route { upstream, channel: leased.channel, own };
+                    channel.start(&mut self.output, route, leased, lease)?;
                     if channel.closing {
                         self.close_placed(number);
                     }
@@ -89,7 +96,7 @@ impl Session {
     }
 
     /// The connection for shared or own channels; when there is none it is asked for, and an event will tell.
-    fn connection(&mut self, own: bool) -> Result<Option<Arc<Upstream>>, Fault> {
+    fn connection(&mut self, own: bool, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
         match self.leg(own) {
             Leg::Ready(upstream) => return Ok(Some(upstream.clone())),
             Leg::Opening => return Ok(None),
@@ -98,7 +105,7 @@ impl Session {
         let found = if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link)
         } else {
-            self.pool.find_shared(&self.credentials, &self.virtual_host)
+            self.pool.find_shared(&self.credentials, &self.virtual_host, confirm)
         };
         if let Some(upstream) = found
             && self.attach(&upstream)
@@ -123,16 +130,17 @@ impl Session {
         attached
     }
 
-    /// Starts a channel's move to the client's own connection. Nothing goes out on it until the old upstream channel is
+    /// Starts a channel's move to another connection. Nothing goes out on it until the old upstream channel is
     /// closed, so that nothing overtakes what was published; and that waits for its confirms.
-    fn leave(&mut self, number: u16, route: Route) -> Result<(), Fault> {
+    pub(super) fn leave(&mut self, number: u16, route: Route, own: bool) -> Result<(), Fault> {
         self.output.hand_over();
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if route.upstream.await_confirms(route.channel, channel.unconfirmed_up_to()) {
             route.upstream.close_channel(route.channel);
         }
-        channel.place = Place::Leaving(route);
-        self.connection(true).map(drop)
+        channel.place = Place::Leaving { route, own };
+        let confirm = channel.is_confirming();
+        self.connection(own, confirm).map(drop)
     }
 
     /// Acts on all events, whatever one of them leads to: none comes twice.
@@ -157,12 +165,19 @@ impl Session {
             Event::ChannelFree => return self.place_waiting(true),
             Event::Confirmed { channel, lease } => {
                 if let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
-                    && let Place::Leaving(route) = &channel.place
+                    && let Place::Leaving { route, .. } = &channel.place
                 {
                     route.upstream.close_channel(route.channel);
                 }
             }
             Event::Ready { own, result } => return self.ready(own, result),
+            Event::SecretVerified { result } => return self.secret_verified(result),
+            Event::BrokenOff { upstream } if self.life == Life::Open => {
+                let text = "upstream connection lost in the middle of a message for the client";
+                tracing::debug!(upstream, text);
+                return Err(Fault::new(ReplyCode::ConnectionForced, text));
+            }
+            Event::BrokenOff { .. } => {}
             Event::Lost { upstream, fault } => return self.lost(upstream, fault),
             Event::Returned => {
                 if self.life == Life::Returning {
@@ -185,7 +200,7 @@ impl Session {
         if !answered && let Some(route) = channel.route().cloned() {
             // The close-ok goes behind everything that was on its way.
             self.output.hand_over();
-            route.upstream.release(route.channel);
+            route.upstream.release(route.channel, channel.usage());
         }
         let Some(channel) = self.channels.get_mut(number) else { return };
         self.staged -= channel.partial.len();
@@ -204,12 +219,12 @@ impl Session {
             return Ok(());
         };
         match channel.place {
-            Place::Leaving(_) if channel.closing && channel.held.is_empty() => {
+            Place::Leaving { .. } if channel.closing && channel.held.is_empty() => {
                 self.finish_channel(number);
                 Ok(())
             }
-            Place::Leaving(_) => {
-                channel.left(last_queue);
+            Place::Leaving { own, .. } => {
+                channel.left(last_queue, own);
                 self.place(number)
             }
             _ => {
@@ -229,7 +244,14 @@ impl Session {
 
     fn ready(&mut self, own: bool, result: Result<Arc<Upstream>, Refusal>) -> Result<(), Fault> {
         let upstream = result.map_err(Refusal::into_fault)?;
-        *self.leg(own) = if self.attach(&upstream) { Leg::Ready(upstream) } else { Leg::None };
+        // The client may have another secret by now.
+        let is_ours = own || *upstream.credentials == *self.credentials;
+        let attached = is_ours && self.attach(&upstream);
+        *self.leg(own) = if attached { Leg::Ready(upstream) } else { Leg::None };
+        if is_ours && !attached {
+            let text = "upstream connection lost at once";
+            self.judge_progress(&[], &Fault::new(ReplyCode::ConnectionForced, text))?;
+        }
         self.place_waiting(own)
     }
 
@@ -243,29 +265,6 @@ impl Session {
             .map(|(number, _)| number)
             .collect();
         numbers.into_iter().try_for_each(|number| self.place(number))
-    }
-
-    /// An upstream connection has ended. It matters if a channel, or an exclusive queue, was there.
-    fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
-        self.attached.retain(|upstream| upstream.id != id);
-        let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
-        if is_own {
-            self.own = Leg::None;
-        }
-        if self.shared.upstream().is_some_and(|upstream| upstream.id == id) {
-            self.shared = Leg::None;
-        }
-        if self.life == Life::Returning {
-            if is_own {
-                self.life = Life::Closed;
-            }
-            return Ok(());
-        }
-        let used = self
-            .channels
-            .iter_mut()
-            .any(|(_, channel)| channel.route().is_some_and(|route| route.upstream.id == id));
-        if used || (is_own && self.exclusive) { Err(fault) } else { Ok(()) }
     }
 }
 

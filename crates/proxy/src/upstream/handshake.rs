@@ -4,7 +4,6 @@
 //! is not [`amqp::ClientHandshake`]: that one needs the virtual host from the start.
 
 use std::io;
-use std::time::Duration;
 
 use amqp::frame::{HEADER_LEN, MIN_FRAME_MAX, PROTOCOL_HEADER, write_method};
 use amqp::handshake::{HANDSHAKE_FRAME_MAX, LOCALE};
@@ -13,9 +12,11 @@ use amqp::{
     Capabilities, Credentials, Fault, FieldTable, FieldValue, Frame, FrameKind, Method, RawTable, ReplyCode,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use transport::{ConnectOptions, Stream};
+use transport::Stream;
 
-use crate::config::{PoolConfig, UpstreamAddress};
+use super::connect::connect;
+use crate::config::PoolConfig;
+use crate::pool::Endpoint;
 use crate::refusal::{Refusal, announced_fault};
 
 /// A connection whose credentials the broker has accepted, and which has no virtual host yet.
@@ -37,13 +38,13 @@ pub(crate) struct Limits {
 impl Begun {
     /// Connects and logs in.
     pub(crate) async fn login(
-        address: &UpstreamAddress,
+        endpoint: &Endpoint,
         credentials: &Credentials,
         connection_name: &str,
         config: &PoolConfig,
     ) -> Result<Self, Refusal> {
         let login = async {
-            let (mut stream, mut input) = (connect(address, config).await?, Vec::new());
+            let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
             let server_properties = start(&mut stream, &mut input, credentials, connection_name).await?;
             // A broker that knows authentication_failure_close says why; others just close.
             let closed = |refusal| match refusal {
@@ -56,7 +57,7 @@ impl Begun {
             };
             Ok(Self { stream, tune, server_properties })
         };
-        within(config, address, login).await
+        within(config, endpoint, login).await
     }
 
     /// Opens a virtual host.
@@ -102,36 +103,31 @@ impl Begun {
 }
 
 /// Asks a broker for its first words: whether it is there, and its server-properties.
-pub(crate) async fn probe(address: &UpstreamAddress, config: &PoolConfig) -> Result<FieldTable, Refusal> {
+pub(crate) async fn probe(endpoint: &Endpoint, config: &PoolConfig) -> Result<FieldTable, Refusal> {
     let asking = async {
-        let (mut stream, mut input) = (connect(address, config).await?, Vec::new());
+        let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
         stream.write_all(&PROTOCOL_HEADER).await?;
         match receive(&mut stream, &mut input).await? {
             Method::ConnectionStart(start) => Ok(start.server_properties.decode()),
             other => Err(unexpected(&other)),
         }
     };
-    within(config, address, asking).await
-}
-
-async fn connect(address: &UpstreamAddress, config: &PoolConfig) -> Result<Stream, Trouble> {
-    let options = ConnectOptions { timeout: config.connect_timeout, keepalive: KEEPALIVE };
-    Ok(Stream::connect(&address.host, address.port, options).await?)
+    within(config, endpoint, asking).await
 }
 
 /// Runs one step within the time that connecting may take.
 async fn within<T>(
     config: &PoolConfig,
-    address: &UpstreamAddress,
+    endpoint: &Endpoint,
     step: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Refusal> {
     // Boxed: the state of a handshake is large, and is needed for a moment only.
     match tokio::time::timeout(config.connect_timeout, Box::pin(step)).await {
         Ok(result) => result.map_err(|trouble| match trouble {
             Trouble::Said(refusal) => refusal,
-            other => Refusal::unreachable(format_args!("{address}: {other}")),
+            other => Refusal::unreachable(format_args!("{endpoint}: {other}")),
         }),
-        Err(_) => Err(Refusal::unreachable(format_args!("{address}: no answer in time"))),
+        Err(_) => Err(Refusal::unreachable(format_args!("{endpoint}: no answer in time"))),
     }
 }
 
@@ -278,6 +274,3 @@ impl From<Fault> for Trouble {
         Self::Other(fault.to_string())
     }
 }
-
-/// A broker that is silent for this long is probed. Heartbeats notice its death sooner; this is for when they are off.
-const KEEPALIVE: Duration = Duration::from_secs(30);

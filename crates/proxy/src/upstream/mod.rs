@@ -1,24 +1,34 @@
 //! One connection to a broker: its channels, who leases them, and whom it belongs to.
 
+mod connect;
+mod content;
 mod handshake;
+mod leases;
+mod ledger;
+mod run;
 mod slot;
 mod task;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::frame::write_method;
-use amqp::method::{channel, connection};
+use amqp::method::connection;
 use amqp::{Credentials, Fault, ReplyCode};
 use parking_lot::Mutex;
 use transport::Outbox;
 
 pub(crate) use handshake::{Begun, probe};
-pub(crate) use slot::{Confirms, Lease, Slot};
-pub(crate) use task::spawn;
+pub(crate) use leases::{Leased, Placed};
+pub(crate) use ledger::{Carried, Ledger, Remains};
+pub(crate) use slot::{Lease, Slot, Usage};
 
+use self::slot::Missing;
+pub(crate) use task::{Access, spawn};
+
+use self::leases::Resting;
 use crate::link::{ClientLink, Event};
+use crate::pool::Endpoint;
 
 /// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its channels.
 #[derive(Debug)]
@@ -29,26 +39,33 @@ pub(crate) struct Upstream {
     pub(crate) outbox: Arc<Outbox>,
     /// Octets of the largest frame that the broker takes; never 0.
     pub(crate) frame_max: u32,
+    /// Where the broker is.
+    pub(crate) endpoint: Endpoint,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) virtual_host: Box<str>,
-    /// When the broker accepted the credentials and the virtual host.
-    pub(crate) verified_at: Instant,
     /// Most channels at one time, as the broker has it.
     channel_max: u16,
     /// Most channels at one time while clients share the connection.
     shared_channel_max: u16,
+    /// A channel that was opened longer ago is not given to another client.
+    channel_age_max: Duration,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     phase: Phase,
+    /// When the broker last accepted the credentials for the virtual host; `None` when it refused them since.
+    verified_at: Option<Instant>,
+    /// The broker is being asked again.
+    refreshing: bool,
     /// Channel n is at n - 1.
     slots: Vec<Slot>,
     /// Numbers of free slots.
     free: Vec<u16>,
-    /// Slots that are not free.
+    /// Slots that are neither free nor resting.
     in_use: usize,
+    resting: Resting,
     /// The client that this connection belongs to alone.
     owner: Option<Arc<ClientLink>>,
     /// The owner is through: when no channel is left, the connection is clean.
@@ -74,37 +91,36 @@ enum Phase {
     Ended,
 }
 
-/// What placing a channel led to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Placed {
-    /// On this channel. `channel.open` is the session's to send, in front of everything else.
-    On(u16),
-    /// All channels are in use. On a client's own connection: as many as the broker allows at all.
-    Full,
-    /// All channels of the client's own connection are in use, but some are being closed. [`Event::ChannelFree`] tells.
-    Soon,
-    /// The connection is closing or has ended.
-    Gone,
-}
-
 impl Upstream {
     /// Whether the connection takes new channels.
     pub(crate) fn is_open(&self) -> bool {
         self.state.lock().phase == Phase::Open
     }
 
-    /// Whether a client that owns no connection can be placed here.
-    pub(crate) fn takes_shared(&self) -> bool {
+    /// Whether the connection is open and the broker accepted its credentials less than `ttl` ago.
+    pub(crate) fn is_verified_within(&self, ttl: Duration) -> bool {
         let state = self.state.lock();
-        state.phase == Phase::Open
-            && state.owner.is_none()
-            && state.in_use < usize::from(self.shared_channel_max)
+        state.phase == Phase::Open && state.verified_at.is_some_and(|at| at.elapsed() < ttl)
     }
 
-    /// Channels in use, and whether the connection belongs to one client.
-    pub(crate) fn load(&self) -> (usize, bool) {
-        let state = self.state.lock();
-        (state.in_use, state.owner.is_some())
+    /// The broker has just accepted the connection's credentials for its virtual host.
+    pub(crate) fn set_verified(&self) {
+        self.state.lock().verified_at = Some(Instant::now());
+    }
+
+    /// The broker has just refused them.
+    pub(crate) fn distrust(&self) {
+        self.state.lock().verified_at = None;
+    }
+
+    /// Whether the caller is the one who asks the broker again.
+    pub(crate) fn begin_refresh(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().refreshing, true)
+    }
+
+    /// The broker has been asked again, or could not be.
+    pub(crate) fn end_refresh(&self) {
+        self.state.lock().refreshing = false;
     }
 
     /// Makes an unused connection the client's own. A new one has to be told, for its task may not run yet.
@@ -140,80 +156,6 @@ impl Upstream {
         state.waiting.retain(|other| !Arc::ptr_eq(other, link));
         if state.blocked.is_some() {
             link.unblock();
-        }
-    }
-
-    /// Leases a fresh channel.
-    pub(crate) fn lease(&self, lease: Lease) -> Placed {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Open {
-            return Placed::Gone;
-        }
-        let is_own = state.owner.is_some();
-        let max = if is_own { self.channel_max } else { self.shared_channel_max };
-        if state.in_use >= usize::from(max) {
-            state.starved = is_own && state.slots.iter().any(Slot::is_closing);
-            return if state.starved { Placed::Soon } else { Placed::Full };
-        }
-        let number = state.free.pop().unwrap_or_else(|| {
-            state.slots.push(Slot::Free);
-            // Bounded by channel_max, a u16.
-            state.slots.len() as u16
-        });
-        state.slots[usize::from(number) - 1] = Slot::Leased(Box::new(lease));
-        state.in_use += 1;
-        state.idle_since = None;
-        Placed::On(number)
-    }
-
-    /// Gives a channel back. Everything that the session had for it must be in the outbox. The number is leased
-    /// again only when the broker has confirmed the close.
-    pub(crate) fn release(&self, number: u16) {
-        let mut state = self.state.lock();
-        match state.slot(number) {
-            Some(slot @ Slot::Leased(_)) => {
-                let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing) else { return };
-                if !lease.close_sent {
-                    self.send(number, close_channel());
-                }
-            }
-            Some(Slot::PeerClosed) => {
-                self.send(number, channel::CloseOk {});
-                state.set_free(number);
-            }
-            _ => {}
-        }
-    }
-
-    /// Closes a channel and lets the session know when the broker has confirmed it.
-    pub(crate) fn close_channel(&self, number: u16) {
-        let mut state = self.state.lock();
-        if let Some(Slot::Leased(lease)) = state.slot(number) {
-            lease.close_sent = true;
-            self.send(number, close_channel());
-        }
-    }
-
-    /// Most channels at one time on a client's own connection.
-    pub(crate) fn channel_max(&self) -> u16 {
-        self.channel_max
-    }
-
-    /// Starts counting confirms on a channel: `confirm.select` is about to be sent.
-    pub(crate) fn count_confirms(&self, number: u16) {
-        if let Some(Slot::Leased(lease)) = self.state.lock().slot(number) {
-            lease.confirms.get_or_insert_default();
-        }
-    }
-
-    /// Whether everything published up to `sequence` has been confirmed. After a no, [`Event::Confirmed`] tells.
-    pub(crate) fn await_confirms(&self, number: u16, sequence: u64) -> bool {
-        match self.state.lock().slot(number) {
-            Some(Slot::Leased(lease)) => match &mut lease.confirms {
-                Some(confirms) => confirms.await_up_to(sequence),
-                None => true,
-            },
-            _ => true,
         }
     }
 
@@ -272,8 +214,15 @@ impl Upstream {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.idle_since = None;
-        state.slots = Vec::new();
+        for slot in std::mem::take(&mut state.slots) {
+            let Slot::Leased(lease) = slot else { continue };
+            lease.ledger.end(lease.delivered, lease.last_queue);
+            if lease.missing != Missing::Nothing {
+                lease.link.tell(Event::BrokenOff { upstream: self.id });
+            }
+        }
         state.free = Vec::new();
+        state.resting = Resting::default();
         state.in_use = 0;
         let mut links = std::mem::take(&mut state.attached);
         state.waiting = Vec::new();
@@ -296,61 +245,28 @@ impl Upstream {
     }
 }
 
-impl State {
-    #[inline]
-    fn slot(&mut self, number: u16) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::from(number).checked_sub(1)?)
-    }
-
-    fn set_free(&mut self, number: u16) {
-        if let Some(slot) = self.slot(number) {
-            *slot = Slot::Free;
-            self.free.push(number);
-            self.in_use -= 1;
-            if std::mem::take(&mut self.starved)
-                && let Some(owner) = &self.owner
-            {
-                owner.tell(Event::ChannelFree);
-            }
-            self.settle();
-        }
-    }
-
-    /// Ends a client's ownership when its last channel is closed, and starts the idle time.
-    fn settle(&mut self) {
-        if self.in_use > 0 || self.phase != Phase::Open {
-            return;
-        }
-        if self.returning {
-            self.returning = false;
-            if let Some(owner) = self.owner.take() {
-                owner.tell(Event::Returned);
-            }
-        }
-        if self.owner.is_none() {
-            self.idle_since = Some(Instant::now());
-        }
-    }
-}
-
-fn close_channel() -> channel::Close<'static> {
-    channel::Close {
-        reply_code: ReplyCode::Success.code(),
-        reply_text: "released",
-        class_id: 0,
-        method_id: 0,
-    }
+/// What connections carry.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    /// Channels in use.
+    pub(crate) channels: usize,
+    /// Channels that rest.
+    pub(crate) resting: usize,
+    /// Connections that belong to one client.
+    pub(crate) own: usize,
+    /// Connections that the broker has blocked.
+    pub(crate) blocked: usize,
 }
 
 /// Adds up what a set of connections carries.
-pub(crate) fn loads(connections: &[Arc<Upstream>]) -> (usize, usize) {
-    connections
-        .iter()
-        .map(|upstream| upstream.load())
-        .fold((0, 0), |(channels, own), (in_use, owned)| (channels + in_use, own + usize::from(owned)))
-}
-
-/// Counts octets that a session hands over.
-pub(crate) fn count_handed_over(counters: &crate::metrics::Counters, octets: usize) {
-    counters.octets_to_upstreams.fetch_add(octets as u64, Ordering::Relaxed);
+pub(crate) fn loads(connections: &[Arc<Upstream>]) -> Loads {
+    connections.iter().fold(Loads::default(), |loads, upstream| {
+        let state = upstream.state.lock();
+        Loads {
+            channels: loads.channels + state.in_use,
+            resting: loads.resting + state.resting.len(),
+            own: loads.own + usize::from(state.owner.is_some()),
+            blocked: loads.blocked + usize::from(state.blocked.is_some()),
+        }
+    })
 }

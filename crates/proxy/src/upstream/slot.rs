@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::ledger::Ledger;
 use crate::link::ClientLink;
 
 /// What an upstream channel number stands for.
@@ -12,6 +14,10 @@ pub(crate) enum Slot {
     Free,
     /// A client's channel is here.
     Leased(Box<Lease>),
+    /// Nobody's, and not proven clean yet: answers are under way.
+    Settling(Box<Settling>),
+    /// Nobody's, open and clean (P5). In confirm mode if there is a count of its confirms.
+    Resting(Option<Box<Confirms>>),
     /// The broker closed it. The session is to answer, after everything else it may have on its way.
     PeerClosed,
     /// `channel.close` was sent and nobody waits for the answer; what comes is discarded.
@@ -23,8 +29,8 @@ impl Slot {
     pub(crate) fn is_closing(&self) -> bool {
         match self {
             Self::Leased(lease) => lease.close_sent,
-            Self::PeerClosed | Self::Closing => true,
-            Self::Free => false,
+            Self::Settling(_) | Self::PeerClosed | Self::Closing => true,
+            Self::Resting(_) | Self::Free => false,
         }
     }
 }
@@ -37,14 +43,24 @@ pub(crate) struct Lease {
     pub(crate) id: u64,
     /// The client's channel number.
     pub(crate) client_channel: u16,
+    /// When the channel was opened at the broker.
+    pub(crate) opened_at: Instant,
     /// `channel.open-ok` is still to come, and not for the client.
     pub(crate) opening: bool,
     /// `basic.qos-ok` that are still to come and not for the client.
-    pub(crate) own_qos_ok: u8,
-    /// Added to the broker's confirm sequence: what was confirmed where the channel was before.
-    pub(crate) confirm_offset: u64,
+    pub(crate) own_qos_ok: u16,
+    /// Answers that the client waits for.
+    pub(crate) replies_due: u32,
+    /// What the client has under way, and how its confirms are numbered.
+    pub(crate) ledger: Arc<Ledger>,
+    /// Added to the broker's delivery tags: what the client was given where its channel was before.
+    pub(crate) delivery_offset: u64,
+    /// The broker's last delivery tag.
+    pub(crate) delivered: u64,
+    /// A message for the client is passed on as it comes, and this is still missing.
+    pub(crate) missing: Missing,
     /// What is confirmed, in confirm mode.
-    pub(crate) confirms: Option<Confirms>,
+    pub(crate) confirms: Option<Box<Confirms>>,
     /// The session sent `channel.close` and waits for the answer.
     pub(crate) close_sent: bool,
     /// What an empty queue name means on the channel.
@@ -52,14 +68,19 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    pub(crate) fn new(link: Arc<ClientLink>, id: u64, client_channel: u16) -> Self {
+    pub(crate) fn new(link: Arc<ClientLink>, ledger: Arc<Ledger>, id: u64, client_channel: u16) -> Self {
         Self {
             link,
             id,
             client_channel,
+            opened_at: Instant::now(),
             opening: true,
             own_qos_ok: 0,
-            confirm_offset: 0,
+            replies_due: 0,
+            ledger,
+            delivery_offset: 0,
+            delivered: 0,
+            missing: Missing::Nothing,
             confirms: None,
             close_sent: false,
             last_queue: None,
@@ -67,9 +88,82 @@ impl Lease {
     }
 }
 
+/// What is still missing of a message that is passed on to a client as it comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Nothing,
+    /// The content header, and whatever it announces.
+    Header,
+    /// So many octets of body.
+    Body(u64),
+}
+
+/// What a session did on a channel that it gives back.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Usage {
+    /// Messages published in confirm mode.
+    pub(crate) published: u64,
+    /// Something went out whose success no answer tells: a publish outside confirm mode, a method with no-wait.
+    pub(crate) unproven: bool,
+    /// A limit for the whole channel was set.
+    pub(crate) global_prefetch: bool,
+    /// Something else than these, which only a close at the broker undoes.
+    pub(crate) touched: bool,
+}
+
+/// What has to come before a channel that was given back is clean.
+#[derive(Debug)]
+pub(crate) struct Settling {
+    /// Answers, nobody's any more.
+    replies_due: u32,
+    confirms: Option<Box<Confirms>>,
+    opened_at: Instant,
+}
+
+impl Settling {
+    /// From the lease that ends, with this many answers due that the pool asked for itself.
+    pub(crate) fn new(lease: Lease, published: u64, fences: u32) -> Self {
+        let own = u32::from(lease.opening) + u32::from(lease.own_qos_ok);
+        let mut confirms = lease.confirms;
+        if let Some(confirms) = &mut confirms {
+            confirms.published += published;
+        }
+        Self { replies_due: lease.replies_due + own + fences, confirms, opened_at: lease.opened_at }
+    }
+
+    /// When the channel was opened at the broker.
+    pub(crate) fn opened_at(&self) -> Instant {
+        self.opened_at
+    }
+
+    /// An answer has come.
+    pub(crate) fn replied(&mut self) {
+        self.replies_due = self.replies_due.saturating_sub(1);
+    }
+
+    /// A confirm has come.
+    pub(crate) fn confirmed(&mut self, tag: u64, multiple: bool) {
+        if let Some(confirms) = &mut self.confirms {
+            confirms.confirmed(tag, multiple);
+        }
+    }
+
+    /// Whether nothing is under way any more: then it rests.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.replies_due == 0 && self.confirms.as_ref().is_none_or(|confirms| confirms.is_complete())
+    }
+
+    /// What is kept of it while it rests.
+    pub(crate) fn into_confirms(self) -> Option<Box<Confirms>> {
+        self.confirms
+    }
+}
+
 /// Which publishes of a channel have been confirmed, positively or negatively.
 #[derive(Debug, Default)]
 pub(crate) struct Confirms {
+    /// How many were published by those who have given the channel back.
+    published: u64,
     /// Everything up to here.
     up_to: u64,
     /// And these. As many as the broker confirms out of order, which publishers bound by their own window.
@@ -99,13 +193,35 @@ impl Confirms {
         reached
     }
 
-    fn is_confirmed(&self, sequence: u64) -> bool {
-        self.up_to >= sequence
+    /// Everything up to here is confirmed.
+    pub(crate) fn up_to(&self) -> u64 {
+        self.up_to
     }
 
-    /// Whether everything up to `sequence` is confirmed; if not, [`Self::confirmed`] will tell.
-    pub(crate) fn await_up_to(&mut self, sequence: u64) -> bool {
-        let confirmed = self.is_confirmed(sequence);
+    /// Whether something behind that is.
+    pub(crate) fn is_gappy(&self) -> bool {
+        !self.beyond.is_empty()
+    }
+
+    /// Whether this very message is.
+    pub(crate) fn has(&self, tag: u64) -> bool {
+        tag <= self.up_to || self.beyond.contains(&tag)
+    }
+
+    /// How many were published before the present lease began.
+    pub(crate) fn base(&self) -> u64 {
+        self.published
+    }
+
+    /// Whether everything is confirmed that was published by those who have given the channel back.
+    fn is_complete(&self) -> bool {
+        self.up_to >= self.published
+    }
+
+    /// Whether the first `published` messages of the present lease are confirmed; if not, [`Self::confirmed`] will tell.
+    pub(crate) fn await_up_to(&mut self, published: u64) -> bool {
+        let sequence = self.published + published;
+        let confirmed = self.up_to >= sequence;
         self.awaited = (!confirmed).then_some(sequence);
         confirmed
     }

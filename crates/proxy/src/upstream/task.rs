@@ -3,29 +3,37 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use amqp::frame::{HEARTBEAT, write_method};
+use amqp::frame::HEARTBEAT;
 use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{basic, channel, connection};
 use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 use parking_lot::Mutex;
 use transport::{Ended, Intent, Outbox, Protocol, Stream};
 
+use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::Limits;
+use super::leases::Resting;
+use super::run::Run;
 use super::slot::{Lease, Slot};
 use super::{Phase, State, Upstream};
-use crate::frames::put_frame;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
-use crate::pool::Pool;
+use crate::pool::{Endpoint, Pool};
 use crate::refusal::announced_fault;
+
+/// What a connection was opened to, and with what.
+pub(crate) struct Access {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) credentials: Arc<Credentials>,
+    pub(crate) virtual_host: Box<str>,
+}
 
 /// Makes a connection of an open stream, and starts its task. `owner` is the client that it belongs to alone.
 pub(crate) fn spawn(
     pool: &Arc<Pool>,
     stream: Stream,
     limits: Limits,
-    credentials: Arc<Credentials>,
-    virtual_host: &str,
+    access: Access,
     owner: Option<Arc<ClientLink>>,
 ) -> Arc<Upstream> {
     let now = Instant::now();
@@ -34,16 +42,20 @@ pub(crate) fn spawn(
         id: pool.next_id(),
         outbox: Arc::new(Outbox::new(config.outbox_limit)),
         frame_max: limits.frame_max,
-        credentials,
-        virtual_host: virtual_host.into(),
-        verified_at: now,
+        endpoint: access.endpoint,
+        credentials: access.credentials,
+        virtual_host: access.virtual_host,
         channel_max: limits.channel_max,
         shared_channel_max: limits.channel_max.min(config.max_channels_per_connection),
+        channel_age_max: config.auth_ttl,
         state: Mutex::new(State {
             phase: Phase::Open,
+            verified_at: Some(now),
+            refreshing: false,
             slots: Vec::new(),
             free: Vec::new(),
             in_use: 0,
+            resting: Resting::default(),
             idle_since: owner.is_none().then_some(now),
             owner,
             returning: false,
@@ -106,14 +118,21 @@ impl Protocol for Task {
         self.heartbeat.received(now);
         let upstream = self.upstream.clone();
         let mut state = upstream.state.lock();
-        let mut run = Run { client: None, octets: Vec::new(), shared: state.owner.is_none() };
+        let mut run = Run::new(state.owner.is_none());
         let (mut taken, mut frames) = (0, 0);
         while !self.finished {
             match Frame::parse(&input[taken..], upstream.frame_max) {
                 Ok(Some(frame)) => {
+                    let start = taken;
+                    if frame.kind == FrameKind::Method
+                        && carries_content(frame.payload)
+                        && is_worth_waiting_for(&input[start..])
+                    {
+                        break;
+                    }
                     taken += frame.wire_len();
                     frames += 1;
-                    self.frame(&mut state, &mut run, &frame);
+                    self.frame(&mut state, &mut run, &frame, &input[start..taken]);
                 }
                 Ok(None) => break,
                 Err(fault) => self.broken(fault),
@@ -128,6 +147,7 @@ impl Protocol for Task {
         if let Some(pool) = self.pool.upgrade() {
             add(&pool.counters().frames_from_upstreams, frames);
             add(&pool.counters().octets_from_upstreams, taken as u64);
+            add(&pool.counters().messages_from_upstreams, run.messages);
         }
         if self.finished {
             self.leave();
@@ -174,10 +194,20 @@ impl Protocol for Task {
                 self.finished = true;
             }
         }
+        // Asked before the state is locked, for the pool's table comes first.
+        let keep = self.pool.upgrade().is_some_and(|pool| pool.keeps_warm(&self.upstream));
         let mut state = self.upstream.state.lock();
         match state.phase {
             Phase::Open if state.idle_since.is_some_and(|since| now >= since + self.idle_timeout) => {
-                self.upstream.start_close(&mut state, "idle");
+                if keep {
+                    state.idle_since = Some(now);
+                } else {
+                    self.upstream.start_close(&mut state, "idle");
+                }
+            }
+            // An idle connection keeps its channels as long as itself: closing them would count as use.
+            Phase::Open if state.idle_since.is_none() => {
+                self.upstream.close_rested(&mut state, now, self.idle_timeout);
             }
             Phase::Closing(since) if now >= since + CLOSE_TIMEOUT => self.finished = true,
             _ => {}
@@ -195,7 +225,7 @@ impl Protocol for Task {
         let state = self.upstream.state.lock();
         let own = match state.phase {
             Phase::Closing(since) => Some(since + CLOSE_TIMEOUT),
-            _ => state.idle_since.map(|since| since + self.idle_timeout),
+            _ => state.idle_since.or(state.resting.longest()).map(|since| since + self.idle_timeout),
         };
         own.into_iter().chain(self.heartbeat.next_deadline()).min()
     }
@@ -254,18 +284,22 @@ impl Task {
     }
 
     #[inline]
-    fn frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+    fn frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
         if frame.channel == 0 {
             return self.connection_frame(state, run, frame);
         }
         match state.slot(frame.channel) {
             Some(Slot::Leased(lease)) => {
-                if frame.kind != FrameKind::Method || passes(lease, frame.payload) {
-                    run.add(lease, frame);
+                if frame.kind != FrameKind::Method {
+                    lease.go_on_with_content(run, frame, wire);
+                } else if carries_content(frame.payload) {
+                    lease.begin_content(run, frame, wire);
                 } else {
                     self.judged_method(state, run, frame);
                 }
             }
+            Some(Slot::Settling(_)) => self.settling_method(state, frame),
+            Some(Slot::Resting(_)) => self.resting_method(state, frame),
             Some(Slot::Closing) => self.closing_method(state, frame),
             // Nothing is due on a channel that is closed; a broker that sends there hurts nobody.
             _ => {}
@@ -283,7 +317,13 @@ impl Task {
         match method {
             Method::ChannelOpenOk(_) if lease.opening => lease.opening = false,
             Method::BasicQosOk(_) if lease.own_qos_ok > 0 => lease.own_qos_ok -= 1,
-            Method::BasicCancel(_) if !lease.link.cancel_notify => {}
+            Method::BasicCancel(cancel) => {
+                lease.ledger.cancelled(cancel.consumer_tag);
+                if lease.link.cancel_notify {
+                    run.add(lease, frame);
+                }
+            }
+            Method::ChannelFlow(_) => run.add(lease, frame),
             Method::BasicAck(basic::Ack { delivery_tag, multiple }) => {
                 let delivery_tag = lease.confirm(delivery_tag, multiple);
                 run.add_method(lease, basic::Ack { delivery_tag, multiple });
@@ -294,6 +334,8 @@ impl Task {
             }
             Method::QueueDeclareOk(ok) => {
                 lease.last_queue = Some(ok.queue.into());
+                lease.replied();
+                lease.ledger.answered(Some(&method), None);
                 run.add(lease, frame);
             }
             Method::ChannelClose(_) => {
@@ -307,7 +349,11 @@ impl Task {
                 state.set_free(frame.channel);
                 link.tell(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }
-            _ => run.add(lease, frame),
+            _ => {
+                lease.replied();
+                lease.ledger.answered(Some(&method), lease.last_queue.as_deref());
+                run.add(lease, frame);
+            }
         }
     }
 
@@ -326,6 +372,36 @@ impl Task {
             self.upstream.send(frame.channel, channel::CloseOk {});
         } else {
             *slot = Slot::PeerClosed;
+        }
+    }
+
+    /// A frame on a channel that was given back and is not proven clean yet.
+    fn settling_method(&mut self, state: &mut State, frame: &Frame<'_>) {
+        let Some(Slot::Settling(settling)) = state.slot(frame.channel) else { return };
+        match (frame.kind, frame.payload) {
+            (FrameKind::Method, [0, 20, 0, 40, ..]) => {
+                self.upstream.send(frame.channel, channel::CloseOk {});
+                return state.set_free(frame.channel);
+            }
+            (FrameKind::Method, [0, 60, 0, 80 | 120, ..]) => match Method::decode(frame.payload) {
+                Ok(Method::BasicAck(ack)) => settling.confirmed(ack.delivery_tag, ack.multiple),
+                Ok(Method::BasicNack(nack)) => settling.confirmed(nack.delivery_tag, nack.multiple),
+                _ => {}
+            },
+            // basic.cancel and channel.flow are no answers.
+            (FrameKind::Method, [0, 60, 0, 30, ..] | [0, 20, 0, 20, ..]) => {}
+            (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(),
+            _ => {}
+        }
+        self.upstream.rest_if_clean(state, frame.channel);
+    }
+
+    /// Nothing is due on a channel that rests but its end.
+    #[cold]
+    fn resting_method(&mut self, state: &mut State, frame: &Frame<'_>) {
+        if let (FrameKind::Method, [0, 20, 0, 40, ..]) = (frame.kind, frame.payload) {
+            self.upstream.send(frame.channel, channel::CloseOk {});
+            state.forget_resting(frame.channel);
         }
     }
 
@@ -377,57 +453,12 @@ impl Lease {
         {
             self.link.tell(Event::Confirmed { channel: self.client_channel, lease: self.id });
         }
-        tag.saturating_add(self.confirm_offset)
-    }
-}
-
-/// Whether a method goes to the client as it is, without changing anything here.
-#[inline]
-fn passes(lease: &Lease, payload: &[u8]) -> bool {
-    match payload {
-        // basic.deliver, basic.return, basic.get-ok
-        [0, 60, 0, 50 | 60 | 71, ..] => true,
-        // basic.ack, basic.nack: confirms
-        [0, 60, 0, 80 | 120, ..] => lease.confirms.is_none() && lease.confirm_offset == 0,
-        // Whatever channel and basic.qos-ok, basic.cancel, queue.declare-ok
-        [0, 20, ..] | [0, 60, 0, 11 | 30] | [0, 60, 0, 30, ..] | [0, 50, 0, 11, ..] => false,
-        _ => true,
-    }
-}
-
-/// Consecutive frames for one client, handed over at once.
-struct Run {
-    client: Option<Arc<ClientLink>>,
-    octets: Vec<u8>,
-    shared: bool,
-}
-
-impl Run {
-    #[inline]
-    fn add(&mut self, lease: &Lease, frame: &Frame<'_>) {
-        self.turn_to(lease);
-        put_frame(&mut self.octets, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
+        self.ledger.confirmed(tag, multiple)
     }
 
-    fn add_method<'a>(&mut self, lease: &Lease, method: impl Into<Method<'a>>) {
-        self.turn_to(lease);
-        write_method(&mut self.octets, lease.client_channel, method);
-    }
-
-    #[inline]
-    fn turn_to(&mut self, lease: &Lease) {
-        if !self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, &lease.link)) {
-            self.hand_over();
-            self.client = Some(lease.link.clone());
-        }
-    }
-
-    fn hand_over(&mut self) {
-        if let Some(client) = &self.client
-            && !self.octets.is_empty()
-        {
-            client.deliver(std::mem::take(&mut self.octets), self.shared);
-        }
+    /// An answer that the client waits for has come.
+    pub(super) fn replied(&mut self) {
+        self.replies_due = self.replies_due.saturating_sub(1);
     }
 }
 

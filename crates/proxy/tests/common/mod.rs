@@ -13,6 +13,7 @@ use proxy::{ClientInfo, ClientSide, Login, Pool, PoolConfig, Refusal, Session, U
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Protocol};
 
 /// Nothing here takes this long; it turns a hang into a failure.
@@ -109,6 +110,8 @@ pub(crate) struct Broker {
     pub(crate) address: UpstreamAddress,
     pub(crate) manners: Arc<Manners>,
     opened: mpsc::UnboundedReceiver<BrokerEnd>,
+    open: mpsc::UnboundedSender<BrokerEnd>,
+    accepting: JoinHandle<()>,
 }
 
 /// The broker's end of an open connection. Dropping `to` closes it.
@@ -125,17 +128,27 @@ pub(crate) struct BrokerEnd {
 impl Broker {
     pub(crate) async fn start(manners: Manners) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address =
-            UpstreamAddress { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
+        let address = UpstreamAddress {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+            tls: false,
+        };
         let manners = Arc::new(manners);
-        let (sender, opened) = mpsc::unbounded_channel();
-        let shared = manners.clone();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(serve(stream, shared.clone(), sender.clone()));
-            }
-        });
-        Self { address, manners, opened }
+        let (open, opened) = mpsc::unbounded_channel();
+        let accepting = tokio::spawn(accept(listener, manners.clone(), open.clone()));
+        Self { address, manners, opened, open, accepting }
+    }
+
+    /// Listens no more, as a broker that is stopped. Its connections are the caller's to drop.
+    pub(crate) async fn go_away(&mut self) {
+        self.accepting.abort();
+        let _ = (&mut self.accepting).await;
+    }
+
+    /// Listens again, at the same address.
+    pub(crate) async fn come_back(&mut self) {
+        let listener = TcpListener::bind(("127.0.0.1", self.address.port)).await.unwrap();
+        self.accepting = tokio::spawn(accept(listener, self.manners.clone(), self.open.clone()));
     }
 
     pub(crate) fn config(&self) -> PoolConfig {
@@ -189,9 +202,20 @@ impl BrokerEnd {
         (body.channel, body.payload)
     }
 
+    /// Delivers a message.
+    pub(crate) fn deliver(&self, number: u16, consumer_tag: &str, delivery_tag: u64, body: &[u8]) {
+        self.to.send(delivery(number, consumer_tag, delivery_tag, body)).unwrap();
+    }
+
     /// Reads no more, as a broker in a memory alarm; or reads again.
     pub(crate) fn set_reading(&self, reads: bool) {
         self.reads.send_replace(reads);
+    }
+}
+
+async fn accept(listener: TcpListener, manners: Arc<Manners>, open: mpsc::UnboundedSender<BrokerEnd>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        tokio::spawn(serve(stream, manners.clone(), open.clone()));
     }
 }
 
@@ -245,7 +269,7 @@ fn obedient_answer(frame: &OwnedFrame) -> Vec<u8> {
             write_method(&mut out, number, queue::DeclareOk { queue: name, ..Default::default() });
         }
         Method::BasicQos(_) => write_method(&mut out, number, basic::QosOk {}),
-        Method::BasicConsume(consume) => {
+        Method::BasicConsume(consume) if !consume.no_wait => {
             write_method(&mut out, number, basic::ConsumeOk { consumer_tag: consume.consumer_tag });
         }
         Method::ConfirmSelect(select) if !select.no_wait => {
@@ -389,6 +413,30 @@ impl Client {
         frame
     }
 
+    /// Expects a whole delivered message, and returns its delivery tag and body.
+    pub(crate) async fn expect_delivery(&mut self) -> (u64, Vec<u8>) {
+        let deliver = self.expect("basic.deliver").await;
+        let Method::BasicDeliver(basic::Deliver { delivery_tag, .. }) = deliver.method() else {
+            unreachable!()
+        };
+        self.expect("header").await;
+        (delivery_tag, self.expect("body").await.payload)
+    }
+
+    /// Expects a confirm, and returns its number and whether it stands for those before as well.
+    pub(crate) async fn expect_ack(&mut self) -> (u64, bool) {
+        let ack = self.expect("basic.ack").await;
+        let Method::BasicAck(basic::Ack { delivery_tag, multiple }) = ack.method() else { unreachable!() };
+        (delivery_tag, multiple)
+    }
+
+    /// Expects a channel to be closed with this text.
+    pub(crate) async fn expect_channel_close(&mut self, code: u16, text: &str) {
+        let frame = self.expect("channel.close").await;
+        let Method::ChannelClose(close) = frame.method() else { unreachable!() };
+        assert_eq!((close.reply_code, close.reply_text), (code, text));
+    }
+
     /// Expects the connection to be closed with this text.
     pub(crate) async fn expect_close(&mut self, code: u16, text: &str) {
         let frame = self.expect("connection.close").await;
@@ -413,6 +461,18 @@ pub(crate) fn message(number: u16, body: &[u8], frame_max: usize) -> Vec<u8> {
     write_method(&mut out, number, publish);
     write_content_header(&mut out, number, body.len() as u64, NO_PROPERTIES);
     for piece in body.chunks(frame_max - 8) {
+        write_frame(&mut out, FrameKind::Body, number, |out| out.extend_from_slice(piece));
+    }
+    out
+}
+
+/// A delivered message on the wire.
+pub(crate) fn delivery(number: u16, consumer_tag: &str, delivery_tag: u64, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let deliver = basic::Deliver { consumer_tag, delivery_tag, routing_key: "q", ..Default::default() };
+    write_method(&mut out, number, deliver);
+    write_content_header(&mut out, number, body.len() as u64, NO_PROPERTIES);
+    for piece in body.chunks(131_072 - 8) {
         write_frame(&mut out, FrameKind::Body, number, |out| out.extend_from_slice(piece));
     }
     out
@@ -454,6 +514,14 @@ impl Protocol for ServerEnd {
             (self.intent, Frame::parse(&input[taken..], self.frame_max))
         {
             taken += frame.wire_len();
+            if frame.channel == 0
+                && let Ok(Method::ConnectionUpdateSecret(update)) = Method::decode(frame.payload)
+            {
+                if self.session.update_secret(update.new_secret) {
+                    self.outbox.append(|buf| write_method(buf.tail(), 0, connection::UpdateSecretOk {}));
+                }
+                continue;
+            }
             if frame.channel == 0 && frame.kind == FrameKind::Method {
                 if self.session.close() {
                     self.outbox.append(|buf| write_method(buf.tail(), 0, connection::CloseOk {}));
@@ -461,8 +529,8 @@ impl Protocol for ServerEnd {
                 }
                 continue;
             }
-            let result = self.session.handle_frame(frame);
-            self.judge(result);
+            let result = self.session.handle_frame(frame, &input[taken..]);
+            self.judge(result.map(|more| taken += more));
         }
         self.session.flush();
         self.check_room();

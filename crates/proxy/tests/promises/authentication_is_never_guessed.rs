@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use amqp::method::basic;
-use amqp::{Capabilities, Credentials};
+use amqp::method::{basic, connection};
+use amqp::{Capabilities, Credentials, Method};
 use proxy::{ClientInfo, ClientSide, Pool, Refusal};
 use std::sync::Arc;
 use transport::Outbox;
@@ -64,7 +64,7 @@ async fn a_dead_connection_vouches_for_nobody() {
     client.send(1, basic::Qos::default()).await;
     client.expect("basic.qos-ok").await;
     drop(connection);
-    client.expect("connection.close").await;
+    until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
     Client::connect(&pool).await;
     assert_eq!(broker.logins(), 2);
 }
@@ -136,12 +136,107 @@ async fn a_broker_with_absurd_limits_is_no_upstream() {
 }
 
 #[tokio::test]
-async fn an_updated_secret_is_taken_only_if_it_is_the_one_that_was_verified() {
+async fn p1_a_wrong_password_in_a_loop_is_put_to_the_broker_once() {
     let broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
-    let login = login(&pool, "user", "right").await.unwrap();
-    let mut session = pool.open(login, "/", side()).await.unwrap();
-    assert_eq!(session.update_secret(b"right"), Ok(()));
-    let fault = session.update_secret(b"another").unwrap_err();
-    assert_eq!((fault.code, fault.method), (amqp::ReplyCode::NotImplemented, (10, 70)));
+    for _ in 0..50 {
+        assert!(matches!(login(&pool, "user", "wrong").await, Err(Refusal::Login(_))));
+    }
+    assert_eq!(
+        (broker.logins() as u64 + pool.metrics().refusals_repeated, pool.metrics().handshakes),
+        (50, 1)
+    );
+}
+
+#[tokio::test]
+async fn p1_p6_a_login_is_verified_again_before_its_time_is_over_and_nobody_waits() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let ttl = Duration::from_millis(400);
+    let pool = Pool::new(proxy::PoolConfig { auth_ttl: ttl, ..broker.config() });
+    let begun = std::time::Instant::now();
+    Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    // Clients that come all the time never find the login too old, however long it takes.
+    while begun.elapsed() < 3 * ttl {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.publish(1, b"x").await;
+        drop(client);
+        tokio::task::yield_now().await;
+    }
+    assert!(broker.logins() > 2);
+    until("those that only verified a login to be closed", || pool.metrics().upstream_connections == 1).await;
+    upstream.expect("channel.open").await;
+
+    *broker.manners.password.lock() = "rotated".to_owned();
+    let refused = async { while login(&pool, "user", "right").await.is_ok() {} };
+    crate::common::soon("the old password to be refused", refused).await;
+}
+
+async fn update_secret(client: &mut Client, new_secret: &[u8]) {
+    client.send(0, connection::UpdateSecret { new_secret, reason: "" }).await;
+}
+
+#[tokio::test]
+async fn p1_a_new_secret_is_accepted_once_the_broker_has_accepted_it_and_channels_move() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut old = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"before").await;
+    old.expect("channel.open").await;
+    old.expect_message().await;
+
+    update_secret(&mut client, b"right").await;
+    client.expect("connection.update-secret-ok").await;
+    assert_eq!(broker.logins(), 1, "that one is verified");
+
+    *broker.manners.password.lock() = "rotated".to_owned();
+    update_secret(&mut client, b"rotated").await;
+    client.expect("connection.update-secret-ok").await;
+    client.publish(1, b"after").await;
+    old.expect("channel.close").await;
+    let mut new = broker.next_connection().await;
+    new.expect("channel.open").await;
+    assert_eq!(new.expect_message().await.1, b"after");
+}
+
+#[tokio::test]
+async fn p1_a_new_secret_that_the_broker_refuses_ends_its_client_alone() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut neighbour) = (Client::connect(&pool).await, Client::connect(&pool).await);
+    let _upstream = broker.next_connection().await;
+    update_secret(&mut client, b"wrong").await;
+    client.expect_close(530, "NOT_ALLOWED - New secret was refused by one of the backends").await;
+    neighbour.open_channel(1).await;
+    neighbour.send(1, basic::Qos::default()).await;
+    neighbour.expect("basic.qos-ok").await;
+}
+
+#[tokio::test]
+async fn p1_a_new_secret_is_passed_on_to_a_clients_own_connection_which_nobody_gets_afterwards() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let _shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, basic::Consume { queue: "q", ..Default::default() }).await;
+    client.expect("basic.consume-ok").await;
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "basic.consume"] {
+        own.expect(name).await;
+    }
+    *broker.manners.password.lock() = "rotated".to_owned();
+    update_secret(&mut client, b"rotated").await;
+    client.expect("connection.update-secret-ok").await;
+    let passed_on = own.expect("connection.update-secret").await;
+    let Method::ConnectionUpdateSecret(update) = passed_on.method() else { unreachable!() };
+    assert_eq!(update.new_secret, b"rotated");
+    client.send(0, connection::Close::default()).await;
+    for name in ["channel.close", "connection.close"] {
+        own.expect(name).await;
+    }
+    client.expect("connection.close-ok").await;
 }

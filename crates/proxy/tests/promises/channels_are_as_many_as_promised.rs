@@ -43,7 +43,7 @@ async fn shared_channels_spread_over_connections() {
 }
 
 #[tokio::test]
-async fn a_channel_waits_for_one_that_is_being_closed() {
+async fn a_channel_waits_for_one_that_is_being_cleaned() {
     let mut broker = broker().await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -65,8 +65,8 @@ async fn a_channel_waits_for_one_that_is_being_closed() {
     client.expect("channel.close-ok").await;
     client.open_channel(2).await;
     client.publish(2, b"patient").await;
-    let closed = own.expect("channel.close").await.channel;
-    own.send(closed, channel::CloseOk {});
-    assert_eq!(own.expect("channel.open").await.channel, closed);
-    assert_eq!(own.expect_message().await, (closed, b"patient".to_vec()));
+    let left = own.expect("basic.qos").await.channel;
+    own.send(left, channel::OpenOk::default());
+    own.send(left, basic::QosOk {});
+    assert_eq!(own.expect_message().await, (left, b"patient".to_vec()));
 }

@@ -3,16 +3,20 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod a_broker_restart_is_no_outage;
 mod a_memory_alarm_is_waited_out;
 mod a_slow_consumer_delays_nobody;
 mod authentication_is_never_guessed;
 mod blocked_reaches_late_joiners;
 mod bodies_are_resplit;
 mod channels_are_as_many_as_promised;
+mod channels_are_reused_only_when_clean;
 mod confirms_in_flight_are_awaited;
+mod connections_are_shared_evenly;
 mod errors_pass_exactly;
 mod exclusive_queues_stay_private;
 mod moved_channels_keep_their_order;
 mod only_the_offender_ends;
+mod several_upstreams_share_the_load;
 mod upstreams_see_who_is_behind;
 mod warm_path_needs_no_round_trip;

@@ -6,16 +6,19 @@ use std::time::{Duration, Instant};
 use amqp::channel::{ChannelStep, ChannelTable};
 use amqp::content::Whole;
 use amqp::error::{Fault, ReplyCode};
-use amqp::frame::{self, Frame, FrameKind};
+use amqp::frame::{Frame, FrameKind};
 use amqp::handshake::{Capabilities, OpenRequest};
 use amqp::method::{Method, basic, channel};
 use amqp::properties::ContentHeader;
-use broker::{Seat, SessionId, Timestamp, VirtualHost};
+use broker::{Flushed, Lsn, Seat, SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter};
 use transport::Outbox;
 
+use super::blocking::Blocking;
 use super::channel::Channel;
 use super::content::Destination;
-use super::deliveries::{Cancellations, Deliveries};
+use super::deliveries::{ConnectionConsumers, Deliveries};
+use super::held::HeldAnswers;
+use super::room::DiskRoom;
 use super::session::Session;
 use crate::server::Shared;
 
@@ -25,8 +28,12 @@ pub(crate) struct BrokerSession {
     channels: ChannelTable<Box<Channel>>,
     /// Channels that may have published since the last flush.
     published: Vec<u16>,
+    /// Channels with confirms that wait for the disk.
+    unconfirmed: Vec<u16>,
     /// When to look for deliveries that nobody settles; `None` while there can be none.
     next_check: Option<Instant>,
+    /// The server's alarms may make the client wait.
+    blocking: Blocking,
     ended: bool,
 }
 
@@ -40,15 +47,54 @@ pub(crate) struct Context {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
-    pub(crate) cancellations: Arc<Cancellations>,
+    pub(crate) consumers: Arc<ConnectionConsumers>,
+    /// Answers that wait for the disk.
+    pub(crate) held: HeldAnswers,
+    /// For what is published.
+    room: DiskRoom,
+    /// Nudges the outbox.
+    nudge: Arc<dyn Waiter>,
     /// The time of the input that is being handled.
     pub(crate) now: Timestamp,
 }
 
 impl Context {
     pub(crate) fn send<'m>(&self, channel: u16, method: impl Into<Method<'m>>) {
-        let method = method.into();
-        self.outbox.append(|buf| frame::write_method(buf.tail(), channel, method));
+        self.held.send(&self.outbox, channel, method.into());
+    }
+
+    /// What is sent from now on waits until a change to the definitions is on disk.
+    pub(crate) fn hold_until(&self, ticket: Ticket) {
+        if let Some(store) = self.store() {
+            self.held.hold_until(ticket, store, &self.nudge);
+        }
+    }
+
+    /// What is sent from now on waits until what was done to messages is on disk.
+    pub(crate) fn hold_until_stored(&self, lsn: Option<Lsn>) {
+        if let Some((store, lsn)) = self.store().zip(lsn) {
+            self.held.hold_until_stored(lsn, store, &self.nudge);
+        }
+    }
+
+    /// Where durable things are kept, if anywhere.
+    pub(crate) fn store(&self) -> Option<&Arc<Store>> {
+        self.vhost.store()
+    }
+
+    /// Messages were handed over. The session hears when they are on disk, and publishes no more while there is no room.
+    pub(crate) fn handed_over(&self, flushed: &Flushed) {
+        let Some(store) = self.store() else { return };
+        if flushed.full {
+            self.room.pause(store);
+        }
+    }
+
+    /// The session is nudged once all up to `lsn` is on disk.
+    pub(crate) fn wait_until_stored(&self, lsn: Lsn) {
+        if let Some(store) = self.store() {
+            store.wait(lsn, Arc::clone(&self.nudge));
+        }
     }
 
     fn set_time(&mut self, now: Instant) {
@@ -69,14 +115,19 @@ impl BrokerSession {
             vhost: Arc::clone(seat.vhost()),
             seat,
             session,
-            outbox,
+            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox))),
             capabilities: request.capabilities,
             frame_max: request.negotiated.frame_max,
-            cancellations: Arc::default(),
+            held: HeldAnswers::default(),
+            room: DiskRoom::new(Arc::clone(&outbox)),
+            nudge: Arc::new(Nudge(Arc::clone(&outbox))),
+            outbox,
             now: Timestamp::default(),
         };
         let channels = ChannelTable::new(request.negotiated.channel_max);
-        Self { context, channels, published: Vec::new(), next_check: None, ended: false }
+        let (published, unconfirmed) = (Vec::new(), Vec::new());
+        let blocking = Blocking::default();
+        Self { context, channels, published, unconfirmed, next_check: None, blocking, ended: false }
     }
 
     fn handle_method(&mut self, number: u16, payload: &[u8], rest: &[u8]) -> Result<usize, Fault> {
@@ -152,7 +203,7 @@ impl BrokerSession {
         let context = &self.context;
         context.seat.open_channel()?;
         let destination = Destination { channel: number, frame_max: context.frame_max };
-        let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.outbox), destination));
+        let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.consumers), destination));
         let publisher = context.vhost.publisher(context.seat.identity());
         self.channels.open(number, Box::new(Channel::new(number, deliveries, publisher)));
         context.shared.metrics.channels_opened.add(1);
@@ -185,10 +236,33 @@ impl BrokerSession {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
 
+    /// Sends what has waited for the disk, if it is there.
+    fn after_disk(&mut self) {
+        let Self { context, channels, unconfirmed, .. } = self;
+        let Some(store) = context.store() else { return };
+        context.room.resume(store);
+        let durable = store.durable();
+        unconfirmed.retain(|number| {
+            channels.get_mut(*number).is_some_and(|channel| {
+                channel.confirm_up_to(context, durable);
+                channel.has_unconfirmed()
+            })
+        });
+        context.held.release(store, &context.outbox);
+    }
+
     fn end_channel(&mut self, mut channel: Channel) {
         channel.end(&self.context);
         self.context.seat.close_channel();
         self.context.shared.metrics.channels_closed.add(1);
+    }
+}
+
+struct Nudge(Arc<Outbox>);
+
+impl Waiter for Nudge {
+    fn wake(&self) {
+        self.0.nudge();
     }
 }
 
@@ -218,15 +292,26 @@ impl Session for BrokerSession {
         for number in std::mem::take(&mut self.published) {
             if let Some(channel) = self.channels.get_mut(number) {
                 channel.flush(&self.context);
+                if channel.has_unconfirmed() && !self.unconfirmed.contains(&number) {
+                    self.unconfirmed.push(number);
+                }
             }
         }
     }
 
+    fn takes(&mut self, frame: &Frame<'_>) -> bool {
+        self.context.room.is_there()
+            && self.context.held.lets_pass(frame)
+            && self.blocking.lets_pass(frame, &self.context)
+    }
+
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
-        for (deliveries, key) in self.context.cancellations.take() {
-            if let Some(channel) = self.channels.get_mut(deliveries.channel()) {
-                channel.cancelled_by_broker(&self.context, &deliveries, key);
+        self.after_disk();
+        self.blocking.go_on(&self.context);
+        for cancelled in self.context.consumers.take_cancelled() {
+            if let Some(channel) = self.channels.get_mut(cancelled.deliveries.channel()) {
+                channel.cancelled_by_broker(&self.context, &cancelled);
             }
         }
         Ok(())
@@ -234,9 +319,7 @@ impl Session for BrokerSession {
 
     fn handle_room(&mut self, now: Instant) {
         self.context.set_time(now);
-        for (_, channel) in self.channels.iter_mut() {
-            channel.resume_consumers(&self.context);
-        }
+        self.context.consumers.resume(self.context.now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -270,26 +353,26 @@ impl Session for BrokerSession {
     }
 
     fn has_room(&self) -> bool {
-        true
+        self.context.room.is_there() && self.context.held.has_room() && !self.blocking.is_blocked()
     }
 
-    fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault> {
+    fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
         let context = &self.context;
-        context.shared.door.update_secret(context.seat.identity(), secret)
+        context.shared.door.update_secret(context.seat.identity(), secret)?;
+        Ok(true)
     }
 
     fn is_settled(&self) -> bool {
-        // Confirms are written at the end of each batch of input.
-        true
+        self.unconfirmed.is_empty() && self.context.held.is_empty()
     }
 
     fn close(&mut self, now: Instant) -> bool {
         self.end(now);
-        true
+        self.is_closed()
     }
 
     fn is_closed(&self) -> bool {
-        self.ended
+        self.ended && self.context.held.is_empty()
     }
 
     fn end(&mut self, now: Instant) {
@@ -297,6 +380,7 @@ impl Session for BrokerSession {
             return;
         }
         self.context.set_time(now);
+        self.blocking = Blocking::default();
         let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
         for channel in channels {
             self.end_channel(*channel);

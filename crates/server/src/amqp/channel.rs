@@ -1,5 +1,6 @@
 //! One channel of a connection on the embedded broker: dispatch, and the channel's life.
 
+mod confirms;
 mod consuming;
 mod declaring;
 mod publishing;
@@ -13,10 +14,11 @@ use amqp::method::{Method, access, basic, channel, confirm};
 use broker::{ConsumerId, Publisher, Queue};
 use hashbrown::HashMap;
 
+use self::confirms::Confirms;
 use self::publishing::PendingPublish;
 use self::transaction::Transaction;
 use super::broker_session::Context;
-use super::deliveries::{ConsumerKey, Deliveries, Resumable, Unsettled};
+use super::deliveries::{ConsumerKey, Deliveries, Unsettled};
 
 /// An open channel.
 pub(crate) struct Channel {
@@ -29,6 +31,8 @@ pub(crate) struct Channel {
     consumers: HashMap<Box<str>, Registered>,
     /// basic.qos with global=false: the limit of consumers to come; 0 is none.
     prefetch: u16,
+    /// Whether `basic.qos` with `global` has limited the channel as a whole.
+    limited: bool,
     /// What an empty queue name stands for.
     last_queue: Option<Box<str>>,
     /// What the channel's requests are answered to: the queue of its consumer of replies.
@@ -38,8 +42,7 @@ pub(crate) struct Channel {
 /// How a channel treats what is published on it.
 enum Mode {
     Plain,
-    /// Sequence number of the last publish that was confirmed.
-    Confirm(u64),
+    Confirm(Confirms),
     Tx(Box<Transaction>),
 }
 
@@ -61,6 +64,7 @@ impl Channel {
             mode: Mode::Plain,
             consumers: HashMap::new(),
             prefetch: 0,
+            limited: false,
             last_queue: None,
             replies: None,
         }
@@ -127,20 +131,21 @@ impl Channel {
     /// queues.
     pub(crate) fn end(&mut self, context: &Context) {
         self.flush(context);
+        self.leave_confirms(context);
         for (_, consumer) in self.consumers.drain() {
             consumer.queue.cancel(consumer.id, context.now);
+            self.deliveries.remove_consumer(consumer.key);
         }
         self.close_replies(context);
         if let Mode::Tx(transaction) = std::mem::replace(&mut self.mode, Mode::Plain) {
             self.deliveries.restore(transaction.into_unsettled());
         }
-        let (unsettled, _) = self.deliveries.take_all();
-        give_back(unsettled, Settlement::Requeue, context);
+        give_back(self.deliveries.take_all(), Settlement::Requeue, context);
     }
 
     fn confirm_select(&mut self, context: &Context, select: confirm::Select) -> Result<(), Fault> {
         match self.mode {
-            Mode::Plain => self.mode = Mode::Confirm(0),
+            Mode::Plain => self.mode = Mode::Confirm(Confirms::default()),
             Mode::Confirm(_) => {}
             Mode::Tx(_) => {
                 return Err(Fault::new(
@@ -193,11 +198,5 @@ fn give_back(unsettled: Vec<(u64, Unsettled)>, how: Settlement, context: &Contex
             Settlement::Requeue => queue.requeue(run, context.now),
             Settlement::Reject => queue.reject(run, context.now),
         }
-    }
-}
-
-fn resume(resumable: Resumable, context: &Context) {
-    for (queue, id) in resumable {
-        queue.resume(id, context.now);
     }
 }

@@ -9,7 +9,7 @@ use amqp::frame::{self, Frame, HEARTBEAT};
 use amqp::handshake::{OpenRequest, ServerEnd, ServerEvent, ServerHandshake};
 use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{Method, connection};
-use amqp::sasl::Credentials;
+use amqp::sasl::{Credentials, Mechanism};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Peer, Protocol};
@@ -47,6 +47,22 @@ pub(crate) struct Connection {
     asking: Option<Asking>,
     /// Why the connection ended, for the log.
     reason: Option<String>,
+    ending: Ending,
+}
+
+/// How a connection ends, for a transport that can tell the client in its own way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The client closed it, or went away.
+    Normal,
+    /// The server goes down.
+    Shutdown,
+    /// A limit on connections is reached.
+    Limit,
+    /// The client was refused, or did what it must not.
+    Refused,
+    /// The server, or what stands behind it, failed.
+    Failed,
 }
 
 enum Phase {
@@ -63,6 +79,8 @@ struct Handshake {
     machine: ServerHandshake,
     login: Option<Login>,
     user: String,
+    /// The user name of the client's verified certificate, for EXTERNAL.
+    external: Option<Arc<str>>,
 }
 
 enum Answer {
@@ -96,7 +114,12 @@ impl Connection {
             peer,
             outbox,
             place,
-            phase: Phase::Handshake(Box::new(Handshake { machine, login: None, user: String::new() })),
+            phase: Phase::Handshake(Box::new(Handshake {
+                machine,
+                login: None,
+                user: String::new(),
+                external: None,
+            })),
             life: ConnectionLife::default(),
             intent: Intent::Run,
             deadline,
@@ -105,12 +128,44 @@ impl Connection {
             answer: Arc::default(),
             asking: None,
             reason: None,
+            ending: Ending::Normal,
+        }
+    }
+
+    /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Before the first input.
+    pub(crate) fn offer_external(&mut self, user: Arc<str>) {
+        if let Phase::Handshake(handshake) = &mut self.phase
+            && let Some(offer) = self.shared.offer_with_external()
+        {
+            handshake.machine = ServerHandshake::new(offer);
+            handshake.external = Some(user);
         }
     }
 
     /// Why the connection ended, if its protocol knows.
     pub(crate) fn take_reason(&mut self) -> Option<String> {
         self.reason.take()
+    }
+
+    /// How the connection ended, and why, as far as that is known.
+    pub(crate) fn ending(&self) -> (Ending, &str) {
+        (self.ending, self.reason.as_deref().unwrap_or_default())
+    }
+
+    /// Notes how the connection ends, unless that is known already.
+    fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
+        if self.reason.is_none() {
+            self.ending = ending;
+            self.reason = Some(reason());
+        }
+    }
+
+    fn ending_with(&self, code: ReplyCode) -> Ending {
+        match code {
+            ReplyCode::ConnectionForced if self.shared.is_draining() => Ending::Shutdown,
+            ReplyCode::ConnectionForced | ReplyCode::InternalError => Ending::Failed,
+            _ => Ending::Refused,
+        }
     }
 
     fn step_handshake(&mut self, now: Instant) {
@@ -126,14 +181,24 @@ impl Connection {
                 self.fail(Fault::new(ReplyCode::CommandInvalid, "unexpected secure-ok"), now);
             }
             Some(ServerEvent::Ended(end)) => {
-                self.reason.get_or_insert_with(|| describe(&end));
+                let ending = match &end {
+                    ServerEnd::ClosedByPeer | ServerEnd::Eof => Ending::Normal,
+                    ServerEnd::Faulted(fault) => self.ending_with(fault.code),
+                    ServerEnd::BadProtocolHeader | ServerEnd::LoginRefused => Ending::Refused,
+                };
+                self.ends(ending, || describe(&end));
                 self.finish();
             }
         }
     }
 
-    fn authenticate(&mut self, credentials: Credentials, now: Instant) {
+    fn authenticate(&mut self, mut credentials: Credentials, now: Instant) {
         if let Phase::Handshake(handshake) = &mut self.phase {
+            if credentials.mechanism == Mechanism::External
+                && let Some(user) = &handshake.external
+            {
+                credentials.username = user.to_string();
+            }
             handshake.user.clone_from(&credentials.username);
         }
         let shared = Arc::clone(&self.shared);
@@ -154,6 +219,7 @@ impl Connection {
                 "access to vhost '{}' refused for user '{}': {limit}",
                 request.virtual_host, handshake.user
             );
+            self.ends(Ending::Limit, || limit.to_string());
             return self.answered(Answer::Open(Err(Fault::new(ReplyCode::NotAllowed, text))), now);
         }
         self.frame_max = request.negotiated.frame_max;
@@ -226,6 +292,12 @@ impl Connection {
                     return input.len();
                 }
             };
+            if let Phase::Open(session) = &mut self.phase
+                && frame.channel != 0
+                && !session.takes(&frame)
+            {
+                break;
+            }
             taken += frame.wire_len();
             match self.take_frame(frame, &input[taken..], now) {
                 Ok(more) => taken += more,
@@ -276,8 +348,9 @@ impl Connection {
     }
 
     fn take_method(&mut self, method: Method<'_>) -> Result<(), Fault> {
-        if let (Phase::Open(session), Method::ConnectionUpdateSecret(update)) = (&mut self.phase, method) {
-            session.update_secret(update.new_secret)?;
+        if let (Phase::Open(session), Method::ConnectionUpdateSecret(update)) = (&mut self.phase, method)
+            && session.update_secret(update.new_secret)?
+        {
             self.send(connection::UpdateSecretOk {});
         }
         Ok(())
@@ -294,7 +367,7 @@ impl Connection {
             class_id,
             method_id,
         });
-        self.reason.get_or_insert_with(|| format!("closed by server: {fault}"));
+        self.ends(self.ending_with(fault.code), || format!("closed by server: {fault}"));
         self.asking = None;
         self.life.start_closing();
         self.phase = Phase::Closing;
@@ -382,7 +455,7 @@ impl Protocol for Connection {
             self.answered(answer, now);
         }
         if self.shared.is_draining() && matches!(self.phase, Phase::Handshake(_)) {
-            self.reason.get_or_insert_with(|| "server is shutting down".to_owned());
+            self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
             return self.finish();
         }
         if let Phase::Leaving(session) = &mut self.phase {
@@ -420,7 +493,7 @@ impl Protocol for Connection {
                 self.release_session(now);
                 self.send(connection::CloseOk {});
             }
-            self.reason.get_or_insert_with(|| "handshake timed out".to_owned());
+            self.ends(Ending::Refused, || "handshake timed out".to_owned());
             self.finish();
             return;
         }
@@ -438,7 +511,7 @@ impl Protocol for Connection {
             }
             HeartbeatAction::PeerDead => {
                 self.release_session(now);
-                self.reason = Some("missed heartbeats from client".to_owned());
+                self.ends(Ending::Refused, || "missed heartbeats from client".to_owned());
                 self.finish();
             }
         }

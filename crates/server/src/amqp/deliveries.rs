@@ -1,22 +1,32 @@
 //! What a channel has delivered and not yet got settled: delivery tags, prefetch, and the way out to the client.
 //!
 //! Queues deliver from whatever task publishes; the client's own task settles. Both meet here, under the channel's
-//! lock. Lock order: queue, then this, then the outbox. So the settling side takes entries out first, and talks to
-//! their queues after the lock is released.
+//! lock. Lock order: queue, then this, then the connection's line of consumers, then the outbox. So the settling side
+//! takes entries out first, and talks to their queues after the lock is released.
+//!
+//! A channel may have very many consumers, so nothing here looks at all of them. A consumer that cannot take more says
+//! so to its queue and waits for what it lacks: credit of its own (then settling one of its deliveries finds it), the
+//! channel's credit (in line here), or room in the outbox ([`ConnectionConsumers`]).
 
+mod connection;
+mod consumer;
+#[cfg(all(test, feature = "loom"))]
+mod interleavings;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::{Consumer, ConsumerId, Delivery, Offer, Queue, Room};
-use parking_lot::Mutex;
+use broker::{ConsumerId, Delivery, Queue, Timestamp};
 use slab::Slab;
-use transport::Outbox;
+use sync::Mutex;
 
-use super::content::{Destination, write_deliver};
+use super::content::Destination;
+
+pub(crate) use connection::{Cancelled, ConnectionConsumers};
+pub(crate) use consumer::ChannelConsumer;
 
 /// Tombstones are swept out of the list of unsettled deliveries when there are more of them than live entries and
 /// this many, so that one delivery that is never settled does not make the list grow for ever.
@@ -24,7 +34,7 @@ const TOMBSTONES_KEPT: usize = 64;
 
 /// The delivering side of one channel.
 pub(crate) struct Deliveries {
-    outbox: Arc<Outbox>,
+    connection: Arc<ConnectionConsumers>,
     destination: Destination,
     inner: Mutex<Inner>,
 }
@@ -44,8 +54,9 @@ struct Inner {
     consumers: Slab<Credit>,
     /// Serial number of the next consumer.
     next_serial: u64,
-    /// Consumers whose queue was told that they are full.
-    full_count: usize,
+    /// Consumers that have credit of their own again and wait for the channel's, by the tickets that they drew.
+    waiting: BTreeMap<u64, ConsumerKey>,
+    next_ticket: u64,
     /// When [`Deliveries::is_overdue`] was asked, and the next delivery tag then, as long as older ones are unsettled.
     marks: VecDeque<(u64, Instant)>,
 }
@@ -58,10 +69,25 @@ struct Credit {
     /// Nothing is to be settled, so no limit applies, the channel's included.
     no_ack: bool,
     unsettled: usize,
-    /// The queue was told that there is no room, and waits for [`Queue::resume`].
-    full: bool,
+    standing: Standing,
+    /// It has just been called from the line for room, so that it need not join its end.
+    in_turn: bool,
     /// Where to resume it; unknown until the queue has answered the consume.
     registration: Option<(Arc<Queue>, ConsumerId)>,
+}
+
+/// Whether a consumer's queue offers messages to it; and if not, as it was told that the consumer is full, what is
+/// going to change that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// It does.
+    Served,
+    /// The settlement of one of its own deliveries; for a new consumer, [`Deliveries::activate`].
+    Exhausted,
+    /// Its turn in [`Inner::waiting`], under this ticket.
+    Waiting(u64),
+    /// Its turn in the connection's line, under this ticket.
+    OutOfRoom(u64),
 }
 
 /// A delivery on its way to being settled.
@@ -80,32 +106,8 @@ pub(crate) struct ConsumerKey {
     serial: u64,
 }
 
-/// Consumers that have room again.
-pub(crate) type Resumable = Vec<(Arc<Queue>, ConsumerId)>;
-
-/// A consumer as its queue sees it.
-pub(crate) struct ChannelConsumer {
-    pub(crate) deliveries: Arc<Deliveries>,
-    pub(crate) key: ConsumerKey,
-    pub(crate) tag: Box<str>,
-    pub(crate) no_ack: bool,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) cancellations: Arc<Cancellations>,
-}
-
-/// Consumers that the broker cancelled, for the connection's own task to tell its client.
-#[derive(Default)]
-pub(crate) struct Cancellations(Mutex<Vec<(Arc<Deliveries>, ConsumerKey)>>);
-
-impl Cancellations {
-    /// The channel and key of each.
-    pub(crate) fn take(&self) -> Vec<(Arc<Deliveries>, ConsumerKey)> {
-        std::mem::take(&mut self.0.lock())
-    }
-}
-
 impl Deliveries {
-    pub(crate) fn new(outbox: Arc<Outbox>, destination: Destination) -> Self {
+    pub(crate) fn new(connection: Arc<ConnectionConsumers>, destination: Destination) -> Self {
         let inner = Inner {
             next_tag: 1,
             unsettled: VecDeque::new(),
@@ -114,10 +116,11 @@ impl Deliveries {
             channel_limit: 0,
             consumers: Slab::new(),
             next_serial: 0,
-            full_count: 0,
+            waiting: BTreeMap::new(),
+            next_ticket: 0,
             marks: VecDeque::new(),
         };
-        Self { outbox, destination, inner: Mutex::new(inner) }
+        Self { connection, destination, inner: Mutex::new(inner) }
     }
 
     /// The number of the channel.
@@ -130,8 +133,9 @@ impl Deliveries {
         let mut inner = self.inner.lock();
         let serial = inner.next_serial;
         inner.next_serial += 1;
-        inner.full_count += 1;
-        let credit = Credit { serial, limit, no_ack, unsettled: 0, full: true, registration: None };
+        let standing = Standing::Exhausted;
+        let credit =
+            Credit { serial, limit, no_ack, unsettled: 0, standing, in_turn: false, registration: None };
         ConsumerKey { place: inner.consumers.insert(credit), serial }
     }
 
@@ -140,29 +144,56 @@ impl Deliveries {
         let mut inner = self.inner.lock();
         if let Some(credit) = inner.credit_mut(key) {
             credit.registration = Some((Arc::clone(queue), id));
+            credit.standing = Standing::Served;
         }
-        inner.set_full(key, false);
     }
 
     /// Forgets a consumer, which its queue has let go. What it was delivered stays unsettled.
     pub(crate) fn remove_consumer(&self, key: ConsumerKey) {
         let mut inner = self.inner.lock();
-        inner.set_full(key, false);
-        if inner.credit_mut(key).is_some() {
-            inner.consumers.remove(key.place);
+        if inner.credit_mut(key).is_none() {
+            return;
+        }
+        match inner.consumers.remove(key.place).standing {
+            Standing::Waiting(ticket) => _ = inner.waiting.remove(&ticket),
+            Standing::OutOfRoom(ticket) => self.connection.leave(ticket),
+            Standing::Served | Standing::Exhausted => {}
         }
     }
 
-    /// Sets the limit of the whole channel; 0 is none.
-    pub(crate) fn set_channel_limit(&self, limit: usize) -> Resumable {
-        let mut inner = self.inner.lock();
-        inner.channel_limit = limit;
-        inner.resumable()
+    /// Sets the limit of the whole channel; 0 is none. The caller then [resumes](Self::resume).
+    pub(crate) fn set_channel_limit(&self, limit: usize) {
+        self.inner.lock().channel_limit = limit;
     }
 
-    /// Consumers that were full and are not any more; after the outbox has room again.
-    pub(crate) fn resumable(&self) -> Resumable {
-        self.inner.lock().resumable()
+    /// Lets the consumers that lacked credit have messages again, one after the other until the channel's credit is used
+    /// up. Called without any lock held, after whatever gives credit back.
+    pub(crate) fn resume(&self, now: Timestamp) {
+        loop {
+            let mut inner = self.inner.lock();
+            let next = inner.next_with_credit();
+            // Only this task gives credit back, so who joins the line meanwhile has found none.
+            let more = !inner.waiting.is_empty();
+            drop(inner);
+            let Some((queue, id)) = next else { return };
+            queue.resume(id, now);
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// The consumer's turn in the connection's line has come.
+    fn resume_in_turn(&self, key: ConsumerKey, now: Timestamp) {
+        let mut inner = self.inner.lock();
+        let Some(credit) = inner.credit_mut(key) else { return };
+        credit.standing = Standing::Served;
+        credit.in_turn = true;
+        let registration = credit.registration.clone();
+        drop(inner);
+        if let Some((queue, id)) = registration {
+            queue.resume(id, now);
+        }
     }
 
     /// Takes the next delivery tag for a basic.get, and remembers the delivery unless `no_ack`.
@@ -177,13 +208,12 @@ impl Deliveries {
     }
 
     /// Takes out one delivery, or with `multiple` all up to `tag` (all there are, for tag 0). `None` for a tag that is
-    /// not outstanding.
-    pub(crate) fn settle(&self, tag: u64, multiple: bool) -> Option<(Vec<(u64, Unsettled)>, Resumable)> {
+    /// not outstanding. The caller gives the deliveries back to their queues, and then [resumes](Self::resume).
+    pub(crate) fn settle(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
         let mut inner = self.inner.lock();
         let settled = inner.take(tag, multiple)?;
         inner.release(&settled);
-        let resumable = inner.resumable();
-        Some((settled, resumable))
+        Some(settled)
     }
 
     /// Like [`Deliveries::settle`], but their credit is not given back yet: for a transaction, whose commit calls
@@ -192,11 +222,9 @@ impl Deliveries {
         self.inner.lock().take(tag, multiple)
     }
 
-    /// Gives back the credit of what was held.
-    pub(crate) fn release(&self, held: &[(u64, Unsettled)]) -> Resumable {
-        let mut inner = self.inner.lock();
-        inner.release(held);
-        inner.resumable()
+    /// Gives back the credit of what was held. The caller then [resumes](Self::resume).
+    pub(crate) fn release(&self, held: &[(u64, Unsettled)]) {
+        self.inner.lock().release(held);
     }
 
     /// Whether the oldest delivery has been unsettled for `timeout`. Asked now and then, it remembers how far deliveries
@@ -220,13 +248,12 @@ impl Deliveries {
         inner.unsettled_count > 0 || inner.consumers.iter().any(|(_, credit)| !credit.no_ack)
     }
 
-    /// Takes out everything, for recover and close.
-    pub(crate) fn take_all(&self) -> (Vec<(u64, Unsettled)>, Resumable) {
+    /// Takes out everything, for recover and close. As after [`Deliveries::settle`], the caller has more to do.
+    pub(crate) fn take_all(&self) -> Vec<(u64, Unsettled)> {
         let mut inner = self.inner.lock();
         let taken = inner.take_up_to(0).unwrap_or_default();
         inner.release(&taken);
-        let resumable = inner.resumable();
-        (taken, resumable)
+        taken
     }
 
     /// Puts back what was held.
@@ -254,22 +281,47 @@ impl Inner {
         self.consumers.get_mut(key.place).filter(|credit| credit.serial == key.serial)
     }
 
-    fn set_full(&mut self, key: ConsumerKey, full: bool) {
-        if let Some(credit) = self.credit_mut(key)
-            && std::mem::replace(&mut credit.full, full) != full
-        {
-            self.full_count = self.full_count.wrapping_add_signed(if full { 1 } else { -1 });
-        }
+    /// Whether the channel's limit lets a delivery pass.
+    fn channel_has_credit(&self) -> bool {
+        self.channel_limit == 0 || self.consumed_count < self.channel_limit
     }
 
     /// A consumer that was removed has none.
     fn has_credit(&self, key: ConsumerKey) -> bool {
         self.consumers.get(key.place).is_some_and(|credit| {
-            credit.serial == key.serial
-                && (credit.no_ack
-                    || (credit.limit == 0 || credit.unsettled < credit.limit)
-                        && (self.channel_limit == 0 || self.consumed_count < self.channel_limit))
+            credit.serial == key.serial && (credit.no_ack || credit.has_own() && self.channel_has_credit())
         })
+    }
+
+    /// Notes that a consumer was refused a message for want of credit.
+    fn exhaust(&mut self, key: ConsumerKey) {
+        let Some(credit) = self.credit_mut(key) else { return };
+        if credit.has_own() {
+            self.wait(key);
+        } else {
+            credit.standing = Standing::Exhausted;
+        }
+    }
+
+    /// Puts a consumer at the end of the line for the channel's credit.
+    fn wait(&mut self, key: ConsumerKey) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        if let Some(credit) = self.credit_mut(key) {
+            credit.standing = Standing::Waiting(ticket);
+            self.waiting.insert(ticket, key);
+        }
+    }
+
+    /// Takes the next consumer out of the line for the channel's credit, if there is any left.
+    fn next_with_credit(&mut self) -> Option<(Arc<Queue>, ConsumerId)> {
+        if !self.channel_has_credit() {
+            return None;
+        }
+        let (_, key) = self.waiting.pop_first()?;
+        let credit = self.credit_mut(key)?;
+        credit.standing = Standing::Served;
+        credit.registration.clone()
     }
 
     fn push(&mut self, tag: u64, entry: Unsettled) {
@@ -289,6 +341,9 @@ impl Inner {
             self.consumed_count -= 1;
             if let Some(credit) = self.credit_mut(key) {
                 credit.unsettled -= 1;
+                if credit.standing == Standing::Exhausted && credit.has_own() {
+                    self.wait(key);
+                }
             }
         }
     }
@@ -327,67 +382,11 @@ impl Inner {
         self.unsettled_count -= taken.len();
         Some(taken)
     }
-
-    fn resumable(&mut self) -> Resumable {
-        if self.full_count == 0 {
-            return Vec::new();
-        }
-        let full: Vec<ConsumerKey> = self
-            .consumers
-            .iter()
-            .filter(|(_, credit)| credit.full)
-            .map(|(place, credit)| ConsumerKey { place, serial: credit.serial })
-            .collect();
-        let mut resumable = Vec::new();
-        for key in full {
-            if self.has_credit(key)
-                && let Some(registration) = self.consumers[key.place].registration.clone()
-            {
-                self.set_full(key, false);
-                resumable.push(registration);
-            }
-        }
-        resumable
-    }
 }
 
-impl Consumer for ChannelConsumer {
-    fn accept(&self, offer: &mut Offer<'_>) -> Room {
-        let outbox = &self.deliveries.outbox;
-        let kind = self.queue.kind();
-        let mut inner = self.deliveries.inner.lock();
-        loop {
-            // Asked before each round: a no leaves word with the outbox, so that the session is called when it has
-            // room again.
-            if !outbox.has_room() || !inner.has_credit(self.key) {
-                inner.set_full(self.key, true);
-                return Room::Full;
-            }
-            let allowance = outbox.limit().saturating_sub(outbox.backlog());
-            let emptied = outbox.append(|buf| {
-                let start = buf.len();
-                while buf.len() - start <= allowance && inner.has_credit(self.key) {
-                    let Some(delivery) = offer.next() else { return true };
-                    let tag = inner.take_tag();
-                    write_deliver(buf, self.deliveries.destination, &self.tag, tag, &delivery, kind);
-                    if !self.no_ack {
-                        let queue = Arc::clone(&self.queue);
-                        inner.push(tag, Unsettled { queue, delivery, consumer: Some(self.key) });
-                    }
-                }
-                false
-            });
-            match emptied {
-                Some(true) => return Room::More,
-                Some(false) => {}
-                // The connection has ended; its session will cancel the consumer.
-                None => return Room::Full,
-            }
-        }
-    }
-
-    fn cancelled(&self) {
-        self.cancellations.0.lock().push((Arc::clone(&self.deliveries), self.key));
-        self.deliveries.outbox.nudge();
+impl Credit {
+    /// Whether its own limit, be there one, lets a delivery pass.
+    fn has_own(&self) -> bool {
+        self.limit == 0 || self.unsettled < self.limit
     }
 }

@@ -13,6 +13,9 @@ pub(crate) trait Session: Send {
     /// # Errors
     /// A fault that ends the connection. Those that end a channel are the session's own business.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
+    /// Whether a frame can be taken now. If not, it is shown again once [`Session::has_room`] says so; the outbox is nudged
+    /// then.
+    fn takes(&mut self, frame: &Frame<'_>) -> bool;
     /// The batch of frames that was read at once is through: hand over what was gathered.
     fn flush(&mut self, now: Instant);
     /// Another task has left word.
@@ -31,11 +34,12 @@ pub(crate) trait Session: Send {
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault>;
     /// Whether more frames can be taken. After a no, the outbox is nudged when they can.
     fn has_room(&self) -> bool;
-    /// connection.update-secret: a new password or token for the same user.
+    /// connection.update-secret: a new password or token for the same user. True when the client is to be answered now;
+    /// otherwise the session does that itself, or faults, when it knows.
     ///
     /// # Errors
     /// A fault that ends the connection.
-    fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault>;
+    fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault>;
     /// Whether nothing that the client published waits for its confirm. After a no, the outbox is nudged when it is worth
     /// asking again.
     fn is_settled(&self) -> bool;
@@ -49,8 +53,12 @@ pub(crate) trait Session: Send {
 }
 
 impl Session for proxy::Session {
-    fn handle_frame(&mut self, frame: Frame<'_>, _rest: &[u8], _now: Instant) -> Result<usize, Fault> {
-        Self::handle_frame(self, frame).map(|()| 0)
+    fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], _now: Instant) -> Result<usize, Fault> {
+        Self::handle_frame(self, frame, rest)
+    }
+
+    fn takes(&mut self, _frame: &Frame<'_>) -> bool {
+        true
     }
 
     fn flush(&mut self, _now: Instant) {
@@ -77,8 +85,8 @@ impl Session for proxy::Session {
         Self::has_room(self)
     }
 
-    fn update_secret(&mut self, secret: &[u8]) -> Result<(), Fault> {
-        Self::update_secret(self, secret)
+    fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
+        Ok(Self::update_secret(self, secret))
     }
 
     fn is_settled(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Whole conversations with the embedded broker, stepped without sockets and on a clock of the test's own.
 
+mod alarms;
 mod behaviours;
 mod semantics;
 
@@ -63,11 +64,15 @@ impl Conversation {
 
     /// Connects and logs in, with a heartbeat of `heartbeat` seconds.
     fn open(shared: &Arc<Shared>, heartbeat: u16) -> Self {
+        Self::open_as(shared, heartbeat, FieldTable::new())
+    }
+
+    fn open_as(shared: &Arc<Shared>, heartbeat: u16, client_properties: FieldTable) -> Self {
         let mut conversation = Self::connect(shared);
         let mut client = ClientHandshake::new(ClientOffer {
             credentials: Arc::new(Credentials::plain("guest", *b"guest")),
             virtual_host: "/".into(),
-            client_properties: FieldTable::new(),
+            client_properties,
             channel_max: 0,
             frame_max: 0,
             heartbeat,
@@ -117,6 +122,7 @@ impl Conversation {
 fn describe(method: Method<'_>) -> String {
     match method {
         Method::ConnectionClose(close) => format!("connection.close {}", close.reply_text),
+        Method::ConnectionBlocked(blocked) => format!("connection.blocked {}", blocked.reason),
         Method::ChannelClose(close) => format!("channel.close {}", close.reply_text),
         Method::BasicAck(ack) => {
             format!("basic.ack {}{}", ack.delivery_tag, if ack.multiple { " multiple" } else { "" })

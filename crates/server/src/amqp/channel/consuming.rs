@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use amqp::RawTable;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
-use broker::{ConsumerSpec, Queue, REPLY_QUEUE};
+use broker::{ConsumerSpec, Queue, QueueKind, REPLY_QUEUE};
 
 use super::super::broker_session::Context;
 use super::super::content::{Destination, write_message};
-use super::super::deliveries::{ChannelConsumer, ConsumerKey, Deliveries};
-use super::{Channel, Mode, Registered, Settlement, give_back, resume};
+use super::super::deliveries::{Cancelled, ChannelConsumer};
+use super::{Channel, Mode, Registered, Settlement, give_back};
 
 impl Channel {
     pub(super) fn consume(&mut self, context: &Context, consume: &basic::Consume<'_>) -> Result<(), Fault> {
@@ -21,16 +21,27 @@ impl Channel {
             "" => broker::generated_name("amq.ctag-").into(),
             tag => tag.into(),
         };
+        if consume.queue == REPLY_QUEUE {
+            self.check_reply_consumer(consume.no_ack)?;
+        }
         if self.consumers.contains_key(&tag) {
             return Err(Fault::new(ReplyCode::NotAllowed, format!("attempt to reuse consumer tag '{tag}'")));
         }
         if consume.queue == REPLY_QUEUE {
-            let queue = self.open_replies(context, consume.no_ack)?;
+            let queue = self.open_replies(context);
             let alone = basic::Consume { exclusive: false, arguments: RawTable::default(), ..*consume };
             return self.consume_from(context, &queue, tag, &alone);
         }
         context.seat.check_read_queue(name)?;
         let queue = context.vhost.queue(context.session, name)?;
+        if self.limited && queue.kind() == QueueKind::Quorum {
+            let text = format!(
+                "queue '{}' in vhost '{}' does not support global qos",
+                queue.name(),
+                context.vhost.name()
+            );
+            return Err(Fault::new(ReplyCode::NotImplemented, text));
+        }
         self.consume_from(context, &queue, tag, consume)
     }
 
@@ -48,7 +59,6 @@ impl Channel {
             tag: tag.clone(),
             no_ack: consume.no_ack,
             queue: Arc::clone(queue),
-            cancellations: Arc::clone(&context.cancellations),
         });
         let spec = ConsumerSpec {
             consumer,
@@ -68,19 +78,24 @@ impl Channel {
         Ok(())
     }
 
-    /// Makes the queue of the channel's consumer of replies (RabbitMQ, "Direct Reply-to").
-    fn open_replies(&mut self, context: &Context, no_ack: bool) -> Result<Arc<Queue>, Fault> {
+    /// Whether a consumer of replies may be added.
+    fn check_reply_consumer(&self, no_ack: bool) -> Result<(), Fault> {
         let refuse = |text| Err(Fault::new(ReplyCode::PreconditionFailed, text));
-        if self.replies.is_some() {
-            return refuse("reply consumer already set");
-        }
         if !no_ack {
             return refuse("reply consumer cannot acknowledge");
         }
+        if self.replies.is_some() {
+            return refuse("reply consumer already set");
+        }
+        Ok(())
+    }
+
+    /// Makes the queue of the channel's consumer of replies (RabbitMQ, "Direct Reply-to").
+    fn open_replies(&mut self, context: &Context) -> Arc<Queue> {
         let queue = context.vhost.open_replies();
         self.publisher.set_reply_queue(Some(Arc::clone(queue.name())));
         self.replies = Some(Arc::clone(&queue));
-        Ok(queue)
+        queue
     }
 
     /// After the consumer of replies has been cancelled.
@@ -105,20 +120,16 @@ impl Channel {
     }
 
     /// The broker has cancelled a consumer, of this channel or of an earlier one with its number.
-    pub(crate) fn cancelled_by_broker(
-        &mut self,
-        context: &Context,
-        deliveries: &Arc<Deliveries>,
-        key: ConsumerKey,
-    ) {
-        if !Arc::ptr_eq(deliveries, &self.deliveries) {
+    pub(crate) fn cancelled_by_broker(&mut self, context: &Context, cancelled: &Cancelled) {
+        let Cancelled { deliveries, key, tag } = cancelled;
+        let known = self.consumers.get(tag).is_some_and(|consumer| consumer.key == *key);
+        if !known || !Arc::ptr_eq(deliveries, &self.deliveries) {
             return;
         }
-        for (tag, consumer) in self.consumers.extract_if(|_, consumer| consumer.key == key) {
-            self.deliveries.remove_consumer(consumer.key);
-            if context.capabilities.consumer_cancel_notify {
-                context.send(self.number, basic::Cancel { consumer_tag: &tag, no_wait: true });
-            }
+        self.consumers.remove(tag);
+        self.deliveries.remove_consumer(*key);
+        if context.capabilities.consumer_cancel_notify {
+            context.send(self.number, basic::Cancel { consumer_tag: tag, no_wait: true });
         }
     }
 
@@ -126,6 +137,7 @@ impl Channel {
         let name = self.queue_name(get.queue)?;
         context.seat.check_read_queue(name)?;
         let queue = context.vhost.queue(context.session, name)?;
+        check_get(&queue, context.vhost.name())?;
         let Some(got) = queue.get(get.no_ack, context.now) else {
             context.send(self.number, basic::GetEmpty { reserved_1: "" });
             return Ok(());
@@ -152,9 +164,16 @@ impl Channel {
             return Err(Fault::new(ReplyCode::NotImplemented, text));
         }
         if qos.global {
-            resume(self.deliveries.set_channel_limit(qos.prefetch_count.into()), context);
+            self.limited = qos.prefetch_count != 0;
+            self.deliveries.set_channel_limit(qos.prefetch_count.into());
+            self.deliveries.resume(context.now);
         } else {
             self.prefetch = qos.prefetch_count;
+            // RabbitMQ lifts the channel's limit with it.
+            if std::mem::take(&mut self.limited) {
+                self.deliveries.set_channel_limit(0);
+                self.deliveries.resume(context.now);
+            }
         }
         context.send(self.number, basic::QosOk {});
         Ok(())
@@ -173,9 +192,9 @@ impl Channel {
             transaction.settle(how, held);
             return Ok(());
         }
-        let (unsettled, resumable) = self.deliveries.settle(tag, multiple).ok_or_else(unknown)?;
+        let unsettled = self.deliveries.settle(tag, multiple).ok_or_else(unknown)?;
         give_back(unsettled, how, context);
-        resume(resumable, context);
+        self.deliveries.resume(context.now);
         Ok(())
     }
 
@@ -183,9 +202,8 @@ impl Channel {
         if !requeue {
             return Err(Fault::new(ReplyCode::NotImplemented, "requeue=false"));
         }
-        let (unsettled, resumable) = self.deliveries.take_all();
-        give_back(unsettled, Settlement::Requeue, context);
-        resume(resumable, context);
+        give_back(self.deliveries.take_all(), Settlement::Requeue, context);
+        self.deliveries.resume(context.now);
         Ok(())
     }
 
@@ -198,9 +216,17 @@ impl Channel {
     pub(crate) fn is_in_use(&self) -> bool {
         self.deliveries.is_in_use()
     }
+}
 
-    /// The connection's outbox has room again.
-    pub(crate) fn resume_consumers(&self, context: &Context) {
-        resume(self.deliveries.resumable(), context);
+/// Whether basic.get may be asked of a queue.
+fn check_get(queue: &Queue, vhost: &str) -> Result<(), Fault> {
+    if queue.kind() == QueueKind::Quorum && queue.arguments().single_active_consumer {
+        let text = format!(
+            "cannot obtain access to locked queue '{}' in vhost '{vhost}'. basic.get operations are not supported by \
+             quorum queues with single active consumer",
+            queue.name()
+        );
+        return Err(Fault::new(ReplyCode::ResourceLocked, text));
     }
+    Ok(())
 }

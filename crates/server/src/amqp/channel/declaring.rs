@@ -19,14 +19,14 @@ impl Channel {
             arguments: m.arguments,
         };
         context.seat.check_declare_exchange(&declare)?;
-        context.vhost.declare_exchange(&declare)?;
+        context.hold_until(context.vhost.declare_exchange(&declare)?);
         self.answer(context, m.no_wait, exchange::DeclareOk {});
         Ok(())
     }
 
     pub(super) fn exchange_delete(&self, context: &Context, m: &exchange::Delete<'_>) -> Result<(), Fault> {
         context.seat.check_delete_exchange(m.exchange)?;
-        context.vhost.delete_exchange(m.exchange, m.if_unused)?;
+        context.hold_until(context.vhost.delete_exchange(m.exchange, m.if_unused)?);
         self.answer(context, m.no_wait, exchange::DeleteOk {});
         Ok(())
     }
@@ -39,7 +39,7 @@ impl Channel {
             arguments: m.arguments,
         };
         context.seat.check_bind_exchange(&binding)?;
-        context.vhost.bind_exchange(&binding)?;
+        context.hold_until(context.vhost.bind_exchange(&binding)?);
         self.answer(context, m.no_wait, exchange::BindOk {});
         Ok(())
     }
@@ -52,7 +52,7 @@ impl Channel {
             arguments: m.arguments,
         };
         context.seat.check_bind_exchange(&binding)?;
-        context.vhost.unbind_exchange(&binding)?;
+        context.hold_until(context.vhost.unbind_exchange(&binding)?);
         self.answer(context, m.no_wait, exchange::UnbindOk {});
         Ok(())
     }
@@ -71,6 +71,7 @@ impl Channel {
         };
         context.seat.check_declare_queue(&declare)?;
         let declared = context.vhost.declare_queue(context.session, &declare, context.now)?;
+        context.hold_until(declared.ticket);
         let name = declared.queue.name();
         self.last_queue = Some((&**name).into());
         let ok = queue::DeclareOk {
@@ -97,7 +98,8 @@ impl Channel {
     pub(super) fn queue_bind(&self, context: &Context, m: &queue::Bind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
         context.seat.check_bind_queue(&binding)?;
-        context.vhost.bind_queue(context.session, &Binding { arguments: m.arguments, ..binding })?;
+        let binding = Binding { arguments: m.arguments, ..binding };
+        context.hold_until(context.vhost.bind_queue(context.session, &binding)?);
         self.answer(context, m.no_wait, queue::BindOk {});
         Ok(())
     }
@@ -105,7 +107,8 @@ impl Channel {
     pub(super) fn queue_unbind(&self, context: &Context, m: &queue::Unbind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
         context.seat.check_bind_queue(&binding)?;
-        context.vhost.unbind_queue(context.session, &Binding { arguments: m.arguments, ..binding })?;
+        let binding = Binding { arguments: m.arguments, ..binding };
+        context.hold_until(context.vhost.unbind_queue(context.session, &binding)?);
         context.send(self.number, queue::UnbindOk {});
         Ok(())
     }
@@ -113,7 +116,8 @@ impl Channel {
     pub(super) fn queue_purge(&self, context: &Context, m: &queue::Purge<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
         context.seat.check_read_queue(name)?;
-        let purged = context.vhost.purge(context.session, name)?;
+        let (purged, until) = context.vhost.purge(context.session, name)?;
+        context.hold_until_stored(until);
         let message_count = u32::try_from(purged).unwrap_or(u32::MAX);
         self.answer(context, m.no_wait, queue::PurgeOk { message_count });
         Ok(())
@@ -122,7 +126,8 @@ impl Channel {
     pub(super) fn queue_delete(&self, context: &Context, m: &queue::Delete<'_>) -> Result<(), Fault> {
         let name = self.queue_name(m.queue)?;
         context.seat.check_delete_queue(name)?;
-        let deleted = context.vhost.delete_queue(context.session, name, m.if_unused, m.if_empty)?;
+        let (deleted, ticket) = context.vhost.delete_queue(context.session, name, m.if_unused, m.if_empty)?;
+        context.hold_until(ticket);
         let message_count = u32::try_from(deleted).unwrap_or(u32::MAX);
         self.answer(context, m.no_wait, queue::DeleteOk { message_count });
         Ok(())

@@ -4,11 +4,12 @@ use amqp::content::{Content, Progress};
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
 use amqp::properties::ContentHeader;
-use broker::{Body, Flushed, Publish};
+use broker::{Body, Lsn, Publish};
 use bytes::Bytes;
 
 use super::super::broker_session::Context;
 use super::super::content::{Destination, view, write_message};
+use super::confirms::Run;
 use super::{Channel, Mode};
 
 /// A publish whose content has not arrived yet.
@@ -118,40 +119,54 @@ impl Channel {
         context.shared.metrics.messages_returned.add(1);
     }
 
-    /// Hands over what was published, and confirms it.
+    /// Hands over what was published, and confirms it as soon as may be.
     pub(crate) fn flush(&mut self, context: &Context) {
         let flushed = self.publisher.flush(context.now);
-        if let Mode::Confirm(confirmed) = &mut self.mode
+        context.handed_over(&flushed);
+        let number = self.number;
+        if let Mode::Confirm(confirms) = &mut self.mode
             && flushed.count > 0
         {
-            let first = *confirmed + 1;
-            *confirmed += flushed.count;
-            context.shared.metrics.messages_confirmed.add(flushed.count);
-            self.confirm(context, first, &flushed);
+            confirms.add(&flushed, |run| confirm(context, number, run));
+            if let Some(until) = flushed.until {
+                context.wait_until_stored(until);
+            }
         }
     }
 
-    /// Acks and nacks, in order, each for a run as long as possible. All that came before a run is settled already,
-    /// so `multiple` needs no lower end.
-    fn confirm(&self, context: &Context, first: u64, flushed: &Flushed) {
-        let mut refused = flushed.refused.iter().copied().peekable();
-        let mut next = 0;
-        while next < flushed.count {
-            let start = next;
-            let is_refused = refused.peek() == Some(&start);
-            if is_refused {
-                while refused.next_if_eq(&next).is_some() {
-                    next += 1;
-                }
-            } else {
-                next = refused.peek().copied().unwrap_or(flushed.count);
-            }
-            let (delivery_tag, multiple) = (first + next - 1, next - start > 1);
-            if is_refused {
-                context.send(self.number, basic::Nack { delivery_tag, multiple, requeue: false });
-            } else {
-                context.send(self.number, basic::Ack { delivery_tag, multiple });
-            }
+    /// Whether confirms wait for the disk.
+    pub(crate) fn has_unconfirmed(&self) -> bool {
+        matches!(&self.mode, Mode::Confirm(confirms) if confirms.until().is_some())
+    }
+
+    /// Writes the confirms that have waited for what is on disk now.
+    pub(crate) fn confirm_up_to(&mut self, context: &Context, durable: Lsn) {
+        let number = self.number;
+        if let Mode::Confirm(confirms) = &mut self.mode {
+            confirms.release(durable, |run| confirm(context, number, run));
         }
+    }
+
+    /// At the channel's end: its confirms go out when they may, and in front of whatever else is sent from now on.
+    pub(super) fn leave_confirms(&mut self, context: &Context) {
+        let number = self.number;
+        if let Mode::Confirm(confirms) = &mut self.mode
+            && let Some(until) = confirms.until()
+        {
+            context.hold_until_stored(Some(until));
+            confirms.release(until, |run| confirm(context, number, run));
+        }
+    }
+}
+
+/// All that came before a run is settled already, so `multiple` needs no lower end.
+fn confirm(context: &Context, channel: u16, run: Run) {
+    let Run { first, last: delivery_tag, refused } = run;
+    let multiple = delivery_tag > first;
+    context.shared.metrics.messages_confirmed.add(delivery_tag - first + 1);
+    if refused {
+        context.send(channel, basic::Nack { delivery_tag, multiple, requeue: false });
+    } else {
+        context.send(channel, basic::Ack { delivery_tag, multiple });
     }
 }

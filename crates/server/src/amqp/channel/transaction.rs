@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::super::broker_session::Context;
 use super::super::deliveries::Unsettled;
-use super::{Channel, Mode, Settlement, give_back, resume};
+use super::{Channel, Mode, Settlement, give_back};
 
 /// Octets that the publishes of one transaction may take. They are held in memory until commit, and a client that
 /// never commits must not fill it: room for several messages of the default maximum size.
@@ -110,12 +110,17 @@ impl Channel {
                 }
             }
         }
-        self.publisher.flush(context.now);
+        let flushed = self.publisher.flush(context.now);
+        context.handed_over(&flushed);
+        let settles = !transaction.settlements.is_empty();
         for (how, unsettled) in transaction.settlements {
-            let resumable = self.deliveries.release(&unsettled);
+            self.deliveries.release(&unsettled);
             give_back(unsettled, how, context);
-            resume(resumable, context);
+            self.deliveries.resume(context.now);
         }
+        // What was settled has been written down last.
+        let settled = context.store().filter(|_| settles).map(|store| store.end());
+        context.hold_until_stored(settled.max(flushed.until));
         context.send(self.number, tx::CommitOk {});
         Ok(())
     }

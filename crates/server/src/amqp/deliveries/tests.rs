@@ -2,9 +2,10 @@ use amqp::frame::Frame;
 use amqp::method::Method;
 use amqp::properties::NO_PROPERTIES;
 use broker::{
-    Body, Broker, BrokerConfig, ConsumerSpec, Publish, Publisher, QueueDeclare, SessionId, Timestamp,
+    Body, Broker, BrokerConfig, ConsumerSpec, Identity, Publish, Publisher, QueueDeclare, SessionId,
     VirtualHost,
 };
+use transport::Outbox;
 
 use super::*;
 
@@ -16,9 +17,10 @@ struct Fixture {
     vhost: Arc<VirtualHost>,
     queue: Arc<Queue>,
     publisher: Publisher,
+    identity: Identity,
     outbox: Arc<Outbox>,
     deliveries: Arc<Deliveries>,
-    cancellations: Arc<Cancellations>,
+    connection: Arc<ConnectionConsumers>,
 }
 
 impl Fixture {
@@ -31,14 +33,16 @@ impl Fixture {
         let publisher = vhost.publisher(&identity);
         let outbox = Arc::new(Outbox::new(outbox_limit));
         let destination = Destination { channel: 1, frame_max: 4096 };
-        let deliveries = Arc::new(Deliveries::new(Arc::clone(&outbox), destination));
-        Self { vhost, queue, publisher, outbox, deliveries, cancellations: Arc::default() }
+        let connection = Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)));
+        let deliveries = Arc::new(Deliveries::new(Arc::clone(&connection), destination));
+        Self { vhost, queue, publisher, identity, outbox, deliveries, connection }
     }
 
     fn publish(&mut self, count: usize) {
         for _ in 0..count {
             let body = Body::Copied(b"body");
-            let message = Publish { exchange: "", routing_key: "q", properties: NO_PROPERTIES, body };
+            let message =
+                Publish { exchange: "", routing_key: self.queue.name(), properties: NO_PROPERTIES, body };
             assert!(self.publisher.publish(message, NOW).unwrap());
         }
         self.publisher.flush(NOW);
@@ -52,7 +56,6 @@ impl Fixture {
             tag: tag.into(),
             no_ack,
             queue: Arc::clone(&self.queue),
-            cancellations: Arc::clone(&self.cancellations),
         });
         let arguments = amqp::RawTable::default();
         let spec = ConsumerSpec { consumer, session: SESSION, tag, no_ack, exclusive: false, arguments };
@@ -79,10 +82,10 @@ impl Fixture {
     }
 
     fn settle(&self, tag: u64, multiple: bool) -> Option<Vec<u64>> {
-        let (settled, resumable) = self.deliveries.settle(tag, multiple)?;
+        let settled = self.deliveries.settle(tag, multiple)?;
         let (tags, deliveries) = settled.into_iter().map(|(tag, entry)| (tag, entry.delivery)).unzip();
         self.queue.ack(deliveries);
-        resumable.into_iter().for_each(|(queue, id)| queue.resume(id, NOW));
+        self.deliveries.resume(NOW);
         Some(tags)
     }
 }
@@ -110,9 +113,8 @@ fn the_channels_limit_spans_its_consumers_and_can_be_lifted() {
     fixture.consume("b", 0, false);
     fixture.publish(10);
     assert_eq!(fixture.delivered().len(), 3);
-    for (queue, id) in fixture.deliveries.set_channel_limit(0) {
-        queue.resume(id, NOW);
-    }
+    fixture.deliveries.set_channel_limit(0);
+    fixture.deliveries.resume(NOW);
     assert_eq!(fixture.delivered().len(), 7);
 }
 
@@ -163,7 +165,11 @@ fn a_full_outbox_leaves_the_rest_in_the_queue_until_there_is_room() {
     assert!((200..400).contains(&first), "{first} octets");
     let left = fixture.queue.message_count();
     assert!(left > 90, "{left} messages");
-    assert!(fixture.deliveries.resumable().len() == 1, "the session resumes it when it hears of room");
+    fixture.connection.resume(NOW);
+    assert_eq!(fixture.queue.message_count(), left, "no room yet");
+    assert!(!fixture.delivered().is_empty());
+    fixture.connection.resume(NOW);
+    assert!(fixture.queue.message_count() < left, "the session resumes it when it hears of room");
 }
 
 #[test]
@@ -174,13 +180,13 @@ fn what_a_transaction_holds_gives_its_credit_back_at_commit_or_returns_at_rollba
     assert_eq!(fixture.delivered(), [1, 2, 3]);
     let held = fixture.deliveries.hold(2, true).unwrap();
     assert!(fixture.deliveries.hold(1, false).is_none(), "held already");
-    assert_eq!(fixture.deliveries.resumable().len(), 0, "no credit before commit");
+    fixture.deliveries.resume(NOW);
+    assert_eq!(fixture.delivered(), [0; 0], "no credit before commit");
     fixture.deliveries.restore(held);
     let held = fixture.deliveries.hold(0, true).unwrap();
     assert_eq!(held.iter().map(|(tag, _)| *tag).collect::<Vec<_>>(), [1, 2, 3]);
-    for (queue, id) in fixture.deliveries.release(&held) {
-        queue.resume(id, NOW);
-    }
+    fixture.deliveries.release(&held);
+    fixture.deliveries.resume(NOW);
     assert_eq!(fixture.delivered(), [4, 5, 6]);
 }
 
@@ -201,7 +207,128 @@ fn a_deleted_queue_leaves_word_of_its_consumers() {
     let fixture = Fixture::new(AMPLE);
     let key = fixture.consume("c", 0, false);
     fixture.vhost.delete_queue(SESSION, "q", false, false).unwrap();
-    let cancelled = fixture.cancellations.take();
-    assert_eq!(cancelled.len(), 1);
-    assert!(Arc::ptr_eq(&cancelled[0].0, &fixture.deliveries) && cancelled[0].1 == key);
+    let cancelled = fixture.connection.take_cancelled();
+    assert_eq!((cancelled.len(), cancelled[0].key, &*cancelled[0].tag), (1, key, "c"));
+    assert!(Arc::ptr_eq(&cancelled[0].deliveries, &fixture.deliveries));
+}
+
+/// A second channel of the fixture's connection, with a queue of its own.
+fn second_channel(fixture: &Fixture) -> Fixture {
+    let declare = QueueDeclare { name: "r", ..Default::default() };
+    let destination = Destination { channel: 2, frame_max: 4096 };
+    Fixture {
+        vhost: Arc::clone(&fixture.vhost),
+        queue: fixture.vhost.declare_queue(SESSION, &declare, NOW).unwrap().queue,
+        publisher: fixture.vhost.publisher(&fixture.identity),
+        identity: fixture.identity.clone(),
+        outbox: Arc::clone(&fixture.outbox),
+        deliveries: Arc::new(Deliveries::new(Arc::clone(&fixture.connection), destination)),
+        connection: Arc::clone(&fixture.connection),
+    }
+}
+
+#[test]
+fn channels_of_a_client_that_reads_slowly_take_turns() {
+    let mut busy = Fixture::new(300);
+    let mut other = second_channel(&busy);
+    busy.consume("busy", 0, true);
+    other.consume("other", 0, true);
+    busy.publish(1_000);
+    other.publish(1_000);
+    assert_eq!(other.queue.message_count(), 1_000, "there is no room");
+    for _ in 0..10 {
+        let before = (busy.queue.message_count(), other.queue.message_count());
+        for _ in 0..2 {
+            busy.outbox.read_all();
+            busy.connection.resume(NOW);
+        }
+        assert!(busy.queue.message_count() < before.0 && other.queue.message_count() < before.1);
+    }
+}
+
+#[test]
+fn who_waits_for_room_is_not_overtaken_by_who_finds_some() {
+    let mut first = Fixture::new(300);
+    let mut other = second_channel(&first);
+    first.consume("first", 0, true);
+    first.publish(100);
+    let left = first.queue.message_count();
+    first.outbox.read_all();
+    other.consume("late", 0, true);
+    other.publish(1);
+    assert_eq!(other.queue.message_count(), 1, "it waits behind the first");
+    first.connection.resume(NOW);
+    assert!(first.queue.message_count() < left);
+    first.outbox.read_all();
+    first.connection.resume(NOW);
+    assert_eq!(other.queue.message_count(), 0);
+}
+
+#[test]
+fn a_slow_client_holds_up_nobody_else() {
+    let mut slow = Fixture::new(300);
+    let mut quick = second_channel(&slow);
+    quick.outbox = Arc::new(Outbox::new(AMPLE));
+    quick.connection = Arc::new(ConnectionConsumers::new(Arc::clone(&quick.outbox)));
+    let destination = Destination { channel: 1, frame_max: 4096 };
+    quick.deliveries = Arc::new(Deliveries::new(Arc::clone(&quick.connection), destination));
+    slow.consume("slow", 0, true);
+    quick.consume("quick", 0, true);
+    slow.publish(1_000);
+    quick.publish(1_000);
+    assert_eq!(quick.delivered().len(), 1_000, "its own queue");
+    let left = slow.queue.message_count();
+    assert!(left > 900);
+    // On the slow one's own queue, too.
+    quick.queue = Arc::clone(&slow.queue);
+    quick.consume("helper", 0, true);
+    assert_eq!((quick.delivered().len() as u64, slow.queue.message_count()), (left, 0));
+}
+
+#[test]
+fn consumers_that_wait_and_are_cancelled_leave_nothing_behind() {
+    let mut fixture = Fixture::new(200);
+    fixture.consume("c", 0, true);
+    fixture.publish(100);
+    for _ in 0..1_000 {
+        let key = fixture.consume("again", 0, true);
+        fixture.deliveries.remove_consumer(key);
+    }
+    fixture.deliveries.set_channel_limit(1);
+    for _ in 0..1_000 {
+        let key = fixture.consume("again", 0, false);
+        fixture.deliveries.remove_consumer(key);
+    }
+    let inner = fixture.deliveries.inner.lock();
+    assert_eq!((inner.consumers.len(), inner.waiting.len()), (1, 0));
+    assert_eq!(fixture.connection.waiting(), 1);
+}
+
+#[test]
+fn a_settlement_looks_at_few_of_very_many_full_consumers() {
+    const MANY: usize = 10_000;
+    let mut fixture = Fixture::new(AMPLE * 8);
+    fixture.deliveries.set_channel_limit(MANY);
+    for number in 0..MANY {
+        fixture.consume(&number.to_string(), 1, false);
+    }
+    fixture.publish(3 * MANY);
+    assert_eq!(fixture.delivered().len(), MANY, "all are full");
+    for tag in 1..=MANY as u64 {
+        let settled = fixture.deliveries.settle(tag, false).unwrap();
+        fixture.queue.ack(settled.into_iter().map(|(_, entry)| entry.delivery).collect());
+        let waiting = fixture.deliveries.inner.lock().waiting.len();
+        assert_eq!(waiting, 1, "only whose delivery it was");
+        fixture.deliveries.resume(NOW);
+    }
+    assert_eq!(fixture.delivered().len(), MANY);
+    // With one credit for all of them, one of them gets it.
+    fixture.deliveries.set_channel_limit(1);
+    assert!(fixture.settle(0, true).is_some_and(|settled| settled.len() == MANY));
+    assert_eq!(fixture.delivered().len(), 1);
+    let before = fixture.deliveries.inner.lock().waiting.len();
+    assert!(fixture.settle(0, true).is_some());
+    assert_eq!(fixture.delivered().len(), 1);
+    let after = fixture.deliveries.inner.lock().waiting.len();
+    assert!(before - after <= 1 && before == MANY - 1, "{before} before, {after} after");
 }

@@ -166,3 +166,63 @@ fn a_transaction_refuses_what_it_could_not_commit_and_publishes_none_of_it() {
     });
     assert_eq!(conversation.get(true), ["basic.get-empty"]);
 }
+
+#[test]
+fn a_consumer_of_replies_is_judged_before_its_tag() {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.consume(broker::REPLY_QUEUE);
+    let text = "channel.close PRECONDITION_FAILED - reply consumer cannot acknowledge";
+    let again = basic::Consume { queue: broker::REPLY_QUEUE, consumer_tag: "tag", ..Default::default() };
+    assert_eq!(conversation.call(|out| frame::write_method(out, 1, again)), [text]);
+}
+
+#[test]
+fn the_last_queue_is_looked_for_before_the_tag_is_judged() {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.consume(broker::REPLY_QUEUE);
+    let text = "channel.close NOT_FOUND - no previously declared queue";
+    assert_eq!(conversation.consume(""), [text]);
+}
+
+#[test]
+fn a_prefetch_for_consumers_lifts_the_limit_of_the_channel() {
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.call(|out| {
+        declare(out, "q");
+        (0..3).for_each(|_| publish(out, "q", b"x", false));
+        frame::write_method(out, 1, basic::Qos { prefetch_size: 0, prefetch_count: 1, global: true });
+    });
+    let consume = basic::Consume { queue: "q", ..Default::default() };
+    let limited = conversation.call(|out| frame::write_method(out, 1, consume));
+    assert_eq!(limited, ["basic.consume-ok", "basic.deliver"]);
+    let lift = basic::Qos { prefetch_size: 0, prefetch_count: 1, global: false };
+    let delivered = conversation.call(|out| frame::write_method(out, 1, lift));
+    assert_eq!(delivered.iter().filter(|method| *method == "basic.deliver").count(), 2);
+}
+
+#[test]
+fn quorum_queues_refuse_what_they_cannot_do() {
+    let arguments: amqp::FieldTable = [
+        ("x-queue-type", amqp::FieldValue::text("quorum")),
+        ("x-single-active-consumer", amqp::FieldValue::Boolean(true)),
+    ]
+    .into_iter()
+    .collect();
+    let arguments = arguments.encode();
+    let mut conversation = Conversation::open(&server(), 0);
+    conversation.call(|out| {
+        let arguments = amqp::RawTable::check(&arguments).unwrap_or_default();
+        let declare = queue::Declare { queue: "q", durable: true, arguments, ..Default::default() };
+        frame::write_method(out, 1, declare);
+    });
+    let text = "channel.close RESOURCE_LOCKED - cannot obtain access to locked queue 'q' in vhost '/'. basic.get \
+                operations are not supported by quorum queues with single active consumer";
+    assert_eq!(conversation.get(true), [text]);
+    conversation.call(|out| {
+        frame::write_method(out, 1, channel::CloseOk {});
+        frame::write_method(out, 1, channel::Open { reserved_1: "" });
+        frame::write_method(out, 1, basic::Qos { prefetch_size: 0, prefetch_count: 1, global: true });
+    });
+    let text = "connection.close NOT_IMPLEMENTED - queue 'q' in vhost '/' does not support global qos";
+    assert_eq!(conversation.consume("q"), [text]);
+}

@@ -1,0 +1,253 @@
+// A channel of an AMQP connection: queues, publishing with confirms, consuming with acknowledgements.
+
+import { AmqpError, deferred, tell } from "./errors.js";
+import { BODY, HEADER, METHOD } from "./frames.js";
+import { readContentHeader, readMethod, writeContentHeader, writeMethod } from "./methods.js";
+
+export class Channel {
+  /** Resolves once the channel has ended: with null after `close`, else with the error. */
+  closed;
+
+  #id;
+  #bodyMax;
+  #connection;
+  #ended = deferred();
+  #error = undefined;
+  /** Answers that are awaited; a server answers in the order of the questions. */
+  #answers = [];
+  /** Consumers by their tags: what to call with messages, and when the server ends it. */
+  #consumers = new Map();
+  #nextConsumer = 1;
+  /** The message that is coming in: its method, then its header, then body after body. */
+  #incoming = null;
+  /** The number of the next publish, once confirms are on, and those under way in their order. */
+  #nextPublish = 0;
+  #unconfirmed = new Map();
+
+  /** For `Connection.openChannel`. `bodyMax` is the most octets of body that fit into a frame. */
+  constructor(id, bodyMax, connection) {
+    this.#id = id;
+    this.#bodyMax = bodyMax;
+    this.#connection = connection;
+    this.closed = this.#ended.promise;
+  }
+
+  open() {
+    return this.#call("channel.open", {}, "channel.open-ok");
+  }
+
+  async close() {
+    if (this.#error !== undefined) return;
+    await this.#call("channel.close", { code: 200, text: "Goodbye" }, "channel.close-ok");
+    this.end(null);
+  }
+
+  /** Declares a queue; the server names one that has no name. Returns `{ queue, messageCount, consumerCount }`. */
+  declareQueue(queue, { passive, durable, exclusive, autoDelete, arguments: args } = {}) {
+    const values = { queue, passive, durable, exclusive, autoDelete, arguments: args };
+    return this.#call("queue.declare", values, "queue.declare-ok");
+  }
+
+  bindQueue(queue, exchange, routingKey, args = {}) {
+    return this.#call("queue.bind", { queue, exchange, routingKey, arguments: args }, "queue.bind-ok");
+  }
+
+  deleteQueue(queue) {
+    return this.#call("queue.delete", { queue }, "queue.delete-ok");
+  }
+
+  /** How many messages each later consumer may have that it has not acknowledged; 0 is no limit. */
+  prefetch(count) {
+    return this.#call("basic.qos", { prefetchCount: count }, "basic.qos-ok");
+  }
+
+  /**
+   * Has `onmessage` called with each message; `oncancel` is called when the server ends it, as when the queue is deleted.
+   * Unless `noAck`, give each message to `ack` or `nack` once it is dealt with. Returns the consumer's tag.
+   */
+  async consume(queue, onmessage, { noAck, exclusive, oncancel = () => {}, arguments: args } = {}) {
+    const consumerTag = `page-${this.#id}-${this.#nextConsumer++}`;
+    // Before the answer, as messages may come with it.
+    this.#consumers.set(consumerTag, { onmessage, oncancel });
+    const values = { queue, consumerTag, noAck, exclusive, arguments: args };
+    await this.#call("basic.consume", values, "basic.consume-ok");
+    return consumerTag;
+  }
+
+  /** Ends a consumer. Messages that are under way still reach it. */
+  async cancel(consumerTag) {
+    await this.#call("basic.cancel", { consumerTag }, "basic.cancel-ok");
+    this.#consumers.delete(consumerTag);
+  }
+
+  ack(message) {
+    this.#method("basic.ack", { deliveryTag: message.deliveryTag });
+  }
+
+  /** Refuses a message; it goes back to its queue, or to where the queue's dead letters go. */
+  nack(message, { requeue = true } = {}) {
+    this.#method("basic.nack", { deliveryTag: message.deliveryTag, requeue });
+  }
+
+  /** Has every later publish confirmed. */
+  async confirmSelect() {
+    await this.#call("confirm.select", {}, "confirm.select-ok");
+    this.#nextPublish = 1;
+  }
+
+  /**
+   * Publishes text or octets. After `confirmSelect` it resolves once the server is in charge of the message, to `{ tag,
+   * returned }`, and fails should the server not take it. With `mandatory`, `returned` tells why the message reached no
+   * queue, otherwise it is null; to know it again, a message without a messageId gets one.
+   */
+  async publish(exchange, routingKey, body, { mandatory = false, properties = {} } = {}) {
+    const octets = typeof body === "string" ? new TextEncoder().encode(body) : body;
+    const tag = this.#nextPublish;
+    const all = { ...properties };
+    if (mandatory && tag) all.messageId ??= `${this.#id}-${tag}`;
+    // All of them before the first is sent, so that an error in them leaves nothing half sent.
+    const method = writeMethod("basic.publish", { exchange, routingKey, mandatory });
+    const header = writeContentHeader(octets.length, all);
+    this.#send(METHOD, method);
+    this.#send(HEADER, header);
+    for (let at = 0; at < octets.length; at += this.#bodyMax) {
+      this.#send(BODY, octets.subarray(at, at + this.#bodyMax));
+    }
+    if (!tag) return { tag: 0, returned: null };
+    this.#nextPublish += 1;
+    const confirm = deferred();
+    this.#unconfirmed.set(tag, { ...confirm, messageId: all.messageId, returned: null });
+    return confirm.promise;
+  }
+
+  /** For the connection: a frame has come. */
+  receive(type, payload) {
+    if (type === METHOD) this.#handle(readMethod(payload));
+    else if (type === HEADER) this.#contentHeader(readContentHeader(payload));
+    else this.#contentBody(payload);
+  }
+
+  /** For the connection: it is over; `error` is null after a goodbye. */
+  end(error) {
+    if (this.#error !== undefined) return;
+    this.#error = error;
+    this.#connection.ended();
+    const reason = error ?? closedError();
+    for (const { reject } of [...this.#answers, ...this.#unconfirmed.values()]) reject(reason);
+    this.#consumers.clear();
+    this.#ended.resolve(error);
+  }
+
+  #handle({ name, values }) {
+    switch (name) {
+      case "basic.deliver":
+      case "basic.return":
+        this.#incoming = { name, values };
+        return;
+      case "basic.ack":
+        this.#settle(values, ({ resolve, returned }, tag) => resolve({ tag, returned }));
+        return;
+      case "basic.nack":
+        this.#settle(values, ({ reject }) => reject(new AmqpError("The server did not take the message.")));
+        return;
+      case "basic.cancel":
+        tell(this.#consumers.get(values.consumerTag)?.oncancel);
+        this.#consumers.delete(values.consumerTag);
+        return;
+      case "channel.close":
+        this.#method("channel.close-ok");
+        this.end(new AmqpError(values.text, values.code));
+        return;
+    }
+    const answer = this.#answers.shift();
+    if (answer?.name !== name) throw new RangeError(`${name} at this point`);
+    answer.resolve(values);
+  }
+
+  /** A confirm tells of one publish, or of all up to it. */
+  #settle({ deliveryTag, multiple }, outcome) {
+    for (const [tag, publish] of this.#unconfirmed) {
+      if (tag > deliveryTag) break;
+      if (tag < deliveryTag && !multiple) continue;
+      this.#unconfirmed.delete(tag);
+      outcome(publish, tag);
+    }
+  }
+
+  #contentHeader({ bodySize, properties }) {
+    if (!this.#incoming) throw new RangeError("a message's header without its method");
+    Object.assign(this.#incoming, { bodySize, properties, parts: [], received: 0 });
+    this.#passOnIfWhole();
+  }
+
+  #contentBody(octets) {
+    const incoming = this.#incoming;
+    if (!incoming?.parts) throw new RangeError("a message's body without its header");
+    incoming.parts.push(octets);
+    incoming.received += octets.length;
+    if (incoming.received > incoming.bodySize) throw new RangeError("a message longer than it was said to be");
+    this.#passOnIfWhole();
+  }
+
+  #passOnIfWhole() {
+    const { name, values, properties, parts, received, bodySize } = this.#incoming;
+    if (received < bodySize) return;
+    this.#incoming = null;
+    if (name === "basic.deliver") {
+      const message = new Message(values, properties, join(parts, bodySize));
+      tell(this.#consumers.get(values.consumerTag)?.onmessage, message);
+      return;
+    }
+    for (const publish of this.#unconfirmed.values()) {
+      if (publish.messageId !== properties.messageId || publish.returned) continue;
+      publish.returned = { code: values.code, text: values.text };
+      return;
+    }
+  }
+
+  async #call(name, values, answer) {
+    this.#method(name, values);
+    const waiting = deferred();
+    this.#answers.push({ name: answer, ...waiting });
+    return waiting.promise;
+  }
+
+  #method(name, values) {
+    this.#send(METHOD, writeMethod(name, values));
+  }
+
+  #send(type, payload) {
+    if (this.#error !== undefined) throw this.#error ?? closedError();
+    this.#connection.send(type, payload);
+  }
+}
+
+/** A message as it was delivered. */
+export class Message {
+  constructor({ deliveryTag, redelivered, exchange, routingKey }, properties, body) {
+    Object.assign(this, { deliveryTag, redelivered, exchange, routingKey, properties, body });
+  }
+
+  /** The body as text; null if it is not UTF-8. */
+  text() {
+    try {
+      return new TextDecoder("utf-8", { fatal: true }).decode(this.body);
+    } catch {
+      return null;
+    }
+  }
+}
+
+function closedError() {
+  return new AmqpError("The channel is closed.");
+}
+
+function join(parts, length) {
+  const whole = new Uint8Array(length);
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  return whole;
+}

@@ -1,0 +1,69 @@
+// AMQP 0-9-1's frames, section 4.2.3 of its specification.
+
+export const METHOD = 1;
+export const HEADER = 2;
+export const BODY = 3;
+export const HEARTBEAT = 8;
+
+/** Octets around the payload: type, channel and length before it, the end octet behind it. */
+export const OVERHEAD = 8;
+
+/** What a client says first: AMQP 0-9-1. */
+export const PROTOCOL_HEADER = Uint8Array.of(0x41, 0x4d, 0x51, 0x50, 0, 0, 9, 1);
+
+const HEAD = 7;
+const END = 0xce;
+
+export function frame(type, channel, payload) {
+  const octets = new Uint8Array(payload.length + OVERHEAD);
+  const view = new DataView(octets.buffer);
+  view.setUint8(0, type);
+  view.setUint16(1, channel);
+  view.setUint32(3, payload.length);
+  octets.set(payload, HEAD);
+  octets[octets.length - 1] = END;
+  return octets;
+}
+
+/**
+ * Cuts octets into frames. Leveret sends whole frames in each WebSocket message; gateways that pass on a TCP stream cut
+ * it anywhere, so what is incomplete is kept for later.
+ */
+export class FrameParser {
+  /** The largest frame that is accepted, in octets; what was agreed on, once it is. */
+  frameMax = 131072;
+  #rest = new Uint8Array(0);
+
+  /** The frames that are complete with these octets. Throws a RangeError at what is no frame. */
+  *push(octets) {
+    let buffer = octets;
+    if (this.#rest.length) {
+      buffer = new Uint8Array(this.#rest.length + octets.length);
+      buffer.set(this.#rest);
+      buffer.set(octets, this.#rest.length);
+    }
+    let start = 0;
+    for (;;) {
+      const end = start + this.#length(buffer, start);
+      if (!(end <= buffer.length)) break;
+      if (buffer[end - 1] !== END) throw new RangeError("the server sent a frame without an end");
+      const view = new DataView(buffer.buffer, buffer.byteOffset + start, HEAD);
+      const payload = buffer.subarray(start + HEAD, end - 1);
+      start = end;
+      yield { type: view.getUint8(0), channel: view.getUint16(1), payload };
+    }
+    this.#rest = buffer.slice(start);
+  }
+
+  /** The length of the frame that begins at `start`; NaN if too little of it is there to know. */
+  #length(buffer, start) {
+    if (buffer.length - start < HEAD) return NaN;
+    const view = new DataView(buffer.buffer, buffer.byteOffset + start, HEAD);
+    if (![METHOD, HEADER, BODY, HEARTBEAT].includes(view.getUint8(0))) {
+      throw new RangeError("the server does not speak AMQP 0-9-1");
+    }
+    const length = view.getUint32(3) + OVERHEAD;
+    if (length > this.frameMax) throw new RangeError(`the server sent a frame of ${length} octets`);
+    return length;
+  }
+}

@@ -1,0 +1,123 @@
+//! Definitions to and from the disk. Users, virtual hosts, permissions, parameters and policies are written down in the
+//! form of a definitions file, and read by the same way; exchanges, queues and bindings as [`crate::ledger`] says.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use store::catalogue::{Catalogue, Section};
+use store::{Recovered, Store};
+
+use super::format::File;
+use super::{Definitions, DefinitionsError};
+use crate::broker::Broker;
+use crate::ledger::{key, read_binding, read_exchange, read_queue};
+use crate::persistence::{RestoreError, Restored};
+use crate::time::Timestamp;
+use crate::vhost::Restoring;
+
+impl Broker {
+    /// Brings back everything that the store holds, and from now on writes down there what is durable. Called once, before
+    /// anything else is done with the broker, with what the store had when it was opened. Returns how many messages came
+    /// back.
+    ///
+    /// # Errors
+    /// What cannot be read, and why.
+    pub fn restore(
+        &self,
+        store: &Arc<Store>,
+        recovered: Recovered,
+        now: Timestamp,
+    ) -> Result<u64, RestoreError> {
+        let catalogue = store.catalogue();
+        let file = File {
+            users: entries(catalogue, Section::Users)?,
+            vhosts: entries(catalogue, Section::VirtualHosts)?,
+            permissions: entries(catalogue, Section::Permissions)?,
+            topic_permissions: entries(catalogue, Section::TopicPermissions)?,
+            parameters: entries(catalogue, Section::Parameters)?,
+            policies: entries(catalogue, Section::Policies)?,
+            ..File::default()
+        };
+        self.load(&Definitions { file }, now)?;
+        let mut restoring = Restoring::new(self, store);
+        scan(catalogue, Section::Exchanges, |key, value| {
+            read_exchange(key, value).and_then(|exchange| restoring.exchange(&exchange))
+        })?;
+        scan(catalogue, Section::Queues, |key, value| {
+            read_queue(key, value).and_then(|queue| restoring.queue(&queue, now))
+        })?;
+        // A crash may have come between a deletion and that of its last bindings.
+        let mut orphans = Vec::new();
+        let (mut bindings, queues) = restoring.into_bindings();
+        scan(catalogue, Section::Bindings, |key, _| {
+            if !bindings.bind(&read_binding(key)?) {
+                orphans.push(key.to_vec());
+            }
+            Some(())
+        })?;
+        bindings.finish();
+        for orphan in orphans {
+            catalogue.delete(Section::Bindings, orphan);
+        }
+        let restored = Restored::fill(store, recovered, &queues)?;
+        self.keep(store);
+        Ok(restored.resume(now))
+    }
+
+    /// Adds what a new broker has: the virtual host `/`, and RabbitMQ's guest, who may do everything there.
+    pub fn add_defaults(&self) {
+        let added = self.load(&Definitions::defaults(), Timestamp::default());
+        debug_assert!(added.is_ok(), "{added:?}");
+    }
+
+    /// Writes an entry down, if things are written down.
+    pub(super) fn keep_entry<T: Serialize>(
+        &self,
+        section: Section,
+        names: &[&str],
+        entry: &T,
+    ) -> Result<(), String> {
+        if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME) {
+            return Err(format!("a name of {} octets, but {MAX_NAME} are the most", long.len()));
+        }
+        if let Some(catalogue) = self.catalogue() {
+            let value = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
+            catalogue.put(section, key(names), value);
+        }
+        Ok(())
+    }
+}
+
+/// The entries of a section that are written as in a definitions file.
+fn entries<T: DeserializeOwned>(catalogue: &Catalogue, section: Section) -> Result<Vec<T>, DefinitionsError> {
+    let mut entries = Vec::new();
+    scan(catalogue, section, |_, value| {
+        entries.push(serde_json::from_slice(value).ok()?);
+        Some(())
+    })?;
+    Ok(entries)
+}
+
+/// Shows each entry of a section to `read`, which answers `None` to one that it cannot make sense of.
+fn scan(
+    catalogue: &Catalogue,
+    section: Section,
+    mut read: impl FnMut(&[u8], &[u8]) -> Option<()>,
+) -> Result<(), DefinitionsError> {
+    let mut wrong = None;
+    let each = |key: &[u8], value: &[u8]| {
+        if wrong.is_none() && read(key, value).is_none() {
+            wrong = Some(key.escape_ascii().to_string());
+        }
+    };
+    let scanned = catalogue.scan(section, each);
+    scanned.map_err(|error| DefinitionsError::new("", error.to_string()))?;
+    match wrong {
+        None => Ok(()),
+        Some(key) => Err(DefinitionsError::new(format!("{section:?} '{key}'"), "cannot be read")),
+    }
+}
+
+/// Longest name, as everywhere in AMQP.
+const MAX_NAME: usize = 255;

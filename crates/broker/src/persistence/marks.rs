@@ -1,0 +1,61 @@
+//! What happened to a queue's stored messages, until it is written down.
+
+use smallvec::SmallVec;
+use store::StoredQueue;
+use store::journal::{Lsn, Range};
+
+/// Positions whose messages have left a queue, or were delivered.
+#[derive(Debug, Default)]
+pub(crate) struct Marks {
+    settled: Ranges,
+    /// With how often they have been delivered by now: mostly once, all of them.
+    delivered: SmallVec<[(u32, Ranges); 1]>,
+}
+
+type Ranges = SmallVec<[Range; 2]>;
+
+impl Marks {
+    /// The message has left the queue for good.
+    pub(crate) fn settled(&mut self, position: u64) {
+        add(&mut self.settled, position);
+    }
+
+    /// The message has been delivered so many times by now.
+    pub(crate) fn delivered(&mut self, position: u64, count: u32) {
+        match self.delivered.iter_mut().find(|(other, _)| *other == count) {
+            Some((_, ranges)) => add(ranges, position),
+            None => self.delivered.push((count, SmallVec::from_slice(&[Range::one(position)]))),
+        }
+    }
+
+    /// Writes them down. Returns what to wait for if messages have left.
+    pub(crate) fn write(&self, stored: &StoredQueue) -> Option<Lsn> {
+        for (count, ranges) in &self.delivered {
+            stored.delivered(ranges, *count);
+        }
+        (!self.settled.is_empty()).then(|| stored.settle(&self.settled))
+    }
+}
+
+fn add(ranges: &mut Ranges, position: u64) {
+    match ranges.last_mut() {
+        Some(last) if last.last + 1 == position => last.last = position,
+        _ => ranges.push(Range::one(position)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_range() {
+        let mut marks = Marks::default();
+        [3, 4, 5, 9, 8].into_iter().for_each(|position| marks.settled(position));
+        let range = |first, last| Range { first, last };
+        assert_eq!(marks.settled[..], [range(3, 5), range(9, 9), range(8, 8)]);
+        [(1, 1), (2, 1), (3, 2), (4, 1)].into_iter().for_each(|(at, count)| marks.delivered(at, count));
+        assert_eq!(marks.delivered[0], (1, Ranges::from_slice(&[range(1, 2), range(4, 4)])));
+        assert_eq!(marks.delivered[1], (2, Ranges::from_slice(&[range(3, 3)])));
+    }
+}

@@ -1,0 +1,185 @@
+//! A message as the store keeps it.
+//!
+//! ```text
+//! u8      form, 1
+//! text    exchange
+//! number  length of the routing key
+//! number  length of the properties
+//! number  blind copies, and each of them as a text
+//!         routing key
+//!         properties, as in a content header
+//!         body, up to the end
+//! ```
+//! Numbers have seven bits in each octet, the lowest first, and the upper bit where more follows; a text is its length and its
+//! octets. What the broker reads from the properties is read from them again.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::inspect::traits_of;
+use crate::message::{Body, BodyView, Message};
+
+/// Gives the payload of a message to `write`, in parts that are not copied.
+pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R) -> R {
+    let mut head: SmallVec<[u8; USUAL_HEAD]> = SmallVec::new();
+    head.push(FORM);
+    put_text(&mut head, message.exchange());
+    put_number(&mut head, message.routing_key().len());
+    put_number(&mut head, message.properties().len());
+    put_number(&mut head, message.blind_copies().count());
+    message.blind_copies().for_each(|key| put_text(&mut head, key));
+    let mut parts: SmallVec<[&[u8]; 4]> = SmallVec::new();
+    parts.push(&head);
+    parts.push(message.octets());
+    if let BodyView::Chunks(chunks) = message.body() {
+        parts.extend(chunks.iter().map(|chunk| &chunk[..]));
+    }
+    write(&parts)
+}
+
+/// Reads payloads; messages of the same exchange that come one after the other share its name.
+#[derive(Default)]
+pub(super) struct Decoder {
+    exchange: Option<Arc<str>>,
+}
+
+impl Decoder {
+    /// `None` if it is not what [`with_parts`] gives, or gave in an earlier version.
+    pub(super) fn decode(&mut self, mut payload: &[u8]) -> Option<Message> {
+        let from = &mut payload;
+        let (&[FORM], rest) = from.split_first_chunk()? else { return None };
+        *from = rest;
+        let exchange = take_text(from)?;
+        let (key, properties) = (take_number(from)?, take_number(from)?);
+        let mut blind_copies: SmallVec<[&str; 2]> = SmallVec::new();
+        for _ in 0..take_number(from)? {
+            blind_copies.push(take_text(from)?);
+        }
+        let key = std::str::from_utf8(take(from, key)?).ok()?;
+        let properties = take(from, properties)?;
+        let traits = traits_of(properties)?;
+        let message = Message::new(self.shared(exchange), key, properties, Body::Copied(payload), traits);
+        Some(message.with_blind_copies(&blind_copies))
+    }
+
+    fn shared(&mut self, exchange: &str) -> Arc<str> {
+        match &self.exchange {
+            Some(last) if **last == *exchange => last.clone(),
+            _ => self.exchange.insert(exchange.into()).clone(),
+        }
+    }
+}
+
+fn put_text(into: &mut SmallVec<[u8; USUAL_HEAD]>, text: &str) {
+    put_number(into, text.len());
+    into.extend_from_slice(text.as_bytes());
+}
+
+fn put_number(into: &mut SmallVec<[u8; USUAL_HEAD]>, mut number: usize) {
+    while number >= 0x80 {
+        into.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    into.push(number as u8);
+}
+
+fn take_text<'a>(from: &mut &'a [u8]) -> Option<&'a str> {
+    let len = take_number(from)?;
+    std::str::from_utf8(take(from, len)?).ok()
+}
+
+fn take<'a>(from: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = from.split_at_checked(len)?;
+    *from = rest;
+    Some(taken)
+}
+
+fn take_number(from: &mut &[u8]) -> Option<usize> {
+    let mut number = 0;
+    for shift in (0..MAX_NUMBER_BITS).step_by(7) {
+        let (&[octet], rest) = from.split_first_chunk()?;
+        *from = rest;
+        number |= usize::from(octet & 0x7f) << shift;
+        if octet < 0x80 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// First octet of what is written, so that another form can be told from this one.
+const FORM: u8 = 1;
+/// Room on the stack for what stands before the routing key: an exchange's name, and a few octets more.
+const USUAL_HEAD: usize = 96;
+/// Lengths are below 2^35: a record is below 4 GiB.
+const MAX_NUMBER_BITS: u32 = 35;
+
+#[cfg(test)]
+mod tests {
+    use amqp::Properties;
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::message::MAX_INLINE_BODY;
+
+    fn encode(message: &Message) -> Vec<u8> {
+        with_parts(message, |parts| parts.concat())
+    }
+
+    fn properties(expiration: Option<&str>, priority: Option<u8>) -> Vec<u8> {
+        let mut properties = Properties::default().with_delivery_mode(2);
+        properties.expiration = expiration;
+        properties.priority = priority;
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        octets
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_comes_back_as_it_was(
+            exchange in ".{0,20}", key in ".{0,80}", body in prop::collection::vec(any::<u8>(), 0..3 * MAX_INLINE_BODY),
+            cut: prop::sample::Index, chunked: bool, blind in prop::collection::vec("[a-z]{0,20}", 0..3),
+            expiration in prop::option::of(0u32..), priority: Option<u8>,
+        ) {
+            let expiration = expiration.map(|millis| millis.to_string());
+            let properties = properties(expiration.as_deref(), priority);
+            let traits = traits_of(&properties).unwrap();
+            let at = cut.index(body.len() + 1);
+            let chunks = [Bytes::copy_from_slice(&body[..at]), Bytes::copy_from_slice(&body[at..])];
+            let given = if chunked { Body::Chunks(&chunks) } else { Body::Copied(&body) };
+            let blind: Vec<&str> = blind.iter().map(|key| &**key).collect();
+            let message = Message::new(exchange.as_str().into(), &key, &properties, given, traits).with_blind_copies(&blind);
+            let back = Decoder::default().decode(&encode(&message)).unwrap();
+            prop_assert_eq!((back.exchange(), back.routing_key()), (&*exchange, &*key));
+            prop_assert_eq!((back.properties(), back.body().to_vec()), (&*properties, body));
+            prop_assert_eq!(back.traits(), traits);
+            prop_assert_eq!(back.blind_copies().collect::<Vec<_>>(), blind);
+        }
+
+        #[test]
+        fn any_octets_are_read_without_a_panic(mut octets in prop::collection::vec(any::<u8>(), 1..200), form: bool) {
+            if form {
+                octets[0] = FORM;
+            }
+            let _ = Decoder::default().decode(&octets);
+        }
+    }
+
+    #[test]
+    fn these_are_the_octets() {
+        let properties = properties(None, None);
+        let traits = traits_of(&properties).unwrap();
+        let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);
+        assert_eq!(encode(&message), b"\x01\x02ex\x03\x03\x00key\x10\x00\x02body");
+        let message = message.with_blind_copies(&["b"]);
+        assert_eq!(encode(&message), b"\x01\x02ex\x03\x03\x01\x01bkey\x10\x00\x02body");
+    }
+
+    #[test]
+    fn another_form_is_not_taken_for_this_one() {
+        assert!(Decoder::default().decode(b"\x02\x02ex\x03\x03\x00key\x10\x00\x02body").is_none());
+    }
+}

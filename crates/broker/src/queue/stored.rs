@@ -1,0 +1,83 @@
+//! The part of a queue that the store keeps.
+
+use store::StoredQueue;
+use store::journal::Lsn;
+
+use super::state::QueueState;
+use super::{DeathReason, Delivery, Effects, NEVER, Queue};
+use crate::arguments::QueueKind;
+use crate::persistence::Marks;
+use crate::time::Timestamp;
+
+impl Queue {
+    /// Where it keeps persistent messages.
+    pub(crate) fn stored(&self) -> Option<&StoredQueue> {
+        self.stored.as_ref()
+    }
+
+    /// Dead letters have gone where they go, and what they were need not come back.
+    pub(crate) fn letters_sent(&self, positions: impl Iterator<Item = u64>) {
+        let mut marks = Marks::default();
+        positions.for_each(|position| marks.settled(position));
+        self.write_down(&marks);
+    }
+
+    /// The queue was deleted, and that was noted in the catalogue.
+    pub(crate) fn forget_stored(&self) {
+        self.stored.iter().for_each(StoredQueue::forget);
+    }
+
+    /// Puts back what the store had of it, in order, before anything else is done with the queue.
+    pub(crate) fn restore(&self, deliveries: Vec<Delivery>, next_position: u64) {
+        let mut state = self.state.lock();
+        state.next_position = next_position;
+        deliveries.into_iter().for_each(|delivery| state.ready.push(delivery));
+    }
+
+    /// After [`Queue::restore`], when everything else is back, too: what has been delivered too often, is too much or has
+    /// expired is dropped.
+    pub(crate) fn restored(&self, now: Timestamp) {
+        let arguments = self.arguments.load();
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        if arguments.kind == QueueKind::Quorum
+            && let Some(limit) = arguments.delivery_limit
+        {
+            state.drop_over_limit(limit, &mut effects);
+        }
+        let mut state = self.trim(state, &mut effects, now);
+        state.drop_expired(now, &mut effects);
+        self.finish(state, effects, now);
+    }
+
+    /// Notes that messages have left for good; what to wait for until that is on disk.
+    pub(super) fn settle_stored<'d>(&self, deliveries: impl Iterator<Item = &'d Delivery>) -> Option<Lsn> {
+        self.stored()?;
+        let mut marks = Marks::default();
+        deliveries.for_each(|delivery| delivery.mark_taken(true, &mut marks));
+        self.write_down(&marks)
+    }
+
+    pub(super) fn write_down(&self, marks: &Marks) -> Option<Lsn> {
+        // What a deleted queue had is gone as a whole.
+        self.stored().filter(|_| !self.is_deleted()).and_then(|stored| marks.write(stored))
+    }
+}
+
+impl QueueState {
+    fn drop_over_limit(&mut self, limit: u64, effects: &mut Effects) {
+        let all = self.ready.take_all();
+        for delivery in all.into_iter() {
+            if u64::from(delivery.deliveries) > limit {
+                self.bury(delivery, DeathReason::DeliveryLimit, effects);
+            } else {
+                self.ready.push(delivery);
+            }
+        }
+    }
+}
+
+/// When a message expires, as the store writes it: 0 for never.
+pub(crate) fn stored_expiry(expires: u64) -> u64 {
+    if expires == NEVER { 0 } else { expires.max(1) }
+}

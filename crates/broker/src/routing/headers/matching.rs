@@ -1,0 +1,107 @@
+//! Whether one set of arguments matches one message (RabbitMQ, `rabbit_exchange_type_headers`).
+
+use smallvec::SmallVec;
+
+use super::X_MATCH;
+use crate::table_view::{ValueView, entries};
+
+/// What a binding's arguments ask for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mode {
+    /// One of the pairs, not all of them.
+    pub(super) any: bool,
+    /// Whether names that start with `x-` take part. `x-match` itself never does.
+    with_x: bool,
+}
+
+/// A message's headers, sorted by name.
+pub(super) struct Headers<'a>(SmallVec<[(&'a str, Term<'a>); 8]>);
+
+/// A value as RabbitMQ compares it. It compares what stands in the octets, and not their type: numbers of all types by
+/// what they amount to, texts and byte arrays by their octets. Only within arrays and tables types count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Term<'a> {
+    /// In a binding: whatever the message has there.
+    Void,
+    /// Every integer, timestamp, and float that is one.
+    Integer(i128),
+    /// The octets of a float that is no integer.
+    Fraction(u64),
+    Boolean(bool),
+    Octets(&'a [u8]),
+    /// The octets of an array, table or decimal, and its type.
+    Structure(u8, &'a [u8]),
+}
+
+impl Mode {
+    /// From arguments that have been checked.
+    pub(super) fn of(arguments: &[u8]) -> Self {
+        let mode = match entries(arguments).find(|(name, _)| *name == X_MATCH) {
+            Some((_, ValueView::Text(mode))) => mode,
+            _ => b"all",
+        };
+        Self { any: mode.starts_with(b"any"), with_x: mode.ends_with(b"-with-x") }
+    }
+
+    /// The pairs that take part.
+    pub(super) fn pairs(self, arguments: &[u8]) -> impl Iterator<Item = (&str, Term<'_>)> {
+        entries(arguments)
+            .filter(move |(name, _)| !name.starts_with("x-") || self.with_x && *name != X_MATCH)
+            .map(|(name, value)| (name, Term::of(value)))
+    }
+}
+
+impl<'a> Headers<'a> {
+    /// Reads them from a message's table.
+    pub(super) fn of(table: &'a [u8]) -> Self {
+        let mut headers: SmallVec<[_; 8]> =
+            entries(table).map(|(name, value)| (name, Term::of(value))).collect();
+        // Stable: of several with one name, the first counts.
+        if !headers.is_sorted_by_key(|(name, _)| *name) {
+            headers.sort_by_key(|(name, _)| *name);
+        }
+        Self(headers)
+    }
+
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (&'a str, Term<'a>)> {
+        self.0.iter().copied()
+    }
+
+    /// Whether a binding's arguments, which are sorted by name, match.
+    pub(super) fn matches(&self, arguments: &[u8]) -> bool {
+        let mode = Mode::of(arguments);
+        let mut rest = self.0.iter().peekable();
+        let mut present = mode.pairs(arguments).map(|(name, value)| {
+            while rest.next_if(|(other, _)| *other < name).is_some() {}
+            let found = rest.next_if(|(other, _)| *other == name);
+            found.is_some_and(|&(_, found)| value == Term::Void || value == found)
+        });
+        if mode.any { present.any(|found| found) } else { present.all(|found| found) }
+    }
+}
+
+impl<'a> Term<'a> {
+    fn of(value: ValueView<'a>) -> Self {
+        match value {
+            ValueView::Void => Self::Void,
+            ValueView::Integer(number) => Self::Integer(number.into()),
+            ValueView::Float(number) if number.fract() == 0.0 && number.abs() < BEYOND_INTEGERS => {
+                Self::Integer(number as i128)
+            }
+            ValueView::Float(number) => Self::Fraction(number.to_bits()),
+            ValueView::Boolean(value) => Self::Boolean(value),
+            ValueView::Text(octets) | ValueView::Other(b'x', octets) => Self::Octets(octets),
+            ValueView::Other(b'T', octets) => {
+                let seconds = octets.try_into().map_or(0, u64::from_be_bytes);
+                Self::Integer(seconds.into())
+            }
+            ValueView::Array(octets) => Self::Structure(b'A', octets),
+            // To RabbitMQ both are the empty list.
+            ValueView::Other(b'F', []) => Self::Structure(b'A', &[]),
+            ValueView::Other(letter, octets) => Self::Structure(letter, octets),
+        }
+    }
+}
+
+/// Two to the power of 64: no integer of a table is as large.
+const BEYOND_INTEGERS: f64 = 18_446_744_073_709_551_616.0;

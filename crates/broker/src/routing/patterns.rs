@@ -1,0 +1,117 @@
+//! Distinct binding keys, or distinct arguments, of one exchange, as numbers.
+//!
+//! A million bindings often share a few keys or argument sets, and then share their memory here; and whatever matches
+//! a message has to be compared once for all bindings that have it.
+
+use std::hash::BuildHasher;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use slab::Slab;
+use smallvec::SmallVec;
+
+use super::id_set::IdSet;
+
+/// Octet strings with a set of destinations each. Up to `INLINE` octets need no allocation of their own.
+#[derive(Debug, Default)]
+pub(crate) struct Patterns<const INLINE: usize> {
+    entries: Slab<Entry<INLINE>>,
+    numbers: HashTable<u32>,
+    hasher: RandomState,
+}
+
+#[derive(Debug)]
+struct Entry<const INLINE: usize> {
+    octets: SmallVec<[u8; INLINE]>,
+    destinations: IdSet,
+}
+
+impl<const INLINE: usize> Patterns<INLINE> {
+    pub(super) fn number_of(&self, octets: &[u8]) -> Option<u32> {
+        let hash = self.hasher.hash_one(octets);
+        self.numbers.find(hash, |&number| self.octets(number) == octets).copied()
+    }
+
+    /// The number of an octet string, which is new if it has none yet. A new one must be given a destination.
+    pub(super) fn intern(&mut self, octets: &[u8]) -> u32 {
+        let Self { entries, numbers, hasher } = self;
+        let hash = |octets: &[u8]| hasher.hash_one(octets);
+        let same = |&number: &u32| entries[number as usize].octets[..] == *octets;
+        match numbers.entry(hash(octets), same, |&number| hash(&entries[number as usize].octets)) {
+            hashbrown::hash_table::Entry::Occupied(known) => *known.get(),
+            hashbrown::hash_table::Entry::Vacant(vacant) => {
+                let entry = entries.vacant_entry();
+                let number = entry.key() as u32;
+                vacant.insert(number);
+                entry.insert(Entry { octets: octets.into(), destinations: IdSet::default() });
+                number
+            }
+        }
+    }
+
+    pub(super) fn octets(&self, number: u32) -> &[u8] {
+        &self.entries[number as usize].octets
+    }
+
+    pub(super) fn destinations(&self, number: u32) -> &IdSet {
+        &self.entries[number as usize].destinations
+    }
+
+    /// Adds a destination; whether it is the first.
+    pub(super) fn insert(&mut self, number: u32, destination: u32) -> bool {
+        let destinations = &mut self.entries[number as usize].destinations;
+        let first = destinations.is_empty();
+        destinations.insert(destination);
+        first
+    }
+
+    /// Takes a destination away; whether it was the last. The number then has to be given back.
+    pub(super) fn remove(&mut self, number: u32, destination: u32) -> bool {
+        let destinations = &mut self.entries[number as usize].destinations;
+        destinations.remove(destination);
+        destinations.is_empty()
+    }
+
+    /// Gives a number back that has no destinations any more.
+    pub(super) fn forget(&mut self, number: u32) {
+        let hash = self.hasher.hash_one(self.octets(number));
+        if let Ok(entry) = self.numbers.find_entry(hash, |&found| found == number) {
+            entry.remove();
+        }
+        self.entries.remove(number as usize);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.numbers.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_octets_have_one_number_until_their_last_destination_goes() {
+        let mut patterns = Patterns::<4>::default();
+        let (short, long) = (patterns.intern(b"a"), patterns.intern(b"longer than inline"));
+        assert!(patterns.insert(short, 1) && patterns.insert(long, 1));
+        assert_eq!(patterns.intern(b"longer than inline"), long);
+        assert!(!patterns.insert(long, 2), "not the first");
+        assert!(!patterns.remove(long, 1), "not the last");
+        assert!(patterns.remove(long, 2));
+        patterns.forget(long);
+        assert_eq!(
+            (patterns.number_of(b"a"), patterns.number_of(b"longer than inline")),
+            (Some(short), None)
+        );
+        assert!(patterns.remove(short, 1));
+        patterns.forget(short);
+        assert!(patterns.is_empty());
+    }
+
+    #[test]
+    fn a_key_of_sixteen_octets_takes_forty() {
+        assert_eq!(size_of::<Entry<16>>(), 40);
+    }
+}

@@ -1,0 +1,146 @@
+//! Putting exchanges, queues and bindings back as they were written down, many at a time.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use store::Store;
+use store::journal::QueueId;
+use sync::RwLockWriteGuard;
+
+use super::VirtualHost;
+use crate::arguments::QueueArguments;
+use crate::broker::Broker;
+use crate::ledger::{WrittenBinding, WrittenEnd};
+use crate::queue::{NewQueue, Queue, QueueProperties};
+use crate::time::Timestamp;
+use crate::topology::{BindingKey, Destination, Exchange, NumberedEnd, Topology};
+
+/// Puts exchanges and queues back.
+pub(crate) struct Restoring<'b> {
+    broker: &'b Broker,
+    store: &'b Store,
+    vhosts: Vec<Arc<VirtualHost>>,
+    /// Their places in `vhosts`.
+    places: HashMap<String, usize>,
+    /// The virtual host, by its place, and the slot of everything that is back.
+    ends: HashMap<NumberedEnd, (usize, Destination)>,
+    /// By their numbers.
+    queues: HashMap<u64, Arc<Queue>>,
+}
+
+/// Puts bindings back, once their ends are.
+pub(crate) struct RestoringBindings {
+    vhosts: Vec<Arc<VirtualHost>>,
+    ends: HashMap<NumberedEnd, (usize, Destination)>,
+}
+
+impl<'b> Restoring<'b> {
+    pub(crate) fn new(broker: &'b Broker, store: &'b Store) -> Self {
+        let (places, ends, queues) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { broker, store, vhosts: Vec::new(), places, ends, queues }
+    }
+
+    /// `None` if it cannot be.
+    pub(crate) fn exchange(&mut self, written: &WrittenEnd<'_>) -> Option<()> {
+        let at = self.vhost(written.vhost)?;
+        let vhost = &self.vhosts[at];
+        let arguments = written.arguments.decode();
+        let alternate = vhost.policies.read().alternate_of(written.name, &arguments);
+        let mut topology = vhost.topology.write();
+        // A new virtual host has the standard ones.
+        let found = topology.exchange(written.name).map(|(slot, _)| slot);
+        let kind = written.kind?;
+        let slot = found.unwrap_or_else(|| {
+            vhost.metrics.exchanges.add(1);
+            topology.insert_exchange(Exchange {
+                name: written.name.into(),
+                kind,
+                durable: true,
+                auto_delete: written.auto_delete,
+                internal: written.internal,
+                alternate,
+                arguments,
+            })
+        });
+        topology.set_number(slot, written.number);
+        let end = NumberedEnd { is_exchange: true, number: written.number };
+        self.ends.insert(end, (at, Destination::exchange(slot)));
+        Some(())
+    }
+
+    /// `None` if it cannot be.
+    pub(crate) fn queue(&mut self, written: &WrittenEnd<'_>, now: Timestamp) -> Option<()> {
+        let at = self.vhost(written.vhost)?;
+        let vhost = &self.vhosts[at];
+        let arguments = written.arguments.decode();
+        let parsed = QueueArguments::parse(&arguments, written.name, &vhost.name).ok()?;
+        let queue = Queue::new(NewQueue {
+            name: written.name.into(),
+            vhost: vhost.name.clone(),
+            properties: QueueProperties {
+                durable: true,
+                auto_delete: written.auto_delete,
+                owner: None,
+                arguments,
+            },
+            arguments: parsed,
+            number: Some(written.number),
+            stored: Some(self.store.queue(QueueId(written.number))),
+            home: Arc::downgrade(vhost),
+            metrics: vhost.metrics.clone(),
+            deadlines: vhost.deadlines.clone(),
+        });
+        queue.set_arguments(vhost.policies.read().arguments_of(&queue));
+        vhost.topology.write().insert_queue(queue.clone());
+        vhost.metrics.queues.add(1);
+        queue.touch(now);
+        let end = NumberedEnd { is_exchange: false, number: written.number };
+        self.ends.insert(end, (at, Destination::queue(queue.slot())));
+        self.queues.insert(written.number, queue);
+        Some(())
+    }
+
+    /// For the bindings, and the queues by their numbers.
+    pub(crate) fn into_bindings(self) -> (RestoringBindings, HashMap<u64, Arc<Queue>>) {
+        (RestoringBindings { vhosts: self.vhosts, ends: self.ends }, self.queues)
+    }
+
+    fn vhost(&mut self, name: &str) -> Option<usize> {
+        if let Some(&place) = self.places.get(name) {
+            return Some(place);
+        }
+        let place = self.vhosts.len();
+        self.vhosts.push(self.broker.vhost(name)?);
+        self.places.insert(name.to_owned(), place);
+        Some(place)
+    }
+}
+
+impl RestoringBindings {
+    /// Puts a binding back; false if one of its ends is gone.
+    pub(crate) fn bind(&mut self, written: &WrittenBinding<'_>) -> bool {
+        let source = NumberedEnd { is_exchange: true, number: written.source };
+        let ends = self.ends.get(&source).zip(self.ends.get(&written.to));
+        let Some((&(at, source), &(_, destination))) = ends else { return false };
+        let key = BindingKey {
+            source: source.slot().1,
+            destination,
+            key: written.routing_key,
+            arguments: written.arguments,
+        };
+        let vhost = &self.vhosts[at];
+        if vhost.topology.write().bind(key) {
+            vhost.metrics.bindings.add(1);
+        }
+        true
+    }
+
+    /// Lets routes be found anew.
+    pub(crate) fn finish(self) {
+        for vhost in self.vhosts {
+            let topology: RwLockWriteGuard<'_, Topology> = vhost.topology.write();
+            vhost.topology_changed();
+            drop(topology);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Persistent messages of durable queues outlive the process, and a loss of power.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use amqp::{FieldValue, Properties};
+use broker::*;
+use store::disk::simulated::{Dice, Faults, SimDisk};
+use store::journal::{Settings, Step};
+use store::{Recovered, Rounds};
+
+use crate::world::*;
+
+/// A world on a disk, whose rounds the test does itself.
+struct Kept {
+    world: World,
+    disk: SimDisk,
+    store: Arc<Store>,
+    rounds: Rounds,
+}
+
+fn start(disk: SimDisk, now: Timestamp) -> Kept {
+    let (store, rounds, recovered) = open(&disk);
+    let broker = Broker::new(BrokerConfig { defaults: false, deadline_waker: None });
+    broker.restore(&store, recovered, now).expect("readable");
+    if store.catalogue().was_empty() {
+        broker.add_defaults();
+    }
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let vhost = broker.open(&guest, "/").unwrap();
+    let publisher = vhost.publisher(&guest);
+    Kept { world: World { broker, vhost, publisher, now }, disk, store, rounds }
+}
+
+fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
+    Store::open(Arc::new(disk.clone()), Settings::default()).expect("a store")
+}
+
+fn kept(seed: u64) -> Kept {
+    start(SimDisk::new(seed, 1 << 30), Timestamp(1_000_000))
+}
+
+impl Kept {
+    fn durable(&self, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
+        let arguments = table(arguments);
+        let declare = QueueDeclare { name, durable: true, arguments: raw(&arguments), ..Default::default() };
+        self.world.declare(declare).unwrap().queue
+    }
+
+    fn queue(&self, name: &str) -> Arc<Queue> {
+        self.world.vhost.queue(ME, name).expect("a queue")
+    }
+
+    fn publish(&mut self, exchange: &str, key: &str, body: &str) -> Flushed {
+        self.publish_with(exchange, key, body, Properties::default().with_delivery_mode(2))
+    }
+
+    fn publish_with(
+        &mut self,
+        exchange: &str,
+        routing_key: &str,
+        body: &str,
+        properties: Properties<'_>,
+    ) -> Flushed {
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        let body = Body::Copied(body.as_bytes());
+        let publish = Publish { exchange, routing_key, properties: &octets, body };
+        let World { publisher, now, .. } = &mut self.world;
+        publisher.publish(publish, *now).unwrap();
+        publisher.flush(*now)
+    }
+
+    /// Does rounds until nothing is left to do.
+    fn sync(&mut self) {
+        while !matches!(self.rounds.step(), Step::Idle) {}
+    }
+
+    /// The power fails, and comes back.
+    fn crash(&self) -> Self {
+        start(self.disk.crash(), self.world.now)
+    }
+
+    fn drain(&self, queue: &str) -> Vec<String> {
+        self.world.drain(&self.queue(queue))
+    }
+}
+
+#[test]
+fn what_is_on_disk_comes_back_in_order_and_as_it_was() {
+    let mut kept = kept(1);
+    kept.durable("q", &[]);
+    let properties = Properties::default().with_delivery_mode(2).with_message_id("id".into());
+    let first = kept.publish_with("", "q", "one", properties);
+    let until = kept.publish("", "q", "two").until;
+    assert!(first.until < until && until > Some(kept.store.durable()));
+    kept.sync();
+    assert!(until <= Some(kept.store.durable()));
+    let kept = kept.crash();
+    let one = kept.world.get(&kept.queue("q"));
+    assert_eq!((text(&one).as_str(), one.redelivered(), one.message().routing_key()), ("one", false, "q"));
+    let properties = Properties::decode(one.message().properties()).unwrap();
+    assert_eq!(properties.message_id, Some("id".into()));
+    assert_eq!(kept.drain("q"), ["two"]);
+}
+
+#[test]
+fn what_is_settled_on_disk_stays_away() {
+    let mut kept = kept(2);
+    let queue = kept.durable("q", &[]);
+    ["acked", "taken", "dropped", "left"].iter().for_each(|body| drop(kept.publish("", "q", body)));
+    queue.ack(vec![kept.world.get(&queue)]);
+    assert!(queue.get(true, kept.world.now).is_some());
+    queue.reject(vec![kept.world.get(&queue)], kept.world.now);
+    kept.sync();
+    assert_eq!(kept.crash().drain("q"), ["left"]);
+}
+
+#[test]
+fn what_was_delivered_and_not_settled_comes_back_as_redelivered() {
+    let mut kept = kept(3);
+    let queue = kept.durable("q", &[]);
+    ["got", "consumed", "fresh"].iter().for_each(|body| drop(kept.publish("", "q", body)));
+    let got = kept.world.get(&queue);
+    let (_, consumer) = kept.world.consume(&queue, 1, 0);
+    assert_eq!((text(&got).as_str(), consumer.bodies()), ("got", vec!["consumed".to_owned()]));
+    kept.sync();
+    let kept = kept.crash();
+    let back: Vec<_> = std::iter::from_fn(|| kept.queue("q").get(true, kept.world.now)).collect();
+    let flags: Vec<_> = back.iter().map(|got| (text(&got.delivery), got.delivery.redelivered())).collect();
+    let expected = [("got", true), ("consumed", true), ("fresh", false)];
+    assert_eq!(flags, expected.map(|(body, redelivered)| (body.to_owned(), redelivered)));
+}
+
+#[test]
+fn a_delivery_limit_counts_across_restarts() {
+    let mut kept = kept(4);
+    let limited = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I32(1))];
+    kept.durable("q", &limited);
+    kept.publish("", "q", "poison");
+    for attempt in 0..2 {
+        let delivery = kept.world.get(&kept.queue("q"));
+        assert_eq!(delivery.redelivered(), attempt > 0);
+        kept.sync();
+        kept = kept.crash();
+    }
+    assert_eq!(kept.drain("q"), Vec::<String>::new(), "delivered more often than allowed");
+}
+
+#[test]
+fn each_of_many_queues_has_its_own() {
+    let mut kept = kept(5);
+    for name in ["a", "b", "c"] {
+        kept.durable(name, &[]);
+        kept.world.bind(name, "amq.fanout", "");
+    }
+    kept.world.queue("transient");
+    kept.world.bind("transient", "amq.fanout", "");
+    kept.publish("amq.fanout", "", "one");
+    kept.publish("amq.fanout", "", "two");
+    let queue = kept.queue("b");
+    queue.ack(vec![kept.world.get(&queue)]);
+    kept.world.vhost.delete_queue(ME, "c", false, false).unwrap();
+    kept.sync();
+    let kept = kept.crash();
+    let live = kept.store.journal().segments().iter().map(|segment| segment.live).sum::<u64>();
+    assert_eq!(live, 3, "of the deleted queue nothing is needed");
+    assert_eq!(
+        (kept.drain("a"), kept.drain("b")),
+        (vec!["one".into(), "two".into()], vec!["two".to_owned()])
+    );
+    assert!(kept.world.vhost.queue(ME, "c").is_err() && kept.world.vhost.queue(ME, "transient").is_err());
+}
+
+#[test]
+fn what_is_not_to_last_costs_nothing() {
+    let mut kept = kept(6);
+    kept.durable("durable", &[]);
+    kept.world.queue("transient");
+    let before = kept.store.end();
+    let of_transient = kept.publish_with("", "durable", "m", Properties::default());
+    let in_transient = kept.publish("", "transient", "m");
+    assert_eq!((of_transient.until, in_transient.until), (None, None));
+    let queue = kept.queue("durable");
+    queue.ack(vec![kept.world.get(&queue)]);
+    queue.purge();
+    assert_eq!(kept.store.end(), before);
+}
+
+#[test]
+fn a_dead_letter_is_never_lost_wherever_the_power_fails() {
+    for seed in 0..3 {
+        let mut kept = kept(seed);
+        let dlx = [
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-dead-letter-routing-key", FieldValue::text("dead")),
+        ];
+        let queue = kept.durable("q", &dlx);
+        kept.durable("dead", &[]);
+        kept.publish("", "q", "m");
+        kept.sync();
+        queue.reject(vec![kept.world.get(&queue)], kept.world.now);
+        // The kernel has written whatever it liked of the last round.
+        kept.disk.set_faults(Faults { sync: 500, write: 300, names: 0 });
+        kept.rounds.step();
+        let found = kept.crash();
+        let (original, letter) = (found.drain("q").len(), found.drain("dead").len());
+        assert!(original + letter >= 1, "lost with seed {seed}");
+        kept.disk.set_faults(Faults::default());
+        kept.sync();
+        let found = kept.crash();
+        assert_eq!((found.drain("q").len(), found.drain("dead").len()), (0, 1), "seed {seed}");
+    }
+}
+
+#[test]
+fn time_goes_on_while_the_broker_is_down() {
+    let mut kept = kept(7);
+    let dlx = [
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+        ("x-message-ttl", FieldValue::I32(10_000)),
+    ];
+    kept.durable("q", &dlx);
+    kept.durable("dead", &[]);
+    let persistent = Properties::default().with_delivery_mode(2);
+    kept.publish_with("", "q", "short", persistent.with_expiration("1000"));
+    kept.publish("", "q", "long");
+    kept.sync();
+    kept.world.now = kept.world.now.after(2000);
+    let mut kept = kept.crash();
+    assert_eq!((kept.queue("q").message_count(), kept.queue("dead").message_count()), (1, 1));
+    kept.world.wait(9000);
+    kept.sync();
+    let kept = kept.crash();
+    assert_eq!((kept.drain("q"), kept.drain("dead")), (vec![], vec!["short".into(), "long".to_owned()]));
+}
+
+#[test]
+fn priorities_and_lengths_hold_after_a_restart() {
+    let mut kept = kept(8);
+    kept.durable("ranked", &[("x-max-priority", FieldValue::I32(3))]);
+    kept.durable("short", &[("x-max-length", FieldValue::I32(2))]);
+    for (body, priority) in [("low", 0), ("high", 3), ("middle", 1)] {
+        let properties = Properties::default().with_delivery_mode(2).with_priority(priority);
+        kept.publish_with("", "ranked", body, properties);
+        kept.publish("", "short", body);
+    }
+    kept.sync();
+    let mut kept = kept.crash();
+    assert_eq!(kept.drain("ranked"), ["high", "middle", "low"]);
+    kept.publish("", "short", "new");
+    assert_eq!(kept.drain("short"), ["middle", "new"]);
+}
+
+#[test]
+fn what_was_purged_stays_away_once_its_ok_may_be_sent() {
+    let mut kept = kept(9);
+    let queue = kept.durable("q", &[]);
+    let held = {
+        kept.publish("", "q", "held");
+        kept.world.get(&queue)
+    };
+    kept.publish("", "q", "purged");
+    let (count, until) = queue.purge();
+    assert!(count == 1 && until > Some(kept.store.durable()));
+    kept.sync();
+    let kept = kept.crash();
+    assert_eq!(kept.drain("q"), ["held"], "it was with a client");
+    drop(held);
+}
+
+#[test]
+fn a_queue_with_the_name_of_a_deleted_one_is_empty() {
+    let mut kept = kept(10);
+    kept.durable("q", &[]);
+    kept.publish("", "q", "old");
+    kept.world.vhost.delete_queue(ME, "q", false, false).unwrap();
+    kept.durable("q", &[]);
+    kept.publish("", "q", "new");
+    kept.sync();
+    assert_eq!(kept.crash().drain("q"), ["new"]);
+}
+
+#[test]
+fn a_disk_that_fails_confirms_nothing_and_what_was_published_is_there_once_it_works() {
+    let mut kept = kept(11);
+    kept.durable("q", &[]);
+    kept.sync();
+    kept.disk.set_faults(Faults { sync: 1000, write: 0, names: 0 });
+    let until = kept.publish("", "q", "m").until;
+    assert!(matches!(kept.rounds.step(), Step::Failed(_)));
+    assert!(kept.store.failing().is_some() && until > Some(kept.store.durable()));
+    kept.disk.set_faults(Faults::default());
+    kept.sync();
+    assert!(kept.store.failing().is_none() && until <= Some(kept.store.durable()));
+    assert_eq!(kept.crash().drain("q"), ["m"]);
+}
+
+/// Random publishes and settlements, with the power failing now and then: what was on disk is there, in order, and what was
+/// settled on disk is not.
+#[test]
+fn no_confirmed_message_is_lost_and_none_settled_comes_back() {
+    for seed in 0..4 {
+        random_life(seed);
+    }
+}
+
+fn random_life(seed: u64) {
+    let mut dice = Dice::new(seed);
+    let mut kept = kept(seed);
+    kept.durable("q", &[]);
+    kept.sync();
+    let (mut next, mut held) = (0u32, Vec::<Delivery>::new());
+    // By number: published, known to be on disk, settled, known to be settled on disk.
+    let (mut published, mut confirmed) = (BTreeSet::new(), BTreeSet::new());
+    let (mut settled, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    let number = |delivery: &Delivery| text(delivery).parse::<u32>().unwrap();
+    for _ in 0..60 {
+        match dice.below(8) {
+            0..=2 => {
+                for _ in 0..=dice.below(5) {
+                    kept.publish("", "q", &next.to_string());
+                    published.insert(next);
+                    next += 1;
+                }
+            }
+            3 => held.extend(kept.queue("q").get(false, kept.world.now).map(|got| got.delivery)),
+            4 if !held.is_empty() => {
+                let delivery = held.swap_remove(dice.below(held.len() as u64) as usize);
+                settled.insert(number(&delivery));
+                kept.queue("q").ack(vec![delivery]);
+            }
+            5 if !held.is_empty() => {
+                let delivery = held.swap_remove(0);
+                kept.queue("q").requeue(vec![delivery], kept.world.now);
+            }
+            6 => {
+                kept.sync();
+                confirmed.clone_from(&published);
+                gone.clone_from(&settled);
+            }
+            7 if dice.below(3) == 0 => {
+                kept.disk.set_faults(Faults { sync: 300, write: 300, names: 0 });
+                if matches!(kept.rounds.step(), Step::Committed) {
+                    confirmed.clone_from(&published);
+                    gone.clone_from(&settled);
+                }
+                kept = kept.crash();
+                held.clear();
+                let queue = kept.queue("q");
+                let found: Vec<_> = std::iter::from_fn(|| queue.get(false, kept.world.now)).collect();
+                let found: Vec<_> = found.into_iter().map(|got| got.delivery).collect();
+                let numbers: Vec<_> = found.iter().map(number).collect();
+                assert!(numbers.is_sorted(), "seed {seed}: {numbers:?}");
+                let there: BTreeSet<_> = numbers.iter().copied().collect();
+                assert_eq!(there.len(), numbers.len(), "seed {seed}: twice");
+                let lost: Vec<_> =
+                    confirmed.difference(&settled).filter(|one| !there.contains(one)).collect();
+                assert!(lost.is_empty(), "seed {seed}: lost {lost:?}");
+                let back: Vec<_> = there.intersection(&gone).collect();
+                assert!(back.is_empty(), "seed {seed}: back {back:?}");
+                queue.requeue(found, kept.world.now);
+                // What was neither confirmed nor found never was; what was found unsettled is not settled.
+                published.clone_from(&there);
+                confirmed.clear();
+                settled.retain(|one| !there.contains(one));
+            }
+            _ => {}
+        }
+    }
+}

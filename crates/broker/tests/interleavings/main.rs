@@ -1,0 +1,225 @@
+//! What many threads do to one broker, in every order in which they can meet (`make loom`).
+//!
+//! Whoever waits for a word that never comes waits for ever, which the model reports.
+
+use std::sync::Arc;
+
+use amqp::{Properties, RawTable};
+use broker::*;
+use sync::loom::sync::Notify;
+use sync::loom::thread;
+use sync::{Mutex, explore};
+
+const ME: SessionId = SessionId(1);
+const NOW: Timestamp = Timestamp(1);
+
+struct World {
+    broker: Arc<Broker>,
+    vhost: Arc<VirtualHost>,
+    publisher: Publisher,
+}
+
+fn world(deadline_waker: Option<DeadlineWaker>) -> World {
+    let broker = Broker::new(BrokerConfig { deadline_waker, ..BrokerConfig::default() });
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let vhost = broker.open(&guest, "/").unwrap();
+    let publisher = vhost.publisher(&guest);
+    World { broker, vhost, publisher }
+}
+
+fn declare(vhost: &Arc<VirtualHost>, name: &str) -> Arc<Queue> {
+    vhost.declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW).unwrap().queue
+}
+
+fn bind(vhost: &VirtualHost, queue: &str) {
+    let binding = Binding {
+        source: "amq.direct",
+        destination: queue,
+        routing_key: "k",
+        arguments: RawTable::default(),
+    };
+    vhost.bind_queue(ME, &binding).unwrap();
+}
+
+fn publish(publisher: &mut Publisher, exchange: &str, key: &str, expiration: Option<&str>) {
+    let mut properties = Vec::new();
+    let lasting = Properties::default();
+    expiration.map_or(lasting, |millis| lasting.with_expiration(millis)).encode(&mut properties);
+    let body = Body::Copied(b"m");
+    publisher.publish(Publish { exchange, routing_key: key, properties: &properties, body }, NOW).unwrap();
+    publisher.flush(NOW);
+}
+
+/// Holds one delivery at a time.
+struct OneByOne {
+    inbox: Mutex<Inbox>,
+    came: Notify,
+}
+
+#[derive(Default)]
+struct Inbox {
+    delivery: Option<Delivery>,
+    full: bool,
+}
+
+impl Consumer for OneByOne {
+    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        let mut inbox = self.inbox.lock();
+        if inbox.delivery.is_none() {
+            inbox.delivery = offer.next();
+            self.came.notify();
+        }
+        inbox.full = true;
+        Room::Full
+    }
+
+    fn cancelled(&self) {}
+}
+
+impl OneByOne {
+    fn wait(&self) -> (Delivery, bool) {
+        loop {
+            let mut inbox = self.inbox.lock();
+            if let Some(delivery) = inbox.delivery.take() {
+                return (delivery, std::mem::take(&mut inbox.full));
+            }
+            drop(inbox);
+            self.came.wait();
+        }
+    }
+}
+
+#[test]
+fn a_consumer_resumed_while_messages_come_gets_them_all() {
+    explore(2, || {
+        let World { vhost, mut publisher, .. } = world(None);
+        let queue = declare(&vhost, "q");
+        let consumer = Arc::new(OneByOne { inbox: Mutex::default(), came: Notify::new() });
+        let arguments = RawTable::default();
+        let spec = ConsumerSpec {
+            consumer: consumer.clone(),
+            session: ME,
+            tag: "c",
+            no_ack: false,
+            exclusive: false,
+            arguments,
+        };
+        let id = queue.consume(spec).unwrap();
+        queue.resume(id, NOW);
+        let publishing = thread::spawn(move || {
+            (0..2).for_each(|_| publish(&mut publisher, "", "q", None));
+        });
+        for _ in 0..2 {
+            let (delivery, full) = consumer.wait();
+            queue.ack(vec![delivery]);
+            if full {
+                queue.resume(id, NOW);
+            }
+        }
+        publishing.join().unwrap();
+        assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
+    });
+}
+
+/// Publishes while a queue is bound, with the route to the others known from before or not.
+fn publish_while_binding(known: bool) {
+    let World { vhost, mut publisher, .. } = world(None);
+    declare(&vhost, "a");
+    let queue = declare(&vhost, "b");
+    bind(&vhost, "a");
+    if known {
+        publish(&mut publisher, "amq.direct", "k", None);
+    }
+    let answered = Arc::new(Mutex::new(false));
+    let (told, other) = (Arc::clone(&answered), Arc::clone(&vhost));
+    let binding = thread::spawn(move || {
+        bind(&other, "b");
+        *told.lock() = true;
+    });
+    let answered = *answered.lock();
+    publish(&mut publisher, "amq.direct", "k", None);
+    assert!(!answered || queue.message_count() == 1, "a stale route was used");
+    binding.join().unwrap();
+    let before = queue.message_count();
+    publish(&mut publisher, "amq.direct", "k", None);
+    assert_eq!(queue.message_count(), before + 1, "a stale route was remembered");
+}
+
+#[test]
+fn what_is_published_after_a_bind_was_answered_goes_there() {
+    explore(2, || publish_while_binding(true));
+}
+
+#[test]
+fn a_route_found_while_a_bind_is_under_way_is_not_remembered_beyond_it() {
+    explore(2, || publish_while_binding(false));
+}
+
+#[test]
+fn what_is_published_after_a_queue_was_made_anew_goes_to_the_new_one() {
+    explore(2, || {
+        let World { vhost, mut publisher, .. } = world(None);
+        declare(&vhost, "q");
+        publish(&mut publisher, "", "q", None);
+        let renewed = Arc::new(Mutex::new(None));
+        let (told, other) = (Arc::clone(&renewed), Arc::clone(&vhost));
+        let renewing = thread::spawn(move || {
+            other.delete_queue(ME, "q", false, false).unwrap();
+            let queue = declare(&other, "q");
+            *told.lock() = Some(queue);
+        });
+        let new = renewed.lock().clone();
+        publish(&mut publisher, "", "q", None);
+        if let Some(new) = new {
+            assert_eq!(new.message_count(), 1, "a stale route was used");
+        }
+        renewing.join().unwrap();
+    });
+}
+
+#[test]
+fn the_timer_hears_of_the_first_deadline_and_keeps_those_that_come_while_it_works() {
+    explore(3, || {
+        let changed = Arc::new(Notify::new());
+        let waker = Arc::clone(&changed);
+        let World { broker, vhost, mut publisher } = world(Some(Arc::new(move || waker.notify())));
+        let queue = declare(&vhost, "q");
+        let publishing = thread::spawn(move || {
+            publish(&mut publisher, "", "q", Some("5"));
+            publish(&mut publisher, "", "q", Some("7"));
+        });
+        while broker.metrics().messages_enqueued.get() < 2 || queue.message_count() > 0 {
+            match broker.next_deadline() {
+                None => changed.wait(),
+                Some(due) => broker.expire(due),
+            }
+        }
+        publishing.join().unwrap();
+        assert_eq!(broker.next_deadline(), None);
+    });
+}
+
+#[test]
+fn the_timer_is_woken_for_an_earlier_deadline_than_the_one_it_waits_for() {
+    explore(3, || {
+        let changed = Arc::new(Notify::new());
+        let waker = Arc::clone(&changed);
+        let World { broker, vhost, publisher } = world(Some(Arc::new(move || waker.notify())));
+        declare(&vhost, "far");
+        let near = declare(&vhost, "near");
+        let guest = broker.authenticate("guest", b"guest", true).unwrap();
+        let publishing = [(vhost.publisher(&guest), "far", "1000"), (publisher, "near", "5")].map(
+            |(mut publisher, key, expiration)| {
+                thread::spawn(move || publish(&mut publisher, "", key, Some(expiration)))
+            },
+        );
+        let soon = NOW.after(5);
+        while broker.next_deadline().is_none_or(|due| due > soon) {
+            changed.wait();
+        }
+        broker.expire(soon);
+        assert_eq!(near.message_count(), 0);
+        publishing.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(broker.next_deadline(), Some(NOW.after(1000)));
+    });
+}

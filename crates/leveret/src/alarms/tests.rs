@@ -1,0 +1,94 @@
+use std::cell::Cell;
+
+use super::*;
+
+#[derive(Default)]
+struct Fake {
+    used: Cell<Option<u64>>,
+    free: Cell<Option<u64>>,
+}
+
+impl Sources for Fake {
+    fn memory_used(&self) -> Option<u64> {
+        self.used.get()
+    }
+
+    fn disk_free(&self) -> Option<u64> {
+        self.free.get()
+    }
+}
+
+fn watch(memory_limit: Option<u64>, disk_limit: Option<u64>) -> Watch<Fake> {
+    let levels = Arc::new(Levels { memory_limit, disk_limit, disk_free: AtomicU64::new(0) });
+    Watch { alarms: Arc::default(), levels, sources: Fake::default() }
+}
+
+#[test]
+fn memory_above_its_limit_raises_the_alarm_and_a_little_less_does_not_clear_it() {
+    let watch = watch(Some(1000), None);
+    for (used, stands) in
+        [(1000, false), (1001, true), (1000, true), (951, true), (950, false), (1000, false)]
+    {
+        watch.sources.used.set(Some(used));
+        watch.sample();
+        assert_eq!(watch.alarms.is_raised(Resource::Memory), stands, "at {used}");
+    }
+}
+
+#[test]
+fn free_space_below_its_limit_raises_the_alarm_and_a_little_more_does_not_clear_it() {
+    let watch = watch(None, Some(1000));
+    for (free, stands) in [(1000, false), (999, true), (1049, true), (1050, false), (1000, false)] {
+        watch.sources.free.set(Some(free));
+        watch.sample();
+        assert_eq!(watch.alarms.is_raised(Resource::Disk), stands, "at {free}");
+    }
+    assert_eq!(watch.levels.disk_free(), 1000);
+}
+
+#[test]
+fn no_limit_is_never_passed() {
+    let watch = watch(None, None);
+    watch.sources.used.set(Some(u64::MAX));
+    watch.sources.free.set(Some(0));
+    watch.sample();
+    assert!(!watch.alarms.is_raised(Resource::Memory) && !watch.alarms.is_raised(Resource::Disk));
+}
+
+#[test]
+fn what_cannot_be_measured_changes_nothing() {
+    let watch = watch(Some(1000), Some(1000));
+    watch.sources.used.set(Some(2000));
+    watch.sources.free.set(Some(0));
+    watch.sample();
+    watch.sources.used.set(None);
+    watch.sources.free.set(None);
+    watch.sample();
+    assert!(watch.alarms.is_raised(Resource::Memory) && watch.alarms.is_raised(Resource::Disk));
+}
+
+#[test]
+fn near_a_limit_it_is_looked_at_more_often() {
+    let watch = watch(Some(NEAR + 1000), Some(1000));
+    for (used, free, interval) in [
+        (1000, u64::MAX, INTERVAL),
+        (1001, u64::MAX, INTERVAL_NEAR),
+        (0, NEAR, INTERVAL_NEAR),
+        (0, NEAR + 1000, INTERVAL),
+    ] {
+        watch.sources.used.set(Some(used));
+        watch.sources.free.set(Some(free));
+        assert_eq!(watch.sample(), interval, "{used} used, {free} free");
+    }
+}
+
+#[test]
+fn a_limit_of_nothing_blocks_from_the_first_sample_on() {
+    let alarms = Arc::new(Alarms::default());
+    let folder = tempfile::tempdir().unwrap();
+    let everything = ByteSize(u64::MAX);
+    let path = Some(folder.path().to_owned());
+    let sampler = Sampler::start(Arc::clone(&alarms), Watermark::Share(0.0), everything, path).unwrap();
+    assert!(alarms.is_raised(Resource::Memory) && alarms.is_raised(Resource::Disk));
+    assert!(sampler.levels().disk_free() > 0);
+}

@@ -1,0 +1,106 @@
+//! Settings of TLS, of the PROXY protocol and of relays that only make sense together.
+
+use server::Routes;
+
+use super::address::ListenAddr;
+use super::choice::{InboundHeader, VerifyClient};
+use super::layers::{ConfigError, Effective};
+
+/// Refuses combinations that would leave something out that was asked for.
+pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    let fault = |key: &'static str, reason: &str| Err(ConfigError::new(effective.place(key), reason));
+    let (certificates, keys) = (config.tls_cert.0.len(), config.tls_key.0.len());
+    if certificates != keys {
+        let key = if certificates < keys { "tls_cert" } else { "tls_key" };
+        return fault(key, "as many certificates as keys are needed, in the same order");
+    }
+    for (key, address) in [("amqps", &config.amqps), ("wss", &config.wss)] {
+        if *address != ListenAddr::Off && certificates == 0 {
+            return fault(key, "needs tls_cert and tls_key");
+        }
+    }
+    if config.tls_verify_client != VerifyClient::Off && config.tls_client_ca.0.is_none() {
+        return fault("tls_verify_client", "needs tls_client_ca");
+    }
+    if config.tls_verify_client == VerifyClient::Off && config.tls_client_ca.0.is_some() {
+        return fault("tls_client_ca", "has no effect while tls_verify_client is off");
+    }
+    if config.proxy_protocol != InboundHeader::Off && config.trusted_proxies.is_empty() {
+        return fault("proxy_protocol", "needs trusted_proxies: whom to believe");
+    }
+    if config.proxy_protocol == InboundHeader::Off && !config.trusted_proxies.is_empty() {
+        return fault("trusted_proxies", "has no effect while proxy_protocol is off");
+    }
+    if config.upstream_cert.0.is_some() != config.upstream_key.0.is_some() {
+        let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };
+        return fault(key, "a certificate and its key are needed together");
+    }
+    if config.upstream.iter().any(|upstream| upstream.tls) {
+        return Ok(());
+    }
+    for (key, given) in [
+        ("upstream_ca", config.upstream_ca.0.is_some()),
+        ("upstream_cert", config.upstream_cert.0.is_some()),
+        ("upstream_server_name", config.upstream_server_name.0.is_some()),
+        ("upstream_verify", !config.upstream_verify.0),
+    ] {
+        if given {
+            return fault(key, "has no effect without an upstream of amqps://");
+        }
+    }
+    Ok(())
+}
+
+/// Refuses relays that nobody could reach, or that stand in the way of something else.
+pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
+    let config = &effective.config;
+    let fault = |reason: String| Err(ConfigError::new(effective.place("relay"), reason));
+    let no_websocket = config.ws == ListenAddr::Off && config.wss == ListenAddr::Off;
+    let relays = &config.relay.0;
+    for (at, relay) in relays.iter().enumerate() {
+        let name = relay.name();
+        if let Some(path) = &relay.path {
+            if Routes::is_amqp_path(path) {
+                return fault(format!(
+                    "{path} is where AMQP is; give the relay another path, or a listener of its own"
+                ));
+            }
+            if no_websocket {
+                return fault(format!("{path} needs ws or wss, which are off"));
+            }
+            if relays[..at].iter().any(|other| other.path.as_ref() == Some(path)) {
+                return fault(format!("{path} is given twice"));
+            }
+        }
+        if relay.tls.0 && config.tls_cert.0.is_empty() {
+            return fault(format!("{name}: tls needs tls_cert and tls_key"));
+        }
+        let listen = &relay.listen;
+        if *listen == ListenAddr::Off || matches!(listen, ListenAddr::Tcp { port: 0, .. }) {
+            continue;
+        }
+        let listeners = [
+            ("amqp", &config.amqp),
+            ("amqps", &config.amqps),
+            ("ws", &config.ws),
+            ("wss", &config.wss),
+            ("http", &config.http),
+        ];
+        let same = listeners.into_iter().find(|(_, address)| *address == listen).map(|(key, _)| key);
+        let twice = relays[..at].iter().any(|other| other.listen == *listen).then_some("another relay");
+        if let Some(other) = same.or(twice) {
+            return fault(format!("the same address as {other} ({listen})"));
+        }
+    }
+    if config.webroot.0.is_some()
+        && no_websocket
+        && relays.iter().all(|relay| relay.listen == ListenAddr::Off)
+    {
+        return Err(ConfigError::new(
+            effective.place("webroot"),
+            "has no effect without ws, wss or a relay that listens",
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Settings that are one of a few words, and lists of files and networks.
+
+use std::path::PathBuf;
+
+use server::Network;
+use transport::tls::{LoginFrom, SanType};
+
+use super::value::{Value, quoted};
+
+/// A type whose values are words.
+macro_rules! words {
+    ($type:ty { $($word:literal => $value:expr),+ $(,)? }) => {
+        impl Value for $type {
+            const KIND: &'static str = "WORD";
+
+            fn parse(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok($value),)+
+                    _ => Err(format!("'{text}' is none of: {}", [$($word),+].join(", "))),
+                }
+            }
+
+            fn to_toml(&self) -> String {
+                let words = [$(($word, $value)),+];
+                quoted(words.iter().find(|(_, value)| value == self).map_or("", |(word, _)| word))
+            }
+        }
+    };
+}
+
+/// On or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Switch(pub(crate) bool);
+
+words!(Switch { "on" => Self(true), "off" => Self(false) });
+
+/// Whether clients have to show certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VerifyClient {
+    Off,
+    Optional,
+    Required,
+}
+
+words!(VerifyClient { "off" => Self::Off, "optional" => Self::Optional, "required" => Self::Required });
+
+words!(LoginFrom {
+    "distinguished_name" => Self::DistinguishedName,
+    "common_name" => Self::CommonName,
+    "subject_alternative_name" => Self::SubjectAlternativeName(SanType::Dns),
+    "san_email" => Self::SubjectAlternativeName(SanType::Email),
+    "san_uri" => Self::SubjectAlternativeName(SanType::Uri),
+});
+
+/// Which headers load balancers send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InboundHeader {
+    Off,
+    V1,
+    V2,
+    Any,
+}
+
+words!(InboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2, "any" => Self::Any });
+
+/// Which header the upstream gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OutboundHeader {
+    Off,
+    V1,
+    V2,
+}
+
+words!(OutboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2 });
+
+/// A name of a host, or `None` for `off`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostName(pub(crate) Option<String>);
+
+impl Value for HostName {
+    const KIND: &'static str = "HOST";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self(None)),
+            _ if text.is_empty() || text.contains(|character: char| !character.is_ascii_graphic()) => {
+                Err(format!("'{text}' is not the name of a host"))
+            }
+            _ => Ok(Self(Some(text.to_owned()))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(self.0.as_deref().unwrap_or("off"))
+    }
+}
+
+/// Files in order; `off` is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FilePaths(pub(crate) Vec<PathBuf>);
+
+impl Value for FilePaths {
+    const KIND: &'static str = "FILE";
+    const REPEATED: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("must be the path of a file, or 'off'".to_owned()),
+            "off" => Ok(Self(Vec::new())),
+            path => Ok(Self(vec![path.into()])),
+        }
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Self, String> {
+        parse_list(texts, |text| Self::parse(text).map(|paths| paths.0)).map(Self)
+    }
+
+    fn to_toml(&self) -> String {
+        list(self.0.iter().map(|path| quoted(&path.to_string_lossy())))
+    }
+}
+
+/// Where load balancers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Networks {
+    /// By their addresses.
+    pub(crate) networks: Vec<Network>,
+    /// Behind Unix sockets.
+    pub(crate) unix: bool,
+}
+
+impl Networks {
+    /// Nobody.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.networks.is_empty() && !self.unix
+    }
+}
+
+impl Value for Networks {
+    const KIND: &'static str = "NETWORK";
+    const REPEATED: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let (networks, unix) = match text {
+            "off" => (Vec::new(), false),
+            "unix" => (Vec::new(), true),
+            _ => (vec![text.parse()?], false),
+        };
+        Ok(Self { networks, unix })
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Self, String> {
+        let parts = parse_list(texts, |text| Self::parse(text).map(|one| vec![one]))?;
+        Ok(Self {
+            networks: parts.iter().flat_map(|part| part.networks.clone()).collect(),
+            unix: parts.iter().any(|part| part.unix),
+        })
+    }
+
+    fn to_toml(&self) -> String {
+        let unix = self.unix.then(|| quoted("unix"));
+        list(self.networks.iter().map(|network| quoted(&network.to_string())).chain(unix))
+    }
+}
+
+fn parse_list<T>(texts: &[String], parse: impl Fn(&str) -> Result<Vec<T>, String>) -> Result<Vec<T>, String> {
+    if texts.len() > 1 && texts.iter().any(|text| text == "off") {
+        return Err("'off' cannot be combined with others".to_owned());
+    }
+    let lists = texts.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
+    Ok(lists.into_iter().flatten().collect())
+}
+
+fn list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn words_are_written_as_they_are_read() {
+        for word in ["off", "optional", "required"] {
+            assert_eq!(VerifyClient::parse(word).unwrap().to_toml(), quoted(word));
+        }
+        for word in ["distinguished_name", "common_name", "subject_alternative_name", "san_email", "san_uri"]
+        {
+            assert_eq!(LoginFrom::parse(word).unwrap().to_toml(), quoted(word));
+        }
+        assert_eq!(VerifyClient::parse("maybe").unwrap_err(), "'maybe' is none of: off, optional, required");
+    }
+
+    #[test]
+    fn files_are_a_list_and_off_is_none() {
+        let files = FilePaths::parse_all(&texts(&["a.pem", "b.pem"])).unwrap();
+        assert_eq!(files.to_toml(), r#"["a.pem", "b.pem"]"#);
+        assert_eq!(FilePaths::parse_all(&texts(&["off"])).unwrap().to_toml(), "[]");
+        let error = FilePaths::parse_all(&texts(&["a.pem", "off"])).unwrap_err();
+        assert_eq!(error, "'off' cannot be combined with others");
+    }
+
+    #[test]
+    fn networks_are_ranges_addresses_and_unix_sockets() {
+        let networks = Networks::parse_all(&texts(&["10.0.0.0/8", "::1", "unix"])).unwrap();
+        assert_eq!(networks.to_toml(), r#"["10.0.0.0/8", "::1/128", "unix"]"#);
+        assert!(Networks::parse_all(&texts(&["off"])).unwrap().is_empty());
+        assert!(Networks::parse("ten").unwrap_err().starts_with("'ten' is not a network"));
+    }
+}

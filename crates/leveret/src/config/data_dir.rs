@@ -1,0 +1,83 @@
+//! Where the embedded broker keeps what must survive a restart.
+
+use std::env;
+use std::path::PathBuf;
+
+use super::value::{Value, quoted};
+
+/// The setting `data_dir`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DataDir {
+    /// Nothing is kept.
+    Off,
+    /// Where the system keeps such things.
+    Auto,
+    /// Here.
+    At(PathBuf),
+}
+
+impl DataDir {
+    /// The folder; `None` when nothing is to be kept.
+    ///
+    /// # Errors
+    ///
+    /// `auto`, and the environment does not tell where.
+    pub(crate) fn folder(&self) -> Result<Option<PathBuf>, String> {
+        self.folder_with(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+    }
+
+    fn folder_with(&self, variable: impl Fn(&str) -> Option<PathBuf>) -> Result<Option<PathBuf>, String> {
+        match self {
+            Self::Off => Ok(None),
+            Self::At(folder) => Ok(Some(folder.clone())),
+            Self::Auto => {
+                let state = || variable("XDG_STATE_HOME").map(|state| state.join("leveret"));
+                let home = || variable("HOME").map(|home| home.join(".local/state/leveret"));
+                let folder = variable("STATE_DIRECTORY").or_else(state).or_else(home);
+                let unknown = "'auto', but neither STATE_DIRECTORY, XDG_STATE_HOME nor HOME is set; name a folder, or 'off'";
+                folder.map(Some).ok_or_else(|| unknown.to_owned())
+            }
+        }
+    }
+}
+
+impl Value for DataDir {
+    const KIND: &'static str = "DIR";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("must be the path of a folder, 'auto' or 'off'".to_owned()),
+            "off" => Ok(Self::Off),
+            "auto" => Ok(Self::Auto),
+            path => Ok(Self::At(path.into())),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        match self {
+            Self::Off => quoted("off"),
+            Self::Auto => quoted("auto"),
+            Self::At(folder) => quoted(&folder.to_string_lossy()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_is_asked_before_the_user() {
+        let auto = |set: &[(&str, &str)]| {
+            let set = set.to_vec();
+            DataDir::Auto.folder_with(move |name| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into())
+            })
+        };
+        let all = [("HOME", "/h"), ("XDG_STATE_HOME", "/x"), ("STATE_DIRECTORY", "/s")];
+        assert_eq!(auto(&all), Ok(Some("/s".into())));
+        assert_eq!(auto(&all[..2]), Ok(Some("/x/leveret".into())));
+        assert_eq!(auto(&all[..1]), Ok(Some("/h/.local/state/leveret".into())));
+        assert!(auto(&[]).is_err());
+    }
+}

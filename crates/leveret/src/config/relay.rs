@@ -1,0 +1,342 @@
+//! Relays: what is relayed to where.
+//!
+//! The other settings are texts, and so is a relay: `LISTEN=URL`, or all of its keys as an inline table of TOML. A table
+//! `[[relay]]` of the file is turned into the second form, and `leveret config print` writes it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use server::TextRule;
+
+use super::address::{ListenAddr, host_and_port, parse_port, unix_path, write_host_and_port};
+use super::choice::{HostName, OutboundHeader, Switch};
+use super::file;
+use super::origins::Origins;
+use super::value::{FilePath, Limit, Value, quoted, within};
+
+/// The relays in their order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Relays(pub(crate) Vec<RelayEntry>);
+
+/// One relay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RelayEntry {
+    /// Where it is on `ws` and `wss`.
+    pub(crate) path: Option<String>,
+    /// Its own listener, where it has every path.
+    pub(crate) listen: ListenAddr,
+    /// Whether its own listener is for TLS.
+    pub(crate) tls: Switch,
+    pub(crate) upstream: RelayUrl,
+    pub(crate) upstream_ca: FilePath,
+    pub(crate) upstream_server_name: HostName,
+    pub(crate) upstream_verify: Switch,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) proxy_protocol: OutboundHeader,
+    pub(crate) subprotocols: Vec<String>,
+    /// Those of `ws_origins` if none are given.
+    pub(crate) origins: Option<Origins>,
+    pub(crate) max_connections: Limit,
+    pub(crate) max_connections_per_ip: Limit,
+    pub(crate) text: TextRule,
+}
+
+/// A key of a relay's table, for the reference.
+pub(super) struct RelayKey {
+    pub(super) key: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) default: &'static str,
+    pub(super) meaning: &'static str,
+}
+
+macro_rules! keys {
+    ($($key:literal $kind:literal $default:literal $meaning:literal;)+) => {
+        /// Every key, in the order of the reference.
+        pub(super) const RELAY_KEYS: &[RelayKey] =
+            &[$(RelayKey { key: $key, kind: $kind, default: $default, meaning: $meaning }),+];
+    };
+}
+
+keys! {
+    "path" "PATH" "none" "A path on the listeners `ws` and `wss`, such as `/mqtt`. A relay needs this, `listen`, or both.";
+    "listen" "ADDR" "off" "A listener of its own, for WebSocket at every path.";
+    "tls" "WORD" "off" "With `on`, that listener is for TLS, with `tls_cert` and `tls_key`.";
+    "upstream" "URL" "needed" "The server behind: `tcp://host:port`, `tls://host:port` or `unix:/path`. It is connected to before the client is upgraded; a refusal is 502 to the client, no answer is 504.";
+    "upstream_ca" "FILE" "off" "The authorities whose certificates a `tls://` server may have, as PEM; `off` for those of the system.";
+    "upstream_server_name" "HOST" "off" "The name that its certificate has to be for; `off` for the host of its URL.";
+    "upstream_verify" "WORD" "on" "With `off` its certificate is not verified, and anybody on the way can read along; start-up warns of it.";
+    "connect_timeout" "DURATION" "5s" "How long connecting may take, TLS included. From `100ms` to `10m`; `handshake_timeout` does not count meanwhile.";
+    "proxy_protocol" "WORD" "off" "A PROXY protocol header in front of each connection to the server behind: `off`, `v1` or `v2`. It tells the client's address: the one that a proxy in `ws_trusted_proxies` or `trusted_proxies` tells, else the peer's.";
+    "subprotocols" "list" "any" "Subprotocols, the dearest first. A client that offers others only gets 400, one that offers none is relayed without. Without a list, the first that a client offers is taken.";
+    "origins" "list" "`ws_origins`" "Which pages may connect, as in `ws_origins`. Others get 403.";
+    "max_connections" "N" "unlimited" "The most connections of this relay; above it the answer is 503. They count for the server's own limits, too.";
+    "max_connections_per_ip" "N" "unlimited" "The most of them from one IP address.";
+    "text" "WORD" "accept" "What becomes of text messages: `accept` relays their UTF-8 like any octets, `refuse` closes with 1003. Answers are binary in any case: a stream of octets may be cut within a character.";
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const SHAPE: &str = "LISTEN=URL, such as 127.0.0.1:15675=tcp://localhost:1883 or /mqtt=tcp://localhost:1883";
+
+impl RelayEntry {
+    /// What it is called in logs.
+    pub(crate) fn name(&self) -> String {
+        self.path.clone().unwrap_or_else(|| self.listen.to_string())
+    }
+
+    fn new(upstream: RelayUrl) -> Self {
+        Self {
+            path: None,
+            listen: ListenAddr::Off,
+            tls: Switch(false),
+            upstream,
+            upstream_ca: FilePath(None),
+            upstream_server_name: HostName(None),
+            upstream_verify: Switch(true),
+            connect_timeout: CONNECT_TIMEOUT,
+            proxy_protocol: OutboundHeader::Off,
+            subprotocols: Vec::new(),
+            origins: None,
+            max_connections: Limit(None),
+            max_connections_per_ip: Limit(None),
+            text: TextRule::Accept,
+        }
+    }
+
+    /// Reads `LISTEN=URL`.
+    fn from_short(text: &str) -> Result<Self, String> {
+        let is_upstream =
+            |text: &str| ["tcp:", "tls:", "unix:"].iter().any(|scheme| text.starts_with(scheme));
+        let split = text.match_indices('=').map(|(at, _)| (&text[..at], &text[at + 1..]));
+        let mut split = split.filter(|(_, upstream)| is_upstream(upstream));
+        let (listen, upstream) = split.next().ok_or_else(|| format!("'{text}' is not {SHAPE}"))?;
+        let mut relay = Self::new(RelayUrl::parse(upstream)?);
+        let key = if listen.starts_with('/') { "path" } else { "listen" };
+        relay.set(key, &[listen.to_owned()])?;
+        relay.check()
+    }
+
+    /// Reads an inline table.
+    fn from_table(text: &str) -> Result<Self, String> {
+        let document: toml::Table = toml::from_str(&format!("relay = {text}"))
+            .map_err(|error| format!("not a table of TOML: {}", error.message()))?;
+        let Some(toml::Value::Table(table)) = document.get("relay").filter(|_| document.len() == 1) else {
+            return Err("not a table of TOML".to_owned());
+        };
+        let upstream =
+            table.get("upstream").and_then(toml::Value::as_str).ok_or("a relay needs an 'upstream'")?;
+        let mut relay = Self::new(RelayUrl::parse(upstream)?);
+        for (key, value) in table {
+            let fault = |reason: String| format!("{key}: {reason}");
+            relay.set(key, &file::texts(value, false).map_err(fault)?).map_err(fault)?;
+        }
+        relay.check()
+    }
+
+    fn set(&mut self, key: &str, texts: &[String]) -> Result<(), String> {
+        match key {
+            "path" => self.path = Some(path(&one(texts)?)?),
+            "listen" => self.listen = ListenAddr::parse_all(texts)?,
+            "tls" => self.tls = switch(texts)?,
+            "upstream" => self.upstream = RelayUrl::parse(&one(texts)?)?,
+            "upstream_ca" => self.upstream_ca = FilePath::parse_all(texts)?,
+            "upstream_server_name" => self.upstream_server_name = HostName::parse_all(texts)?,
+            "upstream_verify" => self.upstream_verify = switch(texts)?,
+            "connect_timeout" => {
+                self.connect_timeout = Duration::parse_all(texts)?;
+                within(&self.connect_timeout, "100ms", "10m")?;
+            }
+            "proxy_protocol" => self.proxy_protocol = OutboundHeader::parse_all(texts)?,
+            "subprotocols" => self.subprotocols = subprotocols(texts)?,
+            "origins" => self.origins = Some(Origins::parse_all(texts)?),
+            "max_connections" => self.max_connections = Limit::parse_all(texts)?,
+            "max_connections_per_ip" => self.max_connections_per_ip = Limit::parse_all(texts)?,
+            "text" => self.text = text_rule(&one(texts)?)?,
+            _ => return Err("unknown key of a relay".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// Refuses what would leave something out that was asked for.
+    fn check(self) -> Result<Self, String> {
+        if self.path.is_none() && self.listen == ListenAddr::Off {
+            return Err("a relay needs 'listen' or 'path'".to_owned());
+        }
+        if self.tls.0 && self.listen == ListenAddr::Off {
+            return Err("tls: has no effect without 'listen'".to_owned());
+        }
+        let with_tls = matches!(self.upstream, RelayUrl::Host { tls: true, .. });
+        for (key, given) in [
+            ("upstream_ca", self.upstream_ca.0.is_some()),
+            ("upstream_server_name", self.upstream_server_name.0.is_some()),
+            ("upstream_verify", !self.upstream_verify.0),
+        ] {
+            if given && !with_tls {
+                return Err(format!("{key}: has no effect without an upstream of tls://"));
+            }
+        }
+        Ok(self)
+    }
+
+    /// What differs from the defaults, as an inline table.
+    fn to_toml(&self) -> String {
+        let default = Self::new(self.upstream.clone());
+        let mut parts = Vec::new();
+        let mut add = |key: &str, value: String, given: bool| {
+            if given {
+                parts.push(format!("{key} = {value}"));
+            }
+        };
+        add("path", quoted(self.path.as_deref().unwrap_or_default()), self.path.is_some());
+        add("listen", self.listen.to_toml(), self.listen != default.listen);
+        add("tls", self.tls.to_toml(), self.tls != default.tls);
+        add("upstream", quoted(&self.upstream.to_string()), true);
+        add("upstream_ca", self.upstream_ca.to_toml(), self.upstream_ca != default.upstream_ca);
+        let server_name = &self.upstream_server_name;
+        add("upstream_server_name", server_name.to_toml(), *server_name != default.upstream_server_name);
+        add(
+            "upstream_verify",
+            self.upstream_verify.to_toml(),
+            self.upstream_verify != default.upstream_verify,
+        );
+        add(
+            "connect_timeout",
+            self.connect_timeout.to_toml(),
+            self.connect_timeout != default.connect_timeout,
+        );
+        add("proxy_protocol", self.proxy_protocol.to_toml(), self.proxy_protocol != default.proxy_protocol);
+        let subprotocols: Vec<_> = self.subprotocols.iter().map(|name| quoted(name)).collect();
+        add("subprotocols", format!("[{}]", subprotocols.join(", ")), !subprotocols.is_empty());
+        let origins = self.origins.as_ref().map(Value::to_toml);
+        add("origins", origins.clone().unwrap_or_default(), origins.is_some());
+        add(
+            "max_connections",
+            self.max_connections.to_toml(),
+            self.max_connections != default.max_connections,
+        );
+        let per_ip = self.max_connections_per_ip;
+        add("max_connections_per_ip", per_ip.to_toml(), per_ip != default.max_connections_per_ip);
+        add("text", quoted("refuse"), self.text == TextRule::Refuse);
+        format!("{{ {} }}", parts.join(", "))
+    }
+}
+
+/// The relays; `off` is none.
+impl Value for Relays {
+    const KIND: &'static str = "RELAY";
+    const REPEATED: bool = true;
+    const TABLES: bool = true;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(Self(match text {
+            "off" => Vec::new(),
+            _ if text.starts_with('{') => vec![RelayEntry::from_table(text)?],
+            _ => vec![RelayEntry::from_short(text)?],
+        }))
+    }
+
+    fn parse_all(texts: &[String]) -> Result<Self, String> {
+        let mut relays = Vec::new();
+        for text in texts {
+            let one = Self::parse(text)?.0;
+            if one.is_empty() && texts.len() > 1 {
+                return Err("'off' cannot be combined with a relay".to_owned());
+            }
+            relays.extend(one);
+        }
+        Ok(Self(relays))
+    }
+
+    fn to_toml(&self) -> String {
+        let relays: Vec<_> = self.0.iter().map(RelayEntry::to_toml).collect();
+        format!("[{}]", relays.join(", "))
+    }
+}
+
+/// The server behind a relay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RelayUrl {
+    Host { host: String, port: u16, tls: bool },
+    Unix(PathBuf),
+}
+
+impl RelayUrl {
+    fn parse(text: &str) -> Result<Self, String> {
+        let shape = "tcp://host:port, tls://host:port or unix:/path";
+        if let Some(path) = text.strip_prefix("unix:") {
+            return unix_path(path).map(Self::Unix);
+        }
+        let (tls, rest) = match (text.strip_prefix("tcp://"), text.strip_prefix("tls://")) {
+            (Some(rest), _) => (false, rest),
+            (_, Some(rest)) => (true, rest),
+            _ => return Err(format!("upstream is not {shape}")),
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let wrong = || format!("upstream has no valid host and port ({shape})");
+        let (host, port) = host_and_port(rest).ok_or_else(wrong)?;
+        let port = port.and_then(parse_port).filter(|port| *port != 0).ok_or_else(wrong)?;
+        if host.is_empty()
+            || host.contains(|character: char| character.is_whitespace() || "/@,?#".contains(character))
+        {
+            return Err(wrong());
+        }
+        Ok(Self::Host { host: host.to_owned(), port, tls })
+    }
+}
+
+impl fmt::Display for RelayUrl {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host { host, port, tls } => {
+                formatter.write_str(if *tls { "tls://" } else { "tcp://" })?;
+                write_host_and_port(formatter, host, *port)
+            }
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+fn one(texts: &[String]) -> Result<String, String> {
+    match texts {
+        [text] => Ok(text.clone()),
+        _ => Err("takes one value, not a list".to_owned()),
+    }
+}
+
+/// TOML has words of its own for it.
+fn switch(texts: &[String]) -> Result<Switch, String> {
+    match one(texts)?.as_str() {
+        "true" => Ok(Switch(true)),
+        "false" => Ok(Switch(false)),
+        word => Switch::parse(word),
+    }
+}
+
+fn path(text: &str) -> Result<String, String> {
+    let is_path = text.starts_with('/')
+        && text.bytes().all(|octet| octet.is_ascii_graphic() && !b"?#%{},\"".contains(&octet));
+    if is_path { Ok(text.to_owned()) } else { Err(format!("'{text}' is not a path such as /mqtt")) }
+}
+
+fn subprotocols(texts: &[String]) -> Result<Vec<String>, String> {
+    let is_token = |text: &String| {
+        let allowed = |octet: u8| octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet);
+        !text.is_empty() && text.bytes().all(allowed)
+    };
+    match texts.iter().find(|text| !is_token(text)) {
+        Some(wrong) => Err(format!("'{wrong}' is not the name of a subprotocol")),
+        None => Ok(texts.to_vec()),
+    }
+}
+
+fn text_rule(text: &str) -> Result<TextRule, String> {
+    match text {
+        "accept" => Ok(TextRule::Accept),
+        "refuse" => Ok(TextRule::Refuse),
+        _ => Err(format!("'{text}' is none of: accept, refuse")),
+    }
+}
+
+#[cfg(test)]
+#[path = "relay_tests.rs"]
+mod tests;

@@ -1,0 +1,87 @@
+//! How much memory may be used: `memory_high_watermark`.
+
+use super::value::{ByteSize, Value, quoted};
+
+/// The setting `memory_high_watermark`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Watermark {
+    /// No limit.
+    Off,
+    /// A share of the memory that this process may use, 0 to 1.
+    Share(f64),
+    /// Octets.
+    Size(ByteSize),
+}
+
+impl Watermark {
+    /// Octets, out of `total` if that is known; `None` for no limit.
+    pub(crate) fn of(self, total: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Off => None,
+            Self::Share(share) => total.map(|total| (total as f64 * share) as u64),
+            Self::Size(size) => Some(size.0),
+        }
+    }
+}
+
+impl Value for Watermark {
+    const KIND: &'static str = "WATERMARK";
+
+    /// A bare number is a share up to 1, and octets above.
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let is_number = text.bytes().all(|octet| octet.is_ascii_digit() || octet == b'.');
+        if let Ok(share) = text.parse()
+            && is_number
+            && (0.0..=1.0).contains(&share)
+        {
+            return Ok(Self::Share(share));
+        }
+        ByteSize::parse(text).map(Self::Size).map_err(|_| {
+            format!("'{text}' is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'")
+        })
+    }
+
+    fn to_toml(&self) -> String {
+        match self {
+            Self::Off => quoted("off"),
+            Self::Share(share) => format!("{share:?}"),
+            Self::Size(size) => size.to_toml(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watermark_is_a_share_a_size_or_off() {
+        let mebibytes = |count: u64| Watermark::Size(ByteSize(count << 20));
+        for (text, value, toml) in [
+            ("0.6", Watermark::Share(0.6), "0.6"),
+            ("1", Watermark::Share(1.0), "1.0"),
+            ("0", Watermark::Share(0.0), "0.0"),
+            ("512MiB", mebibytes(512), "\"512MiB\""),
+            ("1048576", mebibytes(1), "\"1MiB\""),
+            ("off", Watermark::Off, "\"off\""),
+        ] {
+            assert_eq!(Watermark::parse(text), Ok(value));
+            assert_eq!(value.to_toml(), toml);
+        }
+        for text in ["", "1.5", "-0.5", "60%", "inf", "much", "1e-3"] {
+            let reason =
+                format!("'{text}' is neither a share (such as 0.6), nor a size (such as 2GiB), nor 'off'");
+            assert_eq!(Watermark::parse(text), Err(reason));
+        }
+    }
+
+    #[test]
+    fn a_share_is_of_what_there_is() {
+        assert_eq!(Watermark::Share(0.6).of(Some(1000)), Some(600));
+        assert_eq!(Watermark::Size(ByteSize(7)).of(None), Some(7));
+        assert_eq!(Watermark::Off.of(Some(1000)), None);
+    }
+}

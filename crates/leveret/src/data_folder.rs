@@ -1,0 +1,88 @@
+//! The data folder: whose it is, and what lies in it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use broker::{Broker, Timestamp};
+use store::disk::RealDisk;
+use store::journal::Settings;
+use store::{FolderLock, Recovered, Rounds, Running, Store};
+
+use crate::config::Config;
+use crate::definitions;
+
+/// An open data folder. Dropping it writes the last changes and gives the folder free, in this order.
+pub(crate) struct DataFolder {
+    running: Option<Running>,
+    _lock: FolderLock,
+}
+
+/// Why a broker cannot start with what it is to have. The line begins with the key of the setting at fault.
+#[derive(Debug)]
+pub(crate) enum FillError {
+    /// The file of definitions cannot be loaded.
+    Definitions(String),
+    /// The data folder cannot be used, or not be read.
+    Folder(String),
+}
+
+/// Puts into a new broker what is to be there when it starts: what the data folder holds, if there is one, and the file
+/// of definitions, or else what a new broker has. All of it is on disk when this returns.
+///
+/// # Errors
+///
+/// See [`FillError`].
+pub(crate) fn fill(
+    broker: &Broker,
+    config: &Config,
+    now: Timestamp,
+) -> Result<Option<DataFolder>, FillError> {
+    let file = definitions::read(config).map_err(FillError::Definitions)?;
+    let path = config.data_dir.folder();
+    let path = path.map_err(|reason| FillError::Folder(format!("data_dir: {reason}")))?;
+    let load =
+        |file: definitions::DefinitionsFile| file.load_into(broker, now).map_err(FillError::Definitions);
+    let Some(path) = path else {
+        tracing::warn!("data_dir is off: everything is kept in memory, and gone with this process");
+        match file {
+            Some(file) => load(file)?,
+            None => broker.add_defaults(),
+        }
+        return Ok(None);
+    };
+    let at_fault =
+        |error: &dyn std::fmt::Display| FillError::Folder(format!("data_dir: {}: {error}", path.display()));
+    let Opened { lock, store, rounds, recovered } = open(&path).map_err(|error| at_fault(&error))?;
+    let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(&error))?;
+    match file {
+        Some(file) => load(file)?,
+        None if store.catalogue().was_empty() => broker.add_defaults(),
+        None => {}
+    }
+    store.catalogue().commit_pending().map_err(|error| at_fault(&error))?;
+    let running = rounds.start().map_err(|error| at_fault(&error))?;
+    tracing::info!(folder = %path.display(), messages, "definitions and persistent messages are kept");
+    Ok(Some(DataFolder { running: Some(running), _lock: lock }))
+}
+
+impl Drop for DataFolder {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.running.take().map(Running::close) {
+            tracing::error!(%error, "the last changes cannot be written; nothing that was confirmed is lost");
+        }
+    }
+}
+
+struct Opened {
+    lock: FolderLock,
+    store: Arc<Store>,
+    rounds: Rounds,
+    recovered: Recovered,
+}
+
+fn open(path: &Path) -> Result<Opened, Box<dyn std::error::Error>> {
+    let disk = RealDisk::new(path)?;
+    let lock = FolderLock::take(path)?;
+    let (store, rounds, recovered) = Store::open(Arc::new(disk), Settings::default())?;
+    Ok(Opened { lock, store, rounds, recovered })
+}

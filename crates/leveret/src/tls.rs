@@ -1,0 +1,144 @@
+//! The files of TLS: loaded at start-up, read again on SIGHUP.
+
+use std::sync::Arc;
+
+use transport::tls::{
+    CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig, ServerTls,
+    ServerTlsConfig, TlsError, TlsFile,
+};
+
+use crate::config::{Config, RelayEntry, RelayUrl, VerifyClient};
+
+/// TLS of both sides, as far as it is configured.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tls {
+    /// For listeners.
+    pub(crate) server: Option<Arc<ServerTls>>,
+    /// For `amqps://` upstreams.
+    pub(crate) client: Option<Arc<ClientTls>>,
+    /// For the `tls://` upstreams of relays, by the relays' places in their list.
+    pub(crate) relays: Vec<Option<Arc<ClientTls>>>,
+}
+
+impl Tls {
+    /// Reads the files that the settings name, and logs what they hold.
+    ///
+    /// # Errors
+    ///
+    /// A line that begins with the key at fault.
+    pub(crate) fn load(config: &Config) -> Result<Self, String> {
+        let mut tls = Self::default();
+        if let Some(files) = server_files(config) {
+            let (server, certificates) = ServerTls::load(files).map_err(|error| of_server(&error))?;
+            certificates.iter().for_each(log_certificate);
+            tls.server = Some(Arc::new(server));
+        }
+        if let Some(files) = client_files(config) {
+            let (client, certificate) = ClientTls::load(files).map_err(|error| of_client(&error))?;
+            certificate.iter().for_each(log_certificate);
+            tls.client = Some(Arc::new(client));
+        }
+        for relay in &config.relay.0 {
+            let Some(files) = relay_files(relay) else {
+                tls.relays.push(None);
+                continue;
+            };
+            let (client, _) =
+                ClientTls::load(files).map_err(|error| format!("relay: {}: {error}", relay.name()))?;
+            tls.relays.push(Some(Arc::new(client)));
+        }
+        Ok(tls)
+    }
+
+    /// Reads the files again. What cannot be used is logged and stays as it was.
+    pub(crate) fn reload(&self) {
+        if let Some(server) = &self.server {
+            match server.reload() {
+                Ok(certificates) => certificates.iter().for_each(log_certificate),
+                Err(error) => log_failure(&of_server(&error)),
+            }
+        }
+        if let Some(client) = &self.client {
+            match client.reload() {
+                Ok(certificate) => {
+                    certificate.iter().for_each(log_certificate);
+                    tracing::info!("files of TLS to the upstream read again");
+                }
+                Err(error) => log_failure(&of_client(&error)),
+            }
+        }
+        let relays: Vec<_> = self.relays.iter().flatten().collect();
+        for relay in &relays {
+            match relay.reload() {
+                Ok(_) => tracing::info!("files of TLS behind a relay read again"),
+                Err(error) => log_failure(&format!("relay: {error}")),
+            }
+        }
+        if self.server.is_none() && self.client.is_none() && relays.is_empty() {
+            tracing::info!("SIGHUP: no TLS is configured, there is nothing to read again");
+        }
+    }
+}
+
+fn server_files(config: &Config) -> Option<ServerTlsConfig> {
+    let pairs = config.tls_cert.0.iter().zip(&config.tls_key.0);
+    let certificates: Vec<_> = pairs
+        .map(|(certificate, key)| CertificateFiles { certificate: certificate.clone(), key: key.clone() })
+        .collect();
+    let client_certificates = match (config.tls_verify_client, config.tls_client_ca.0.clone()) {
+        (VerifyClient::Off, _) | (_, None) => ClientCertificates::Off,
+        (VerifyClient::Optional, Some(authorities)) => ClientCertificates::Optional { authorities },
+        (VerifyClient::Required, Some(authorities)) => ClientCertificates::Required { authorities },
+    };
+    let login_from = config.tls_login_from;
+    (!certificates.is_empty()).then_some(ServerTlsConfig { certificates, client_certificates, login_from })
+}
+
+fn client_files(config: &Config) -> Option<ClientTlsConfig> {
+    let certificate = config.upstream_cert.0.clone().zip(config.upstream_key.0.clone());
+    config.upstream.iter().any(|upstream| upstream.tls).then(|| ClientTlsConfig {
+        authorities: config.upstream_ca.0.clone(),
+        certificate: certificate.map(|(certificate, key)| CertificateFiles { certificate, key }),
+        server_name: config.upstream_server_name.0.clone(),
+        verify: config.upstream_verify.0,
+    })
+}
+
+fn relay_files(relay: &RelayEntry) -> Option<ClientTlsConfig> {
+    matches!(relay.upstream, RelayUrl::Host { tls: true, .. }).then(|| ClientTlsConfig {
+        authorities: relay.upstream_ca.0.clone(),
+        certificate: None,
+        server_name: relay.upstream_server_name.0.clone(),
+        verify: relay.upstream_verify.0,
+    })
+}
+
+fn of_server(error: &TlsError) -> String {
+    let key = match error.file {
+        TlsFile::Certificate => "tls_cert",
+        TlsFile::Key => "tls_key",
+        TlsFile::Authorities => "tls_client_ca",
+    };
+    format!("{key}: {error}")
+}
+
+fn of_client(error: &TlsError) -> String {
+    let key = match error.file {
+        TlsFile::Certificate => "upstream_cert",
+        TlsFile::Key => "upstream_key",
+        TlsFile::Authorities => "upstream_ca",
+    };
+    format!("{key}: {error}")
+}
+
+fn log_certificate(certificate: &CertificateInfo) {
+    if certificate.in_time {
+        tracing::info!(%certificate, "TLS certificate read");
+    } else {
+        tracing::warn!(%certificate, "TLS certificate read, but this is not the time that it is valid in");
+    }
+}
+
+fn log_failure(reason: &str) {
+    tracing::error!(reason, "TLS stays as it was");
+}

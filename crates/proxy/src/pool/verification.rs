@@ -1,0 +1,132 @@
+//! How long a login speaks for others, and how it is repeated (P1).
+
+use std::sync::Arc;
+
+use amqp::sasl::Secret;
+use amqp::{Credentials, ReplyCode};
+
+use super::{Pool, SHARED_NAME};
+use crate::link::{ClientLink, Event};
+use crate::refusal::Refusal;
+use crate::upstream::Upstream;
+
+impl Pool {
+    /// Whether the broker accepted these credentials for the virtual host less than `auth_ttl` ago, and a connection that
+    /// was opened with them is still open. When half of that time is over, it is asked again in the background, so that
+    /// nobody who comes often enough ever waits (P6).
+    pub(super) fn is_verified_for(self: &Arc<Self>, credentials: &Credentials, virtual_host: &str) -> bool {
+        let ttl = self.config.auth_ttl;
+        let fresh = |upstream: &Arc<Upstream>| {
+            *upstream.virtual_host == *virtual_host && upstream.is_verified_within(ttl)
+        };
+        let Some(upstream) = self.newest(credentials, fresh) else { return false };
+        if !upstream.is_verified_within(ttl / 2) && upstream.begin_refresh() {
+            self.refresh(upstream);
+        }
+        true
+    }
+
+    /// Verifies credentials for a virtual host by the rest of a handshake. The connection is kept if there is none yet.
+    pub(super) async fn verify(
+        self: &Arc<Self>,
+        begun: super::HalfOpen,
+        credentials: &Arc<Credentials>,
+        virtual_host: &str,
+    ) -> Result<(), Refusal> {
+        let verified = self.finish(begun, credentials, virtual_host, None).await?;
+        let others = |upstream: &Arc<Upstream>| {
+            *upstream.virtual_host == *virtual_host
+                && !Arc::ptr_eq(upstream, &verified)
+                && matches!(upstream.shared_load(false), Some(Some(_)))
+        };
+        if let Some(other) = self.newest(credentials, others) {
+            other.set_verified();
+            verified.close("login verified");
+        }
+        Ok(())
+    }
+
+    /// Asks the broker again. What it refuses now speaks for nobody any more.
+    fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
+        let pool = self.clone();
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            let credentials = upstream.credentials.clone();
+            let _permit = pool.doorkeeper.enter(&credentials).await;
+            let result = async {
+                let begun = pool.begin(&credentials, SHARED_NAME).await?;
+                pool.verify(begun, &credentials, &upstream.virtual_host).await
+            };
+            let refused = match result.await {
+                Ok(()) => false,
+                Err(Refusal::Login(_)) => true,
+                // Otherwise no broker could be asked, and what was verified holds until its time is over.
+                Err(Refusal::Fault(fault)) => {
+                    matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
+                }
+            };
+            if refused {
+                pool.distrust(&credentials, &upstream.virtual_host);
+            }
+            upstream.end_refresh();
+        });
+    }
+
+    /// The broker accepts these credentials no longer.
+    fn distrust(&self, credentials: &Credentials, virtual_host: &str) {
+        // A filter that takes none sees all.
+        self.newest(credentials, |upstream| {
+            if *upstream.virtual_host == *virtual_host {
+                upstream.distrust();
+            }
+            false
+        });
+    }
+
+    /// Puts a client's new secret to the broker; an event tells the client what it says.
+    pub(crate) fn verify_secret(
+        self: &Arc<Self>,
+        link: Arc<ClientLink>,
+        old: &Credentials,
+        secret: &[u8],
+        virtual_host: Box<str>,
+    ) {
+        let credentials = with_secret(old, Secret::new(secret));
+        let pool = self.clone();
+        tokio::spawn(async move {
+            let result = pool.verify_new(credentials, &virtual_host).await;
+            link.tell(Event::SecretVerified { result });
+        });
+    }
+
+    async fn verify_new(
+        self: &Arc<Self>,
+        credentials: Credentials,
+        virtual_host: &str,
+    ) -> Result<Arc<Credentials>, Refusal> {
+        let credentials = self.shared_copy(credentials);
+        if !self.is_verified_for(&credentials, virtual_host) {
+            self.check_not_refused(&credentials)?;
+            let _permit = self.doorkeeper.enter(&credentials).await;
+            let begun = self.begin(&credentials, SHARED_NAME).await;
+            if let Err(Refusal::Login(text)) = &begun {
+                let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
+                self.doorkeeper.refuse(refused, text.clone(), std::time::Instant::now());
+            }
+            self.verify(begun?, &credentials, virtual_host).await?;
+            self.doorkeeper.verified(&credentials);
+        }
+        Ok(credentials)
+    }
+}
+
+/// The same identity with another secret.
+fn with_secret(credentials: &Credentials, secret: Secret) -> Credentials {
+    let Credentials { mechanism, username, authorize_as, .. } = credentials;
+    Credentials {
+        mechanism: *mechanism,
+        username: username.clone(),
+        authorize_as: authorize_as.clone(),
+        secret,
+    }
+}

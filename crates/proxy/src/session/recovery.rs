@@ -1,0 +1,127 @@
+//! What becomes of a client's channels when their upstream connection is lost (P7).
+
+use std::time::Instant;
+
+use amqp::method::basic;
+use amqp::{Fault, ReplyCode};
+
+use super::channel::Channel;
+use super::place::Leg;
+use super::{Life, Session};
+use crate::metrics::add;
+use crate::upstream::Remains;
+
+impl Session {
+    /// An upstream connection has ended. It matters if a channel, or an exclusive queue, was there: what can be carried
+    /// over goes on elsewhere, what cannot ends with an error that says so.
+    pub(super) fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
+        self.attached.retain(|upstream| upstream.id != id);
+        let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
+        if is_own {
+            self.own = Leg::None;
+            self.rekeyed = false;
+        }
+        if self.shared.upstream().is_some_and(|upstream| upstream.id == id) {
+            self.shared = Leg::None;
+        }
+        if self.life == Life::Returning {
+            if is_own {
+                self.life = Life::Closed;
+            }
+            return Ok(());
+        }
+        let was_there = |channel: &Channel| channel.route().is_some_and(|route| route.upstream.id == id);
+        let numbers: Vec<u16> = self
+            .channels
+            .iter()
+            .filter(|(_, channel)| was_there(channel))
+            .map(|(number, _)| number)
+            .collect();
+        let lost_exclusive = is_own && self.exclusive;
+        if numbers.is_empty() && !lost_exclusive {
+            return Ok(());
+        }
+        if fault.code != ReplyCode::ConnectionForced {
+            // The broker has something against what was sent, and would have it again.
+            return Err(fault);
+        }
+        if lost_exclusive && self.life == Life::Open {
+            return Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"));
+        }
+        let remains: Vec<_> =
+            numbers.into_iter().filter_map(|number| Some((number, self.remains(number)?))).collect();
+        self.judge_progress(&remains, &fault)?;
+        remains.into_iter().try_for_each(|(number, remains)| self.resume(number, remains, &fault))
+    }
+
+    fn remains(&mut self, number: u16) -> Option<Remains> {
+        self.channels.get_mut(number).map(|channel| channel.take_remains())
+    }
+
+    /// A broker that lets clients in and loses them again and again is an outage, too.
+    pub(super) fn judge_progress(&mut self, remains: &[(u16, Remains)], fault: &Fault) -> Result<(), Fault> {
+        if remains.iter().any(|(_, remains)| remains.progressed) {
+            self.in_trouble_since = None;
+        }
+        match self.in_trouble_since {
+            Some(since) if since.elapsed() > self.pool.config().outage_max => Err(fault.clone()),
+            Some(_) => Ok(()),
+            None => {
+                self.in_trouble_since = Some(Instant::now());
+                Ok(())
+            }
+        }
+    }
+
+    /// Has a channel go on on another connection, or ends it.
+    fn resume(&mut self, number: u16, remains: Remains, fault: &Fault) -> Result<(), Fault> {
+        let is_open = self.life == Life::Open;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        if let Some(what) = not_carried(channel, &remains) {
+            self.held -= channel.held.len();
+            // Of a transaction nothing is kept, and what was to follow half a message is no use.
+            channel.held = Vec::new();
+            if channel.closing {
+                self.finish_channel(number);
+            } else {
+                self.fail_channel(number, &cannot_carry(ReplyCode::PreconditionFailed, fault, what));
+            }
+            return Ok(());
+        }
+        for delivery_tag in &remains.too_large {
+            let nack = basic::Nack { delivery_tag: *delivery_tag, multiple: false, requeue: false };
+            self.answer(number, nack);
+        }
+        add(&self.pool.counters().messages_replayed, remains.messages);
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let before = channel.held.len();
+        let goes_on = channel.resume(remains, is_open);
+        self.held += channel.held.len() - before;
+        if goes_on {
+            add(&self.pool.counters().channels_recovered, 1);
+            return self.place(number);
+        }
+        if channel.closing {
+            self.finish_channel(number);
+        }
+        Ok(())
+    }
+}
+
+/// What of a channel is bound to the connection that is lost.
+fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
+    if channel.transactional {
+        Some("a transaction")
+    } else if channel.is_half_sent() && (!channel.is_confirming() || remains.last_too_large) {
+        Some("half of a large message")
+    } else if !channel.closing && remains.carried.consumers.iter().any(|consumer| consumer.is_reply_to) {
+        Some("direct reply-to")
+    } else {
+        None
+    }
+}
+
+fn cannot_carry(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
+    let text = format!("{what} cannot be carried over to another upstream connection: {}", fault.text);
+    Fault::new(code, text)
+}

@@ -1,0 +1,66 @@
+//! `connection.update-secret`: a client goes on with another password or token.
+
+use std::sync::Arc;
+
+use amqp::frame::write_method;
+use amqp::method::connection;
+use amqp::sasl::Secret;
+use amqp::{Credentials, Fault, ReplyCode};
+
+use super::Session;
+use super::channel::Place;
+use super::place::Leg;
+use crate::refusal::Refusal;
+
+impl Session {
+    /// `connection.update-secret`. True: the broker has verified this very secret; answer now. False: it is put to the
+    /// broker by a login of its own (P1), and the session answers the client itself when that has succeeded.
+    pub fn update_secret(&mut self, secret: &[u8]) -> bool {
+        if self.credentials.secret == Secret::new(secret) {
+            return true;
+        }
+        let (link, virtual_host) = (self.link.clone(), self.virtual_host.clone());
+        self.pool.verify_secret(link, &self.credentials, secret, virtual_host);
+        false
+    }
+
+    /// The broker was asked about the new secret. Channels that are shared move to connections that were opened with it;
+    /// the client's own connection is told, and is nobody else's afterwards.
+    pub(super) fn secret_verified(&mut self, result: Result<Arc<Credentials>, Refusal>) -> Result<(), Fault> {
+        let credentials = match result {
+            Ok(credentials) => credentials,
+            Err(Refusal::Login(_)) => {
+                let text = "New secret was refused by one of the backends";
+                return Err(Fault::new(ReplyCode::NotAllowed, text).caused_by(UPDATE_SECRET_IDS));
+            }
+            Err(Refusal::Fault(fault)) => return Err(fault.on_connection()),
+        };
+        self.credentials = credentials;
+        if let Leg::Ready(own) = &self.own {
+            self.output.hand_over();
+            let (new_secret, reason) = (self.credentials.secret.expose(), "the client has a new secret");
+            own.outbox.append(|buf| {
+                write_method(buf.tail(), 0, connection::UpdateSecret { new_secret, reason });
+            });
+        }
+        // One that is still being opened will have the old secret, too.
+        self.rekeyed |= !matches!(self.own, Leg::None);
+        self.shared = Leg::None;
+        let shared: Vec<_> = self
+            .channels
+            .iter()
+            .filter_map(|(number, channel)| match &channel.place {
+                Place::Placed(route) if !route.own => Some((number, route.clone())),
+                _ => None,
+            })
+            .collect();
+        for (number, route) in shared {
+            self.leave(number, route, false)?;
+        }
+        self.answer(0, connection::UpdateSecretOk {});
+        Ok(())
+    }
+}
+
+/// Class and method id of `connection.update-secret`.
+const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);

@@ -1,0 +1,184 @@
+//! The fast path of publishing: messages that lie in the read buffer as a whole are judged where they lie, and copied once.
+
+use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
+use amqp::{Fault, FrameKind};
+
+use super::Session;
+use super::channel::{Content, Place};
+use super::judge::{is_publish, judge_properties, judge_publish};
+
+impl Session {
+    /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the same channel,
+    /// as far as `rest` holds them whole and they are as plain as nearly all are: a channel that is placed, a body in one
+    /// frame that fits the upstream. Returns how many octets of `rest` that were, or `None`, and nothing is taken, when
+    /// the message has to be gone through frame by frame.
+    ///
+    /// # Errors
+    /// As [`judge_publish`], for the first message.
+    pub(super) fn whole_messages(
+        &mut self,
+        number: u16,
+        publish: &[u8],
+        rest: &[u8],
+    ) -> Result<Option<usize>, Fault> {
+        let max_size = self.pool.config().max_message_size;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(None) };
+        let Place::Placed(route) = &channel.place else { return Ok(None) };
+        if channel.closing || channel.content != Content::None {
+            return Ok(None);
+        }
+        judge_publish(publish)?;
+        let fits = |frame_max: u32| max_body_payload(frame_max);
+        let largest = fits(route.upstream.frame_max).min(fits(self.link.frame_max));
+        let scan = Scan { channel: number.to_be_bytes(), largest, max_size };
+        if publish.len() > largest {
+            return Ok(None);
+        }
+        let Some(mut end) = scan.content(rest) else { return Ok(None) };
+        let mut messages = 1;
+        while end < SPAN_MAX
+            && let Some(more) = scan.message(&rest[end..])
+        {
+            end += more;
+            messages += 1;
+        }
+        let out = self.output.to(&route.upstream);
+        let before = out.len();
+        out.reserve(publish.len() + OVERHEAD + end);
+        // A payload came in a frame, whose length field is a u32.
+        out.extend_from_slice(&header(FrameKind::Method, route.channel, publish.len() as u32));
+        out.extend_from_slice(publish);
+        out.push(FRAME_END);
+        let start = out.len();
+        out.extend_from_slice(&rest[..end]);
+        if route.channel != number {
+            set_channel(&mut out[start..], route.channel);
+        }
+        if channel.is_confirming() {
+            channel.keep(&out[before..], messages);
+        }
+        channel.count_publishes(messages);
+        self.output.count_messages(messages);
+        Ok(Some(end))
+    }
+}
+
+/// What plain messages look like here.
+struct Scan {
+    channel: [u8; 2],
+    /// Octets of the largest payload.
+    largest: usize,
+    /// Octets of the largest body.
+    max_size: u64,
+}
+
+impl Scan {
+    /// The length of the plain message at the start of `input`, if there is one.
+    #[inline]
+    fn message(&self, input: &[u8]) -> Option<usize> {
+        let publish = self.payload(input, FrameKind::Method)?;
+        if !is_publish(publish) || judge_publish(publish).is_err() {
+            return None;
+        }
+        let start = publish.len() + OVERHEAD;
+        Some(start + self.content(&input[start..])?)
+    }
+
+    /// The length of the plain content at the start of `input`.
+    #[inline]
+    fn content(&self, input: &[u8]) -> Option<usize> {
+        let header = self.payload(input, FrameKind::Header)?;
+        let (fixed, properties) = header.split_first_chunk::<12>()?;
+        let size = u64::from_be_bytes(*fixed.last_chunk()?);
+        let is_basic = fixed.starts_with(&[0, amqp::method::BASIC_CLASS as u8]);
+        if !is_basic || size > self.max_size || judge_properties(properties).is_err() {
+            return None;
+        }
+        let end = header.len() + OVERHEAD;
+        if size == 0 {
+            return Some(end);
+        }
+        let body = self.payload(&input[end..], FrameKind::Body)?;
+        (body.len() as u64 == size).then_some(end + body.len() + OVERHEAD)
+    }
+
+    /// The payload of the whole frame at the start of `input`, if it is of this kind and on the channel.
+    #[inline]
+    fn payload<'i>(&self, input: &'i [u8], kind: FrameKind) -> Option<&'i [u8]> {
+        let (head, rest) = input.split_first_chunk::<HEADER_LEN>()?;
+        let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
+        let is_it = head[0] == kind as u8 && [head[1], head[2]] == self.channel && length <= self.largest;
+        let payload = rest.get(..length)?;
+        (is_it && rest.get(length) == Some(&FRAME_END)).then_some(payload)
+    }
+}
+
+/// Gives whole frames another channel number.
+#[inline]
+fn set_channel(frames: &mut [u8], channel: u16) {
+    let mut rest = frames;
+    while let Some((head, behind)) = rest.split_first_chunk_mut::<HEADER_LEN>() {
+        head[1..3].copy_from_slice(&channel.to_be_bytes());
+        let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
+        rest = behind.get_mut(length + 1..).unwrap_or_default();
+    }
+}
+
+/// Octets taken at once, about, so that the broker gets work early.
+const SPAN_MAX: usize = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use amqp::frame::{write_content_header, write_frame, write_method};
+    use amqp::method::basic;
+    use amqp::properties::NO_PROPERTIES;
+
+    use super::*;
+
+    const SCAN: Scan = Scan { channel: [0, 3], largest: 100, max_size: 90 };
+
+    fn message(channel: u16, bodies: &[&[u8]]) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_method(&mut out, channel, basic::Publish { routing_key: "q", ..Default::default() });
+        let size: usize = bodies.iter().map(|body| body.len()).sum();
+        write_content_header(&mut out, channel, size as u64, NO_PROPERTIES);
+        for body in bodies {
+            write_frame(&mut out, FrameKind::Body, channel, |out| out.extend_from_slice(body));
+        }
+        out
+    }
+
+    #[test]
+    fn plain_messages_are_found_whole_or_not_at_all() {
+        for bodies in [&[][..], &[b"body".as_slice()]] {
+            let octets = message(3, bodies);
+            let more = [&octets[..], b"more"].concat();
+            assert_eq!(SCAN.message(&more), Some(octets.len()));
+            for cut in 0..octets.len() {
+                assert_eq!(SCAN.message(&octets[..cut]), None, "{cut} octets");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_plain_is_gone_through_frame_by_frame() {
+        assert_eq!(SCAN.message(&message(4, &[b"another channel"])), None);
+        assert_eq!(SCAN.message(&message(3, &[b"in two", b"frames"])), None);
+        assert_eq!(SCAN.message(&message(3, &[&[0; 91]])), None, "more than max_size");
+        assert_eq!(SCAN.message(&message(3, &[&[0; 101]])), None, "more than a frame");
+        let mut wrong = message(3, &[b"body"]);
+        *wrong.last_mut().unwrap() = 0;
+        assert_eq!(SCAN.message(&wrong), None);
+        let mut immediate = Vec::new();
+        write_method(&mut immediate, 3, basic::Publish { immediate: true, ..Default::default() });
+        immediate.extend(&message(3, &[])[20..]);
+        assert_eq!(SCAN.message(&immediate), None);
+    }
+
+    #[test]
+    fn every_frame_gets_the_new_number_and_nothing_else_changes() {
+        let mut octets = [message(3, &[b"one"]), message(3, &[])].concat();
+        set_channel(&mut octets, 700);
+        assert_eq!(octets, [message(700, &[b"one"]), message(700, &[])].concat());
+    }
+}

@@ -1,0 +1,37 @@
+//! Connecting to a broker: TCP, then the PROXY protocol, then TLS.
+
+use std::io;
+use std::time::Duration;
+
+use proxy_protocol::Header;
+use tokio::io::AsyncWriteExt;
+use transport::{ConnectOptions, Stream};
+
+use crate::config::PoolConfig;
+use crate::pool::Endpoint;
+
+/// Opens the stream on which AMQP is spoken with a broker. The caller bounds the time.
+///
+/// # Errors
+/// Of the socket, or what TLS has against the broker.
+pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Result<Stream> {
+    let options = ConnectOptions { timeout: config.connect_timeout, keepalive: KEEPALIVE };
+    let Endpoint { address, socket } = endpoint;
+    let mut stream = Stream::connect(&socket.ip().to_string(), socket.port(), options).await?;
+    if let Some(version) = config.transport.proxy_protocol {
+        let mut header = Vec::new();
+        // Any connection may come to carry another client, so none tells the address of its first one, but ours. LOCAL
+        // would say the same, but RabbitMQ 3.10 closes connections that say so.
+        let ours = stream.addresses().map(|(source, destination)| Header::Proxied { source, destination });
+        proxy_protocol::write(version, &ours.unwrap_or(Header::Local), &mut header);
+        stream.write_all(&header).await?;
+    }
+    match &config.transport.tls {
+        Some(tls) if address.tls => tls.connect(stream, &address.host).await,
+        None if address.tls => Err(io::Error::new(io::ErrorKind::Unsupported, "TLS is not configured")),
+        _ => Ok(stream),
+    }
+}
+
+/// A broker that is silent for this long is probed. Heartbeats notice its death sooner; this is for when they are off.
+const KEEPALIVE: Duration = Duration::from_secs(30);

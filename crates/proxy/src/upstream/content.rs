@@ -1,0 +1,151 @@
+//! Messages for clients: whole if they are not large, with delivery tags as the client knows them.
+
+use amqp::frame::HEADER_LEN;
+use amqp::{Frame, FrameKind};
+
+use super::run::Run;
+use super::slot::{Lease, Missing};
+
+/// Whether a method is basic.return, basic.deliver or basic.get-ok: it goes to the client as it is, with its content.
+#[inline]
+pub(super) fn carries_content(payload: &[u8]) -> bool {
+    matches!(payload, [0, 60, 0, 50 | 60 | 71, ..])
+}
+
+/// Whether the message that begins at the start of `input` should be waited for until all of it is there, so that a
+/// client is not left with half a message when the connection is lost. Large ones, and those whose frames others come
+/// between, are passed on as they come.
+#[inline]
+pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
+    let Some(head) = input.first_chunk::<HEADER_LEN>() else { return false };
+    let channel = [head[1], head[2]];
+    let (mut at, mut missing) = (0, None::<u64>);
+    while let Some(head) = input.get(at..).and_then(|rest| rest.first_chunk::<HEADER_LEN>()) {
+        if [head[1], head[2]] != channel || (at > 0 && head[0] == FrameKind::Method as u8) {
+            return false;
+        }
+        let payload_at = at + HEADER_LEN;
+        let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
+        let end = payload_at + length + 1;
+        if end > HELD_MAX {
+            return false;
+        }
+        if head[0] == FrameKind::Header as u8 {
+            let Some(size) = input.get(payload_at + 4..).and_then(|rest| rest.first_chunk()) else { break };
+            missing = Some(u64::from_be_bytes(*size));
+        } else if head[0] == FrameKind::Body as u8 {
+            missing = missing.map(|missing| missing.saturating_sub(length as u64));
+        }
+        if missing.is_some_and(|missing| missing.saturating_add(end as u64) > HELD_MAX as u64) {
+            return false;
+        }
+        if end > input.len() {
+            break;
+        }
+        if missing == Some(0) {
+            return false;
+        }
+        at = end;
+    }
+    true
+}
+
+impl Lease {
+    /// Passes on a method that content follows.
+    #[inline]
+    pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
+        run.messages += 1;
+        self.missing = Missing::Header;
+        let Some(at) = delivery_tag_at(frame.payload) else { return run.add_wire(self, frame, wire) };
+        if let Some(tag) = frame.payload.get(at..).and_then(|rest| rest.first_chunk()) {
+            self.delivered = u64::from_be_bytes(*tag);
+        }
+        if frame.payload.starts_with(&GET_OK) {
+            self.replied();
+            self.ledger.answered(None, None);
+        }
+        if self.delivery_offset == 0 {
+            run.add_wire(self, frame, wire);
+        } else {
+            run.add_delivery(self, wire, at, self.delivered.wrapping_add(self.delivery_offset));
+        }
+    }
+
+    /// Passes on a content frame.
+    #[inline]
+    pub(super) fn go_on_with_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
+        let missing = match self.missing {
+            Missing::Header => frame
+                .payload
+                .get(4..)
+                .and_then(|rest| rest.first_chunk())
+                .map_or(0, |size| u64::from_be_bytes(*size)),
+            Missing::Body(missing) => missing.saturating_sub(frame.payload.len() as u64),
+            Missing::Nothing => 0,
+        };
+        self.missing = if missing == 0 { Missing::Nothing } else { Missing::Body(missing) };
+        run.add_wire(self, frame, wire);
+    }
+}
+
+/// Where in the payload of a method the delivery tag is: behind the consumer tag of a basic.deliver.
+#[inline]
+fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
+    match payload {
+        [0, 60, 0, 60, length, ..] => Some(5 + usize::from(*length)),
+        [0, 60, 0, 71, ..] => Some(4),
+        _ => None,
+    }
+}
+
+/// Class and method id of basic.get-ok.
+const GET_OK: [u8; 4] = [0, 60, 0, 71];
+/// Octets of a message, frames included, up to which it is waited for: what the read loop holds back for a protocol.
+const HELD_MAX: usize = transport::MAX_UNCONSUMED;
+
+#[cfg(test)]
+mod tests {
+    use amqp::frame::{write_content_header, write_frame, write_method};
+    use amqp::method::basic;
+    use amqp::properties::NO_PROPERTIES;
+
+    use super::*;
+
+    fn message(size: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_method(
+            &mut out,
+            3,
+            basic::Deliver { consumer_tag: "tag", delivery_tag: 9, ..Default::default() },
+        );
+        write_content_header(&mut out, 3, size as u64, NO_PROPERTIES);
+        for piece in vec![0; size].chunks(4000) {
+            write_frame(&mut out, FrameKind::Body, 3, |out| out.extend_from_slice(piece));
+        }
+        out
+    }
+
+    #[test]
+    fn a_message_is_waited_for_until_it_is_whole_unless_it_is_large() {
+        let whole = message(9000);
+        for cut in HEADER_LEN..whole.len() {
+            assert!(is_worth_waiting_for(&whole[..cut]), "{cut} octets");
+        }
+        assert!(!is_worth_waiting_for(&whole));
+        assert!(!is_worth_waiting_for(&message(0)));
+        assert!(!is_worth_waiting_for(&message(HELD_MAX)[..1000]), "too large");
+        let method = whole.iter().position(|octet| *octet == amqp::frame::FRAME_END).unwrap() + 1;
+        let mut mixed = whole[..method].to_vec();
+        write_method(&mut mixed, 4, basic::QosOk {});
+        assert!(!is_worth_waiting_for(&mixed), "others come between");
+    }
+
+    #[test]
+    fn the_delivery_tag_is_found() {
+        let deliver = message(0);
+        let payload = &deliver[HEADER_LEN..];
+        let at = delivery_tag_at(payload).unwrap();
+        assert_eq!(payload[at..at + 8], 9u64.to_be_bytes());
+        assert_eq!(delivery_tag_at(&[0, 60, 0, 50, 0]), None);
+    }
+}

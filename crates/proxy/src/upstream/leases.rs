@@ -1,0 +1,380 @@
+//! Channels of an upstream connection: leased to clients' channels, proven clean, and leased again (P5, P6).
+//!
+//! A channel that a client gives back settles until everything that was asked on it is answered and everything
+//! published in confirm mode is confirmed. What no answer tells of, such as a publish outside confirm mode to an
+//! exchange that does not exist, is fenced off first: `basic.qos` is sent, which also takes back a prefetch. Its answer
+//! proves that the broker has got over everything in front of it without closing the channel. Then the channel rests,
+//! and whoever is next needs no `channel.open`.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use amqp::ReplyCode;
+use amqp::method::{basic, channel};
+
+use super::slot::{Lease, Settling, Slot, Usage};
+use super::{Phase, State, Upstream};
+use crate::link::Event;
+
+/// What placing a channel led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// On this channel.
+    On(Leased),
+    /// All channels are in use. On a client's own connection: as many as the broker allows at all.
+    Full,
+    /// All channels of the client's own connection are in use, but some are being closed. [`Event::ChannelFree`] tells.
+    Soon,
+    /// The connection is closing or has ended.
+    Gone,
+}
+
+/// A channel as it was found. What is missing is the session's to send, in front of everything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Leased {
+    pub(crate) channel: u16,
+    /// `channel.open` is missing.
+    pub(crate) fresh: bool,
+    /// It is in confirm mode.
+    pub(crate) confirming: bool,
+}
+
+/// The resting channels, those first that have rested longest.
+#[derive(Debug, Default)]
+pub(super) struct Resting {
+    plain: VecDeque<Rested>,
+    /// In confirm mode.
+    confirming: VecDeque<Rested>,
+}
+
+/// A channel that rests.
+#[derive(Debug, Clone, Copy)]
+struct Rested {
+    number: u16,
+    since: Instant,
+    opened_at: Instant,
+}
+
+impl Upstream {
+    /// `None` when clients do not share this connection. Otherwise how much it has to do for them, in no unit, if it has a
+    /// channel for a client, which is `confirm`ing or not.
+    pub(crate) fn shared_load(&self, confirm: bool) -> Option<Option<usize>> {
+        let state = self.state.lock();
+        if state.phase != Phase::Open || state.owner.is_some() {
+            return None;
+        }
+        let has_room =
+            state.resting.has(confirm) || state.used_numbers() < usize::from(self.shared_channel_max);
+        Some(has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE))
+    }
+
+    /// Leases a channel, one that rests if possible. `confirm` says that it has to be in confirm mode; then it is, or is
+    /// about to be put into it.
+    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool) -> Placed {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Open {
+            return Placed::Gone;
+        }
+        let is_own = state.owner.is_some();
+        let max = usize::from(if is_own { self.channel_max } else { self.shared_channel_max });
+        let now = Instant::now();
+        let leased = if let Some(Rested { number, opened_at, .. }) = self.take_young(&mut state, confirm, now)
+        {
+            let confirms = match state.slot(number) {
+                Some(Slot::Resting(confirms)) => confirms.take(),
+                _ => None,
+            };
+            let confirming = confirms.is_some();
+            let base = confirms.as_ref().map_or(0, |confirms| confirms.base());
+            lease.ledger.set_base(base);
+            lease.confirms = confirms;
+            lease.opening = false;
+            lease.opened_at = opened_at;
+            Leased { channel: number, fresh: false, confirming }
+        } else if state.used_numbers() < max {
+            lease.opened_at = now;
+            Leased { channel: state.unused_number(), fresh: true, confirming: false }
+        } else {
+            return self.no_number(&mut state, is_own);
+        };
+        if confirm {
+            lease.confirms.get_or_insert_default();
+        }
+        state.slots[usize::from(leased.channel) - 1] = Slot::Leased(Box::new(lease));
+        state.in_use += 1;
+        state.idle_since = None;
+        Placed::On(leased)
+    }
+
+    /// A resting channel that was not opened too long ago. A broker may remember on a channel what its user was allowed to
+    /// do when it asked first, as RabbitMQ does, so clients that come later must not get it (P1).
+    fn take_young(&self, state: &mut State, confirm: bool, now: Instant) -> Option<Rested> {
+        while let Some(rested) = state.resting.take(confirm) {
+            if now < rested.opened_at + self.channel_age_max {
+                return Some(rested);
+            }
+            self.close_resting(state, rested.number);
+        }
+        None
+    }
+
+    /// All numbers are taken. A client's own connection makes room where it can.
+    fn no_number(&self, state: &mut State, is_own: bool) -> Placed {
+        if !is_own {
+            return Placed::Full;
+        }
+        if let Some(rested) = state.resting.take_any() {
+            self.close_resting(state, rested.number);
+        }
+        state.starved = state.slots.iter().any(Slot::is_closing);
+        if state.starved { Placed::Soon } else { Placed::Full }
+    }
+
+    /// Gives a channel back. Everything that the session had for it must be in the outbox. It is leased again only when
+    /// it is proven clean, or the broker has confirmed its close.
+    pub(crate) fn release(&self, number: u16, usage: Usage) {
+        let mut state = self.state.lock();
+        match state.slot(number) {
+            Some(slot @ Slot::Leased(_)) => {
+                let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing) else { return };
+                if lease.close_sent {
+                    return;
+                }
+                if usage.touched {
+                    return self.send(number, close_channel());
+                }
+                let settling = Settling::new(*lease, usage.published, self.fence(number, usage));
+                if let Some(slot) = state.slot(number) {
+                    *slot = Slot::Settling(Box::new(settling));
+                }
+                self.rest_if_clean(&mut state, number);
+            }
+            Some(Slot::PeerClosed) => {
+                self.send(number, channel::CloseOk {});
+                state.set_free(number);
+            }
+            _ => {}
+        }
+    }
+
+    /// Asks for a sign that the broker is through with everything, if there is need; returns how many answers will come.
+    fn fence(&self, number: u16, usage: Usage) -> u32 {
+        let mut fences = 0;
+        for (wanted, global) in
+            [(usage.global_prefetch, true), (usage.unproven || usage.global_prefetch, false)]
+        {
+            if wanted {
+                self.send(number, basic::Qos { prefetch_size: 0, prefetch_count: 0, global });
+                fences += 1;
+            }
+        }
+        fences
+    }
+
+    /// Closes a channel and lets the session know when the broker has confirmed it.
+    pub(crate) fn close_channel(&self, number: u16) {
+        let mut state = self.state.lock();
+        if let Some(Slot::Leased(lease)) = state.slot(number) {
+            lease.close_sent = true;
+            self.send(number, close_channel());
+        }
+    }
+
+    /// Most channels at one time on a client's own connection.
+    pub(crate) fn channel_max(&self) -> u16 {
+        self.channel_max
+    }
+
+    /// Starts counting confirms on a channel: `confirm.select` is about to be sent.
+    pub(crate) fn count_confirms(&self, number: u16) {
+        if let Some(Slot::Leased(lease)) = self.state.lock().slot(number) {
+            lease.confirms.get_or_insert_default();
+        }
+    }
+
+    /// A method that has an answer is about to be sent.
+    pub(crate) fn expect_reply(&self, number: u16) {
+        if let Some(Slot::Leased(lease)) = self.state.lock().slot(number) {
+            lease.replies_due += 1;
+        }
+    }
+
+    /// Whether every method that the client has sent is answered.
+    pub(crate) fn is_answered(&self, number: u16) -> bool {
+        match self.state.lock().slot(number) {
+            Some(Slot::Leased(lease)) => lease.replies_due == 0,
+            _ => true,
+        }
+    }
+
+    /// Whether the first `published` messages in confirm mode have been confirmed. After a no, [`Event::Confirmed`]
+    /// tells.
+    pub(crate) fn await_confirms(&self, number: u16, published: u64) -> bool {
+        let mut state = self.state.lock();
+        match state.slot(number) {
+            Some(Slot::Leased(lease)) => match &mut lease.confirms {
+                Some(confirms) => confirms.await_up_to(published),
+                None => true,
+            },
+            // Those of a connection that is lost come from another one, when the session has heard of it.
+            _ => state.phase != Phase::Ended,
+        }
+    }
+
+    /// Closes the channels that have rested since before `now - timeout`.
+    pub(super) fn close_rested(&self, state: &mut State, now: Instant, timeout: Duration) {
+        while let Some(rested) = state.resting.take_rested(now, timeout) {
+            self.close_resting(state, rested.number);
+        }
+    }
+
+    /// Has a settling channel rest when it is proven clean, if it is young enough.
+    pub(super) fn rest_if_clean(&self, state: &mut State, number: u16) {
+        let Some(slot) = state.slot(number) else { return };
+        let Slot::Settling(settling) = slot else { return };
+        if !settling.is_clean() {
+            return;
+        }
+        let (now, opened_at) = (Instant::now(), settling.opened_at());
+        if now >= opened_at + self.channel_age_max {
+            *slot = Slot::Closing;
+            return self.send(number, close_channel());
+        }
+        let Slot::Settling(settling) = std::mem::replace(slot, Slot::Free) else { return };
+        let confirms = settling.into_confirms();
+        let confirming = confirms.is_some();
+        *slot = Slot::Resting(confirms);
+        state.resting.of(confirming).push_back(Rested { number, since: now, opened_at });
+        state.left_use();
+    }
+
+    fn close_resting(&self, state: &mut State, number: u16) {
+        if let Some(slot) = state.slot(number) {
+            *slot = Slot::Closing;
+            state.in_use += 1;
+            self.send(number, close_channel());
+        }
+    }
+}
+
+impl State {
+    #[inline]
+    pub(super) fn slot(&mut self, number: u16) -> Option<&mut Slot> {
+        self.slots.get_mut(usize::from(number).checked_sub(1)?)
+    }
+
+    /// The broker has closed a channel, or confirmed its close.
+    pub(super) fn set_free(&mut self, number: u16) {
+        if let Some(slot) = self.slot(number) {
+            *slot = Slot::Free;
+            self.free.push(number);
+            self.left_use();
+        }
+    }
+
+    /// A channel is in use no longer.
+    fn left_use(&mut self) {
+        self.in_use -= 1;
+        if std::mem::take(&mut self.starved)
+            && let Some(owner) = &self.owner
+        {
+            owner.tell(Event::ChannelFree);
+        }
+        self.settle();
+    }
+
+    /// Ends a client's ownership when its last channel is closed, and starts the idle time.
+    pub(super) fn settle(&mut self) {
+        if self.in_use > 0 || self.phase != Phase::Open {
+            return;
+        }
+        if self.returning {
+            self.returning = false;
+            if let Some(owner) = self.owner.take() {
+                owner.tell(Event::Returned);
+            }
+        }
+        if self.owner.is_none() {
+            self.idle_since = Some(Instant::now());
+        }
+    }
+
+    /// The broker closed a channel that rested.
+    pub(super) fn forget_resting(&mut self, number: u16) {
+        if self.resting.remove(number) {
+            self.in_use += 1;
+            self.set_free(number);
+        }
+    }
+
+    fn used_numbers(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn unused_number(&mut self) -> u16 {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::Free);
+            // Bounded by channel_max, a u16.
+            self.slots.len() as u16
+        })
+    }
+}
+
+impl Resting {
+    pub(super) fn len(&self) -> usize {
+        self.plain.len() + self.confirming.len()
+    }
+
+    /// Since when the longest rest has lasted.
+    pub(super) fn longest(&self) -> Option<Instant> {
+        [&self.plain, &self.confirming]
+            .into_iter()
+            .filter_map(|of| of.front())
+            .map(|rested| rested.since)
+            .min()
+    }
+
+    fn of(&mut self, confirming: bool) -> &mut VecDeque<Rested> {
+        if confirming { &mut self.confirming } else { &mut self.plain }
+    }
+
+    /// Whether there is one for a client in confirm mode, or outside it. Confirm mode cannot be left.
+    fn has(&self, confirm: bool) -> bool {
+        !self.plain.is_empty() || (confirm && !self.confirming.is_empty())
+    }
+
+    /// The one that was used last, so that the others get old.
+    fn take(&mut self, confirm: bool) -> Option<Rested> {
+        let confirming = if confirm { self.confirming.pop_back() } else { None };
+        confirming.or_else(|| self.plain.pop_back())
+    }
+
+    fn take_any(&mut self) -> Option<Rested> {
+        self.plain.pop_front().or_else(|| self.confirming.pop_front())
+    }
+
+    /// One that has rested for this long.
+    fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<Rested> {
+        let rested = |of: &VecDeque<Rested>| of.front().is_some_and(|front| now >= front.since + timeout);
+        [&mut self.plain, &mut self.confirming].into_iter().find(|of| rested(of))?.pop_front()
+    }
+
+    fn remove(&mut self, number: u16) -> bool {
+        let before = self.len();
+        self.plain.retain(|rested| rested.number != number);
+        self.confirming.retain(|rested| rested.number != number);
+        self.len() < before
+    }
+}
+
+fn close_channel() -> channel::Close<'static> {
+    channel::Close {
+        reply_code: ReplyCode::Success.code(),
+        reply_text: "released",
+        class_id: 0,
+        method_id: 0,
+    }
+}
+
+/// Octets of backlog that weigh as much as a leased channel: about what a busy publisher adds in one batch of reads.
+const BACKLOG_OF_A_LEASE: usize = 16 * 1024;

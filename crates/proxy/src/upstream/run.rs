@@ -1,0 +1,72 @@
+//! What a broker sends, on its way to the clients it is for.
+
+use std::sync::Arc;
+
+use amqp::frame::{HEADER_LEN, max_body_payload, write_method};
+use amqp::{Frame, Method};
+
+use super::slot::Lease;
+use crate::frames::{copy_frame, put_frame};
+use crate::link::ClientLink;
+
+/// Consecutive frames for one client, handed over at once.
+pub(super) struct Run {
+    client: Option<Arc<ClientLink>>,
+    octets: Vec<u8>,
+    shared: bool,
+    /// Messages seen, returned ones included.
+    pub(super) messages: u64,
+}
+
+impl Run {
+    pub(super) fn new(shared: bool) -> Self {
+        Self { client: None, octets: Vec::new(), shared, messages: 0 }
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, lease: &Lease, frame: &Frame<'_>) {
+        self.turn_to(lease);
+        put_frame(&mut self.octets, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
+    }
+
+    /// Like [`Self::add`], with the frame as it stands on the wire: copied at once if the client takes it as it is.
+    #[inline]
+    pub(super) fn add_wire(&mut self, lease: &Lease, frame: &Frame<'_>, wire: &[u8]) {
+        if frame.payload.len() > max_body_payload(lease.link.frame_max) {
+            return self.add(lease, frame);
+        }
+        self.turn_to(lease);
+        copy_frame(&mut self.octets, wire, lease.client_channel);
+    }
+
+    /// Like [`Self::add_wire`] for a method with a delivery tag, which begins at `at` in the payload.
+    pub(super) fn add_delivery(&mut self, lease: &Lease, wire: &[u8], at: usize, tag: u64) {
+        self.turn_to(lease);
+        let start = self.octets.len() + HEADER_LEN + at;
+        copy_frame(&mut self.octets, wire, lease.client_channel);
+        if let Some(octets) = self.octets.get_mut(start..start + size_of::<u64>()) {
+            octets.copy_from_slice(&tag.to_be_bytes());
+        }
+    }
+
+    pub(super) fn add_method<'a>(&mut self, lease: &Lease, method: impl Into<Method<'a>>) {
+        self.turn_to(lease);
+        write_method(&mut self.octets, lease.client_channel, method);
+    }
+
+    #[inline]
+    fn turn_to(&mut self, lease: &Lease) {
+        if !self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, &lease.link)) {
+            self.hand_over();
+            self.client = Some(lease.link.clone());
+        }
+    }
+
+    pub(super) fn hand_over(&mut self) {
+        if let Some(client) = &self.client
+            && !self.octets.is_empty()
+        {
+            client.deliver(std::mem::take(&mut self.octets), self.shared);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! P2: how many upstream connections there are, and who is placed where.
+
+use std::time::Duration;
+
+use amqp::method::basic;
+use proxy::{Pool, PoolConfig};
+
+use crate::common::{Broker, Client, Manners, message, until};
+
+#[tokio::test]
+async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy_one() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig { max_shared_connections: 2, ..broker.config() });
+    let mut flooder = Client::connect(&pool).await;
+    let first = broker.next_connection().await;
+    first.set_reading(false);
+    flooder.open_channel(1).await;
+    let flood = message(1, &[7; 100_000], 131_072).repeat(400);
+    let flooding = tokio::spawn(async move { flooder.write(&flood).await });
+    // Whoever comes while the first is busy has it joined by a second.
+    let mut second = None;
+    let grown = async {
+        while second.is_none() {
+            let mut client = Client::connect(&pool).await;
+            client.open_channel(1).await;
+            client.publish(1, b"x").await;
+            if pool.metrics().upstream_connections == 2 {
+                second = Some(broker.next_connection().await);
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    crate::common::soon("a second connection", grown).await;
+    let mut second = second.unwrap();
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    client.send(1, basic::Qos::default()).await;
+    client.expect("basic.qos-ok").await;
+    second.expect("channel.open").await;
+    for _ in 0..20 {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.send(1, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+    }
+    assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
+    flooding.abort();
+}
+
+#[tokio::test]
+async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
+    let broker = Broker::start(Manners::default()).await;
+    let config = PoolConfig { max_shared_connections: 2, max_channels_per_connection: 1, ..broker.config() };
+    let pool = Pool::new(config);
+    let mut client = Client::connect(&pool).await;
+    for number in 1..=2 {
+        client.open_channel(number).await;
+        client.send(number, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+    }
+    client.open_channel(3).await;
+    client.publish(3, b"x").await;
+    let text = "RESOURCE_ERROR - all channels of the 2 upstream connections that clients share are in use";
+    client.expect_close(506, text).await;
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_but_for_those_that_are_kept() {
+    let mut broker = Broker::start(Manners::default()).await;
+    for kept in [1, 0] {
+        let config = PoolConfig {
+            min_shared_connections: kept,
+            max_channels_per_connection: 1,
+            idle_timeout: Duration::from_millis(30),
+            ..broker.config()
+        };
+        let pool = Pool::new(config);
+        let mut client = Client::connect(&pool).await;
+        let mut ends = Vec::new();
+        for number in 1..=3 {
+            client.open_channel(number).await;
+            client.send(number, basic::Qos::default()).await;
+            client.expect("basic.qos-ok").await;
+            ends.push(broker.next_connection().await);
+        }
+        assert_eq!(pool.metrics().upstream_connections, 3);
+        drop(client);
+        until("the idle ones to be closed", || pool.metrics().upstream_connections == kept).await;
+        assert_eq!(pool.metrics().connections_lost, 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! Publisher confirms: what was published, what became of it, and when that may be told.
+//!
+//! Confirms go out in the order of publishing, so that `multiple` needs no lower end. Those of messages that have to be on disk
+//! first wait, and whatever comes behind them waits with them; all others are written at once.
+
+use std::collections::VecDeque;
+
+use broker::{Flushed, Lsn};
+
+/// The confirms of one channel.
+#[derive(Debug, Default)]
+pub(super) struct Confirms {
+    /// Sequence number of the last publish.
+    last: u64,
+    /// What waits, in order.
+    waiting: VecDeque<Waiting>,
+}
+
+/// A run of publishes that are confirmed in the same way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    /// To be nacked.
+    pub(super) refused: bool,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    run: Run,
+    until: Lsn,
+}
+
+impl Confirms {
+    /// Takes note of publishes. Those that need not wait, and have nothing to wait behind, are given to `write`.
+    pub(super) fn add(&mut self, flushed: &Flushed, mut write: impl FnMut(Run)) {
+        let first = self.last + 1;
+        self.last += flushed.count;
+        let until = flushed.until.max(self.until());
+        runs(first, flushed, |run| match until {
+            None => write(run),
+            Some(until) => self.wait(run, until),
+        });
+    }
+
+    /// What the last of those that wait waits for.
+    pub(super) fn until(&self) -> Option<Lsn> {
+        self.waiting.back().map(|waiting| waiting.until)
+    }
+
+    /// Gives what need not wait any more, now that all is on disk up to `durable`, to `write`, in runs as long as possible.
+    pub(super) fn release(&mut self, durable: Lsn, mut write: impl FnMut(Run)) {
+        let mut next: Option<Run> = None;
+        while let Some(Waiting { run, .. }) = self.waiting.pop_front_if(|waiting| waiting.until <= durable) {
+            match &mut next {
+                Some(next) if next.refused == run.refused => next.last = run.last,
+                _ => {
+                    next.into_iter().for_each(&mut write);
+                    next = Some(run);
+                }
+            }
+        }
+        next.into_iter().for_each(&mut write);
+        if self.waiting.is_empty() && self.waiting.capacity() > KEPT_RUNS {
+            self.waiting = VecDeque::new();
+        }
+    }
+
+    fn wait(&mut self, run: Run, until: Lsn) {
+        match self.waiting.back_mut() {
+            Some(last) if last.until == until && last.run.refused == run.refused => last.run.last = run.last,
+            _ => self.waiting.push_back(Waiting { run, until }),
+        }
+    }
+}
+
+/// Acks and nacks, in order, each for a run as long as possible.
+fn runs(first: u64, flushed: &Flushed, mut each: impl FnMut(Run)) {
+    let mut refused = flushed.refused.iter().copied().peekable();
+    let mut next = 0;
+    while next < flushed.count {
+        let start = next;
+        let is_refused = refused.peek() == Some(&start);
+        if is_refused {
+            while refused.next_if_eq(&next).is_some() {
+                next += 1;
+            }
+        } else {
+            next = refused.peek().copied().unwrap_or(flushed.count);
+        }
+        each(Run { first: first + start, last: first + next - 1, refused: is_refused });
+    }
+}
+
+/// Room for runs that a channel keeps when nothing waits: as much as a flow of batches needs while the disk is busy once.
+const KEPT_RUNS: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flushed(count: u64, refused: &[u64], until: Option<u64>) -> Flushed {
+        Flushed { count, refused: refused.to_vec(), until: until.map(Lsn), full: false }
+    }
+
+    fn ack(first: u64, last: u64) -> Run {
+        Run { first, last, refused: false }
+    }
+
+    fn nack(first: u64, last: u64) -> Run {
+        Run { refused: true, ..ack(first, last) }
+    }
+
+    fn add(confirms: &mut Confirms, flushed: &Flushed) -> Vec<Run> {
+        let mut written = Vec::new();
+        confirms.add(flushed, |run| written.push(run));
+        written
+    }
+
+    fn release(confirms: &mut Confirms, durable: u64) -> Vec<Run> {
+        let mut written = Vec::new();
+        confirms.release(Lsn(durable), |run| written.push(run));
+        written
+    }
+
+    #[test]
+    fn what_needs_no_disk_is_confirmed_at_once() {
+        let mut confirms = Confirms::default();
+        let written = add(&mut confirms, &flushed(5, &[1, 2], None));
+        assert_eq!(written, [ack(1, 1), nack(2, 3), ack(4, 5)]);
+        assert_eq!(add(&mut confirms, &flushed(1, &[], None)), [ack(6, 6)]);
+        assert_eq!(confirms.until(), None);
+    }
+
+    #[test]
+    fn nothing_overtakes_what_waits() {
+        let mut confirms = Confirms::default();
+        assert_eq!(add(&mut confirms, &flushed(2, &[], Some(10))), []);
+        assert_eq!(add(&mut confirms, &flushed(1, &[], None)), []);
+        assert_eq!(add(&mut confirms, &flushed(1, &[], Some(20))), []);
+        assert_eq!(confirms.until(), Some(Lsn(20)));
+        assert_eq!(release(&mut confirms, 9), []);
+        assert_eq!(release(&mut confirms, 10), [ack(1, 3)]);
+        assert_eq!(release(&mut confirms, 30), [ack(4, 4)]);
+        assert_eq!(confirms.until(), None);
+    }
+
+    #[test]
+    fn one_word_is_enough_for_many() {
+        let mut confirms = Confirms::default();
+        for until in 1..=9 {
+            add(&mut confirms, &flushed(10, if until == 5 { &[0] } else { &[] }, Some(until)));
+        }
+        assert_eq!(release(&mut confirms, 9), [ack(1, 40), nack(41, 41), ack(42, 90)]);
+    }
+}

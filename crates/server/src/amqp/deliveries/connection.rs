@@ -1,0 +1,104 @@
+//! What the consumers of all channels of a connection have in common: one outbox, and one client to be told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use broker::Timestamp;
+use sync::Mutex;
+use sync::atomic::{AtomicBool, Ordering};
+use transport::Outbox;
+
+use super::{ConsumerKey, Deliveries};
+
+/// The consumers of a connection that wait for the connection's own task.
+pub(crate) struct ConnectionConsumers {
+    pub(super) outbox: Arc<Outbox>,
+    line: Mutex<Line>,
+    /// Somebody stands in line. May be late, so it decides nothing.
+    crowded: AtomicBool,
+    cancelled: Mutex<Vec<Cancelled>>,
+}
+
+/// Consumers for which the outbox had no room, of whichever channel, by the tickets that they drew. Each waits for
+/// its turn, or one busy queue could take all the room whenever there is some.
+#[derive(Default)]
+struct Line {
+    waiting: BTreeMap<u64, (Arc<Deliveries>, ConsumerKey)>,
+    next_ticket: u64,
+}
+
+/// A consumer that the broker has cancelled.
+pub(crate) struct Cancelled {
+    /// Its channel's.
+    pub(crate) deliveries: Arc<Deliveries>,
+    pub(crate) key: ConsumerKey,
+    pub(crate) tag: Box<str>,
+}
+
+impl ConnectionConsumers {
+    pub(crate) fn new(outbox: Arc<Outbox>) -> Self {
+        let (line, crowded, cancelled) = Default::default();
+        Self { outbox, line, crowded, cancelled }
+    }
+
+    /// The outbox has room again: calls consumers from the line, as long as there is any. Who is left waits for the next
+    /// time, of which the outbox has then been told.
+    pub(crate) fn resume(&self, now: Timestamp) {
+        while let Some((deliveries, key)) = self.next_with_room() {
+            deliveries.resume_in_turn(key, now);
+        }
+    }
+
+    /// How many stand in line.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.line.lock().waiting.len()
+    }
+
+    /// Consumers that the broker has cancelled, for the connection's own task to tell its client.
+    pub(crate) fn take_cancelled(&self) -> Vec<Cancelled> {
+        std::mem::take(&mut self.cancelled.lock())
+    }
+
+    pub(super) fn cancel(&self, cancelled: Cancelled) {
+        self.cancelled.lock().push(cancelled);
+        self.outbox.nudge();
+    }
+
+    /// Lets a consumer write if there is room and nobody waits for it, or it is the consumer's turn. If not, puts it at
+    /// the end of the line and returns its ticket.
+    pub(super) fn enter(&self, deliveries: &Arc<Deliveries>, key: ConsumerKey, in_turn: bool) -> Option<u64> {
+        if (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
+            return None;
+        }
+        // Looked at again with the line locked: the connection's task, called for the room of which there was none,
+        // then comes to the line after the consumer has joined it.
+        let mut line = self.line.lock();
+        if (in_turn || line.waiting.is_empty()) && self.outbox.has_room() {
+            return None;
+        }
+        let ticket = line.next_ticket;
+        line.next_ticket += 1;
+        line.waiting.insert(ticket, (Arc::clone(deliveries), key));
+        self.crowded.store(true, Ordering::Relaxed);
+        Some(ticket)
+    }
+
+    /// Takes a consumer out of the line that is going to be cancelled.
+    pub(super) fn leave(&self, ticket: u64) {
+        let mut line = self.line.lock();
+        line.waiting.remove(&ticket);
+        self.crowded.store(!line.waiting.is_empty(), Ordering::Relaxed);
+    }
+
+    fn next_with_room(&self) -> Option<(Arc<Deliveries>, ConsumerKey)> {
+        let mut line = self.line.lock();
+        // Asked only for somebody: a no is remembered by the outbox.
+        if line.waiting.is_empty() || !self.outbox.has_room() {
+            return None;
+        }
+        let next = line.waiting.pop_first().map(|(_, next)| next);
+        self.crowded.store(!line.waiting.is_empty(), Ordering::Relaxed);
+        next
+    }
+}

@@ -1,0 +1,72 @@
+//! A consumer as its queue sees it.
+
+use std::sync::Arc;
+
+use broker::{Consumer, Delivery, Offer, Queue, Room};
+
+use super::super::content::write_deliver;
+use super::{Cancelled, ConsumerKey, Deliveries, Inner, Standing, Unsettled};
+
+/// A consumer of a channel.
+pub(crate) struct ChannelConsumer {
+    pub(crate) deliveries: Arc<Deliveries>,
+    pub(crate) key: ConsumerKey,
+    pub(crate) tag: Box<str>,
+    pub(crate) no_ack: bool,
+    pub(crate) queue: Arc<Queue>,
+}
+
+impl Consumer for ChannelConsumer {
+    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        let connection = &self.deliveries.connection;
+        let outbox = &connection.outbox;
+        let mut inner = self.deliveries.inner.lock();
+        let in_turn = inner.credit_mut(self.key).is_some_and(|credit| std::mem::take(&mut credit.in_turn));
+        loop {
+            if !inner.has_credit(self.key) {
+                inner.exhaust(self.key);
+                return Room::Full;
+            }
+            // Asked before each round: a no leaves word with the outbox, so that the session is called when it has
+            // room again.
+            if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn) {
+                if let Some(credit) = inner.credit_mut(self.key) {
+                    credit.standing = Standing::OutOfRoom(ticket);
+                }
+                return Room::Full;
+            }
+            let allowance = outbox.limit().saturating_sub(outbox.backlog());
+            let emptied = outbox.append(|buf| {
+                let start = buf.len();
+                while buf.len() - start <= allowance && inner.has_credit(self.key) {
+                    let Some(delivery) = offer.next() else { return true };
+                    self.write(&mut inner, buf, delivery);
+                }
+                false
+            });
+            match emptied {
+                Some(true) => return Room::More,
+                Some(false) => {}
+                // The connection has ended; its session will cancel the consumer.
+                None => return Room::Full,
+            }
+        }
+    }
+
+    fn cancelled(&self) {
+        let (deliveries, tag) = (Arc::clone(&self.deliveries), self.tag.clone());
+        self.deliveries.connection.cancel(Cancelled { deliveries, key: self.key, tag });
+    }
+}
+
+impl ChannelConsumer {
+    fn write(&self, inner: &mut Inner, buf: &mut transport::OutBuf, delivery: Delivery) {
+        let tag = inner.take_tag();
+        let destination = self.deliveries.destination;
+        write_deliver(buf, destination, &self.tag, tag, &delivery, self.queue.kind());
+        if !self.no_ack {
+            let queue = Arc::clone(&self.queue);
+            inner.push(tag, Unsettled { queue, delivery, consumer: Some(self.key) });
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Consumers of a connection whose outbox is full again and again, in every order in which publishers, the connection's
+//! task and its settlements can meet (`make loom`). A delivery that nobody sees to leaves the connection waiting for
+//! ever, which the model reports.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use amqp::RawTable;
+use broker::{Body, Broker, BrokerConfig, ConsumerSpec, Publish, Publisher, QueueDeclare, SessionId};
+use sync::explore;
+use sync::loom::future::block_on;
+use sync::loom::thread;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use transport::{Ended, Intent, Outbox, Protocol, drive};
+
+use super::*;
+
+const NOW: Timestamp = Timestamp(1);
+const SESSION: SessionId = SessionId(1);
+
+/// Octets that every delivery of these tests takes; one of them fills the outbox.
+const DELIVERY: usize = 65;
+
+/// A client that acknowledges nothing, and goes away when it has got what it waits for.
+struct Client {
+    got: usize,
+    goal: usize,
+}
+
+impl AsyncRead for Client {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.got >= self.goal { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+}
+
+impl AsyncWrite for Client {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
+        self.got += octets.windows(BODY.len()).filter(|window| *window == BODY).count();
+        Poll::Ready(Ok(octets.len()))
+    }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+const BODY: &[u8] = b"<message>";
+
+/// A connection's task as far as its consumers know it; settles what was delivered when it has been written.
+struct Session {
+    connection: Arc<ConnectionConsumers>,
+    deliveries: Arc<Deliveries>,
+    intent: Intent,
+}
+
+impl Protocol for Session {
+    fn handle_input(&mut self, input: &[u8], _: Instant) -> usize {
+        input.len()
+    }
+    fn handle_eof(&mut self) {
+        self.intent = Intent::Finish;
+    }
+    fn handle_nudge(&mut self, _: Instant) {}
+    fn handle_room(&mut self) {
+        self.connection.resume(NOW);
+    }
+    fn handle_written(&mut self, _: Instant) {
+        for (_, entry) in self.deliveries.take_all() {
+            entry.queue.ack(vec![entry.delivery]);
+        }
+        self.deliveries.resume(NOW);
+    }
+    fn handle_deadline(&mut self, _: Instant) {}
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn intent(&self) -> Intent {
+        self.intent
+    }
+}
+
+/// Two queues of one message each with a consumer on one channel, whose outbox holds one delivery; both are published to
+/// while the connection runs.
+fn two_queues(own_limit: usize, channel_limit: usize, no_ack: bool) {
+    let broker = Broker::new(BrokerConfig::default());
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let vhost = broker.open(&guest, "/").unwrap();
+    let outbox = Arc::new(Outbox::new(DELIVERY));
+    let connection = Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)));
+    let destination = Destination { channel: 1, frame_max: 4096 };
+    let deliveries = Arc::new(Deliveries::new(Arc::clone(&connection), destination));
+    deliveries.set_channel_limit(channel_limit);
+    let mut publisher = vhost.publisher(&guest);
+    let consumers = ["a", "b"].map(|name| {
+        let declare = QueueDeclare { name, ..Default::default() };
+        let queue = vhost.declare_queue(SESSION, &declare, NOW).unwrap().queue;
+        let key = deliveries.add_consumer(own_limit, no_ack);
+        let consumer = ChannelConsumer {
+            deliveries: Arc::clone(&deliveries),
+            key,
+            tag: name.into(),
+            no_ack,
+            queue: Arc::clone(&queue),
+        };
+        let (consumer, arguments) = (Arc::new(consumer), RawTable::default());
+        let spec =
+            ConsumerSpec { consumer, session: SESSION, tag: name, no_ack, exclusive: false, arguments };
+        let id = queue.consume(spec).unwrap();
+        deliveries.activate(key, &queue, id);
+        queue.resume(id, NOW);
+        (queue, id)
+    });
+    publish(&mut publisher, "a");
+    assert_eq!(outbox.backlog(), DELIVERY);
+    let publishing = thread::spawn(move || {
+        publish(&mut publisher, "b");
+        publish(&mut publisher, "a");
+    });
+    let mut session = Session { connection, deliveries: Arc::clone(&deliveries), intent: Intent::Run };
+    let mut client = Client { got: 0, goal: 3 };
+    let ended = block_on(drive(&mut client, &mut session, &outbox, 1 << 20, Duration::from_secs(1)));
+    assert!(matches!(ended, Ended::Eof), "{ended:?}");
+    publishing.join().unwrap();
+    assert_eq!(client.got, 3);
+    consumers.into_iter().for_each(|(queue, id)| queue.cancel(id, NOW));
+}
+
+fn publish(publisher: &mut Publisher, routing_key: &str) {
+    let publish = Publish { exchange: "", routing_key, properties: &[0, 0], body: Body::Copied(BODY) };
+    publisher.publish(publish, NOW).unwrap();
+    publisher.flush(NOW);
+}
+
+#[test]
+fn room_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+    explore(3, || two_queues(0, 0, true));
+}
+
+#[test]
+fn credit_that_comes_back_reaches_every_consumer_that_waits_for_it() {
+    explore(3, || two_queues(1, 1, false));
+}

@@ -1,0 +1,55 @@
+//! Publishers pause while more waits to be written to disk than should.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use broker::{Store, Waiter};
+use transport::Outbox;
+
+/// Whether one connection pauses.
+pub(crate) struct DiskRoom {
+    paused: Cell<bool>,
+    signal: Arc<Signal>,
+}
+
+struct Signal {
+    outbox: Arc<Outbox>,
+    given: AtomicBool,
+}
+
+impl Waiter for Signal {
+    fn wake(&self) {
+        self.given.store(true, Ordering::Release);
+        self.outbox.nudge();
+    }
+}
+
+impl DiskRoom {
+    pub(crate) fn new(outbox: Arc<Outbox>) -> Self {
+        let signal = Arc::new(Signal { outbox, given: AtomicBool::new(false) });
+        Self { paused: Cell::new(false), signal }
+    }
+
+    /// Whether the client's messages can be taken.
+    pub(crate) fn is_there(&self) -> bool {
+        !self.paused.get()
+    }
+
+    /// Pauses until there is room; the outbox is nudged then.
+    pub(crate) fn pause(&self, store: &Store) {
+        if !self.paused.replace(true) {
+            store.wait_for_room(self.signal.clone());
+        }
+    }
+
+    /// After a nudge: goes on if there is room, and others have not taken it meanwhile.
+    pub(crate) fn resume(&self, store: &Store) {
+        if self.paused.get() && self.signal.given.swap(false, Ordering::AcqRel) {
+            self.paused.set(false);
+            if !store.has_room() {
+                self.pause(store);
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What stands in front of the protocol on a listener's connections: the PROXY protocol, then TLS.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use proxy_protocol::{Accepted, FIRST_OCTETS, Header, Parsed};
+use tokio::io::AsyncReadExt;
+use transport::tls::ServerTls;
+use transport::{Peer, Stream};
+
+use crate::network::Network;
+
+/// What clients of a listener bring in front of their protocol.
+#[derive(Debug, Clone, Default)]
+pub struct Preface {
+    /// Load balancers that tell whom they speak for.
+    pub proxies: Option<Arc<TrustedProxies>>,
+    /// TLS, behind the header if there is one.
+    pub tls: Option<Arc<ServerTls>>,
+}
+
+/// Who sends headers of the PROXY protocol, and is believed. Their connections all begin with a header; those of others
+/// never do.
+#[derive(Debug, Clone)]
+pub struct TrustedProxies {
+    /// Which versions they use.
+    pub accepted: Accepted,
+    /// Where they are.
+    pub networks: Vec<Network>,
+    /// Whether clients of Unix sockets are among them.
+    pub unix: bool,
+}
+
+impl TrustedProxies {
+    fn includes(&self, peer: Peer) -> bool {
+        match peer.ip() {
+            Some(ip) => self.networks.iter().any(|network| network.contains(ip)),
+            None => self.unix,
+        }
+    }
+}
+
+/// A connection that has its preface behind it.
+#[derive(Debug)]
+pub(crate) struct Passed {
+    pub(crate) stream: Stream,
+    /// The user name of a verified client certificate.
+    pub(crate) external: Option<Arc<str>>,
+}
+
+/// Why a connection did not get to its protocol.
+#[derive(Debug)]
+pub(crate) enum PrefaceError {
+    /// A header came from a peer that is not trusted to send one.
+    HeaderFromStranger,
+    /// The header that has to be there is not, or is none.
+    Header(proxy_protocol::ParseError),
+    /// The peer went away, or TLS failed.
+    Io(io::Error),
+}
+
+impl fmt::Display for PrefaceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HeaderFromStranger => {
+                f.write_str("PROXY protocol header from a peer that trusted_proxies does not name")
+            }
+            Self::Header(error) => error.fmt(f),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl From<io::Error> for PrefaceError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl Preface {
+    /// Nothing but the protocol itself.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.proxies.is_none() && self.tls.is_none()
+    }
+
+    /// Whether the peer speaks for others, so that only its header will tell who connects.
+    pub(crate) fn is_from_proxy(&self, peer: Peer) -> bool {
+        self.proxies.as_ref().is_some_and(|proxies| proxies.includes(peer))
+    }
+
+    /// Takes the header from a trusted peer, and tells who is behind it. Makes sure that nobody else sends one.
+    pub(crate) async fn real_peer(&self, stream: &mut Stream, peer: Peer) -> Result<Peer, PrefaceError> {
+        let Some(proxies) = &self.proxies else { return Ok(peer) };
+        if !proxies.includes(peer) {
+            let first = stream.first_octet().await?;
+            let stranger = first.is_some_and(|octet| FIRST_OCTETS.contains(&octet));
+            return if stranger { Err(PrefaceError::HeaderFromStranger) } else { Ok(peer) };
+        }
+        Ok(match read_header(stream, proxies.accepted).await? {
+            Header::Local => peer,
+            Header::Proxied { source, .. } => Peer::Ip(source),
+        })
+    }
+
+    /// The TLS handshake, where there is TLS.
+    pub(crate) async fn secure(&self, stream: Stream) -> Result<Passed, PrefaceError> {
+        let Some(tls) = &self.tls else { return Ok(Passed { stream, external: None }) };
+        let accepted = tls.accept(stream).await?;
+        Ok(Passed { stream: accepted.stream, external: accepted.login })
+    }
+}
+
+/// Reads a header, and nothing that follows it.
+async fn read_header(stream: &mut Stream, accepted: Accepted) -> Result<Header, PrefaceError> {
+    let mut input = Vec::new();
+    loop {
+        match proxy_protocol::parse(&input, accepted).map_err(PrefaceError::Header)? {
+            Parsed::Complete { header, .. } => return Ok(header),
+            Parsed::Incomplete(missing) => {
+                let begin = input.len();
+                // The first octet by itself: a peer that sends something else hears so at once.
+                input.resize(begin + if begin == 0 { 1 } else { missing }, 0);
+                stream.read_exact(&mut input[begin..]).await.map_err(closed_early)?;
+            }
+        }
+    }
+}
+
+fn closed_early(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            io::Error::new(error.kind(), "closed within the PROXY protocol header")
+        }
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    fn from_unix() -> Preface {
+        let proxies = TrustedProxies { accepted: Accepted::Any, networks: Vec::new(), unix: true };
+        Preface { proxies: Some(Arc::new(proxies)), tls: None }
+    }
+
+    async fn sent(octets: &[u8]) -> (Result<Peer, PrefaceError>, Stream) {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        there.write_all(octets).await.unwrap();
+        drop(there);
+        let mut stream = Stream::Unix(here);
+        (from_unix().real_peer(&mut stream, Peer::Unix).await, stream)
+    }
+
+    #[tokio::test]
+    async fn a_header_is_taken_and_nothing_behind_it() {
+        let (peer, mut stream) = sent(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nAMQP").await;
+        assert_eq!(peer.unwrap(), Peer::Ip("192.0.2.1:1".parse().unwrap()));
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, b"AMQP");
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_speaks_for_itself_is_the_peer() {
+        assert_eq!(sent(b"PROXY UNKNOWN\r\n").await.0.unwrap(), Peer::Unix);
+    }
+
+    #[tokio::test]
+    async fn a_trusted_proxy_has_to_send_a_header_whole() {
+        let error = sent(b"AMQP\0\0\x09\x01").await.0.unwrap_err();
+        assert_eq!(error.to_string(), "no PROXY protocol header");
+        assert!(matches!(sent(b"PROXY TCP4 192.0.2.1").await.0, Err(PrefaceError::Io(_))));
+    }
+}

@@ -1,0 +1,83 @@
+//! How a pair ends.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use websocket::{CloseCode, CloseFrame, Fault, encode};
+
+/// How long, after the client has closed, the upstream may take nothing of what is left for it, or say nothing and not end.
+/// Clients wait some ten seconds for the answer to their close frame; browsers have stopped listening.
+pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
+
+/// How long the client may take to answer our close frame. What it sends until then still reaches the upstream.
+pub(super) const CLOSE_ANSWER: Duration = Duration::from_secs(5);
+
+/// Text where a relay refuses it.
+pub(super) const TEXT_REFUSED: Fault =
+    Fault { code: CloseCode::UNSUPPORTED, reason: "text is not accepted here: send binary messages" };
+
+/// Why a pair ended, for the log.
+#[derive(Debug)]
+pub(super) enum Reason {
+    /// The client closed.
+    Client,
+    /// The client went away without a close frame.
+    ClientGone,
+    ClientFailed(io::Error),
+    /// The client takes nothing of what is written to it.
+    ClientStuck,
+    /// The client answers no ping.
+    ClientSilent,
+    /// The client broke the protocol.
+    Fault(Fault),
+    /// The upstream closed.
+    Upstream,
+    /// The client closed, and the upstream did not follow.
+    UpstreamLingered,
+    UpstreamFailed(io::Error),
+    /// The server goes down.
+    Drain,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Client => f.write_str("closed by client"),
+            Self::ClientGone => f.write_str("client went away without a close frame"),
+            Self::ClientFailed(error) => write!(f, "client: {error}"),
+            Self::ClientStuck => f.write_str("client takes nothing"),
+            Self::ClientSilent => f.write_str("client answers no WebSocket ping"),
+            Self::Fault(fault) => write!(f, "WebSocket closed by server: {fault}"),
+            Self::Upstream => f.write_str("closed by upstream"),
+            Self::UpstreamLingered => f.write_str("closed by client; upstream did not end its side in time"),
+            Self::UpstreamFailed(error) => write!(f, "upstream: {error}"),
+            Self::Drain => f.write_str("server goes down"),
+        }
+    }
+}
+
+impl Reason {
+    /// The last frame to a client that has not closed itself.
+    pub(super) fn close_frame(&self) -> Vec<u8> {
+        let (code, text) = match self {
+            Self::Fault(fault) => (fault.code, fault.reason),
+            Self::UpstreamFailed(_) => (CloseCode::INTERNAL, "the connection to the server behind failed"),
+            Self::Drain => (CloseCode::GOING_AWAY, "the server goes down"),
+            _ => (CloseCode::NORMAL, ""),
+        };
+        let mut frame = Vec::new();
+        encode::close(&mut frame, None, code, text);
+        frame
+    }
+}
+
+/// The answer to a client's close frame.
+pub(super) fn close_answer(frame: Option<&CloseFrame>) -> Vec<u8> {
+    let mut answer = Vec::new();
+    match frame {
+        Some(frame) => encode::close(&mut answer, None, frame.code, ""),
+        None => encode::empty_close(&mut answer, None),
+    }
+    answer
+}

@@ -1,0 +1,210 @@
+//! Octets of the upstream as WebSocket messages.
+//!
+//! A message holds whatever came in one read, for a stream of octets has no better seams. But where AMQP 0-9-1 is relayed,
+//! a message ends where an AMQP frame ends: clients in browsers rely on that, and websocket-tcp-relay does it. No frame is
+//! gathered for it: what is not whole goes out as a fragment, and the browser puts the fragments together.
+
+use amqp::frame::{HEADER_LEN, OVERHEAD};
+use websocket::{Header, Opcode};
+
+/// What an AMQP 0-9-1 client begins with.
+const AMQP_PROTOCOL_HEADER: &[u8; 8] = b"AMQP\0\0\x09\x01";
+
+/// The types of AMQP's frames.
+const AMQP_FRAME_TYPES: [u8; 4] = [1, 2, 3, 8];
+
+/// Makes messages of octets.
+#[derive(Debug, Default)]
+pub(super) struct Framer {
+    kind: Kind,
+    /// A message has begun and not ended.
+    within: bool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// So many of the client's first octets are those of AMQP's header.
+    Unknown(usize),
+    Amqp(Position),
+    Octets,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self::Unknown(0)
+    }
+}
+
+impl Framer {
+    /// Looks at what the client sends, for what it speaks.
+    pub(super) fn client_said(&mut self, octets: &[u8]) {
+        let Kind::Unknown(known) = self.kind else { return };
+        let expected = &AMQP_PROTOCOL_HEADER[known..];
+        let looked_at = octets.len().min(expected.len());
+        self.kind = if octets[..looked_at] != expected[..looked_at] {
+            Kind::Octets
+        } else if looked_at == expected.len() {
+            Kind::Amqp(Position::default())
+        } else {
+            Kind::Unknown(known + looked_at)
+        };
+    }
+
+    /// Appends `octets`, which are not none, in frames to `out`.
+    pub(super) fn frame(&mut self, octets: &[u8], out: &mut Vec<u8>) {
+        let whole = match &mut self.kind {
+            Kind::Amqp(position) => match position.advance(octets) {
+                Some(whole) => whole,
+                // Not AMQP after all, such as the answer to a version that it does not speak.
+                None => {
+                    self.kind = Kind::Octets;
+                    octets.len()
+                }
+            },
+            Kind::Unknown(_) | Kind::Octets => octets.len(),
+        };
+        let (ended, begun) = octets.split_at(whole);
+        for (part, fin) in [(ended, true), (begun, false)] {
+            if !part.is_empty() {
+                self.write(part, fin, out);
+            }
+        }
+    }
+
+    /// Ends the message under way.
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+        if self.within {
+            self.write(&[], true, out);
+        }
+    }
+
+    fn write(&mut self, octets: &[u8], fin: bool, out: &mut Vec<u8>) {
+        let opcode = if self.within { Opcode::Continuation } else { Opcode::Binary };
+        let header = Header { opcode, fin, mask: None, len: octets.len() as u64 };
+        out.extend_from_slice(header.encode().as_ref());
+        out.extend_from_slice(octets);
+        self.within = !fin;
+    }
+}
+
+/// Where in AMQP's frames a stream is.
+#[derive(Debug, Default)]
+struct Position {
+    header: [u8; HEADER_LEN],
+    /// Octets of the header that have come.
+    header_len: u8,
+    /// Octets that the frame still needs behind its header.
+    missing: usize,
+}
+
+impl Position {
+    /// Goes on by `octets`, and tells how many of them belong to frames that are whole by then. `None` when they are no
+    /// frames.
+    fn advance(&mut self, octets: &[u8]) -> Option<usize> {
+        let (mut at, mut whole) = (0, 0);
+        while at < octets.len() {
+            if self.missing == 0 {
+                let have = usize::from(self.header_len);
+                if have == 0 && !AMQP_FRAME_TYPES.contains(&octets[at]) {
+                    return None;
+                }
+                let step = (HEADER_LEN - have).min(octets.len() - at);
+                self.header[have..have + step].copy_from_slice(&octets[at..at + step]);
+                self.header_len += step as u8;
+                at += step;
+                if usize::from(self.header_len) == HEADER_LEN {
+                    let [.., a, b, c, d] = self.header;
+                    self.missing = u32::from_be_bytes([a, b, c, d]) as usize + OVERHEAD - HEADER_LEN;
+                }
+            } else {
+                let step = self.missing.min(octets.len() - at);
+                self.missing -= step;
+                at += step;
+                if self.missing == 0 {
+                    self.header_len = 0;
+                    whole = at;
+                }
+            }
+        }
+        Some(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use amqp::FrameKind;
+    use amqp::frame::write_frame;
+    use websocket::{Decoder, Event, Limits, Role};
+
+    use super::*;
+
+    fn messages(framed: &[u8]) -> Vec<Vec<u8>> {
+        let mut decoder = Decoder::new(Role::Client, Limits::NONE);
+        let (mut messages, mut payload, mut at) = (Vec::new(), Vec::new(), 0);
+        loop {
+            let step = decoder.decode(&framed[at..], &mut payload).unwrap();
+            at += step.taken;
+            match step.event {
+                None => break,
+                Some(Event::MessageEnd) => messages.push(std::mem::take(&mut payload)),
+                Some(_) => {}
+            }
+        }
+        assert!(payload.is_empty() && !decoder.is_within_message());
+        messages
+    }
+
+    fn amqp_framer() -> Framer {
+        let mut framer = Framer::default();
+        framer.client_said(b"AM");
+        framer.client_said(b"QP\0\0\x09\x01\x01");
+        framer
+    }
+
+    #[test]
+    fn a_read_is_a_message() {
+        let mut framer = Framer::default();
+        framer.client_said(b"CONNECT\n");
+        let mut out = Vec::new();
+        framer.frame(b"one", &mut out);
+        framer.frame(b"two", &mut out);
+        assert_eq!(messages(&out), [b"one", b"two"]);
+    }
+
+    #[test]
+    fn messages_of_amqp_end_with_its_frames_however_they_come() {
+        let mut stream = Vec::new();
+        let mut ends = Vec::new();
+        for len in [0, 4, 300, 70_000] {
+            write_frame(&mut stream, FrameKind::Body, 1, |out| out.resize(out.len() + len, 7));
+            ends.push(stream.len());
+        }
+        for step in [1, 3, 7, 8, 1000, stream.len()] {
+            let (mut framer, mut out) = (amqp_framer(), Vec::new());
+            stream.chunks(step).for_each(|chunk| framer.frame(chunk, &mut out));
+            let messages = messages(&out);
+            assert_eq!(messages.concat(), stream);
+            let mut end = 0;
+            for message in messages {
+                end += message.len();
+                assert!(ends.contains(&end), "{end} with steps of {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_turns_out_to_be_no_frame_is_sent_as_it_comes() {
+        let (mut framer, mut out) = (amqp_framer(), Vec::new());
+        framer.frame(b"AMQP\0\0\x09\x01", &mut out);
+        assert_eq!(messages(&out), [b"AMQP\0\0\x09\x01"]);
+    }
+
+    #[test]
+    fn a_message_under_way_is_ended_at_the_end() {
+        let (mut framer, mut out) = (amqp_framer(), Vec::new());
+        framer.frame(&[1, 0, 0], &mut out);
+        framer.finish(&mut out);
+        framer.finish(&mut out);
+        assert_eq!(messages(&out), [[1, 0, 0]]);
+    }
+}

@@ -1,0 +1,450 @@
+//! The two directions of a pair.
+//!
+//! Each reads only when what it read before has been taken by the other side's socket, so that a slow reader holds back
+//! its sender through TCP, and no more than one read waits in each direction. A read goes through a buffer of the thread;
+//! memory is taken only for what a socket did not take at once.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+use websocket::{Decoder, Event, Fault, Limits, MessageKind, Role, encode};
+
+use super::TextRule;
+use super::close::{CLOSE_ANSWER, HALF_CLOSED, Reason, TEXT_REFUSED, close_answer};
+use super::framer::Framer;
+use super::pending::Pending;
+use crate::websocket::{MAX_WAITING_CONTROL, PingAction, Pings};
+
+/// Octets read at once. It bounds what a pair holds for each side that does not take it.
+const READ: usize = 64 * 1024;
+
+/// Octets moved for one pair before others get their turn.
+const BUDGET: usize = 8 * READ;
+
+/// Input that the decoder may leave: less than a control frame.
+const MAX_LEFT: usize = 256;
+
+/// The shortest time to the timer's next firing, so that a deadline in the past cannot spin.
+const MIN_TIMER: Duration = Duration::from_millis(1);
+
+struct Scratch {
+    /// What is read, behind what the decoder left.
+    input: Box<[u8]>,
+    /// It in the form in which the other side gets it.
+    output: Vec<u8>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> =
+        RefCell::new(Scratch { input: vec![0; MAX_LEFT + READ].into_boxed_slice(), output: Vec::new() });
+}
+
+/// A client and the server behind, joined.
+pub(super) struct Pump<C, U> {
+    pub(super) client: C,
+    pub(super) upstream: U,
+    inward: Inward,
+    outward: Outward,
+    decoder: Decoder,
+    /// Input that the decoder has left: the beginning of a header or a control frame.
+    left: Vec<u8>,
+    framer: Framer,
+    to_upstream: Pending,
+    to_client: Pending,
+    /// Control frames that go behind what the client is being sent.
+    control: Vec<u8>,
+    text: TextRule,
+    pings: Pings,
+    write_timeout: Duration,
+    /// The upstream takes nothing more; what it says may still come.
+    upstream_deaf: bool,
+    /// The answer to the client's close frame, once that has come.
+    answer: Option<Vec<u8>>,
+    /// When the client closed, or when after that something came from the upstream, or when we closed.
+    since: Instant,
+    /// Why it ends, once it does.
+    reason: Option<Reason>,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Octets read from both since it was this pair's turn.
+    read: usize,
+    /// Octets of payload from the client, and to it.
+    pub(super) moved: (u64, u64),
+}
+
+/// From the client to the upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Inward {
+    Open,
+    /// The client has said its last; the upstream is to be told so behind it.
+    Ending,
+    Shut,
+}
+
+/// From the upstream to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outward {
+    Open,
+    /// The close frame is being written.
+    Closing,
+    Closed,
+}
+
+impl<C, U> Pump<C, U>
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    U: AsyncRead + AsyncWrite + Unpin,
+{
+    pub(super) fn new(
+        client: C,
+        upstream: U,
+        text: TextRule,
+        ping_interval: Duration,
+        write_timeout: Duration,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            client,
+            upstream,
+            inward: Inward::Open,
+            outward: Outward::Open,
+            decoder: Decoder::new(Role::Server, Limits::NONE),
+            left: Vec::new(),
+            framer: Framer::default(),
+            to_upstream: Pending::default(),
+            to_client: Pending::default(),
+            control: Vec::new(),
+            text,
+            pings: Pings::new(ping_interval, now),
+            write_timeout,
+            upstream_deaf: false,
+            answer: None,
+            since: now,
+            reason: None,
+            timer: None,
+            read: 0,
+            moved: (0, 0),
+        }
+    }
+
+    /// Moves octets until both sides are done, and tells why they are.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        self.read = 0;
+        loop {
+            // Both, each time: one may have freed the other.
+            let progress = self.poll_inward(cx) | self.poll_outward(cx) | self.poll_deadline(cx);
+            if self.is_over() {
+                return Poll::Ready(self.reason.take().unwrap_or(Reason::Client));
+            }
+            if !progress {
+                return Poll::Pending;
+            }
+            if self.read >= BUDGET {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Tells the client that the server goes down.
+    pub(super) fn drain(&mut self) {
+        self.close(Reason::Drain);
+    }
+
+    fn is_over(&self) -> bool {
+        let client_has_gone = matches!(
+            self.reason,
+            Some(Reason::ClientGone | Reason::ClientFailed(_) | Reason::ClientStuck | Reason::ClientSilent)
+        );
+        client_has_gone || (self.outward == Outward::Closed && self.inward == Inward::Shut)
+    }
+
+    /// Ends it for this reason, if it does not end already.
+    fn end(&mut self, reason: Reason) {
+        self.reason.get_or_insert(reason);
+    }
+
+    /// Says goodbye to the client, and takes nothing more from either side. What was taken still reaches the upstream.
+    fn close(&mut self, reason: Reason) {
+        self.say_goodbye(reason);
+        if self.inward == Inward::Open {
+            self.inward = Inward::Ending;
+        }
+    }
+
+    /// Puts the close frame behind what waits for the client.
+    fn say_goodbye(&mut self, reason: Reason) {
+        if self.outward != Outward::Open {
+            return;
+        }
+        self.outward = Outward::Closing;
+        self.since = Instant::now();
+        let mut last = std::mem::take(&mut self.control);
+        self.framer.finish(&mut last);
+        last.extend(self.answer.clone().unwrap_or_else(|| reason.close_frame()));
+        self.to_client.push(&last);
+        self.end(reason);
+    }
+
+    // From the client to the upstream.
+
+    fn poll_inward(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.inward == Inward::Shut {
+            return false;
+        }
+        match self.to_upstream.poll(&mut self.upstream, cx) {
+            Poll::Pending => return false,
+            Poll::Ready(Err(error)) => self.upstream_failed(error),
+            Poll::Ready(Ok(())) => {}
+        }
+        match self.inward {
+            Inward::Open => self.read_client(cx),
+            Inward::Ending => {
+                let shut = self.upstream_deaf || Pin::new(&mut self.upstream).poll_shutdown(cx).is_ready();
+                if shut {
+                    self.inward = Inward::Shut;
+                }
+                shut
+            }
+            Inward::Shut => false,
+        }
+    }
+
+    fn read_client(&mut self, cx: &mut Context<'_>) -> bool {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let kept = self.left.len();
+            let mut buf = ReadBuf::new(&mut scratch.input[kept..]);
+            match Pin::new(&mut self.client).poll_read(cx, &mut buf) {
+                Poll::Pending => return false,
+                Poll::Ready(Err(error)) => {
+                    self.end(Reason::ClientFailed(error));
+                    return true;
+                }
+                Poll::Ready(Ok(())) => {}
+            }
+            let read = buf.filled().len();
+            self.read += read;
+            if read == 0 {
+                self.end(Reason::ClientGone);
+                return true;
+            }
+            self.pings.received(Instant::now());
+            scratch.input[..kept].copy_from_slice(&self.left);
+            scratch.output.clear();
+            let end = self.decode(&scratch.input[..kept + read], &mut scratch.output);
+            self.framer.client_said(&scratch.output);
+            self.moved.0 += scratch.output.len() as u64;
+            if !self.upstream_deaf
+                && let Err(error) = self.to_upstream.send(&mut self.upstream, cx, &scratch.output)
+            {
+                self.upstream_failed(error);
+            }
+            if let Some(fault) = end {
+                self.close(Reason::Fault(fault));
+            }
+            true
+        })
+    }
+
+    /// Appends the payload in `input` to `payload`, and answers control frames.
+    fn decode(&mut self, input: &[u8], payload: &mut Vec<u8>) -> Option<Fault> {
+        let mut taken = 0;
+        loop {
+            let good = payload.len();
+            let step = match self.decoder.decode(&input[taken..], payload) {
+                Ok(step) => step,
+                Err(fault) => {
+                    payload.truncate(good);
+                    return Some(fault);
+                }
+            };
+            taken += step.taken;
+            match step.event {
+                None => {
+                    self.left = input[taken..].to_vec();
+                    return None;
+                }
+                Some(Event::MessageStart(MessageKind::Text)) if self.text == TextRule::Refuse => {
+                    return Some(TEXT_REFUSED);
+                }
+                Some(Event::Ping(ping)) => self.answer_ping(ping.payload()),
+                Some(Event::Close(frame)) => {
+                    self.left = Vec::new();
+                    self.answer = Some(close_answer(frame.as_ref()));
+                    self.inward = Inward::Ending;
+                    self.since = Instant::now();
+                    return None;
+                }
+                Some(Event::MessageStart(_) | Event::MessageEnd | Event::Pong(_)) => {}
+            }
+        }
+    }
+
+    fn answer_ping(&mut self, payload: &[u8]) {
+        if self.control.len() >= MAX_WAITING_CONTROL {
+            self.control = Vec::new();
+        }
+        encode::pong(&mut self.control, None, payload);
+    }
+
+    /// The upstream takes nothing more. What it has said before may still be there to be read, and often tells why.
+    fn upstream_failed(&mut self, error: std::io::Error) {
+        self.to_upstream.clear();
+        if !std::mem::replace(&mut self.upstream_deaf, true) {
+            self.end(Reason::UpstreamFailed(error));
+        }
+    }
+
+    // From the upstream to the client.
+
+    fn poll_outward(&mut self, cx: &mut Context<'_>) -> bool {
+        match self.to_client.poll(&mut self.client, cx) {
+            Poll::Pending => return false,
+            Poll::Ready(Err(error)) => {
+                // Whatever else was wrong: nobody is there to be told.
+                self.reason = Some(Reason::ClientFailed(error));
+                return true;
+            }
+            Poll::Ready(Ok(())) => {}
+        }
+        match self.outward {
+            Outward::Open if self.control.is_empty() => self.read_upstream(cx),
+            Outward::Open => {
+                let control = std::mem::take(&mut self.control);
+                self.send_to_client(cx, &control);
+                true
+            }
+            Outward::Closing => {
+                self.outward = Outward::Closed;
+                if self.answer.is_none() {
+                    self.since = Instant::now();
+                }
+                true
+            }
+            Outward::Closed => false,
+        }
+    }
+
+    fn read_upstream(&mut self, cx: &mut Context<'_>) -> bool {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buf = ReadBuf::new(&mut scratch.input[..READ]);
+            match Pin::new(&mut self.upstream).poll_read(cx, &mut buf) {
+                Poll::Pending => return false,
+                Poll::Ready(Err(error)) => {
+                    self.upstream_deaf = true;
+                    self.upstream_ended(Some(error));
+                    return true;
+                }
+                Poll::Ready(Ok(())) => {}
+            }
+            let octets = buf.filled();
+            if octets.is_empty() {
+                self.upstream_ended(None);
+                return true;
+            }
+            if self.answer.is_some() {
+                self.since = Instant::now();
+            }
+            self.read += octets.len();
+            self.moved.1 += octets.len() as u64;
+            scratch.output.clear();
+            self.framer.frame(octets, &mut scratch.output);
+            self.send_to_client(cx, &scratch.output);
+            true
+        })
+    }
+
+    fn upstream_ended(&mut self, error: Option<std::io::Error>) {
+        let reason = match (self.reason.take(), error) {
+            // It stopped reading before: octets are lost, whatever its end looks like.
+            (Some(reason), _) => reason,
+            (None, Some(error)) => Reason::UpstreamFailed(error),
+            (None, None) if self.answer.is_some() => Reason::Client,
+            (None, None) => Reason::Upstream,
+        };
+        self.say_goodbye(reason);
+    }
+
+    fn send_to_client(&mut self, cx: &mut Context<'_>, frames: &[u8]) {
+        if let Err(error) = self.to_client.send(&mut self.client, cx, frames) {
+            self.reason = Some(Reason::ClientFailed(error));
+        }
+    }
+
+    // Time.
+
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut progress = false;
+        while let Some(deadline) = self.next_deadline() {
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
+            // A later deadline is left to the timer's next firing: moving the timer at every read would cost more.
+            if deadline < timer.deadline().into_std() {
+                timer.as_mut().reset(deadline.into());
+            }
+            if timer.as_mut().poll(cx).is_pending() {
+                return progress;
+            }
+            let now = Instant::now();
+            progress |= self.handle_deadline(now);
+            match (self.next_deadline(), &mut self.timer) {
+                (Some(next), Some(timer)) => timer.as_mut().reset(next.max(now + MIN_TIMER).into()),
+                _ => self.timer = None,
+            }
+        }
+        self.timer = None;
+        progress
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        if self.is_over() {
+            return None;
+        }
+        let stuck = self.to_client.stuck_since().map(|since| since + self.write_timeout);
+        let other = match (self.outward, self.inward) {
+            (Outward::Open, Inward::Open) => self.pings.next_deadline(),
+            (Outward::Closed, Inward::Open) => Some(self.since + CLOSE_ANSWER),
+            (Outward::Open, _) | (_, Inward::Ending) => Some(self.since + HALF_CLOSED),
+            (Outward::Closing, _) | (Outward::Closed, Inward::Shut) => None,
+        };
+        stuck.into_iter().chain(other).min()
+    }
+
+    /// Returns whether something has changed.
+    fn handle_deadline(&mut self, now: Instant) -> bool {
+        if self.to_client.stuck_since().is_some_and(|since| since + self.write_timeout <= now) {
+            self.reason = Some(Reason::ClientStuck);
+            return true;
+        }
+        match (self.outward, self.inward) {
+            (Outward::Open, Inward::Open) => self.ping(now),
+            (Outward::Closed, Inward::Open) if self.since + CLOSE_ANSWER <= now => {
+                self.inward = Inward::Ending;
+                self.since = now;
+                true
+            }
+            (Outward::Open, _) | (_, Inward::Ending) if self.since + HALF_CLOSED <= now => {
+                self.say_goodbye(Reason::UpstreamLingered);
+                self.inward = Inward::Shut;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn ping(&mut self, now: Instant) -> bool {
+        if self.to_upstream.stuck_since().is_some() {
+            // Nobody reads what the client sends, so its silence means nothing.
+            self.pings.received(now);
+        }
+        match self.pings.poll(now) {
+            PingAction::None => return false,
+            PingAction::Ping => encode::ping(&mut self.control, None, b""),
+            PingAction::PeerDead => self.reason = Some(Reason::ClientSilent),
+        }
+        true
+    }
+}

@@ -1,0 +1,105 @@
+//! The life of a relayed connection.
+
+use std::borrow::Cow;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::websocket::handshake::{Refusal, Status};
+use tokio::io::AsyncWriteExt;
+use transport::{Outbox, Stream, linger};
+
+use super::close::Reason;
+use super::pump::Pump;
+use super::upstream::connect;
+use super::{Relay, RelayConfig};
+use crate::server::{Listed, Newcomer, Shared};
+use crate::websocket::answer_refusal;
+
+/// Joins a client, whose request was granted with `answer`, to the server behind `relay`: connects there first, so that
+/// the client is told when that fails, and never upgraded for nothing.
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    relay: Arc<Relay>,
+    mut client: Stream,
+    newcomer: Newcomer,
+    answer: Vec<u8>,
+    ping_interval: Duration,
+) {
+    let Newcomer { id, peer, place, .. } = newcomer;
+    // Nobody appends to it: it stands for the connection in the list that a drain waits for.
+    let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
+    let _place = place;
+    let name = relay.config.name.as_str();
+    let _relay_place = match relay.counter.enter(peer.ip()) {
+        Ok(place) => place,
+        Err(limit) => {
+            shared.metrics.connections_refused.add(1);
+            tracing::warn!(connection = id, %peer, relay = name, %limit, "connection refused");
+            let refusal = Refusal::new(Status::Unavailable, format!("of this relay: {limit}"));
+            return answer_refusal(&mut client, &refusal).await;
+        }
+    };
+    let listener = client.addresses().map(|(local, _)| local);
+    let connecting = Box::pin(connect(&relay.config, peer, listener));
+    let connected = tokio::select! {
+        connected = connecting => connected.map_err(|error| refusal(&relay.config, &error)),
+        () = shared.drain_begun() => Err((Cow::Borrowed("server goes down"), going_down())),
+    };
+    let upstream = match connected {
+        Ok(upstream) => upstream,
+        Err((reason, refusal)) => {
+            tracing::warn!(connection = id, %peer, relay = name, %reason, "relay failed");
+            return answer_refusal(&mut client, &refusal).await;
+        }
+    };
+    if let Err(error) = send(&mut client, &answer).await {
+        tracing::info!(connection = id, %peer, relay = name, reason = %error, "connection closed");
+        return;
+    }
+    drop(answer);
+    let text = relay.config.text;
+    let mut pump = Pump::new(client, upstream, text, ping_interval, shared.config.write_timeout);
+    let reason = run_pump(&shared, &mut pump).await;
+    let (received, sent) = pump.moved;
+    shared.metrics.bytes_received.add(received);
+    tracing::info!(connection = id, %peer, relay = name, %reason, received, sent, "connection closed");
+    let Pump { mut client, mut upstream, .. } = pump;
+    // Closing a socket with unread input resets it, and what was written last might not arrive.
+    tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
+}
+
+async fn run_pump(shared: &Shared, pump: &mut Pump<Stream, Stream>) -> Reason {
+    let mut drained = pin!(shared.drain_begun());
+    let mut draining = false;
+    poll_fn(|cx| {
+        if !draining && drained.as_mut().poll(cx).is_ready() {
+            draining = true;
+            pump.drain();
+        }
+        pump.poll(cx)
+    })
+    .await
+}
+
+/// Writes, past what TLS would hold back.
+async fn send(stream: &mut Stream, octets: &[u8]) -> io::Result<()> {
+    stream.write_all(octets).await?;
+    stream.flush().await
+}
+
+/// What the log and the client are told when the server behind cannot be reached. The client is a stranger: it does not
+/// learn where that is.
+fn refusal(config: &RelayConfig, error: &io::Error) -> (Cow<'static, str>, Refusal) {
+    let (status, text) = match error.kind() {
+        io::ErrorKind::TimedOut => (Status::GatewayTimeout, "the server behind does not answer"),
+        _ => (Status::BadGateway, "the server behind cannot be reached"),
+    };
+    (Cow::Owned(format!("{}: {error}", config.upstream)), Refusal::new(status, text))
+}
+
+fn going_down() -> Refusal {
+    Refusal::new(Status::Unavailable, "the server goes down")
+}

@@ -1,0 +1,113 @@
+//! The connection to the server behind a relay.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use proxy_protocol::{Header, Version};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use transport::{ConnectOptions, Peer, Stream};
+
+use super::{RelayConfig, RelayUpstream};
+
+/// After how long a silence a server that has gone without a word is noticed: the kernel then asks it.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Connects, and tells the server who the client is if it wants to know. `listener` is the address that the client has
+/// connected to, where it has one.
+///
+/// # Errors
+/// Why there is no connection; [`io::ErrorKind::TimedOut`] when that is for want of an answer.
+pub(super) async fn connect(
+    config: &RelayConfig,
+    client: Peer,
+    listener: Option<SocketAddr>,
+) -> io::Result<Stream> {
+    let connecting = async {
+        let mut header = Vec::new();
+        if let Some(version) = config.proxy_protocol {
+            write_header(version, client, listener, &mut header);
+        }
+        // In front of TLS, as its receivers expect it.
+        match &config.upstream {
+            RelayUpstream::Tcp { host, port } => over_tcp(host, *port, config.connect_timeout, &header).await,
+            RelayUpstream::Tls { host, port, tls } => {
+                let stream = over_tcp(host, *port, config.connect_timeout, &header).await?;
+                tls.connect(stream, host).await
+            }
+            RelayUpstream::Unix(path) => {
+                let mut stream = UnixStream::connect(path).await?;
+                stream.write_all(&header).await?;
+                Ok(Stream::Unix(stream))
+            }
+        }
+    };
+    // Boxed: a TLS handshake is large, and is needed for a moment only.
+    match tokio::time::timeout(config.connect_timeout, Box::pin(connecting)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+async fn over_tcp(host: &str, port: u16, timeout: Duration, header: &[u8]) -> io::Result<Stream> {
+    let options = ConnectOptions { timeout, keepalive: KEEPALIVE };
+    let mut stream = Stream::connect(host, port, options).await?;
+    stream.write_all(header).await?;
+    Ok(stream)
+}
+
+/// The families are made equal by [`proxy_protocol::write`].
+fn write_header(version: Version, client: Peer, listener: Option<SocketAddr>, out: &mut Vec<u8>) {
+    let header = match client {
+        Peer::Unix => Header::Local,
+        Peer::Ip(source) => {
+            let destination = listener.unwrap_or_else(|| nowhere(source));
+            Header::Proxied { source, destination }
+        }
+    };
+    proxy_protocol::write(version, &header, out);
+}
+
+/// Stands for an address that is not known: a reverse proxy came through a Unix socket.
+fn nowhere(like: SocketAddr) -> SocketAddr {
+    let ip = match like.ip().to_canonical() {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    SocketAddr::new(ip, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(client: &str, listener: Option<&str>) -> String {
+        let mut out = Vec::new();
+        let client = Peer::Ip(client.parse().unwrap());
+        let listener = listener.map(|address| address.parse().unwrap());
+        write_header(Version::V1, client, listener, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn both_addresses_are_of_one_family() {
+        for (client, listener, expected) in [
+            ("192.0.2.1:7", "10.0.0.1:80", "PROXY TCP4 192.0.2.1 10.0.0.1 7 80\r\n"),
+            ("[::ffff:192.0.2.1]:7", "[::ffff:10.0.0.1]:80", "PROXY TCP4 192.0.2.1 10.0.0.1 7 80\r\n"),
+            ("[2001:db8::1]:7", "[2001:db8::2]:80", "PROXY TCP6 2001:db8::1 2001:db8::2 7 80\r\n"),
+            ("[2001:db8::1]:0", "10.0.0.1:80", "PROXY TCP6 2001:db8::1 ::ffff:10.0.0.1 0 80\r\n"),
+            ("192.0.2.1:0", "[2001:db8::2]:80", "PROXY TCP6 ::ffff:192.0.2.1 2001:db8::2 0 80\r\n"),
+        ] {
+            assert_eq!(line(client, Some(listener)), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_made_up() {
+        assert_eq!(line("192.0.2.1:0", None), "PROXY TCP4 192.0.2.1 0.0.0.0 0 0\r\n");
+        let mut out = Vec::new();
+        write_header(Version::V1, Peer::Unix, None, &mut out);
+        assert_eq!(out, b"PROXY UNKNOWN\r\n");
+    }
+}

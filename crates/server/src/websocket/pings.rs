@@ -1,0 +1,85 @@
+//! Is the peer still there? Browsers answer pings by themselves, but a page cannot send any.
+
+use std::time::{Duration, Instant};
+
+/// Pings a silent peer, and gives it up when it stays silent. Any octet is a sign of life.
+#[derive(Debug)]
+pub(crate) struct Pings {
+    /// How long a peer may be silent before it is pinged, and then again before it is given up. Zero turns pings off.
+    interval: Duration,
+    last_received: Instant,
+    pinged: bool,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PingAction {
+    None,
+    Ping,
+    PeerDead,
+}
+
+impl Pings {
+    pub(crate) fn new(interval: Duration, now: Instant) -> Self {
+        Self { interval, last_received: now, pinged: false }
+    }
+
+    /// Octets came, or none could come because nobody read.
+    pub(crate) fn received(&mut self, now: Instant) {
+        self.last_received = now;
+        self.pinged = false;
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        (!self.interval.is_zero()).then(|| self.last_received + self.interval * (1 + u32::from(self.pinged)))
+    }
+
+    pub(crate) fn poll(&mut self, now: Instant) -> PingAction {
+        if self.next_deadline().is_none_or(|deadline| now < deadline) {
+            return PingAction::None;
+        }
+        if std::mem::replace(&mut self.pinged, true) {
+            return PingAction::PeerDead;
+        }
+        // The peer has a whole interval to answer, even if the question comes late.
+        self.last_received = now - self.interval;
+        PingAction::Ping
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_silent_peer_is_asked_once_and_then_given_up() {
+        let start = Instant::now() + INTERVAL;
+        let mut pings = Pings::new(INTERVAL, start);
+        assert_eq!(pings.poll(start + INTERVAL / 2), PingAction::None);
+        let late = start + INTERVAL + Duration::from_secs(5);
+        assert_eq!(pings.poll(late), PingAction::Ping);
+        assert_eq!(pings.next_deadline(), Some(late + INTERVAL));
+        assert_eq!(pings.poll(late + INTERVAL / 2), PingAction::None);
+        assert_eq!(pings.poll(late + INTERVAL), PingAction::PeerDead);
+    }
+
+    #[test]
+    fn a_sign_of_life_starts_the_wait_afresh() {
+        let start = Instant::now();
+        let mut pings = Pings::new(INTERVAL, start);
+        assert_eq!(pings.poll(start + INTERVAL), PingAction::Ping);
+        pings.received(start + INTERVAL);
+        assert_eq!(pings.next_deadline(), Some(start + INTERVAL * 2));
+        assert_eq!(pings.poll(start + INTERVAL * 2), PingAction::Ping);
+    }
+
+    #[test]
+    fn zero_turns_them_off() {
+        let start = Instant::now();
+        let mut pings = Pings::new(Duration::ZERO, start);
+        assert_eq!(pings.next_deadline(), None);
+        assert_eq!(pings.poll(start + INTERVAL), PingAction::None);
+    }
+}

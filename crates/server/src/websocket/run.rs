@@ -1,0 +1,163 @@
+//! The life of a connection over WebSocket.
+
+use std::borrow::Cow;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ::websocket::handshake::{Refusal, Status};
+use ::websocket::{CloseCode, encode};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
+use transport::{Outbox, Peer, Stream, drive, linger};
+
+use super::WebSocketConfig;
+use super::adapter::{Inner, WebSocket};
+use super::upgrade::{Granted, Judged, NotUpgraded, answer_refusal, request};
+use super::webroot;
+use crate::amqp::connection::{Connection, Ending};
+use crate::limits::LimitReached;
+use crate::relay;
+use crate::server::{Listed, Newcomer, Shared, reason_of};
+
+/// Clients over a limit that are told so at the same time. A page can only see a close code, which takes a whole
+/// handshake; beyond this many, connections are dropped as over TCP, so that a limit remains one.
+static REFUSALS: Semaphore = Semaphore::const_new(64);
+
+/// Runs a connection that has its preface behind it.
+pub(crate) async fn run(
+    shared: Arc<Shared>,
+    config: Arc<WebSocketConfig>,
+    mut stream: Stream,
+    mut newcomer: Newcomer,
+) {
+    // Boxed: what it takes to read a request is needed for a moment only.
+    let mut granted = match Box::pin(upgrade(&shared, &config, &mut stream, &newcomer)).await {
+        Some(Judged::Granted(granted)) => granted,
+        Some(Judged::File(file)) => {
+            return Box::pin(webroot::serve(shared, config, stream, newcomer, file)).await;
+        }
+        None => return,
+    };
+    if let Some(ip) = granted.client {
+        newcomer.peer = Peer::Ip(SocketAddr::new(ip, 0));
+        if let Err(limit) = newcomer.place.locate(Some(ip)) {
+            shared.refuse(newcomer.id, newcomer.peer, limit);
+            return answer_at_limit(&mut stream, granted, limit).await;
+        }
+    }
+    if let Some(relay) = granted.relay.take() {
+        return Box::pin(relay::run(shared, relay, stream, newcomer, granted.answer, config.ping_interval))
+            .await;
+    }
+    let Newcomer { id, peer, place, since, external } = newcomer;
+    let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
+    let mut connection = Connection::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
+    if let Some(user) = external {
+        connection.offer_external(user);
+    }
+    let limit = shared.config.outbox_limit;
+    let now = std::time::Instant::now();
+    let mut protocol = WebSocket::new(connection, Arc::clone(&outbox), limit, config.ping_interval, now);
+    drop(config);
+    let _listed = Listed::new(&shared, &outbox);
+    let ended = match send(&mut stream, &granted.answer).await {
+        Ok(()) => {
+            drop(granted);
+            drive(&mut stream, &mut protocol, &outbox, limit, shared.config.write_timeout).await
+        }
+        Err(error) => transport::Ended::Io(error),
+    };
+    let reason = protocol.take_reason().or_else(|| protocol.inner_mut().take_reason());
+    let reason = reason_of(reason, ended);
+    tracing::info!(connection = id, %peer, reason, "connection closed");
+}
+
+/// Tells a client that it exceeds a limit, if few others are being told.
+pub(crate) async fn refuse(
+    shared: Arc<Shared>,
+    config: Arc<WebSocketConfig>,
+    mut stream: Stream,
+    peer: Peer,
+    limit: LimitReached,
+) {
+    let Ok(_permit) = REFUSALS.try_acquire() else { return };
+    let telling = async {
+        match request(&mut stream, &mut Vec::new(), peer, &config).await {
+            Ok(Judged::Granted(granted)) => answer_at_limit(&mut stream, granted, limit).await,
+            Ok(Judged::File(_)) => answer_refusal(&mut stream, &at_limit(limit)).await,
+            Err(NotUpgraded::Refused(refusal)) => answer_refusal(&mut stream, &refusal).await,
+            Err(NotUpgraded::Io(_) | NotUpgraded::Unused) => {}
+        }
+    };
+    // Told or not, that is all there is for it.
+    let _ = tokio::time::timeout(shared.config.handshake_timeout, Box::pin(telling)).await;
+}
+
+fn at_limit(limit: LimitReached) -> Refusal {
+    Refusal::new(Status::Unavailable, limit.to_string())
+}
+
+/// Upgrades and closes with 1013; before a relay, which upgrades for nobody whom it cannot serve, the answer is 503.
+async fn answer_at_limit(stream: &mut Stream, granted: Granted, limit: LimitReached) {
+    if granted.relay.is_some() {
+        return answer_refusal(stream, &at_limit(limit)).await;
+    }
+    let mut answer = granted.answer;
+    encode::close(&mut answer, None, CloseCode::TRY_AGAIN_LATER, &limit.to_string());
+    if send(stream, &answer).await.is_ok() {
+        linger(stream).await;
+    }
+}
+
+/// Writes, past what TLS would hold back.
+async fn send(stream: &mut Stream, octets: &[u8]) -> io::Result<()> {
+    stream.write_all(octets).await?;
+    stream.flush().await
+}
+
+/// Reads the request, within the time that the login may take, and answers it if it is refused.
+async fn upgrade(
+    shared: &Shared,
+    config: &WebSocketConfig,
+    stream: &mut Stream,
+    newcomer: &Newcomer,
+) -> Option<Judged> {
+    let deadline = newcomer.since + shared.config.handshake_timeout;
+    let mut input = Vec::new();
+    let read = tokio::select! {
+        read = tokio::time::timeout_at(deadline.into(), request(stream, &mut input, newcomer.peer, config)) => {
+            Some(read)
+        }
+        () = shared.drain_begun() => None,
+    };
+    let refused =
+        |status, text: &'static str| NotUpgraded::Refused(Refusal { status, text: Cow::Borrowed(text) });
+    let error = match read {
+        Some(Ok(Ok(judged))) => return Some(judged),
+        Some(Ok(Err(error))) => error,
+        _ if input.is_empty() => NotUpgraded::Unused,
+        Some(Err(_)) => refused(Status::RequestTimeout, "the request did not come in time"),
+        None => refused(Status::Unavailable, "the server goes down"),
+    };
+    if let NotUpgraded::Refused(refusal) = &error {
+        answer_refusal(stream, refusal).await;
+    }
+    shared.metrics.connections_closed.add(1);
+    tracing::info!(connection = newcomer.id, peer = %newcomer.peer, reason = %error, "connection closed");
+    None
+}
+
+impl Inner for Connection {
+    fn ending(&self) -> (CloseCode, String) {
+        let (ending, reason) = self.ending();
+        let code = match ending {
+            Ending::Normal => return (CloseCode::NORMAL, String::new()),
+            Ending::Shutdown => CloseCode::GOING_AWAY,
+            Ending::Limit => CloseCode::TRY_AGAIN_LATER,
+            Ending::Refused => CloseCode::POLICY,
+            Ending::Failed => CloseCode::INTERNAL,
+        };
+        (code, reason.to_owned())
+    }
+}

@@ -1,0 +1,284 @@
+//! The adapter around a protocol of lines, driven by hand: what the inner protocol sees, and what a client gets.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use transport::{Intent, OutBuf, Outbox, Protocol};
+use websocket::{CloseCode, CloseFrame, Decoder, Event, Limits, MessageKind, Role, encode};
+
+use super::adapter::{Inner, WebSocket};
+
+const KEY: [u8; 4] = [1, 2, 3, 4];
+const READ_LIMIT: usize = 4096;
+const INTERVAL: Duration = Duration::from_secs(30);
+
+/// Takes whole lines and echoes them; `pause` pauses until nudged, `quit` ends.
+struct Lines {
+    outbox: Arc<Outbox>,
+    intent: Intent,
+    seen: Vec<String>,
+    eof: bool,
+    written: usize,
+}
+
+impl Protocol for Lines {
+    fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
+        let mut taken = 0;
+        while self.intent == Intent::Run && self.outbox.backlog() < READ_LIMIT {
+            let Some(end) = input[taken..].iter().position(|octet| *octet == b'\n') else { break };
+            let line = &input[taken..=taken + end];
+            taken += line.len();
+            self.seen.push(String::from_utf8_lossy(line).trim().to_owned());
+            match line {
+                b"pause\n" => self.intent = Intent::Pause,
+                b"quit\n" => self.intent = Intent::Finish,
+                _ => {}
+            }
+            self.outbox.append(|buf| buf.tail().extend_from_slice(line));
+        }
+        taken
+    }
+    fn handle_eof(&mut self) {
+        self.eof = true;
+        self.intent = Intent::Finish;
+    }
+    fn handle_nudge(&mut self, _now: Instant) {
+        self.intent = Intent::Run;
+    }
+    fn handle_room(&mut self) {}
+    fn handle_written(&mut self, _now: Instant) {
+        self.written += 1;
+    }
+    fn handle_deadline(&mut self, _now: Instant) {}
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    fn intent(&self) -> Intent {
+        self.intent
+    }
+}
+
+impl Inner for Lines {
+    fn ending(&self) -> (CloseCode, String) {
+        (CloseCode::GOING_AWAY, "bye".to_owned())
+    }
+}
+
+/// What a client gets.
+#[derive(Debug, PartialEq, Eq)]
+enum Got {
+    Message(String),
+    Ping,
+    Pong(Vec<u8>),
+    Close(Option<CloseFrame>),
+}
+
+struct World {
+    socket: WebSocket<Lines>,
+    outbox: Arc<Outbox>,
+    now: Instant,
+    /// What a decoder at the client's end has not taken.
+    unread: Vec<u8>,
+}
+
+impl World {
+    fn new() -> Self {
+        let outbox = Arc::new(Outbox::new(READ_LIMIT));
+        let lines =
+            Lines { outbox: Arc::clone(&outbox), intent: Intent::Run, seen: vec![], eof: false, written: 0 };
+        let now = Instant::now();
+        let socket = WebSocket::new(lines, Arc::clone(&outbox), READ_LIMIT, INTERVAL, now);
+        Self { socket, outbox, now, unread: Vec::new() }
+    }
+
+    /// A read, as the loop of a connection hands it over: what is left is shown again in front of the next one.
+    fn read(&mut self, octets: &[u8]) {
+        self.unread.extend_from_slice(octets);
+        let taken = self.socket.handle_input(&self.unread, self.now);
+        self.unread.drain(..taken);
+    }
+
+    fn send(&mut self, text: &str) {
+        self.read(&message(text));
+    }
+
+    /// A write of everything that waits.
+    fn written(&mut self) -> Vec<Got> {
+        let mut batch = OutBuf::default();
+        let waiting = self.outbox.read_all();
+        batch.tail().extend_from_slice(&waiting);
+        self.socket.frame_output(&mut batch);
+        let octets: Vec<u8> = batch.pieces().flatten().copied().collect();
+        if !octets.is_empty() {
+            self.socket.handle_written(self.now);
+        }
+        decode(&octets)
+    }
+
+    fn seen(&mut self) -> &[String] {
+        &self.socket.inner_mut().seen
+    }
+}
+
+fn message(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::message(&mut out, Some(KEY), MessageKind::Binary, text.as_bytes());
+    out
+}
+
+fn decode(octets: &[u8]) -> Vec<Got> {
+    let mut decoder = Decoder::new(Role::Client, Limits::NONE);
+    let (mut got, mut payload, mut start) = (Vec::new(), Vec::new(), 0);
+    loop {
+        let step = decoder.decode(&octets[start..], &mut payload).expect("the server speaks well");
+        start += step.taken;
+        got.push(match step.event {
+            None => {
+                assert_eq!(start, octets.len());
+                return got;
+            }
+            Some(Event::MessageStart(kind)) => {
+                assert_eq!(kind, MessageKind::Binary);
+                continue;
+            }
+            Some(Event::MessageEnd) => {
+                Got::Message(String::from_utf8(std::mem::take(&mut payload)).expect("lines are text"))
+            }
+            Some(Event::Ping(_)) => Got::Ping,
+            Some(Event::Pong(control)) => Got::Pong(control.payload().to_vec()),
+            Some(Event::Close(frame)) => Got::Close(frame),
+        });
+    }
+}
+
+fn closed(code: CloseCode, reason: &str) -> Got {
+    Got::Close(Some(CloseFrame { code, reason: reason.to_owned() }))
+}
+
+#[test]
+fn any_fragmentation_and_any_cut_show_the_same_octets() {
+    let mut octets = Vec::new();
+    encode::fragment(&mut octets, Some(KEY), Some(MessageKind::Binary), false, b"on");
+    encode::ping(&mut octets, Some(KEY), b"?");
+    encode::fragment(&mut octets, Some(KEY), None, true, b"e\ntw");
+    octets.extend(message("o\nthree\nfo"));
+    octets.extend(message("ur\n"));
+    for step in [1, 2, 5, octets.len()] {
+        let mut world = World::new();
+        octets.chunks(step).for_each(|chunk| world.read(chunk));
+        assert_eq!(world.seen(), ["one", "two", "three", "four"]);
+        let got = world.written();
+        assert_eq!(got[0], Got::Pong(b"?".to_vec()));
+        assert_eq!(got[1..], [Got::Message("one\ntwo\nthree\nfour\n".to_owned())]);
+    }
+}
+
+#[test]
+fn what_came_during_a_pause_is_shown_after_it_in_order() {
+    let mut world = World::new();
+    world.send("one\npause\ntwo\nth");
+    assert_eq!(world.seen(), ["one", "pause"]);
+    assert_eq!(world.socket.intent(), Intent::Pause);
+    world.socket.handle_nudge(world.now);
+    assert_eq!(world.seen(), ["one", "pause", "two"]);
+    world.send("ree\n");
+    assert_eq!(world.seen(), ["one", "pause", "two", "three"]);
+}
+
+#[test]
+fn what_a_full_outbox_held_up_goes_on_when_it_is_written() {
+    let mut world = World::new();
+    let long = format!("{}\n", "x".repeat(READ_LIMIT));
+    world.send(&format!("{long}after\n"));
+    assert_eq!(world.seen().len(), 1);
+    assert_eq!(world.written(), [Got::Message(long)]);
+    assert_eq!(world.seen()[1..], ["after"]);
+    assert_eq!(world.written(), [Got::Message("after\n".to_owned())]);
+}
+
+#[test]
+fn a_protocol_that_finishes_says_why_behind_its_last_octets() {
+    let mut world = World::new();
+    world.send("quit\nmore\n");
+    assert_eq!(world.socket.intent(), Intent::Pause, "the close frame is still to be written");
+    assert_eq!(world.written(), [Got::Message("quit\n".to_owned()), closed(CloseCode::GOING_AWAY, "bye")]);
+    assert_eq!(world.socket.intent(), Intent::Finish);
+    world.outbox.append(|buf| buf.tail().extend_from_slice(b"late\n"));
+    assert_eq!(world.written(), [], "nothing follows a close frame");
+}
+
+#[test]
+fn a_close_frame_is_answered_and_ends_the_session() {
+    let mut world = World::new();
+    let mut octets = message("one\nha");
+    encode::close(&mut octets, Some(KEY), CloseCode::NORMAL, "done");
+    octets.extend(message("lf\n"));
+    world.read(&octets);
+    assert!(world.socket.inner_mut().eof);
+    assert_eq!(world.seen(), ["one"]);
+    assert_eq!(world.written(), [Got::Message("one\n".to_owned()), closed(CloseCode::NORMAL, "")]);
+    assert_eq!(world.socket.intent(), Intent::Finish);
+}
+
+#[test]
+fn text_is_refused_with_1003_and_bad_frames_with_1002() {
+    let mut text = message("one\n");
+    encode::message(&mut text, Some(KEY), MessageKind::Text, b"two\n");
+    let mut unmasked = message("one\n");
+    encode::message(&mut unmasked, None, MessageKind::Binary, b"two\n");
+    for (octets, code) in [(text, CloseCode::UNSUPPORTED), (unmasked, CloseCode::PROTOCOL_ERROR)] {
+        for step in [1, octets.len()] {
+            let mut world = World::new();
+            octets.chunks(step).for_each(|chunk| world.read(chunk));
+            assert_eq!(world.seen(), ["one"]);
+            assert!(world.socket.inner_mut().eof);
+            let got = world.written();
+            assert!(matches!(&got[1], Got::Close(Some(frame)) if frame.code == code), "{got:?}");
+            assert!(world.socket.take_reason().is_some());
+        }
+    }
+}
+
+#[test]
+fn a_silent_peer_is_pinged_and_then_given_up() {
+    let mut world = World::new();
+    let mut pong = Vec::new();
+    encode::pong(&mut pong, Some(KEY), b"");
+    for _ in 0..3 {
+        world.now = world.socket.next_deadline().unwrap();
+        world.socket.handle_deadline(world.now);
+        assert_eq!(world.written(), [Got::Ping]);
+        world.read(&pong);
+    }
+    assert_eq!(world.socket.inner_mut().written, 0, "a ping is nothing that the inner protocol wrote");
+    for _ in 0..2 {
+        world.now = world.socket.next_deadline().unwrap();
+        world.socket.handle_deadline(world.now);
+    }
+    assert_eq!(world.socket.intent(), Intent::Finish);
+    assert!(world.socket.inner_mut().eof);
+}
+
+#[test]
+fn silence_means_nothing_while_nobody_reads() {
+    let mut world = World::new();
+    world.send("pause\n");
+    world.written();
+    for _ in 0..5 {
+        world.now = world.socket.next_deadline().unwrap();
+        world.socket.handle_deadline(world.now);
+        assert_eq!(world.written(), []);
+    }
+    assert_eq!(world.socket.intent(), Intent::Pause);
+}
+
+#[test]
+fn pings_without_reading_the_answers_do_not_gather() {
+    let mut world = World::new();
+    let mut ping = Vec::new();
+    encode::ping(&mut ping, Some(KEY), &[7; 125]);
+    world.read(&ping.repeat(1000));
+    let got = world.written();
+    assert!(!got.is_empty() && got.len() < 20, "{}", got.len());
+    assert_eq!(got.last(), Some(&Got::Pong(vec![7; 125])));
+}

@@ -1,0 +1,167 @@
+//! The request that a WebSocket begins with.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use transport::{Peer, linger};
+use websocket::forwarded::{self, Contradiction};
+use websocket::handshake::{Head, MAX_HEAD, Refusal, Status, Upgrade};
+
+use super::WebSocketConfig;
+use super::routes::Route;
+use super::webroot::FileRequest;
+use crate::relay::{Relay, RelayConfig};
+
+/// Subprotocols that mean AMQP, the dearest first.
+const AMQP_PROTOCOLS: [&str; 2] = ["amqp091", "amqp"];
+
+/// Subprotocols that certainly mean something else.
+const OTHER_PROTOCOLS: [&str; 5] = ["mqtt", "mqttv3.1", "v10.stomp", "v11.stomp", "v12.stomp"];
+
+/// Octets to begin reading a request with: most fit.
+const FIRST_READ: usize = 1024;
+
+/// What a request comes to.
+#[derive(Debug)]
+pub(super) enum Judged {
+    /// It is to be upgraded.
+    Granted(Granted),
+    /// It asks for a file.
+    File(FileRequest),
+}
+
+/// A request that was granted.
+#[derive(Debug)]
+pub(super) struct Granted {
+    /// The answer that upgrades.
+    pub(super) answer: Vec<u8>,
+    /// The client, as a trusted reverse proxy tells it.
+    pub(super) client: Option<IpAddr>,
+    /// Where to, unless it is AMQP.
+    pub(super) relay: Option<Arc<Relay>>,
+}
+
+/// Why a connection is not upgraded.
+#[derive(Debug)]
+pub(super) enum NotUpgraded {
+    /// The peer went away.
+    Io(io::Error),
+    /// Nothing came: browsers open connections ahead of any need.
+    Unused,
+    /// It was told why.
+    Refused(Refusal),
+}
+
+impl std::fmt::Display for NotUpgraded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::Unused => f.write_str("client went away without a request"),
+            Self::Refused(refusal) => write!(f, "{} {}", refusal.status as u16, refusal.text),
+        }
+    }
+}
+
+/// Reads a request into `input` and judges it. A refusal has not been sent yet.
+pub(super) async fn request<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    input: &mut Vec<u8>,
+    peer: Peer,
+    config: &WebSocketConfig,
+) -> Result<Judged, NotUpgraded> {
+    loop {
+        if input.len() == input.capacity() {
+            input.reserve(input.len().max(FIRST_READ));
+        }
+        // One octet more than a head may have, so that one that is too large shows.
+        let room = MAX_HEAD + 1 - input.len().min(MAX_HEAD);
+        let read = stream.take(room as u64).read_buf(input).await.map_err(NotUpgraded::Io)?;
+        if read == 0 {
+            return Err(NotUpgraded::Unused);
+        }
+        match Head::parse(input) {
+            Ok(None) => {}
+            Ok(Some((head, len))) => {
+                return judge(head, len == input.len(), peer, config).map_err(NotUpgraded::Refused);
+            }
+            Err(error) => return Err(NotUpgraded::Refused(error.into())),
+        }
+    }
+}
+
+/// Tells a client why it is refused, and sees to it that it hears that.
+pub(crate) async fn answer_refusal<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
+    if stream.write_all(&refusal.response()).await.is_ok() {
+        linger(stream).await;
+    }
+}
+
+fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -> Result<Judged, Refusal> {
+    if config.routes.webroot.is_some()
+        && let Some(request) = FileRequest::of(&head)
+    {
+        return Ok(Judged::File(request));
+    }
+    let upgrade = Upgrade::judge(head)?;
+    let (origins, setting, relay) = match config.routes.find(upgrade.head.path) {
+        Some(Route::Amqp) => (&config.origins, "the setting ws_origins allows them", None),
+        Some(Route::Relay(relay)) => {
+            (&relay.config().origins, "the relay's origins allow them", Some(Arc::clone(relay)))
+        }
+        None if config.routes.amqp => {
+            return Err(Refusal::new(Status::NotFound, "nothing here: AMQP is at / and /ws/amqp"));
+        }
+        None => return Err(Refusal::new(Status::NotFound, "nothing here")),
+    };
+    if !origins.allow(upgrade.origin) {
+        let text = format!("pages of this origin may not connect; {setting}");
+        return Err(Refusal::new(Status::Forbidden, text));
+    }
+    if !is_alone {
+        return Err(Refusal::new(
+            Status::BadRequest,
+            "frames may not come before the answer (RFC 6455, 4.1)",
+        ));
+    }
+    let protocol = match &relay {
+        None => subprotocol(&upgrade)?,
+        Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
+    };
+    let told = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
+    let contradiction = |error: Contradiction| Refusal::new(Status::BadRequest, error.to_string());
+    let client = config.is_from_proxy(peer).then(told).transpose().map_err(contradiction)?.flatten();
+    Ok(Judged::Granted(Granted { answer: upgrade.accept(protocol), client, relay }))
+}
+
+/// The subprotocol of a relay to answer with: one of its own, or the first that is offered if it has none. A client that
+/// offers none gets none, and is relayed all the same.
+fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result<Option<&'u str>, Refusal> {
+    if relay.subprotocols.is_empty() {
+        return Ok(upgrade.offered.first().copied());
+    }
+    let offered = |own: &String| upgrade.offered.iter().copied().find(|offered| offered == own);
+    let found = relay.subprotocols.iter().find_map(offered);
+    if found.is_none() && !upgrade.offered.is_empty() {
+        let text = format!("subprotocols here: {}", relay.subprotocols.join(", "));
+        return Err(Refusal::new(Status::BadRequest, text));
+    }
+    Ok(found)
+}
+
+/// The subprotocol to answer with. A browser fails a connection that does not get one of those it offered, so that
+/// whatever it offers is taken, unless that certainly means another protocol.
+fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
+    if let Some(known) = upgrade.prefer(&AMQP_PROTOCOLS) {
+        return Ok(upgrade.offered.iter().copied().find(|offered| *offered == known));
+    }
+    let first = upgrade.offered.iter().copied().find(|offered| !OTHER_PROTOCOLS.contains(offered));
+    if first.is_none() && !upgrade.offered.is_empty() {
+        return Err(Refusal::new(
+            Status::BadRequest,
+            "only AMQP is spoken here: subprotocol amqp091, or none",
+        ));
+    }
+    Ok(first)
+}

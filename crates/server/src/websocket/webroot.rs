@@ -1,0 +1,274 @@
+//! Files for requests that are no upgrades.
+//!
+//! tower-http's `ServeDir` knows ranges, conditions and types. It is called for one request at a time, and its answer is
+//! written here: a second HTTP server behind the head that has been read already would bring buffers and time-outs of its
+//! own. So each answer ends its connection. What `ServeDir` does not judge is judged before: links that lead out of the
+//! folder, hidden files, and what is no plain file.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::websocket::handshake::{Head, Refusal, Status};
+use bytes::Bytes;
+use http::{HeaderName, Request, Response, header};
+use http_body_util::BodyExt;
+use percent_encoding::percent_decode_str;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::Semaphore;
+use tower_http::services::ServeDir;
+use tower_http::services::fs::ServeFileSystemResponseBody as FileBody;
+use transport::{Outbox, Stream, linger};
+
+use super::WebSocketConfig;
+use super::upgrade::answer_refusal;
+use crate::server::{Listed, Newcomer, Shared};
+
+/// Files that are being sent at the same time; with more, the answer is 503. Each holds one chunk.
+const MAX_TRANSFERS: usize = 512;
+
+/// Octets read from a file at once.
+const CHUNK: usize = 32 * 1024;
+
+/// The fields of a request that `ServeDir` looks at.
+const FIELDS: [HeaderName; 4] =
+    [header::RANGE, header::IF_RANGE, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE];
+
+/// The one hidden folder that is made to be public (RFC 8615).
+const WELL_KNOWN: &str = ".well-known";
+
+/// A folder whose files are served.
+pub struct Webroot {
+    folder: PathBuf,
+    files: ServeDir,
+    transfers: Semaphore,
+}
+
+impl Webroot {
+    /// Serves `folder`.
+    ///
+    /// # Errors
+    /// When it is not there or is no folder.
+    pub fn open(folder: &Path) -> io::Result<Self> {
+        let folder = fs::canonicalize(folder)?;
+        if !folder.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        let files = ServeDir::new(&folder).with_buf_chunk_size(CHUNK);
+        Ok(Self { folder, files, transfers: Semaphore::new(MAX_TRANSFERS) })
+    }
+
+    /// Whether a path leads to something that may be served: a plain file in the folder, or a folder in it with an index.
+    fn admits(&self, path: &str) -> bool {
+        let inside = |path: &Path| {
+            let found = fs::canonicalize(path).ok().filter(|found| found.starts_with(&self.folder));
+            found.and_then(|found| fs::metadata(found).ok())
+        };
+        let path = self.folder.join(path.trim_start_matches('/'));
+        match inside(&path) {
+            Some(found) if found.is_dir() => {
+                inside(&path.join("index.html")).is_some_and(|index| index.is_file())
+            }
+            found => found.is_some_and(|file| file.is_file()),
+        }
+    }
+}
+
+impl fmt::Debug for Webroot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Webroot").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// A request for a file.
+#[derive(Debug)]
+pub(super) struct FileRequest {
+    request: Request<()>,
+    /// The path, decoded, if it may be asked for.
+    path: Option<String>,
+}
+
+impl FileRequest {
+    /// Takes a request that is no upgrade for one for a file, if it is a GET or HEAD.
+    pub(super) fn of(head: &Head<'_>) -> Option<Self> {
+        let is_file_request = matches!(head.method, "GET" | "HEAD")
+            && !head.lists("upgrade", "websocket")
+            && head.header("sec-websocket-key").is_none()
+            && !head.has_body();
+        if !is_file_request {
+            return None;
+        }
+        let mut request = Request::builder().method(head.method).uri(head.path);
+        for name in FIELDS {
+            if let Some(value) = head.single(name.as_str()) {
+                request = request.header(name, value);
+            }
+        }
+        Some(Self { request: request.body(()).ok()?, path: decode(head.path) })
+    }
+}
+
+/// A path without its percent signs. `None` when it goes anywhere but straight down, or to something hidden.
+fn decode(path: &str) -> Option<String> {
+    let decoded = percent_decode_str(path).decode_utf8().ok()?;
+    let inner = decoded.strip_prefix('/')?;
+    let mut segments = inner.strip_suffix('/').unwrap_or(inner).split('/');
+    let is_plain = |segment: &str| {
+        let is_hidden = segment.starts_with('.') && segment != WELL_KNOWN;
+        !segment.is_empty() && !is_hidden && !segment.contains(['\\', '\0'])
+    };
+    (inner.is_empty() || segments.all(is_plain)).then(|| decoded.clone().into_owned())
+}
+
+/// Answers a request for a file, and ends its connection.
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    config: Arc<WebSocketConfig>,
+    mut stream: Stream,
+    newcomer: Newcomer,
+    file: FileRequest,
+) {
+    // Nobody appends to it: it stands for the connection in the list that a drain waits for.
+    let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
+    let asked = file.request.uri().path().to_owned();
+    let Some(webroot) = config.routes.webroot.clone() else { return };
+    let Ok(_transfer) = webroot.transfers.try_acquire() else {
+        let refusal = Refusal::new(Status::Unavailable, "too many files are being sent; try again");
+        return answer_refusal(&mut stream, &refusal).await;
+    };
+    let (status, sent) = match find(&webroot, file).await {
+        Ok(answer) => {
+            let status = answer.status().as_u16();
+            (status, write(&mut stream, answer, shared.config.write_timeout).await)
+        }
+        Err(refusal) => {
+            answer_refusal(&mut stream, &refusal).await;
+            (refusal.status as u16, Ok(()))
+        }
+    };
+    if sent.is_ok() {
+        linger(&mut stream).await;
+    }
+    let error = sent.err().map(|error| error.to_string());
+    tracing::debug!(connection = newcomer.id, peer = %newcomer.peer, path = asked, status, error, "file served");
+}
+
+async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<FileBody>, Refusal> {
+    let not_found = || Refusal::new(Status::NotFound, "there is no such file");
+    let path = file.path.ok_or_else(not_found)?;
+    let judge = Arc::clone(webroot);
+    // A disk may be slow, and other connections are not to wait for it.
+    let admitted = tokio::task::spawn_blocking(move || judge.admits(&path)).await;
+    if !admitted.unwrap_or(false) {
+        return Err(not_found());
+    }
+    webroot.files.clone().try_call(file.request).await.map_err(|_| not_found())
+}
+
+/// Writes an answer, giving up on a client that takes nothing for `timeout`.
+async fn write(stream: &mut Stream, answer: Response<FileBody>, timeout: Duration) -> io::Result<()> {
+    let (head, mut body) = answer.into_parts();
+    let mut octets =
+        format!("HTTP/1.1 {}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n", head.status)
+            .into_bytes();
+    for (name, value) in &head.headers {
+        let value = value.as_bytes();
+        let (value, rest) =
+            if *name == header::CONTENT_TYPE { content_type(value) } else { (value, &b""[..]) };
+        for part in [name.as_str().as_bytes(), b": ", value, rest, b"\r\n"] {
+            octets.extend_from_slice(part);
+        }
+    }
+    octets.extend_from_slice(b"\r\n");
+    let mut chunk = Bytes::from(octets);
+    loop {
+        let writing = async {
+            stream.write_all(&chunk).await?;
+            stream.flush().await
+        };
+        tokio::time::timeout(timeout, writing).await??;
+        let Some(frame) = body.frame().await else { return Ok(()) };
+        let Ok(data) = frame?.into_data() else { return Ok(()) };
+        chunk = data;
+    }
+}
+
+/// The type of a file, and what goes behind it. Without a charset, browsers guess by the reader's language; scripts have one
+/// name (RFC 9239), whatever their file is called.
+fn content_type(guessed: &[u8]) -> (&[u8], &[u8]) {
+    match guessed {
+        b"application/javascript" => (b"text/javascript", b"; charset=utf-8"),
+        _ if guessed.starts_with(b"text/") => (guessed, b"; charset=utf-8"),
+        _ => (guessed, b""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_straight_down_and_to_nothing_hidden() {
+        for path in ["/", "/a", "/a/b.html", "/a/", "/a%20b", "/%C3%A9", "/.well-known/x", "/a..b"] {
+            assert!(decode(path).is_some(), "{path}");
+        }
+        for path in [
+            "/..",
+            "/../etc/passwd",
+            "/a/../b",
+            "/%2e%2e/etc/passwd",
+            "/a/%2E%2E",
+            "/..%2fetc",
+            "/.env",
+            "/.git/config",
+            "//a",
+            "/a//b",
+            "/a%00",
+            "/a%5c..%5cb",
+            "/%2fetc/passwd",
+            "/%ff",
+            "a",
+            "/./a",
+        ] {
+            assert_eq!(decode(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn links_out_of_the_folder_lead_nowhere() {
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("secret"), "s").unwrap();
+        let inside = tempfile::tempdir().unwrap();
+        let root = inside.path();
+        fs::write(root.join("file"), "f").unwrap();
+        fs::create_dir(root.join("empty")).unwrap();
+        fs::create_dir(root.join("site")).unwrap();
+        let link = |from: &Path, to: PathBuf| std::os::unix::fs::symlink(from, to).unwrap();
+        link(&outside.path().join("secret"), root.join("link"));
+        link(outside.path(), root.join("folder"));
+        link(&outside.path().join("secret"), root.join("site/index.html"));
+        link(&root.join("file"), root.join("alias"));
+        let webroot = Webroot::open(root).unwrap();
+        for (path, admitted) in [
+            ("/file", true),
+            ("/alias", true),
+            ("/link", false),
+            ("/folder/secret", false),
+            ("/site/", false),
+            ("/empty/", false),
+            ("/", false),
+            ("/none", false),
+        ] {
+            assert_eq!(webroot.admits(path), admitted, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_needed() {
+        assert!(Webroot::open(Path::new("/does/not/exist")).is_err());
+        assert!(Webroot::open(Path::new("/etc/passwd")).is_err());
+    }
+}

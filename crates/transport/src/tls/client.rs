@@ -1,0 +1,152 @@
+//! TLS on connections to servers.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::error::{TlsError, TlsFile, explain_server, system_store};
+use super::files::{CertificateFiles, CertificateInfo, read_authorities, read_pair};
+use super::provider;
+use crate::stream::Stream;
+
+/// Whom to believe, and who we are.
+#[derive(Debug, Clone)]
+pub struct ClientTlsConfig {
+    /// The certificates of the authorities that are believed, as PEM; those of the system when there are none.
+    pub authorities: Option<PathBuf>,
+    /// What we show to a server that asks.
+    pub certificate: Option<CertificateFiles>,
+    /// The name that the server's certificate has to be for, where it is not the host that is connected to.
+    pub server_name: Option<String>,
+    /// Whether the server's certificate is judged at all. Without, anybody can pretend to be the server and read
+    /// everything, passwords included.
+    pub verify: bool,
+}
+
+/// TLS for connections to servers.
+pub struct ClientTls {
+    files: ClientTlsConfig,
+    current: RwLock<Arc<ClientConfig>>,
+}
+
+impl ClientTls {
+    /// Reads the files. Also tells what our certificate is, if there is one.
+    ///
+    /// # Errors
+    /// The first file that cannot be used.
+    pub fn load(files: ClientTlsConfig) -> Result<(Self, Option<CertificateInfo>), TlsError> {
+        let (config, certificate) = make(&files)?;
+        Ok((Self { files, current: RwLock::new(config) }, certificate))
+    }
+
+    /// Reads the files again, for connections from now on.
+    ///
+    /// # Errors
+    /// The first file that cannot be used; everything stays as it was then.
+    pub fn reload(&self) -> Result<Option<CertificateInfo>, TlsError> {
+        let (config, certificate) = make(&self.files)?;
+        *self.current.write() = config;
+        Ok(certificate)
+    }
+
+    /// The handshake with a server at `host`, over `stream`. It takes as long as the server wants it to: bound it.
+    ///
+    /// # Errors
+    /// Why there is no TLS connection, in plain words.
+    pub async fn connect(&self, stream: Stream, host: &str) -> io::Result<Stream> {
+        let expected = self.files.server_name.as_deref().unwrap_or(host);
+        let name = ServerName::try_from(expected.to_owned()).map_err(|_| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("'{expected}' is not a name for TLS"))
+        })?;
+        let config = Arc::clone(&self.current.read());
+        let connecting = tokio_rustls::TlsConnector::from(config).connect(name, stream);
+        let stream = connecting.await.map_err(|error| explain_server(error, expected))?;
+        Ok(Stream::Tls(Box::new(stream.into())))
+    }
+}
+
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientTls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<CertificateInfo>), TlsError> {
+    let provider = provider();
+    let internal = |error: rustls::Error| TlsError { file: TlsFile::Authorities, reason: error.to_string() };
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+    let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
+    let builder = if files.verify {
+        builder.with_root_certificates(match &files.authorities {
+            Some(path) => read_authorities(path)?,
+            None => system_authorities()?,
+        })
+    } else {
+        let anybody = Arc::new(Anybody(Arc::clone(&provider)));
+        builder.dangerous().with_custom_certificate_verifier(anybody)
+    };
+    let Some(pair) = &files.certificate else {
+        return Ok((Arc::new(builder.with_no_client_auth()), None));
+    };
+    let (certificate, info) = read_pair(pair, &provider)?;
+    let resolver = Arc::new(SingleCertAndKey::from(certificate));
+    Ok((Arc::new(builder.with_client_cert_resolver(resolver)), Some(info)))
+}
+
+fn system_authorities() -> Result<RootCertStore, TlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // Some systems carry certificates that nobody can use any more; the others count.
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        return Err(TlsError::new(TlsFile::Authorities, &system_store(), "none found; name a file"));
+    }
+    Ok(roots)
+}
+
+/// Believes every certificate.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

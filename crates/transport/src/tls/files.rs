@@ -1,0 +1,123 @@
+//! Certificates and keys in PEM files.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rustls::RootCertStore;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use super::error::{TlsError, TlsFile};
+
+/// A certificate with its chain, and its private key, both as PEM. They may be one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The certificate first, then the intermediate ones.
+    pub certificate: PathBuf,
+    /// PKCS #8, PKCS #1 or SEC 1, not encrypted.
+    pub key: PathBuf,
+}
+
+/// What a certificate says of itself, for logs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateInfo {
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// The DNS names and addresses that it is for.
+    pub names: Vec<String>,
+    /// When its time is over, as text.
+    pub expires: String,
+    /// It is valid now.
+    pub in_time: bool,
+}
+
+impl fmt::Display for CertificateInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for {}, expires {}", self.path.display(), self.names.join(" "), self.expires)
+    }
+}
+
+/// Reads a certificate and its key, and checks that they belong together.
+pub(super) fn read_pair(
+    files: &CertificateFiles,
+    provider: &CryptoProvider,
+) -> Result<(CertifiedKey, CertificateInfo), TlsError> {
+    let chain = read_certificates(TlsFile::Certificate, &files.certificate)?;
+    let of_key = |reason: String| TlsError::new(TlsFile::Key, &files.key, reason);
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| of_key(key_fault(&error)))?;
+    let first = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
+    let info = inspect(&files.certificate, &first)
+        .map_err(|reason| TlsError::new(TlsFile::Certificate, &files.certificate, reason))?;
+    let pair = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            of_key(format!("is not the key of the certificate in {}", files.certificate.display()))
+        }
+        other => of_key(format!("not a usable key: {other}")),
+    })?;
+    Ok((pair, info))
+}
+
+/// Reads the certificates of authorities.
+pub(super) fn read_authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in read_certificates(TlsFile::Authorities, path)? {
+        roots.add(certificate).map_err(|error| TlsError::new(TlsFile::Authorities, path, error))?;
+    }
+    Ok(roots)
+}
+
+fn read_certificates(file: TlsFile, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let at_fault = |reason: String| TlsError::new(file, path, reason);
+    let certificates = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| at_fault(pem_fault(&error)))?;
+    if certificates.is_empty() {
+        return Err(at_fault("holds no certificate in PEM form".to_owned()));
+    }
+    Ok(certificates)
+}
+
+fn pem_fault(error: &pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => format!("cannot be read: {error}"),
+        pem::Error::NoItemsFound => "holds no certificate in PEM form".to_owned(),
+        // The error's own form may quote the line.
+        _ => "is not valid PEM".to_owned(),
+    }
+}
+
+fn key_fault(error: &pem::Error) -> String {
+    match error {
+        pem::Error::NoItemsFound => "holds no private key in PEM form that is not encrypted".to_owned(),
+        other => pem_fault(other),
+    }
+}
+
+fn inspect(path: &Path, certificate: &CertificateDer<'_>) -> Result<CertificateInfo, String> {
+    let (_, parsed) =
+        X509Certificate::from_der(certificate).map_err(|_| "is not a certificate".to_owned())?;
+    let validity = parsed.validity();
+    Ok(CertificateInfo {
+        path: path.to_owned(),
+        names: names(&parsed),
+        expires: validity.not_after.to_string(),
+        in_time: validity.is_valid(),
+    })
+}
+
+/// The subject's alternative names that a client can ask for.
+fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
+    let Ok(Some(extension)) = certificate.subject_alternative_name() else { return Vec::new() };
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
+        GeneralName::IPAddress(octets) => match octets.len() {
+            4 => <[u8; 4]>::try_from(*octets).ok().map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
+            _ => <[u8; 16]>::try_from(*octets).ok().map(|ip| std::net::Ipv6Addr::from(ip).to_string()),
+        },
+        _ => None,
+    };
+    extension.value.general_names.iter().filter_map(name).collect()
+}

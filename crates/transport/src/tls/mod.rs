@@ -1,0 +1,34 @@
+//! TLS 1.2 and 1.3 on both sides, by rustls.
+//!
+//! - [`ServerTls`]: for listeners: certificates chosen by the name that a client asks for, client certificates, and a
+//!   [`reload`](ServerTls::reload) that leaves connections as they are.
+//! - [`ClientTls`]: for connections to servers: whom to believe, and who we are.
+//! - [`LoginFrom`]: the user name that a verified client certificate stands for.
+//!
+//! What always holds: files are read when a configuration is made, never during a handshake; a reload that fails
+//! changes nothing; no text shows a piece of a private key.
+
+mod client;
+mod error;
+mod files;
+mod login;
+mod resolver;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use rustls::crypto::CryptoProvider;
+
+pub use client::{ClientTls, ClientTlsConfig};
+pub(crate) use error::explain_open;
+pub use error::{TlsError, TlsFile};
+pub use files::{CertificateFiles, CertificateInfo};
+pub use login::{LoginFrom, SanType};
+pub use server::{ClientCertificates, ServerTls, ServerTlsConfig, TlsAccepted};
+
+/// The one provider of cryptography; named here, so that no other crate's choice can change it.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}

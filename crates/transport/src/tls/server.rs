@@ -1,0 +1,146 @@
+//! TLS on listeners.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustls::ServerConfig;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+
+use super::error::{TlsError, TlsFile, explain_client};
+use super::files::{CertificateFiles, CertificateInfo, read_authorities, read_pair};
+use super::login::LoginFrom;
+use super::provider;
+use super::resolver::CertificatesByName;
+use crate::stream::Stream;
+
+/// What a listener is to show and to ask for.
+#[derive(Debug, Clone)]
+pub struct ServerTlsConfig {
+    /// At least one. A client that asks for a name (SNI) is shown the first certificate for that name; one that asks
+    /// for another name, or for none, the first of all.
+    pub certificates: Vec<CertificateFiles>,
+    /// Whether clients have to show certificates.
+    pub client_certificates: ClientCertificates,
+    /// The user name that a client's certificate stands for.
+    pub login_from: LoginFrom,
+}
+
+/// What is asked of clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientCertificates {
+    /// Nothing.
+    Off,
+    /// A certificate, if they have one. One that is shown has to be good.
+    Optional {
+        /// The certificates of the authorities that are believed, as PEM.
+        authorities: PathBuf,
+    },
+    /// A good certificate.
+    Required {
+        /// As for `Optional`.
+        authorities: PathBuf,
+    },
+}
+
+/// TLS for the connections of listeners.
+pub struct ServerTls {
+    files: ServerTlsConfig,
+    /// Replaced by a reload; handshakes that have begun keep the one they began with.
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+/// A connection after its TLS handshake.
+#[derive(Debug)]
+pub struct TlsAccepted {
+    /// The stream inside of TLS.
+    pub stream: Stream,
+    /// The user name that the client's certificate stands for. `None` when the client has shown none, or one without
+    /// a name of the configured kind.
+    pub login: Option<Arc<str>>,
+}
+
+impl ServerTls {
+    /// Reads the files. Also tells what the certificates are, in the order of their configuration.
+    ///
+    /// # Errors
+    /// The first file that cannot be used.
+    pub fn load(files: ServerTlsConfig) -> Result<(Self, Vec<CertificateInfo>), TlsError> {
+        let (config, certificates) = make(&files)?;
+        Ok((Self { files, current: RwLock::new(config) }, certificates))
+    }
+
+    /// Reads the files again. New connections get what they hold now; others stay as they are. Sessions are not resumed
+    /// across it.
+    ///
+    /// # Errors
+    /// The first file that cannot be used; everything stays as it was then.
+    pub fn reload(&self) -> Result<Vec<CertificateInfo>, TlsError> {
+        let (config, certificates) = make(&self.files)?;
+        *self.current.write() = config;
+        Ok(certificates)
+    }
+
+    /// The handshake with a client that has connected. It takes as long as the client wants it to: bound it.
+    ///
+    /// # Errors
+    /// Why there is no TLS connection, in plain words.
+    pub async fn accept(&self, stream: Stream) -> io::Result<TlsAccepted> {
+        let config = Arc::clone(&self.current.read());
+        let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
+        let stream = accepting.await.map_err(explain_client)?;
+        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let login = certificate.and_then(|certificate| self.files.login_from.name(certificate));
+        Ok(TlsAccepted { stream: Stream::Tls(Box::new(stream.into())), login: login.map(Into::into) })
+    }
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerTls").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+fn make(files: &ServerTlsConfig) -> Result<(Arc<ServerConfig>, Vec<CertificateInfo>), TlsError> {
+    let provider = provider();
+    let mut resolver: Option<CertificatesByName> = None;
+    let mut certificates = Vec::new();
+    for pair in &files.certificates {
+        let (certificate, info) = read_pair(pair, &provider)?;
+        match &mut resolver {
+            Some(resolver) => resolver.add(certificate, info.names.clone()),
+            None => resolver = Some(CertificatesByName::new(certificate, info.names.clone())),
+        }
+        certificates.push(info);
+    }
+    let missing =
+        || TlsError { file: TlsFile::Certificate, reason: "no certificate is configured".to_owned() };
+    let resolver = Arc::new(resolver.ok_or_else(missing)?);
+    let internal = |error: rustls::Error| TlsError { file: TlsFile::Certificate, reason: error.to_string() };
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
+    // TLS 1.2 and 1.3.
+    let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
+    let mut config = match &files.client_certificates {
+        ClientCertificates::Off => builder.with_no_client_auth().with_cert_resolver(resolver),
+        ClientCertificates::Optional { authorities } | ClientCertificates::Required { authorities } => {
+            let roots = Arc::new(read_authorities(authorities)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+            let optional = matches!(files.client_certificates, ClientCertificates::Optional { .. });
+            let verifier = if optional { verifier.allow_unauthenticated() } else { verifier };
+            let verifier =
+                verifier.build().map_err(|error| TlsError::new(TlsFile::Authorities, authorities, error))?;
+            builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver)
+        }
+    };
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    if files.client_certificates == ClientCertificates::Off {
+        // What the client needs to resume is kept by the client, encrypted: nothing is kept here. A resumed session
+        // would not show its client's certificate again, so where there are any, every connection starts anew.
+        config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
+        config.send_tls13_tickets = 1;
+    }
+    Ok((Arc::new(config), certificates))
+}
