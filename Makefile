@@ -5,13 +5,18 @@ PYTEST := cd tests && ../.cache/venv/bin/python -m pytest
 DENY_VERSION := 0.20.2
 DENY := .cache/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 
-# How many random programs `make differential` runs (some 20 a second on two cores), and from which seed.
+# How many random programs `make differential` runs (some 15 a second on two cores), how many in which time passes
+# beside them, and from which seed.
 PROGRAMS ?= 2000
+TIMED ?= 200
 SEED ?= 1
 
-.PHONY: test setup unit leveret scenarios differential figures check run clean
+# How many lives `make crash` gives each simulated disk.
+SEEDS ?= 10000
 
-test: setup unit scenarios differential
+.PHONY: test setup unit loom leveret scenarios differential crash figures screenshot check run clean
+
+test: setup unit loom scenarios differential
 
 # Debian's RabbitMQ, the five clients and their drivers. Quick when nothing has changed.
 setup:
@@ -19,6 +24,11 @@ setup:
 
 unit:
 	cargo test --workspace --locked --quiet
+
+# What many threads run through at once, in every order in which they can meet (crate sync).
+loom:
+	cargo test --package transport --package broker --features transport/loom,broker/loom --test interleavings --locked --quiet
+	cargo test --package server --features server/loom --lib --locked --quiet -- interleavings
 
 leveret:
 	cargo build --release --locked --quiet --package leveret
@@ -31,11 +41,21 @@ scenarios: setup leveret
 # A failing program is printed as lines of JSON; in a file: make differential ARGS="--replay file".
 differential: setup leveret
 	cargo build --release --locked --quiet --package differential
-	.cache/venv/bin/python tests/differential/run.py --programs $(PROGRAMS) --seed $(SEED) $(ARGS)
+	.cache/venv/bin/python tests/differential/run.py --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS)
+
+# Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
+crash:
+	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
+	STORE_SEEDS=$(SEEDS) cargo test --release --package store --lib --locked --quiet what_was_synced_survives
 
 # The figures of docs/benchmarks.md, on a machine that has nothing else to do.
 figures: setup leveret
 	cd tests && ../.cache/venv/bin/python figures.py $(ARGS)
+
+# The picture of the page at / in the README, as a test sees it.
+screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png
+screenshot: setup leveret
+	$(PYTEST) blackbox/browser_page.py -k pictured
 
 check: $(DENY)
 	cargo fmt --all --check
@@ -51,4 +71,4 @@ run:
 
 clean:
 	cargo clean
-	rm -rf .cache tests/amqplib/node_modules
+	rm -rf .cache tests/amqplib/node_modules tests/websocket/node_modules

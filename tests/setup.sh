@@ -11,8 +11,8 @@ mkdir -p "$stamps"
 main() {
     debian_packages
     step venv tests/requirements.txt -- python_environment
-    [ -d tests/amqplib/node_modules ] || rm -f "$stamps"/npm-*
-    step npm tests/amqplib/package.json tests/amqplib/package-lock.json -- node_packages
+    [ -d tests/amqplib/node_modules ] && [ -d tests/websocket/node_modules ] || rm -f "$stamps"/npm-*
+    step npm tests/{amqplib,websocket}/package{,-lock}.json -- node_packages
     step java tests/java/pom.xml tests/java/src/*.java -- java_driver
     step go tests/go/go.mod tests/go/go.sum tests/go/*.go -- go_driver
     # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests.
@@ -52,7 +52,12 @@ quietly() {
 debian_packages() {
     local missing=()
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || missing+=(rabbitmq-server)
+    # Servers behind relays.
+    command -v redis-server >/dev/null || missing+=(redis-server)
+    compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
     command -v setpriv >/dev/null || missing+=(util-linux)
+    command -v chromium >/dev/null || missing+=(chromium)
+    command -v chromedriver >/dev/null || missing+=(chromium-driver)
     # Debian's own Python keeps this part in a package of its own.
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
     if [ ${#missing[@]} -eq 0 ]; then
@@ -75,7 +80,8 @@ install_without_starting() {
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends "$@"
     if [ -d /run/systemd/system ]; then
-        systemctl disable --quiet rabbitmq-server.service epmd.socket epmd.service || true
+        systemctl disable --quiet rabbitmq-server.service epmd.socket epmd.service redis-server.service \
+            postgresql.service || true
     fi
 }
 
@@ -95,6 +101,7 @@ python_environment() {
 
 node_packages() {
     (cd tests/amqplib && npm ci --silent)
+    (cd tests/websocket && npm ci --silent)
 }
 
 java_driver() {

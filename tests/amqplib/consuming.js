@@ -159,6 +159,68 @@ async function requeue_on_close(session) {
   return { after_channel: afterChannel, after_connection: afterConnection };
 }
 
+async function reused_tag_without_a_queue(session) {
+  const queue = await session.queue(await session.channel());
+  return session.refused(async (channel) => {
+    await channel.consume(queue, () => {}, { consumerTag: 'twice' });
+    await channel.consume('', () => {}, { consumerTag: 'twice' });
+  });
+}
+
+async function tags_of_get_and_deliver(session) {
+  const channel = await session.channel();
+  const got = await session.queue(channel, 'got');
+  const delivered = await session.queue(channel, 'delivered');
+  publish(channel, got, '1', '2');
+  const tags = [(await channel.get(got)).fields.deliveryTag];
+  const collector = await Collector.start(channel, delivered);
+  publish(channel, delivered, '3');
+  tags.push((await collector.wait(1))[0].fields.deliveryTag);
+  tags.push((await channel.get(got)).fields.deliveryTag);
+  const other = await session.channel();
+  publish(other, got, '4');
+  return { tags, on_another_channel: (await other.get(got)).fields.deliveryTag };
+}
+
+async function prefetch_does_not_limit(session) {
+  const channel = await session.channel();
+  const queues = {};
+  for (const short of ['automatic', 'unlimited', 'got']) {
+    queues[short] = await session.queue(channel, short);
+    publish(channel, queues[short], ...FIVE);
+  }
+  await channel.prefetch(1);
+  await (await Collector.start(channel, queues.automatic, AUTOMATIC)).wait(5);
+  const gets = [];
+  for (let count = 0; count < 2; count++) gets.push((await channel.get(queues.got)).content.toString());
+  await channel.prefetch(0);
+  const unlimited = (await (await Collector.start(channel, queues.unlimited)).wait(5)).length;
+  return { get: gets, unlimited, automatic: await ready(channel, queues.automatic) };
+}
+
+async function prefetch_raised(session) {
+  const channel = await session.channel();
+  const queue = await session.queue(channel);
+  publish(channel, queue, ...FIVE);
+  await channel.prefetch(1, true);
+  const collector = await Collector.start(channel, queue);
+  await collector.wait(1);
+  const left = [await ready(channel, queue)];
+  for (const [limit, delivered] of [
+    [3, 3],
+    [0, 5],
+  ]) {
+    await channel.prefetch(limit, true);
+    await collector.wait(delivered);
+    left.push(await ready(channel, queue));
+  }
+  return { left, bodies: collector.bodies };
+}
+
+async function cancel_of_an_unknown_tag(session) {
+  return session.refused((channel) => channel.cancel('nobody has it'));
+}
+
 module.exports = {
   get,
   consume_and_ack,
@@ -172,4 +234,9 @@ module.exports = {
   exclusive_consumer,
   duplicate_consumer_tag,
   requeue_on_close,
+  reused_tag_without_a_queue,
+  tags_of_get_and_deliver,
+  prefetch_does_not_limit,
+  prefetch_raised,
+  cancel_of_an_unknown_tag,
 };

@@ -122,6 +122,128 @@ async function alternate_exchange(session) {
   return { known: await drain(channel, known), unknown: await drain(channel, unknown), returned };
 }
 
+async function headers_matching(session) {
+  const channel = await session.channel();
+  const exchange = await declare(session, channel, 'headers');
+  const bindings = {
+    present: { 'x-match': 'any', colour: null },
+    all: { 'x-match': 'all', colour: 'red', 'x-size': 1 },
+    'all-with-x': { 'x-match': 'all-with-x', colour: 'red', 'x-size': 1 },
+    any: { 'x-match': 'any', colour: 'red', 'x-size': 1 },
+    'any-with-x': { 'x-match': 'any-with-x', colour: 'red', 'x-size': 1 },
+    'nothing to match all': { 'x-match': 'all' },
+    'nothing to match any': { 'x-match': 'any', 'x-size': 1 },
+  };
+  const queues = {};
+  for (const [number, [short, headers]] of Object.entries(bindings).entries()) {
+    queues[short] = await session.queue(channel, `q${number}`);
+    await channel.bindQueue(queues[short], exchange, '', headers);
+  }
+  send(channel, exchange, '', 'red', { colour: 'red' });
+  send(channel, exchange, '', 'red of size 1', { colour: 'red', 'x-size': 1 });
+  send(channel, exchange, '', 'size 1', { 'x-size': 1 });
+  send(channel, exchange, '', 'blue', { colour: 'blue' });
+  send(channel, exchange, '', 'void', { colour: null });
+  send(channel, exchange, '', 'none', {});
+  const bind = (match) => (other) => other.bindQueue(queues.any, exchange, '', { 'x-match': match, colour: 'red' });
+  return {
+    ...(await drainEach(channel, queues)),
+    wrong: await session.refused(bind('some')),
+    'of a wrong type': await session.refused(bind(5)),
+  };
+}
+
+async function consistent_hash_exchange(session) {
+  const channel = await session.channel();
+  const exchange = await declare(session, channel, 'x-consistent-hash');
+  const light = await session.queue(channel, 'light');
+  const heavy = await session.queue(channel, 'heavy');
+  await channel.bindQueue(light, exchange, '1');
+  await channel.bindQueue(heavy, exchange, '3');
+  const keys = Array.from({ length: 400 }, (_, number) => `key ${number}`);
+  const placed = async () => {
+    for (const key of keys) send(channel, exchange, key, key);
+    return [await drain(channel, light), await drain(channel, heavy)];
+  };
+  const first = await placed();
+  const again = await placed();
+  await channel.unbindQueue(light, exchange, '1');
+  const hash = (short, args) => (other) =>
+    other.assertExchange(session.name(short), 'x-consistent-hash', { ...TRANSIENT, arguments: args });
+  return {
+    each_once: JSON.stringify(first.flat().sort()) === JSON.stringify(keys.sort()),
+    same_key_same_queue: JSON.stringify(first) === JSON.stringify(again),
+    three_times_as_many: first[1].length / first[0].length > 2 && first[1].length / first[0].length < 4.5,
+    after_unbind: (await placed()).map((bodies) => bodies.length),
+    ...(await session.refusedEach({
+      weight: (other) => other.bindQueue(light, exchange, 'heavy'),
+      negative: (other) => other.bindQueue(light, exchange, '-1'),
+      type: (other) => other.assertExchange(exchange, 'direct', TRANSIENT),
+      two_ways: hash('two', { 'hash-header': 'h', 'hash-property': 'message_id' }),
+      property: hash('odd', { 'hash-property': 'odd' }),
+    })),
+  };
+}
+
+async function consistent_hash_of_headers_and_properties(session) {
+  const channel = await session.channel();
+  const observed = {};
+  for (const [short, args] of [
+    ['header', { 'hash-header': 'who' }],
+    ['property', { 'hash-property': 'message_id' }],
+  ]) {
+    const exchange = await declare(session, channel, 'x-consistent-hash', short, { arguments: args });
+    const queues = [await session.queue(channel, `${short}0`), await session.queue(channel, `${short}1`)];
+    for (const queue of queues) await channel.bindQueue(queue, exchange, '1');
+    for (let number = 0; number < 200; number++) {
+      const who = String(number % 20);
+      channel.publish(exchange, String(number), Buffer.from(who), { headers: { who }, messageId: who });
+    }
+    const bodies = [await drain(channel, queues[0]), await drain(channel, queues[1])];
+    observed[short] = {
+      all: bodies.flat().length,
+      together: !bodies[0].some((body) => bodies[1].includes(body)),
+      spread: bodies.every((each) => each.length > 0),
+    };
+  }
+  return observed;
+}
+
+async function circles(session) {
+  const channel = await session.channel();
+  const first = await declare(session, channel, 'fanout', 'first');
+  const second = await declare(session, channel, 'fanout', 'second');
+  const queue = await session.queue(channel);
+  await channel.bindExchange(first, second, '');
+  await channel.bindExchange(second, first, '');
+  await channel.bindQueue(queue, second, '');
+  send(channel, first, '', 'once round');
+  // Each is the alternate of the other, or of nobody.
+  const one = session.name('one');
+  const other = session.name('other');
+  await declare(session, channel, 'direct', 'one', { alternateExchange: other });
+  await declare(session, channel, 'direct', 'other', { alternateExchange: one });
+  const lost = await declare(session, channel, 'direct', 'lost', { alternateExchange: session.name('missing') });
+  const returned = [];
+  const both = new Promise((resolve) => {
+    channel.on('return', (message) => returned.push(message.content.toString()) === 2 && resolve());
+  });
+  channel.publish(one, 'nowhere', Buffer.from('by nobody'), { mandatory: true });
+  channel.publish(lost, 'nowhere', Buffer.from('alternate is missing'), { mandatory: true });
+  await both;
+  return { received: await drain(channel, queue), returned };
+}
+
+async function auto_delete_source(session) {
+  const channel = await session.channel();
+  const destination = await declare(session, channel, 'fanout', 'destination');
+  const source = await declare(session, channel, 'fanout', 'source', { autoDelete: true });
+  await channel.bindExchange(destination, source, '');
+  const bound = await session.refused((other) => other.checkExchange(source));
+  await channel.unbindExchange(destination, source, '');
+  return { bound, unbound: await session.refused((other) => other.checkExchange(source)) };
+}
+
 async function declare(session, channel, kind, short = 'e', options = {}) {
   await channel.assertExchange(session.name(short), kind, { ...TRANSIENT, ...options });
   return session.name(short);
@@ -146,4 +268,9 @@ module.exports = {
   headers_exchange,
   exchange_to_exchange,
   alternate_exchange,
+  headers_matching,
+  consistent_hash_exchange,
+  consistent_hash_of_headers_and_properties,
+  circles,
+  auto_delete_source,
 };

@@ -123,6 +123,22 @@ async function if_unused_if_empty(session) {
   };
 }
 
+async function names(session) {
+  const channel = await session.channel();
+  const stripped = (await channel.assertQueue(session.name('a\r\nb\n'), TRANSIENT)).queue;
+  publish(channel, stripped, 'found');
+  const longest = session.name('').padEnd(255, 'x');
+  return {
+    stripped: stripped === session.name('ab'),
+    received: await drain(channel, session.name('ab')),
+    longest: (await channel.assertQueue(longest, TRANSIENT)).queue === longest,
+    ...(await session.refusedEach({
+      exchange: (other) => other.assertExchange(session.name('e\n'), 'direct', TRANSIENT),
+      exchange_stripped: (other) => other.checkExchange(session.name('e')),
+    })),
+  };
+}
+
 module.exports = {
   server_named_queue,
   exclusive_queue,
@@ -131,4 +147,5 @@ module.exports = {
   passive_declare,
   purge_and_delete_counts,
   if_unused_if_empty,
+  names,
 };

@@ -193,6 +193,18 @@ async function letter(channel, queue) {
   };
 }
 
+async function requeue_into_a_full_queue(session) {
+  const channel = await session.channel();
+  const queue = await session.queue(channel, 'q', { arguments: { 'x-max-length': 2 } });
+  publish(channel, queue, '1', '2');
+  const first = await channel.get(queue);
+  await store(session, queue, '3');
+  // What is unacknowledged does not count.
+  const counted = await ready(channel, queue);
+  channel.nack(first);
+  return { counted, left: await drain(channel, queue) };
+}
+
 module.exports = {
   message_ttl,
   queue_expires,
@@ -204,4 +216,5 @@ module.exports = {
   priorities,
   single_active_consumer,
   quorum_queue,
+  requeue_into_a_full_queue,
 };

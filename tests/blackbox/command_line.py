@@ -90,8 +90,8 @@ def test_port_0_is_told_by_one_line_for_each_listener(tmp_path):
 
 def test_a_unix_socket_is_served_and_removed(tmp_path):
     path = tmp_path / "amqp.sock"
-    argv = [binary(), "serve", "--amqp", f"unix:{path}", "--http", "off"]
-    child = Child(argv, tmp_path / "leveret.log", env=clean_environment())
+    argv = [binary(), "serve", "--amqp", f"unix:{path}", "--ws", "off", "--http", "off"]
+    child = Child(argv, tmp_path / "leveret.log", env=clean_environment(STATE_DIRECTORY=str(tmp_path)))
     try:
         child.wait_line(re.escape(str(path)))
         with socket.socket(socket.AF_UNIX) as peer:
@@ -109,7 +109,7 @@ def test_a_port_that_is_taken_is_told_with_exit_code_1():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        code, _, error = run("serve", "--amqp", address, "--http", "off", "--log", "off")
+        code, _, error = run("serve", "--amqp", address, "--ws", "off", "--http", "off", "--log", "off")
     assert code == 1
     [line] = error.splitlines()
     assert "amqp" in line and address in line

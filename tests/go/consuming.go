@@ -176,3 +176,7 @@ func requeueOnClose(s *session) any {
 	check(other.Close())
 	return object{"after_channel": afterChannel, "after_connection": seen(s.channel(), queue)}
 }
+
+func cancelOfAnUnknownTag(s *session) any {
+	return s.refused(func(channel *amqp.Channel) error { return channel.Cancel("nobody has it", false) })
+}

@@ -82,6 +82,10 @@ var scenarios = map[string]func(*session) any{
 	"internal_exchange":                internalExchange,
 	"unknown_exchange_type":            unknownExchangeType,
 	"pipelined_after_an_error":         pipelinedAfterAnError,
+	"names":                            names,
+	"cancel_of_an_unknown_tag":         cancelOfAnUnknownTag,
+	"no_wait_errors":                   noWaitErrors,
+	"tx_returns":                       txReturns,
 }
 
 func main() {

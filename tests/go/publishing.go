@@ -105,3 +105,19 @@ func txRefused(s *session) any {
 		{"rollback_without_select", func(channel *amqp.Channel) error { return channel.TxRollback() }},
 	})
 }
+
+func txReturns(s *session) any {
+	channel := s.channel()
+	returns := channel.NotifyReturn(make(chan amqp.Return, 1))
+	check(channel.Tx())
+	message := amqp.Publishing{Body: []byte("returned")}
+	check(channel.Publish("", s.name("missing"), true, false, message))
+	check(roundTrip(channel))
+	before := len(returns)
+	check(channel.TxCommit())
+	withCommit := []string{}
+	for len(returns) > 0 {
+		withCommit = append(withCommit, string((<-returns).Body))
+	}
+	return object{"before": make([]string, before), "with_commit": withCommit}
+}

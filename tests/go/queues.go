@@ -1,6 +1,10 @@
 package main
 
-import amqp "github.com/rabbitmq/amqp091-go"
+import (
+	"strings"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
 
 // Queues and exchanges from declaration to deletion.
 
@@ -140,6 +144,34 @@ func ifUnusedIfEmpty(s *session) any {
 		"queue_gone":      s.refused(func(other *amqp.Channel) error { return exists(other, queue) }),
 		"exchange_gone":   s.refused(func(other *amqp.Channel) error { return exchangeExists(other, exchange) }),
 	}
+}
+
+func names(s *session) any {
+	channel := s.channel()
+	stripped := s.queue(channel, "a\r\nb\n")
+	publish(channel, stripped, "found")
+	longest := s.name("")
+	longest += strings.Repeat("x", 255-len(longest))
+	return object{
+		"stripped": stripped == s.name("ab"),
+		"received": drain(channel, s.name("ab")),
+		"longest":  must(channel.QueueDeclare(longest, false, false, false, false, nil)).Name == longest,
+		"exchange": s.refused(func(other *amqp.Channel) error {
+			return other.ExchangeDeclare(s.name("e\n"), "direct", false, false, false, false, nil)
+		}),
+		"exchange_stripped": s.refused(func(other *amqp.Channel) error { return exchangeExists(other, s.name("e")) }),
+	}
+}
+
+func noWaitErrors(s *session) any {
+	queue := s.queue(s.channel(), "q")
+	return s.refusedEach([]attempt{
+		{"declare", func(other *amqp.Channel) error {
+			_, err := other.QueueDeclare(queue, true, false, false, true, nil)
+			return err
+		}},
+		{"bind", func(other *amqp.Channel) error { return other.QueueBind(queue, "", s.name("missing"), true, nil) }},
+	})
 }
 
 func exists(channel *amqp.Channel, queue string) error {

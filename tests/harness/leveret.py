@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 from harness.child import Child, clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 CREDENTIALS = "guest:guest"
-QUIET = [flag for name in ("ws", "mqtt", "stomp", "web-mqtt", "web-stomp") for flag in (f"--{name}", "off")]
+# Listeners that are on by default, and that a test does not want unless it says so.
+OPTIONAL_LISTENERS = ("--ws", "--mqtt", "--stomp", "--web-mqtt", "--web-stomp")
 
 
 def binary():
@@ -22,8 +24,10 @@ class Leveret:
 
     def __init__(self, folder, *flags, env=None, wait=True):
         folder.mkdir(parents=True, exist_ok=True)
-        argv = [binary(), "serve", *QUIET, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags]
-        self.child = Child(argv, folder / "leveret.log", env=clean_environment(**(env or {})), cwd=folder)
+        quiet = [word for name in OPTIONAL_LISTENERS if name not in flags for word in (name, "off")]
+        argv = [binary(), "serve", *quiet, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags]
+        environment = clean_environment(**{"STATE_DIRECTORY": str(folder / "state"), **(env or {})})
+        self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder)
         if wait:
             try:
                 self.address = self.child.wait_line(r"^amqp +listening on amqp://([^\s/]+)").group(1)
@@ -39,6 +43,11 @@ class Leveret:
     @property
     def port(self):
         return int(self.address.rpartition(":")[2])
+
+    @property
+    def ws_port(self):
+        """The port of `--ws`, where that was given."""
+        return int(self.child.wait_line(r"^ws +listening on ws://127\.0\.0\.1:(\d+)").group(1))
 
     @property
     def pid(self):
@@ -58,13 +67,14 @@ class Leveret:
 
 def run(*arguments, env=None, cwd=None, seconds=30):
     """Runs the program to its end: (exit code, standard output, standard error)."""
-    done = subprocess.run(
-        [str(binary()), *map(str, arguments)],
-        env=clean_environment(**(env or {})),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
+    with tempfile.TemporaryDirectory() as state:
+        done = subprocess.run(
+            [str(binary()), *map(str, arguments)],
+            env=clean_environment(**{"STATE_DIRECTORY": state, **(env or {})}),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
     return done.returncode, done.stdout, done.stderr

@@ -7,16 +7,18 @@ from harness.child import Child, clean_environment
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 CREDENTIALS = "guest:guest"
+# What Leveret has built in and RabbitMQ has as a plug-in.
+PLUGINS = "rabbitmq_consistent_hash_exchange"
 READY = r"Starting broker\.\.\. completed"
 
 
 class RabbitMq:
-    def __init__(self, folder, *settings):
+    def __init__(self, folder, *settings, plugins=PLUGINS):
         self.folder = folder
         self.port, mapper_port, distribution_port = free_ports(3)
         for short in ("home", "mnesia", "log"):
             (folder / short).mkdir(parents=True)
-        (folder / "plugins").write_text("[].\n")
+        (folder / "plugins").write_text(f"[{plugins}].\n")
         lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", *settings]
         (folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
         env = clean_environment(

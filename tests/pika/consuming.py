@@ -172,3 +172,60 @@ def requeue_on_close(session):
     other.close()
     after_connection = [[body, method.redelivered] for body, method in get_all(session.channel(), queue)]
     return {"after_channel": after_channel, "after_connection": after_connection}
+
+
+@scenario
+def reused_tag_without_a_queue(session):
+    queue = session.queue(session.channel())
+
+    def action(channel):
+        Collector(channel, queue, consumer_tag="twice")
+        channel._impl._consumers.clear()
+        channel._impl.basic_consume("", lambda *_: None, consumer_tag="twice")
+
+    return session.refused(action)
+
+
+@scenario
+def tags_of_get_and_deliver(session):
+    channel = session.channel()
+    got, delivered = session.queue(channel, "got"), session.queue(channel, "delivered")
+    publish(channel, got, "1", "2")
+    tags = [channel.basic_get(got)[0].delivery_tag]
+    collector = Collector(channel, delivered)
+    publish(channel, delivered, "3")
+    tags += [collector.wait(1)[0][0].delivery_tag]
+    tags += [channel.basic_get(got)[0].delivery_tag]
+    other = session.channel()
+    publish(other, got, "4")
+    return {"tags": tags, "on_another_channel": other.basic_get(got)[0].delivery_tag}
+
+
+@scenario
+def prefetch_does_not_limit(session):
+    channel = session.channel()
+    automatic, unlimited, got = [session.queue(channel, short) for short in ["automatic", "unlimited", "got"]]
+    for queue in [automatic, unlimited, got]:
+        publish(channel, queue, *FIVE)
+    channel.basic_qos(prefetch_count=1)
+    Collector(channel, automatic, auto_ack=True).wait(5)
+    observed = {"get": [channel.basic_get(got)[2].decode() for _ in range(2)]}
+    channel.basic_qos(prefetch_count=0)
+    observed["unlimited"] = len(Collector(channel, unlimited).wait(5))
+    return {**observed, "automatic": ready(channel, automatic)}
+
+
+@scenario
+def prefetch_raised(session):
+    channel = session.channel()
+    queue = session.queue(channel)
+    publish(channel, queue, *FIVE)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    collector = Collector(channel, queue)
+    collector.wait(1)
+    left = [ready(channel, queue)]
+    for limit, delivered in [(3, 3), (0, 5)]:
+        channel.basic_qos(prefetch_count=limit, global_qos=True)
+        collector.wait(delivered)
+        left.append(ready(channel, queue))
+    return {"left": left, "bodies": collector.bodies}

@@ -212,3 +212,16 @@ def letter(channel, queue):
         "expiration": properties.expiration,
         "headers": headers,
     }
+
+
+@scenario
+def requeue_into_a_full_queue(session):
+    channel = session.channel()
+    queue = session.queue(channel, arguments={"x-max-length": 2})
+    publish(channel, queue, "1", "2")
+    tag = channel.basic_get(queue)[0].delivery_tag
+    store(session, queue, "3")
+    # What is unacknowledged does not count.
+    counted = ready(channel, queue)
+    channel.basic_nack(tag)
+    return {"counted": counted, "left": drain(channel, queue)}

@@ -414,6 +414,56 @@ REPLIES = {
     "update_secret": {"still_open": True},
 }
 
+DETAILS = {
+    "headers_matching": {
+        "present": ["red", "red of size 1", "blue", "void"],
+        "all": ["red", "red of size 1"],
+        "all-with-x": ["red of size 1"],
+        "any": ["red", "red of size 1"],
+        "any-with-x": ["red", "red of size 1", "size 1"],
+        "nothing to match all": ["red", "red of size 1", "size 1", "blue", "void", "none"],
+        "nothing to match any": [],
+        "wrong": failed('Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x'),
+        "of a wrong type": failed("Invalid x-match field type signedint (value 5); expected longstr"),
+    },
+    # Which queue gets which key is the broker's own; that it keeps to it, and the shares, are not.
+    "consistent_hash_exchange": {
+        "each_once": True,
+        "same_key_same_queue": True,
+        "three_times_as_many": True,
+        "after_unbind": [0, 400],
+        "weight": failed('The binding key must be an integer: <<"heavy">>'),
+        "negative": failed("The binding key must be greater than 0"),
+        "type": inequivalent("type", "exchange 'e'", "received 'direct' but current is ''x-consistent-hash''"),
+        "two_ways": failed("hash-header and hash-property are mutually exclusive"),
+        "property": failed("Unsupported property: odd"),
+    },
+    "consistent_hash_of_headers_and_properties": dict.fromkeys(
+        ["header", "property"], {"all": 200, "together": True, "spread": True}
+    ),
+    "circles": {"received": ["once round"], "returned": ["by nobody", "alternate is missing"]},
+    "auto_delete_source": {"bound": ACCEPTED, "unbound": no_exchange("source")},
+    # The empty name is looked up before the tag is looked at.
+    "reused_tag_without_a_queue": not_found("no previously declared queue"),
+    "tags_of_get_and_deliver": {"tags": [1, 2, 3], "on_another_channel": 1},
+    "prefetch_does_not_limit": {"get": ["1", "2"], "unlimited": 5, "automatic": 0},
+    "prefetch_raised": {"left": [4, 2, 0], "bodies": FIVE},
+    "requeue_into_a_full_queue": {"counted": 2, "left": ["2", "3"]},
+    "names": {
+        "stripped": True,
+        "received": ["found"],
+        "longest": True,
+        "exchange": ACCEPTED,
+        "exchange_stripped": ACCEPTED,
+    },
+    "cancel_of_an_unknown_tag": ACCEPTED,
+    "no_wait_errors": {
+        "declare": inequivalent("durable", "queue 'q'", TRUE_NOT_FALSE),
+        "bind": no_exchange("missing"),
+    },
+    "tx_returns": {"before": [], "with_commit": ["returned"]},
+}
+
 EXPECTED = (
     CONNECTING
     | EXCHANGES
@@ -425,4 +475,5 @@ EXPECTED = (
     | REFUSALS
     | RETENTION
     | REPLIES
+    | DETAILS
 )

@@ -1,14 +1,14 @@
 //! Compares what two brokers did, knowing which differences are meant.
 
-use crate::program::Step;
+use crate::program::{Op, REPLIES, Step};
 use crate::run::Story;
 
 /// A difference that is meant to be.
 pub(crate) struct Meant {
     /// Why Leveret does not do as RabbitMQ does.
     pub(crate) reason: &'static str,
-    /// Whether it explains that RabbitMQ wrote the first lines and Leveret the second ones at this step.
-    explains: fn(&Step, &[String], &[String]) -> bool,
+    /// Whether it explains that RabbitMQ wrote the first lines and Leveret the second ones after these steps.
+    explains: fn(&[Step], &[String], &[String]) -> bool,
 }
 
 /// All differences that are meant. What follows one in a program is not compared, for the brokers' states differ.
@@ -22,6 +22,48 @@ pub(crate) const MEANT: &[Meant] = &[
                  know the word as an atom.",
         explains: |_, expected, got| {
             any(expected, "invalid exchange type") && any(got, "unknown exchange type")
+        },
+    },
+    Meant {
+        reason: "When an error ends a connection, RabbitMQ may hand what one of its channels gives back to a consumer \
+                 of another, and lose it there; Leveret gives it to others.",
+        explains: |_, expected, got| {
+            let ends = |line: &&String| line.contains(": connection.close ");
+            let (expected, got) = (expected.iter().find(ends), got.iter().find(ends));
+            expected.is_some() && expected == got
+        },
+    },
+    Meant {
+        reason: "RabbitMQ counts what a channel has got, and not settled, when a limit is set for the channel, and never \
+                 again; gets are not limited.",
+        explains: |steps, expected, got| {
+            let is_global = |step: &Step| matches!(step.op, Op::Qos { global: true, .. });
+            let is_get = |step: &Step| matches!(step.op, Op::Get { no_ack: false, .. });
+            let limited = steps.iter().rposition(is_global);
+            let deliveries =
+                |lines: &[String]| lines.iter().filter(|l| l.contains(": basic.deliver to ")).count();
+            deliveries(expected) < deliveries(got)
+                && limited.is_some_and(|at| {
+                    let place = (steps[at].connection, steps[at].channel);
+                    steps[..at].iter().any(|step| is_get(step) && (step.connection, step.channel) == place)
+                })
+        },
+    },
+    Meant {
+        reason: "A consumer of direct replies may share its tag with another consumer of its channel; Leveret refuses.",
+        explains: |steps, expected, got| {
+            let reply_tag = |step: &Step| match &step.op {
+                Op::Consume(consume) if consume.queue == REPLIES => Some(consume.tag.clone()),
+                _ => None,
+            };
+            let tag = |step: &Step| match &step.op {
+                Op::Consume(consume) => Some(consume.tag.clone()),
+                _ => None,
+            };
+            let last = steps.last().and_then(tag);
+            any(got, "attempt to reuse consumer tag")
+                && !any(expected, "attempt to reuse consumer tag")
+                && steps.iter().any(|step| reply_tag(step) == last)
         },
     },
 ];
@@ -46,8 +88,8 @@ pub(crate) fn compare(
     got: &Story,
 ) -> Option<(Difference, Option<&'static str>)> {
     let difference = first_difference(expected, got)?;
-    let reason = program.get(difference.step).and_then(|step| {
-        let explains = |meant: &&Meant| (meant.explains)(step, &difference.expected, &difference.got);
+    let reason = program.get(..=difference.step).and_then(|steps| {
+        let explains = |meant: &&Meant| (meant.explains)(steps, &difference.expected, &difference.got);
         MEANT.iter().find(explains).map(|meant| meant.reason)
     });
     Some((difference, reason))
@@ -81,7 +123,6 @@ impl Difference {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::Op;
 
     fn story(lines: &[&str]) -> Story {
         lines.iter().map(|line| vec![(*line).to_owned()]).collect()

@@ -42,11 +42,11 @@ struct Partial {
 }
 
 impl Link {
-    /// Connects as guest to the vhost `/`.
+    /// Connects to the vhost `/` as a user whose password is the name.
     ///
     /// # Errors
     /// What the socket or the handshake failed with.
-    pub(crate) fn open(address: &str) -> io::Result<Self> {
+    pub(crate) fn open(address: &str, user: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -63,15 +63,15 @@ impl Link {
             last_sync: 0,
             partial: None,
         };
-        link.log_in()?;
+        link.log_in(user)?;
         Ok(link)
     }
 
-    fn log_in(&mut self) -> io::Result<()> {
+    fn log_in(&mut self, user: &str) -> io::Result<()> {
         let mut client_properties = FieldTable::new();
         Capabilities::ALL.add_to(&mut client_properties);
         let mut handshake = ClientHandshake::new(ClientOffer {
-            credentials: Arc::new(Credentials::plain("guest", "guest")),
+            credentials: Arc::new(Credentials::plain(user, user)),
             virtual_host: "/".into(),
             client_properties,
             channel_max: 0,

@@ -17,6 +17,7 @@ mod rng;
 mod run;
 mod session;
 mod shrink;
+mod users;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -48,6 +49,12 @@ struct Arguments {
     /// Programs that run at the same time.
     #[arg(long, default_value_t = 3)]
     threads: usize,
+    /// How many programs, of these, in which time passes; they take some seconds each, most of it asleep.
+    #[arg(long, default_value_t = 100)]
+    timed: u64,
+    /// Of these, programs that run at the same time.
+    #[arg(long, default_value_t = 8)]
+    timed_threads: usize,
     /// Stop after so many failures.
     #[arg(long, default_value_t = 3)]
     failures: usize,
@@ -78,10 +85,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// Which programs a thread runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Steady,
+    /// With time passing.
+    Timed,
+}
+
 /// How far all threads together have come.
 #[derive(Debug, Default)]
 struct Tally {
     started: u64,
+    timed_started: u64,
     steps: u64,
     undetermined: u64,
     /// How often each difference was met that is meant, by its reason.
@@ -95,10 +111,12 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
     let begin = Instant::now();
     let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {
-        for _ in 0..arguments.threads.max(1) {
-            scope.spawn(|| {
-                if let Err(error) = work(arguments, &tally) {
-                    lock(&tally).error = Some(error);
+        for n in 0..arguments.threads.max(1) + arguments.timed_threads {
+            let kind = if n < arguments.threads.max(1) { Kind::Steady } else { Kind::Timed };
+            let tally = &tally;
+            scope.spawn(move || {
+                if let Err(error) = work(arguments, kind, tally) {
+                    lock(tally).error = Some(error);
                 }
             });
         }
@@ -108,8 +126,9 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
         return Err(error);
     }
     print(&format!(
-        "{} programs, {} steps, {} differences, {} on which RabbitMQ disagrees with itself, seed {}, {:.0} s",
+        "{} programs and {} in which time passes, {} steps, {} differences, {} on which RabbitMQ disagrees with itself, seed {}, {:.0} s",
         tally.started,
+        tally.timed_started,
         tally.steps,
         tally.failures,
         tally.undetermined,
@@ -120,7 +139,8 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
         print(&format!("{times} times a difference that is meant: {reason}"));
     }
     // So many that the test would say little mean that the programs, or the waiting for rest, must be mended.
-    let determined = tally.undetermined * MOST_UNDETERMINED <= tally.started.max(MOST_UNDETERMINED);
+    let all = tally.started + tally.timed_started;
+    let determined = tally.undetermined * MOST_UNDETERMINED <= all.max(MOST_UNDETERMINED);
     if !determined {
         print("too many programs are undetermined");
     }
@@ -129,24 +149,34 @@ fn explore(arguments: &Arguments) -> io::Result<bool> {
 
 /// At most one program in so many may be one on which RabbitMQ disagrees with itself.
 const MOST_UNDETERMINED: u64 = 50;
+/// Programs in which time passes get so many times fewer trials, for each takes seconds.
+const TIMED_TRIALS: usize = 10;
 
-fn work(arguments: &Arguments, tally: &Mutex<Tally>) -> io::Result<()> {
+fn work(arguments: &Arguments, kind: Kind, tally: &Mutex<Tally>) -> io::Result<()> {
     let mut pair = Pair::new(&arguments.rabbitmq, &arguments.leveret)?;
     loop {
         let number = {
             let mut tally = lock(tally);
-            if tally.started == arguments.programs || tally.failures >= arguments.failures {
+            let failed = tally.failures >= arguments.failures;
+            let (started, most) = match kind {
+                Kind::Steady => (&mut tally.started, arguments.programs),
+                Kind::Timed => (&mut tally.timed_started, arguments.timed),
+            };
+            if *started == most || failed {
                 return Ok(());
             }
-            tally.started += 1;
-            tally.started - 1
+            *started += 1;
+            *started - 1
         };
         let seed = rng::Rng::new(arguments.seed.wrapping_mul(1 << 32).wrapping_add(number)).next();
-        let program = generate::generate(seed);
+        let (program, trials) = match kind {
+            Kind::Steady => (generate::generate(seed), arguments.shrink),
+            Kind::Timed => (generate::generate_timed(seed), arguments.shrink / TIMED_TRIALS),
+        };
         let mut outcome = pair.check(&program);
         let mut small = Program::new();
         if matches!(outcome, Outcome::Different(_)) {
-            small = shrink::shrink(&program, arguments.shrink, |candidate| pair.differs(candidate));
+            small = shrink::shrink(&program, trials, |candidate| pair.differs(candidate));
             outcome = pair.check(&small);
         }
         let mut tally = lock(tally);

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+/// Where direct replies are consumed.
+pub(crate) const REPLIES: &str = "amq.rabbitmq.reply-to";
+
 /// A list of steps.
 pub(crate) type Program = Vec<Step>;
 
@@ -10,7 +13,7 @@ pub(crate) type Program = Vec<Step>;
 /// when they are used after having been closed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Step {
-    /// Which connection, from 0.
+    /// Which connection, from 0; it decides who the user is.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) connection: u8,
     /// Which channel of it, from 1.
@@ -24,7 +27,7 @@ pub(crate) struct Step {
 pub(crate) type Table = serde_json::Map<String, Value>;
 
 /// What is done. Names such as `q0`, `e1` stand for names of this program's own; `gen0` is the first name that the
-/// server made up.
+/// server made up, `reply0.1` the queue for replies to connection 0, channel 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(crate) enum Op {
@@ -68,6 +71,8 @@ pub(crate) enum Op {
     TxSelect,
     TxCommit,
     TxRollback,
+    /// Time passes: what was given a short time to live is past it.
+    Wait,
     CloseChannel,
     CloseConnection,
     /// The socket is closed without a word.
@@ -145,6 +150,8 @@ pub(crate) struct Publish {
     pub(crate) expiration: Option<String>,
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) user_id: Option<String>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) reply_to: Option<String>,
     #[serde(skip_serializing_if = "Table::is_empty")]
     pub(crate) headers: Table,
 }
@@ -221,13 +228,14 @@ pub(crate) fn from_text(text: &str) -> Result<Program, serde_json::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::generate;
+    use crate::generate::{generate, generate_timed};
 
     #[test]
     fn every_program_can_be_written_down_and_read_back() {
         for seed in 0..200 {
-            let program = generate(seed);
-            assert_eq!(from_text(&to_text(&program)).unwrap(), program, "seed {seed}");
+            for program in [generate(seed), generate_timed(seed)] {
+                assert_eq!(from_text(&to_text(&program)).unwrap(), program, "seed {seed}");
+            }
         }
     }
 }

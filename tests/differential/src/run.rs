@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 use crate::event::Event;
 use crate::link::Link;
 use crate::names::Names;
 use crate::program::{Op, Step};
 use crate::session::{Counts, Session};
+use crate::users::{CONNECTIONS, user_of};
 
 /// What was seen after each step, and at last what was left: lines of text, free of names and times of the run.
 pub(crate) type Story = Vec<Vec<String>>;
@@ -37,20 +40,30 @@ pub(crate) fn run(
 ) -> io::Result<Story> {
     let mut run = Run {
         address,
-        names: Names::new(prefix),
+        names: Names::new(prefix, program),
         sessions: BTreeMap::new(),
         control,
         watched: BTreeMap::new(),
         counts: Counts::new(),
         pace,
         step: 0,
+        allowed: program.iter().any(|step| step.op == Op::Wait).then_some(MOST_BUSY),
     };
     let mut story = Story::new();
     for (n, step) in program.iter().enumerate() {
         run.step = n;
+        let begin = Instant::now();
         story.push(run.step(step)?);
+        if step.op != Op::Wait {
+            run.spend(begin)?;
+        }
     }
+    let begin = Instant::now();
     story.push(run.finish(program)?);
+    run.spend(begin)?;
+    if has_quorum_queues(program) {
+        story.iter_mut().flatten().for_each(hide_consumers);
+    }
     Ok(story)
 }
 
@@ -66,12 +79,24 @@ struct Run<'a> {
     counts: Counts,
     pace: Pace,
     step: usize,
+    /// How long the steps to come may take together, if anything short-lived might be due before they are done.
+    allowed: Option<Duration>,
 }
 
 impl Run<'_> {
+    /// Fails once the steps have taken so long that it is open what is due and what is not.
+    fn spend(&mut self, begin: Instant) -> io::Result<()> {
+        if let Some(allowed) = self.allowed {
+            let left = allowed.checked_sub(begin.elapsed());
+            self.allowed = Some(left.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, TOO_SLOW))?);
+        }
+        Ok(())
+    }
+
     fn step(&mut self, step: &Step) -> io::Result<Vec<String>> {
         let mut lines = Vec::new();
         match step.op {
+            Op::Wait => sleep(WAIT),
             Op::CloseConnection | Op::DropConnection => {
                 self.close_channels(step.connection, 1, &mut lines)?;
                 if let Some(mut session) = self.sessions.remove(&step.connection) {
@@ -87,7 +112,7 @@ impl Run<'_> {
             _ => {
                 let session = match self.sessions.remove(&step.connection) {
                     Some(open) if !open.link.closed => open,
-                    _ => Session::open(self.address)?,
+                    _ => Session::open(self.address, user_of(step.connection))?,
                 };
                 self.sessions.entry(step.connection).or_insert(session).perform(
                     step,
@@ -159,7 +184,7 @@ impl Run<'_> {
     fn count(&mut self) -> io::Result<Counts> {
         let mut counts = Counts::new();
         let mut gone = Vec::new();
-        for owner in [None, Some(0), Some(1)] {
+        for owner in std::iter::once(None).chain((0..CONNECTIONS).map(Some)) {
             let queues: Vec<&str> =
                 self.watched.iter().filter(|(_, of)| **of == owner).map(|(name, _)| name.as_str()).collect();
             if queues.is_empty() {
@@ -186,7 +211,7 @@ impl Run<'_> {
     fn finish(&mut self, program: &[Step]) -> io::Result<Vec<String>> {
         self.step += 1;
         let mut lines = Vec::new();
-        for id in [0, 1] {
+        for id in 0..CONNECTIONS {
             self.close_channels(id, 0, &mut lines)?;
         }
         self.settle(&mut lines)?;
@@ -244,6 +269,24 @@ impl Run<'_> {
     }
 }
 
+/// Whether the program may make queues of type quorum.
+fn has_quorum_queues(program: &[Step]) -> bool {
+    program.iter().any(|step| match &step.op {
+        Op::DeclareQueue(declare) => {
+            declare.arguments.get("x-queue-type").and_then(Value::as_str) == Some("quorum")
+        }
+        _ => false,
+    })
+}
+
+/// Takes the number of consumers out of a line: RabbitMQ counts whoever has got a message from a quorum queue and has
+/// not settled it.
+fn hide_consumers(line: &mut String) {
+    if let Some(at) = line.rfind(" messages, ").filter(|_| line.ends_with(" consumers")) {
+        line.truncate(at + " messages".len());
+    }
+}
+
 /// Messages and consumers, or nothing when there is no such queue.
 fn count_queue(link: &mut Link, queue: &str) -> io::Result<Option<(u32, u32)>> {
     ensure_channel(link, CONTROL_CHANNEL);
@@ -283,6 +326,14 @@ fn ensure_channel(link: &mut Link, channel: u16) {
     }
 }
 
+/// The short time to live in programs that wait; as in `definitions.py`.
+pub(crate) const SHORT_MILLISECONDS: u64 = 2000;
+/// Outlasts the short time once, and not twice: what moved on when it ended has another one before it.
+const WAIT: Duration = Duration::from_millis(SHORT_MILLISECONDS * 3 / 2);
+/// What is left of either time for the steps.
+const MOST_BUSY: Duration = Duration::from_millis(SHORT_MILLISECONDS * 9 / 20);
+/// Why a run in which time passes says nothing.
+pub(crate) const TOO_SLOW: &str = "the machine was too slow for the program's times to live";
 /// The channel that counts queues; programs use lower ones.
 pub(crate) const CONTROL_CHANNEL: u16 = 9;
 /// How long a broker may take to notice that a socket was closed.

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::event::Event;
 use crate::link::Link;
-use crate::names::Names;
+use crate::names::{BODY, Names};
 use crate::program::{Binding, Consume, How, Op, Publish, Settle, Step, Table};
 use crate::run::CONTROL_CHANNEL;
 
@@ -51,8 +51,13 @@ struct Channel {
 }
 
 impl Session {
-    pub(crate) fn open(address: &str) -> io::Result<Self> {
-        Ok(Self { link: Link::open(address)?, channels: BTreeMap::new(), declared: None, lines: Vec::new() })
+    pub(crate) fn open(address: &str, user: &str) -> io::Result<Self> {
+        Ok(Self {
+            link: Link::open(address, user)?,
+            channels: BTreeMap::new(),
+            declared: None,
+            lines: Vec::new(),
+        })
     }
 
     /// Sends a step. Its answers come with the next round trip.
@@ -136,6 +141,7 @@ impl Session {
             let channel = self.channels.entry(id).or_default();
             match event {
                 Event::Delivered { consumer, tag, text } => {
+                    names.learn_reply(&text);
                     channel.check_tag(tag);
                     if !channel.no_ack.contains(&consumer) {
                         channel.outstanding.push((tag, number));
@@ -143,6 +149,7 @@ impl Session {
                     channel.delivered.push((consumer, tag, text));
                 }
                 Event::Got { tag, text } => {
+                    names.learn_reply(&text);
                     channel.check_tag(tag);
                     if !channel.get_is_no_ack {
                         channel.outstanding.push((tag, number));
@@ -208,6 +215,10 @@ impl Session {
                 .drain(..)
                 .map(|(consumer, _, text)| (names.tidy(&consumer), names.tidy(&text)))
                 .collect();
+            // What is told on the way to the end of the connection depends on who was faster.
+            if self.link.closed {
+                delivered.clear();
+            }
             // Stable: the order of each consumer's own deliveries stays.
             delivered.sort_by(|a, b| a.0.cmp(&b.0));
             for (consumer, text) in delivered {
@@ -262,6 +273,7 @@ fn publish(
         delivery_mode: op.delivery_mode,
         priority: op.priority,
         expiration: op.expiration.as_deref(),
+        reply_to: op.reply_to.as_deref(),
         user_id: op.user_id.as_deref(),
         ..Properties::default()
     };
@@ -276,7 +288,7 @@ fn publish(
             ..Default::default()
         };
         link.send(id, publish);
-        let body = format!("message {number}.{repeat}");
+        let body = format!("{BODY}{number}.{repeat}");
         frame::write_content_header(link.output(), id, body.len() as u64, &encoded);
         frame::write_body(link.output(), id, body.as_bytes());
         if let Some(published) = &mut channel.published {

@@ -21,7 +21,11 @@ final class Consuming {
             Map.entry("consumer_priority", Consuming::consumerPriority),
             Map.entry("exclusive_consumer", Consuming::exclusiveConsumer),
             Map.entry("duplicate_consumer_tag", Consuming::duplicateConsumerTag),
-            Map.entry("requeue_on_close", Consuming::requeueOnClose));
+            Map.entry("requeue_on_close", Consuming::requeueOnClose),
+            Map.entry("reused_tag_without_a_queue", Consuming::reusedTagWithoutAQueue),
+            Map.entry("tags_of_get_and_deliver", Consuming::tagsOfGetAndDeliver),
+            Map.entry("prefetch_does_not_limit", Consuming::prefetchDoesNotLimit),
+            Map.entry("prefetch_raised", Consuming::prefetchRaised));
 
     static final String[] FIVE = {"1", "2", "3", "4", "5"};
 
@@ -191,5 +195,65 @@ final class Consuming {
         List<List<Object>> afterChannel = Session.seen(other.createChannel(), queue);
         other.close();
         return Map.of("after_channel", afterChannel, "after_connection", Session.seen(session.channel(), queue));
+    }
+
+    private static Object reusedTagWithoutAQueue(Session session) throws Exception {
+        String queue = session.queue(session.channel());
+        return session.refused(channel -> {
+            new Collector(channel, queue, false, "twice", false, null);
+            new Collector(channel, "", false, "twice", false, null);
+        });
+    }
+
+    private static Object tagsOfGetAndDeliver(Session session) throws Exception {
+        Channel channel = session.channel();
+        String got = session.queue(channel, "got");
+        String delivered = session.queue(channel, "delivered");
+        Session.publish(channel, got, "1", "2");
+        List<Long> tags = new ArrayList<>();
+        tags.add(channel.basicGet(got, false).getEnvelope().getDeliveryTag());
+        Collector collector = Collector.manual(channel, delivered);
+        Session.publish(channel, delivered, "3");
+        tags.add(collector.await(1).get(0).getEnvelope().getDeliveryTag());
+        tags.add(channel.basicGet(got, false).getEnvelope().getDeliveryTag());
+        Channel other = session.channel();
+        Session.publish(other, got, "4");
+        return Map.of("tags", tags, "on_another_channel", other.basicGet(got, false).getEnvelope().getDeliveryTag());
+    }
+
+    private static Object prefetchDoesNotLimit(Session session) throws Exception {
+        Channel channel = session.channel();
+        String automatic = session.queue(channel, "automatic");
+        String unlimited = session.queue(channel, "unlimited");
+        String got = session.queue(channel, "got");
+        for (String queue : List.of(automatic, unlimited, got)) {
+            Session.publish(channel, queue, FIVE);
+        }
+        channel.basicQos(1);
+        Collector.automatic(channel, automatic).await(5);
+        List<String> gets = new ArrayList<>();
+        for (int count = 0; count < 2; count++) {
+            gets.add(Session.text(channel.basicGet(got, false).getBody()));
+        }
+        channel.basicQos(0);
+        int taken = Collector.manual(channel, unlimited).await(5).size();
+        return Map.of("get", gets, "unlimited", taken, "automatic", Session.ready(channel, automatic));
+    }
+
+    private static Object prefetchRaised(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = session.queue(channel);
+        Session.publish(channel, queue, FIVE);
+        channel.basicQos(1, true);
+        Collector collector = Collector.manual(channel, queue);
+        collector.await(1);
+        List<Integer> left = new ArrayList<>(List.of(Session.ready(channel, queue)));
+        channel.basicQos(3, true);
+        collector.await(3);
+        left.add(Session.ready(channel, queue));
+        channel.basicQos(0, true);
+        collector.await(5);
+        left.add(Session.ready(channel, queue));
+        return Map.of("left", left, "bodies", collector.bodies());
     }
 }

@@ -15,7 +15,8 @@ final class Publishing {
             "immediate", Publishing::immediate,
             "tx_commit", Publishing::txCommit,
             "tx_rollback", Publishing::txRollback,
-            "tx_refused", Publishing::txRefused);
+            "tx_refused", Publishing::txRefused,
+            "tx_returns", Publishing::txReturns);
 
     private record Confirm(String kind, long tag, boolean multiple) {}
 
@@ -132,5 +133,18 @@ final class Publishing {
                 },
                 "commit_without_select", Channel::txCommit,
                 "rollback_without_select", Channel::txRollback));
+    }
+
+    private static Object txReturns(Session session) throws Exception {
+        Channel channel = session.channel();
+        BlockingQueue<String> returns = new LinkedBlockingQueue<>();
+        channel.addReturnListener(message -> returns.add(Session.text(message.getBody())));
+        channel.txSelect();
+        String missing = session.name("missing");
+        channel.basicPublish("", missing, true, MessageProperties.MINIMAL_BASIC, Session.bytes("returned"));
+        Session.roundTrip(channel);
+        List<String> before = List.copyOf(returns);
+        channel.txCommit();
+        return Map.of("before", before, "with_commit", List.copyOf(returns));
     }
 }

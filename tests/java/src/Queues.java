@@ -14,7 +14,9 @@ final class Queues {
             "auto_delete_exchange", Queues::autoDeleteExchange,
             "passive_declare", Queues::passiveDeclare,
             "purge_and_delete_counts", Queues::purgeAndDeleteCounts,
-            "if_unused_if_empty", Queues::ifUnusedIfEmpty);
+            "if_unused_if_empty", Queues::ifUnusedIfEmpty,
+            "names", Queues::names,
+            "no_wait_errors", Queues::noWaitErrors);
 
     private static Object serverNamedQueue(Session session) throws Exception {
         Channel channel = session.channel();
@@ -131,5 +133,26 @@ final class Queues {
                 "queue_in_use", queueInUse,
                 "queue_gone", session.refused(other -> Session.ready(other, queue)),
                 "exchange_gone", session.refused(other -> other.exchangeDeclarePassive(exchange)));
+    }
+
+    private static Object names(Session session) throws Exception {
+        Channel channel = session.channel();
+        String stripped = channel.queueDeclare(session.name("a\r\nb\n"), false, false, false, null).getQueue();
+        Session.publish(channel, stripped, "found");
+        String longest = session.name("") + "x".repeat(255 - session.name("").length());
+        String declared = channel.queueDeclare(longest, false, false, false, null).getQueue();
+        return Map.of(
+                "stripped", stripped.equals(session.name("ab")),
+                "received", Session.drain(channel, session.name("ab")),
+                "longest", declared.equals(longest),
+                "exchange", session.refused(other -> other.exchangeDeclare(session.name("e\n"), "direct")),
+                "exchange_stripped", session.refused(other -> other.exchangeDeclarePassive(session.name("e"))));
+    }
+
+    private static Object noWaitErrors(Session session) throws Exception {
+        String queue = session.queue(session.channel());
+        return Map.of(
+                "declare", session.refused(other -> other.queueDeclareNoWait(queue, true, false, false, null)),
+                "bind", session.refused(other -> other.queueBindNoWait(queue, session.name("missing"), "", null)));
     }
 }

@@ -14,17 +14,18 @@ import java.util.concurrent.LinkedBlockingQueue;
 
 /** What queues keep, for how long, in which order, and where the rest goes: TTL, lengths, priorities, dead letters. */
 final class Retention {
-    static final Map<String, Driver.Scenario> SCENARIOS = Map.of(
-            "message_ttl", Retention::messageTtl,
-            "queue_expires", Retention::queueExpires,
-            "max_length_drops_the_head", Retention::maxLengthDropsTheHead,
-            "max_length_rejects", Retention::maxLengthRejects,
-            "dead_letters", Retention::deadLetters,
-            "dead_letters_and_copies", Retention::deadLettersAndCopies,
-            "dead_letter_cycles", Retention::deadLetterCycles,
-            "priorities", Retention::priorities,
-            "single_active_consumer", Retention::singleActiveConsumer,
-            "quorum_queue", Retention::quorumQueue);
+    static final Map<String, Driver.Scenario> SCENARIOS = Map.ofEntries(
+            Map.entry("message_ttl", Retention::messageTtl),
+            Map.entry("queue_expires", Retention::queueExpires),
+            Map.entry("max_length_drops_the_head", Retention::maxLengthDropsTheHead),
+            Map.entry("max_length_rejects", Retention::maxLengthRejects),
+            Map.entry("dead_letters", Retention::deadLetters),
+            Map.entry("dead_letters_and_copies", Retention::deadLettersAndCopies),
+            Map.entry("dead_letter_cycles", Retention::deadLetterCycles),
+            Map.entry("priorities", Retention::priorities),
+            Map.entry("single_active_consumer", Retention::singleActiveConsumer),
+            Map.entry("quorum_queue", Retention::quorumQueue),
+            Map.entry("requeue_into_a_full_queue", Retention::requeueIntoAFullQueue));
 
     private static final String EXCHANGE = "x-dead-letter-exchange";
     private static final String KEY = "x-dead-letter-routing-key";
@@ -258,5 +259,17 @@ final class Retention {
             return copy;
         }
         return value;
+    }
+
+    private static Object requeueIntoAFullQueue(Session session) throws Exception {
+        Channel channel = session.channel();
+        String queue = declare(session, channel, "q", Map.of("x-max-length", 2));
+        Session.publish(channel, queue, "1", "2");
+        GetResponse first = channel.basicGet(queue, false);
+        session.store(queue, "3");
+        // What is unacknowledged does not count.
+        int counted = Session.ready(channel, queue);
+        channel.basicNack(first.getEnvelope().getDeliveryTag(), false, true);
+        return Map.of("counted", counted, "left", Session.drain(channel, queue));
     }
 }

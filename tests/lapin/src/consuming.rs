@@ -217,3 +217,10 @@ async fn waiting(consumer: &mut Consumer) -> usize {
     }
     count
 }
+
+pub(crate) async fn cancel_of_an_unknown_tag(session: &Session) -> Observed {
+    let cancel = async |channel: &Channel| {
+        channel.basic_cancel("nobody has it".into(), BasicCancelOptions::default()).await
+    };
+    session.refused(cancel).await
+}

@@ -45,7 +45,7 @@ scenarios! {
     consuming::{
         get, consume_and_ack, consume_without_ack, prefetch_per_consumer, prefetch_of_later_consumers_only,
         prefetch_global, cancel, server_cancel, consumer_priority, exclusive_consumer, duplicate_consumer_tag,
-        requeue_on_close,
+        requeue_on_close, cancel_of_an_unknown_tag,
     }
     settling::{
         ack_multiple, ack_all_outstanding, nack_requeue_order, nack_drops, reject, recover, recover_without_requeue,
@@ -57,7 +57,7 @@ scenarios! {
     }
     refusals::{
         redeclare, redeclare_with_arguments, missing_queues_and_exchanges, reserved_names, default_exchange_is_fixed,
-        internal_exchange, unknown_exchange_type, pipelined_after_an_error,
+        internal_exchange, unknown_exchange_type, pipelined_after_an_error, no_wait_errors,
     }
 }
 

@@ -4,7 +4,7 @@ use lapin::{
     Channel, ExchangeKind,
     options::{
         BasicGetOptions, ExchangeBindOptions, ExchangeDeclareOptions, ExchangeDeleteOptions,
-        QueueDeclareOptions, QueueDeleteOptions,
+        QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions,
     },
     types::{AMQPValue, FieldTable, ShortString},
 };
@@ -193,4 +193,18 @@ async fn bind_exchange(
 
 fn ttl(milliseconds: i32) -> FieldTable {
     table([("x-message-ttl", AMQPValue::LongInt(milliseconds))])
+}
+
+pub(crate) async fn no_wait_errors(session: &Session) -> Observed {
+    let queue = session.queue(&session.channel().await?, "q").await?;
+    let missing = session.name("missing");
+    let declare = async |channel: &Channel| {
+        let options = QueueDeclareOptions { durable: true, nowait: true, ..Default::default() };
+        declare_queue(channel, &queue, options).await.map(drop)
+    };
+    let bind = async |channel: &Channel| {
+        let options = QueueBindOptions { nowait: true };
+        channel.queue_bind(queue.clone(), missing.clone(), "".into(), options, FieldTable::default()).await
+    };
+    Ok(json!({ "declare": session.refused(declare).await?, "bind": session.refused(bind).await? }))
 }

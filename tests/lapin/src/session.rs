@@ -11,6 +11,7 @@ use lapin::{
         BasicConsumeOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions,
         ExchangeDeclareOptions, QueueDeclareOptions,
     },
+    protocol::AMQPErrorKind,
     types::{FieldTable, ShortString},
 };
 use serde_json::{Value, json};
@@ -121,9 +122,11 @@ async fn outcome(
     match done {
         Ok(()) => Ok(json!(ACCEPTED)),
         Err(error) => match close_of(&error) {
-            Some(answer) => Ok(answer),
-            // lapin found the channel closed: the reason came as an event.
-            None => in_time(reason(events)).await,
+            Some(answer) if ends_the_connection(&error) => Ok(answer),
+            // The event comes when lapin has done its part of closing the channel. Dropped before, the channel would be
+            // closed a second time, which the server takes for a mistake of the connection; and the event, left unread,
+            // would be taken for the next channel's.
+            _ => in_time(reason(events)).await,
         },
     }
 }
@@ -136,6 +139,10 @@ async fn reason(events: impl Stream<Item = Event>) -> Observed {
         }
     }
     Err("the connection ended without a reason".into())
+}
+
+fn ends_the_connection(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::ProtocolError(close) if matches!(close.kind(), AMQPErrorKind::Hard(_)))
 }
 
 /// The code and text of the server's close.

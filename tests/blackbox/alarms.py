@@ -1,0 +1,147 @@
+"""Short of memory or disk, publishers wait and are told so; consumers go on, and with what they take so do publishers."""
+
+import contextlib
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+
+import pika
+import pytest
+
+from harness.drivers import TESTS
+from harness.instances import leveret
+from harness.rabbitmq import RabbitMq
+from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, HEADER, Wire
+from harness.wire import content_header, frame, publish_arguments
+
+# RabbitMQ is asked as well: a wrong expectation would show.
+TARGETS = ["rabbitmq", "leveret"]
+WAIT_SECONDS = 60
+
+# By reason: what sets the alarm off from the start at either broker.
+MEMORY = {"rabbitmq": ["vm_memory_high_watermark.absolute = 1MB"], "leveret": ["--memory-high-watermark", "1MiB"]}
+DISK = {"rabbitmq": ["disk_free_limit.absolute = 100000GB"], "leveret": ["--disk-free-limit", "100TB"]}
+REASONS = {
+    "low on memory": MEMORY,
+    "low on disk": DISK,
+    "low on disk & memory": {name: MEMORY[name] + DISK[name] for name in TARGETS},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_who_publishes_is_told_why_it_waits_and_nobody_else(tmp_path, target_name, reason):
+    with started(target_name, tmp_path, REASONS[reason][target_name]) as server:
+        # Never closed: it is not read once it has published, so not even its goodbye would be answered.
+        publisher, told = connect(server)
+        channel = publisher.channel()
+        channel.queue_declare("alarmed")
+        channel.basic_publish("", "alarmed", b"late")
+        wait_until(lambda: pumped(publisher) and told)
+        assert told == [reason]
+        other, other_told = connect(server)
+        got, _, _ = other.channel().basic_get("alarmed")
+        assert got is None
+        assert other_told == []
+        other.close()
+
+
+def test_javascript_is_told_as_well(tmp_path):
+    with leveret(tmp_path, *MEMORY["leveret"]) as server:
+        argv = ["node", TESTS / "amqplib" / "blocked.js", server.uri]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_SECONDS)
+        assert (done.returncode, done.stdout) == (0, "low on memory\n"), done.stderr
+
+
+def test_publishers_go_on_when_consumers_have_made_room(tmp_path):
+    count, body = 3000, b"x" * 100_000
+    with leveret(tmp_path, "--data-dir", "off", "--memory-high-watermark", "128MiB") as server:
+        publisher, told = connect(server)
+        consumer, _ = connect(server)
+        channel = publisher.channel()
+        channel.queue_declare("fill")
+        channel.confirm_delivery()
+        publishing = threading.Thread(
+            target=lambda: [channel.basic_publish("", "fill", body) for _ in range(count)], daemon=True
+        )
+        publishing.start()
+        wait_until(lambda: metric(server, "leveret_blocked_connections") == 1)
+        assert metric(server, 'leveret_alarm{kind="memory"}') == 1
+        assert metric(server, 'leveret_alarm{kind="disk"}') == 0
+        taken = 0
+        for _ in consumer.channel().consume("fill", auto_ack=True):
+            taken += 1
+            if taken == count:
+                break
+        publishing.join(WAIT_SECONDS)
+        assert not publishing.is_alive()
+        publisher.process_data_events(0)
+        assert told[:2] == ["low on memory", "unblocked"]
+        publisher.close()
+        consumer.close()
+        wait_until(lambda: metric(server, 'leveret_alarm{kind="memory"}') == 0)
+        assert metric(server, "leveret_blocked_connections") == 0
+        server.child.wait_line("low on memory: publishers are blocked")
+        server.child.wait_line("enough memory again")
+        server.stop()
+
+
+def test_a_blocked_client_does_not_keep_the_server_from_stopping(tmp_path):
+    with leveret(tmp_path, *DISK["leveret"]) as server:
+        with Wire(server.port) as wire:
+            wire.handshake()
+            wire.open_channel()
+            wire.send_method(1, BASIC_PUBLISH, publish_arguments("", "nowhere"))
+            wire.send(frame(HEADER, 1, content_header(1)) + frame(BODY, 1, b"x"))
+            wait_until(lambda: metric(server, "leveret_blocked_connections") == 1)
+            server.child.send(15)
+            wire.expect(CONNECTION_CLOSE)
+            wire.send_method(0, CONNECTION_CLOSE_OK)
+            assert server.child.wait() == 0
+
+
+def test_without_a_data_folder_there_is_no_disk_to_be_short_of(tmp_path):
+    with leveret(tmp_path, "--data-dir", "off", *DISK["leveret"]) as server:
+        assert metric(server, 'leveret_alarm{kind="disk"}') == 0
+        server.stop()
+
+
+@contextlib.contextmanager
+def started(name, folder, settings):
+    if name == "leveret":
+        with leveret(folder, *settings) as server:
+            yield server
+        return
+    server = RabbitMq(folder / "rabbitmq", *settings)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def connect(server):
+    """A client, and what it is told about waiting."""
+    connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+    told = []
+    connection.add_on_connection_blocked_callback(lambda _, blocked: told.append(blocked.method.reason))
+    connection.add_on_connection_unblocked_callback(lambda *_: told.append("unblocked"))
+    return connection, told
+
+
+def pumped(connection):
+    connection.process_data_events(0.05)
+    return True
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.http + "/metrics", timeout=WAIT_SECONDS) as answer:
+        text = answer.read().decode()
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

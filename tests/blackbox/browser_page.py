@@ -1,0 +1,231 @@
+"""The page at `/` of the HTTP address, in a real Chromium: a visitor connects, publishes, and sees messages arrive."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.browser import browser
+from harness.instances import leveret
+from harness.wire import BASIC_PUBLISH, BODY, HEADER, Wire, content_header, frame, publish_arguments
+
+ENTER = "\ue007"
+TAB = "\ue004"
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+@pytest.fixture
+def server(tmp_path):
+    with leveret(tmp_path, "--ws", "127.0.0.1:0") as server:
+        yield server
+        server.stop()
+
+
+def connect(window, server, **fields):
+    """Opens the page and connects with what it suggests, but for the given fields."""
+    window.open(server.http + "/")
+    window.run(
+        """
+        const field = document.querySelector("#connect [name=url]");
+        while (field.value === "") await new Promise(requestAnimationFrame);
+        """
+    )
+    for name, text in fields.items():
+        window.fill(f"#connect [name={name}]", text)
+    window.click("#connect-button")
+
+
+def connected(window, server):
+    connect(window, server)
+    window.wait_for_text("#connection-state", "^Connected as guest")
+    window.wait_for_text("#receive-state", "^Receiving amq.topic → demo.# by queue amq.gen-")
+
+
+def publish(window, text, **fields):
+    for name, value in fields.items():
+        window.fill(f"#publish [name={name}]", value)
+    window.fill("#publish [name=body]", text)
+    window.click("#publish-button")
+
+
+def first_message(window):
+    return window.evaluate("return document.querySelector('#messages li .body').textContent")
+
+
+@contextlib.contextmanager
+def another_tab(window):
+    first = window.tab()
+    second = window.new_tab()
+    try:
+        yield first, second
+    finally:
+        window.turn_to(second)
+        window.close_tab()
+        window.turn_to(first)
+
+
+@pytest.mark.parametrize("behind", ["broker", "proxy"])
+def test_what_is_published_arrives_and_is_confirmed(tmp_path, targets, window, behind):
+    flags = ["--ws", "127.0.0.1:0"]
+    if behind == "proxy":
+        flags += ["--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}"]
+    with leveret(tmp_path, *flags) as server:
+        connect(window, server)
+        assert window.value("#connect [name=url]") == f"ws://127.0.0.1:{server.ws_port}/"
+        # What it says of the server is what the server says of itself.
+        product = "RabbitMQ" if behind == "proxy" else "Leveret"
+        window.wait_for_text("#connection-state", f"^Connected as guest to virtual host / of {product} ")
+        window.wait_for_text("#receive-state", "^Receiving amq.topic → demo.# by queue amq.gen-")
+        # No markup of a message becomes markup of the page.
+        publish(window, "<b>héllo</b> 🐇", key="demo.greeting")
+        window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\) after \\d+ ms\\.$")
+        window.wait_for_text("#messages", "demo.greeting.*héllo")
+        assert first_message(window) == "<b>héllo</b> 🐇"
+        assert window.complaints() == []
+        server.stop()
+
+
+def test_a_wrong_password_is_told_and_the_right_one_then_works(window, server):
+    connect(window, server, password="wrong")
+    window.wait_for_text("#connection-state", "^Wrong user or password: the server refused the login.$")
+    window.fill("#connect [name=password]", "guest")
+    window.click("#connect-button")
+    window.wait_for_text("#connection-state", "^Connected as guest")
+
+
+def test_what_else_goes_wrong_is_told_in_words(window, server):
+    connect(window, server, vhost="nowhere")
+    window.wait_for_text("#connection-state", "^The server says: NOT_ALLOWED - vhost nowhere not found \\(530\\)\\.$")
+    window.fill("#connect [name=vhost]", "/")
+    window.fill("#connect [name=url]", "ws://127.0.0.1:1/")
+    window.click("#connect-button")
+    window.wait_for_text("#connection-state", "^No connection to ws://127.0.0.1:1/\\. Either nobody listens there, or ")
+    window.fill("#connect [name=url]", "nonsense:")
+    window.click("#connect-button")
+    window.wait_for_text("#connection-state", "^nonsense: cannot be connected to")
+
+
+def test_a_page_from_an_origin_that_is_not_allowed_is_told_so(tmp_path, window):
+    with leveret(tmp_path, "--ws", "127.0.0.1:0", "--ws-origins", "https://app.example.com") as server:
+        connect(window, server)
+        window.wait_for_text("#connection-state", f"pages from {server.http} are not among the server's ws_origins")
+        server.stop()
+
+
+def test_a_message_for_nobody_is_confirmed_and_told(window, server):
+    connected(window, server)
+    publish(window, "lost", key="elsewhere")
+    window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\), but it reached no queue: NO_ROUTE\\.$")
+
+
+def test_a_mistake_ends_no_more_than_its_own_attempt(window, server):
+    connected(window, server)
+    publish(window, "lost", exchange="nowhere")
+    window.wait_for_text("#publish-state", "NOT_FOUND - no exchange 'nowhere' in vhost '/' \\(404\\)\\.$")
+    publish(window, "found", exchange="amq.topic", key="demo.found")
+    window.wait_for_text("#publish-state", "^Confirmed")
+    window.wait_for_text("#messages", "found")
+    # The same for what is received.
+    window.fill("#receive [name=exchange]", "nowhere")
+    window.click("#receive-button")
+    window.wait_for_text("#receive-state", "NOT_FOUND - no exchange 'nowhere'")
+    publish(window, "still here", key="demo.still")
+    window.wait_for_text("#messages", "still here")
+
+
+def test_without_an_exchange_the_key_names_a_queue(window, server):
+    connected(window, server)
+    queue = window.evaluate("return document.getElementById('receive-state').textContent.match(/amq\\.gen-\\S+(?=\\.)/)[0]")
+    publish(window, "straight", exchange="", key=queue)
+    window.wait_for_text("#publish-state", "^Confirmed \\(no. 1\\) after")
+    window.wait_for_text("#messages", "straight")
+
+
+def test_another_pattern_replaces_the_one_before(window, server):
+    connected(window, server)
+    window.fill("#receive [name=pattern]", "other.*")
+    window.click("#receive-button")
+    window.wait_for_text("#receive-state", "^Receiving amq.topic → other.\\* ")
+    publish(window, "unseen", key="demo.unseen")
+    window.wait_for_text("#publish-state", "NO_ROUTE")
+    publish(window, "seen", key="other.seen")
+    window.wait_for_text("#messages", "seen")
+    assert window.evaluate("return document.querySelectorAll('#messages li').length") == 1
+
+
+def test_two_tabs_exchange_messages(window, server):
+    connected(window, server)
+    with another_tab(window) as (first, second):
+        connected(window, server)
+        publish(window, "from the second", key="demo.second")
+        window.turn_to(first)
+        window.wait_for_text("#messages", "from the second")
+        publish(window, "from the first", key="demo.first")
+        window.turn_to(second)
+        window.wait_for_text("#messages", "from the first")
+
+
+def test_messages_from_other_clients_arrive_too(window, server):
+    connected(window, server)
+    wire = Wire(server.port).handshake()
+    wire.open_channel()
+    wire.send_method(1, BASIC_PUBLISH, publish_arguments("amq.topic", "demo.wire"))
+    wire.send(frame(HEADER, 1, content_header(2)) + frame(BODY, 1, b"\xff\xfe"))
+    window.wait_for_text("#messages", "amq.topic → demo.wire.*\\(2 octets that are no text\\)")
+    wire.close()
+
+
+def test_it_can_be_used_by_keyboard_alone(window, server):
+    connect(window, server)
+    window.wait_for_text("#connection-state", "^Connected")
+    window.evaluate("document.querySelector('#publish [name=key]').focus()")
+    window.press([ENTER])
+    window.wait_for_text("#publish-state", "^Confirmed")
+    window.wait_for_text("#messages", "Hello from a browser")
+    unlabelled = "return [...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length).length"
+    assert window.evaluate(unlabelled) == 0
+    # Each is reached, in the order of the page.
+    window.evaluate("document.getElementById('connect-button').focus()")
+    reached = []
+    for _ in range(8):
+        reached.append(window.evaluate("return document.activeElement.name || document.activeElement.id"))
+        window.press([TAB])
+    assert reached == [
+        *("connect-button", "exchange", "key", "body", "publish-button"),
+        *("exchange", "pattern", "receive-button"),
+    ]
+
+
+def test_disconnecting_and_the_end_of_the_server_are_told(tmp_path, window):
+    with leveret(tmp_path, "--ws", "127.0.0.1:0") as server:
+        connected(window, server)
+        window.click("#connect-button")
+        window.wait_for_text("#connection-state", "^Not connected\\.$")
+        window.click("#connect-button")
+        window.wait_for_text("#receive-state", "^Receiving")
+        server.stop()
+        window.wait_for_text("#connection-state", "CONNECTION_FORCED - broker forced connection closure.*\\(320\\)")
+        assert window.evaluate("return document.querySelector('#publish fieldset').disabled")
+
+
+def test_it_fits_a_phone_and_is_pictured(window, server):
+    """With LEVERET_SCREENSHOT=file it also makes the picture in the README (make screenshot)."""
+    connected(window, server)
+    for number, text in enumerate(["Hello from a browser", "On its way: parcel 4711", "Arrived: parcel 4711"], 1):
+        publish(window, text, key=f"demo.parcel.{number}")
+        window.wait_for_text("#messages", text)
+    window.resize(360, 740)
+    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert window.evaluate(overflow) == 0
+    window.resize(1000, 1220)
+    window.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
+    picture = window.screenshot()
+    assert picture.startswith(b"\x89PNG")
+    if path := os.environ.get("LEVERET_SCREENSHOT"):
+        Path(path).write_bytes(picture)

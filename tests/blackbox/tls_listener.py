@@ -1,0 +1,281 @@
+"""AMQP over TLS: certificates by name, client certificates as logins, and a reload that disturbs nobody."""
+
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import threading
+
+import pika
+import pika.exceptions
+import pytest
+from cryptography.x509.oid import NameOID
+
+from harness.certificates import Authority
+from harness.instances import leveret
+from harness.leveret import run
+from harness.wire import CONNECTION_START, PROTOCOL_HEADER, WAIT_SECONDS, Wire
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "certificates")
+
+
+def over_tls(folder, pairs, *flags, **options):
+    """A server with a TLS listener."""
+    files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
+    return leveret(folder / "server", "--amqps", "127.0.0.1:0", *files, *flags, **options)
+
+
+def port_of(server):
+    return int(server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1))
+
+
+def context_for(authority, pair=None):
+    context = ssl.create_default_context(cafile=authority.file)
+    if pair:
+        context.load_cert_chain(*pair)
+    return context
+
+
+def parameters(server, context, credentials=None, name="localhost"):
+    return pika.ConnectionParameters(
+        host="127.0.0.1",
+        port=port_of(server),
+        ssl_options=pika.SSLOptions(context, name),
+        credentials=credentials or pika.PlainCredentials("guest", "guest"),
+        socket_timeout=WAIT_SECONDS,
+    )
+
+
+@contextlib.contextmanager
+def connected(*arguments, **options):
+    connection = pika.BlockingConnection(parameters(*arguments, **options))
+    try:
+        yield connection
+    finally:
+        if connection.is_open:
+            connection.close()
+
+
+class OverTls(Wire):
+    """Frames by hand, over a socket that has its TLS handshake behind it."""
+
+    def __init__(self, secured):
+        self.socket, self.pending = secured, b""
+
+
+def shown(server, context, name):
+    """The certificate that a client is shown which asks for a name."""
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=WAIT_SECONDS) as plain:
+        with context.wrap_socket(plain, server_hostname=name) as secured:
+            return secured.getpeercert(binary_form=True)
+
+
+def der(pair):
+    return ssl.PEM_cert_to_DER_cert(pair.certificate.read_text())
+
+
+def round_trip(connection, body=b"hare"):
+    channel = connection.channel()
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    channel.confirm_delivery()
+    channel.basic_publish("", queue, body)
+    assert channel.basic_get(queue, auto_ack=True)[2] == body
+
+
+def test_messages_of_every_size_pass_over_tls(tmp_path, authority):
+    with over_tls(tmp_path, [authority.issue("server")]) as server:
+        with connected(server, context_for(authority)) as connection:
+            for size in (0, 1, 16_384, 1_000_000):
+                round_trip(connection, b"x" * size)
+        # The plain listener is as it was.
+        Wire(server.port).handshake()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda v: v.name)
+def test_both_versions_of_tls_are_spoken(tmp_path, authority, version):
+    context = context_for(authority)
+    context.minimum_version = context.maximum_version = version
+    with over_tls(tmp_path, [authority.issue("server")]) as server, connected(server, context) as connection:
+        round_trip(connection)
+
+
+def test_a_client_is_shown_the_certificate_for_the_name_it_asks_for(tmp_path, authority):
+    first, second = authority.issue("first"), authority.issue("second", ["*.wild.example"])
+    context = context_for(authority)
+    context.check_hostname = False
+    with over_tls(tmp_path, [first, second]) as server:
+        assert shown(server, context, "localhost") == der(first)
+        assert shown(server, context, "a.wild.example") == der(second)
+        assert shown(server, context, "unknown.example") == der(first)
+        assert shown(server, context, None) == der(first)
+
+
+def test_a_client_that_does_not_know_the_authority_is_told_apart(tmp_path, authority):
+    with over_tls(tmp_path, [authority.issue("server")]) as server:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            shown(server, context_for(Authority(tmp_path / "other", "other")), "localhost")
+        server.child.wait_line("TLS: refused by the other side: it does not know the authority of our certificate")
+
+
+def test_plain_octets_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_path, authority):
+    with over_tls(tmp_path, [authority.issue("server")]) as server:
+        plain = Wire(port_of(server))
+        plain.send(PROTOCOL_HEADER)
+        plain.expect_end()
+        server.child.wait_line("TLS: the client does not speak TLS")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_SECONDS) as wrong:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                context_for(authority).wrap_socket(wrong, server_hostname="localhost")
+        server.check()
+
+
+def test_a_handshake_that_is_never_finished_is_cut_off_and_holds_up_nobody(tmp_path, authority):
+    with over_tls(tmp_path, [authority.issue("server")], "--handshake-timeout", "2s") as server:
+        idle = [Wire(port_of(server)) for _ in range(50)]
+        for wire in idle[::2]:
+            wire.send(b"\x16\x03\x01\x02\x00\x01")
+        with connected(server, context_for(authority)) as connection:
+            round_trip(connection)
+        for wire in idle:
+            wire.expect_end()
+        server.child.wait_line("no handshake in time")
+
+
+def test_a_drain_does_not_wait_for_handshakes(tmp_path, authority):
+    with over_tls(tmp_path, [authority.issue("server")], "--drain-timeout", "1h") as server:
+        idle = Wire(port_of(server))
+        with connected(server, context_for(authority)) as connection:
+            round_trip(connection)
+        server.stop()
+        idle.expect_end()
+
+
+def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, authority):
+    pair = authority.issue("server")
+    with over_tls(tmp_path, [pair]) as server, connected(server, context_for(authority)) as connection:
+        old = der(pair)
+        authority.issue("server")
+        pair.key.write_text("broken")
+        server.child.send(signal.SIGHUP)
+        server.child.wait_line(r"TLS stays as it was.*tls_key: .*server\.key")
+        assert shown(server, context_for(authority), "localhost") == old
+
+        authority.issue("server")
+        assert der(pair) != old
+        count = len(server.child.lines)
+        server.child.send(signal.SIGHUP)
+        with server.child.changed:
+            told = lambda: any("TLS certificate read" in line for line in server.child.lines[count:])
+            assert server.child.changed.wait_for(told, WAIT_SECONDS)
+        assert shown(server, context_for(authority), "localhost") == der(pair)
+        round_trip(connection)
+
+
+def definitions(folder, *users):
+    """A file with users that have no passwords, and all permissions."""
+    everything = {"vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    path = folder / "definitions.json"
+    path.write_text(
+        json.dumps(
+            {
+                "vhosts": [{"name": "/"}],
+                "users": [{"name": name, "password_hash": "", "tags": []} for name in users],
+                "permissions": [{"user": name, **everything} for name in users],
+            }
+        )
+    )
+    return path
+
+
+External = pika.credentials.ExternalCredentials
+
+
+def test_a_client_certificate_is_a_login(tmp_path, authority):
+    subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, "worker")]
+    known, unknown = authority.issue("worker", subject=subject), authority.issue("nobody")
+    users = definitions(tmp_path, "CN=worker,O=Hares")
+    flags = ["--definitions", users, "--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
+    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
+        with connected(server, context_for(authority, known), External()) as connection:
+            round_trip(connection)
+        server.child.wait_line("connection opened.*CN=worker,O=Hares")
+        with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="mechanism EXTERNAL"):
+            pika.BlockingConnection(parameters(server, context_for(authority, unknown), External()))
+        # Without a certificate the mechanism is not even offered.
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            pika.BlockingConnection(parameters(server, context_for(authority), External()))
+
+
+def test_external_is_offered_to_clients_with_a_certificate_only(tmp_path, authority):
+    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
+    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
+        for pair, offered in [(authority.issue("client"), True), (None, False)]:
+            with socket.create_connection(("127.0.0.1", port_of(server)), timeout=WAIT_SECONDS) as plain:
+                wire = OverTls(context_for(authority, pair).wrap_socket(plain, server_hostname="localhost"))
+                wire.send(PROTOCOL_HEADER)
+                assert (b" EXTERNAL" in wire.expect(CONNECTION_START)) == offered
+
+
+@pytest.mark.parametrize("part, user", [("common_name", "worker"), ("subject_alternative_name", "worker.example")])
+def test_the_user_name_is_the_configured_part_of_the_certificate(tmp_path, authority, part, user):
+    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "required", "--tls-login-from", part]
+    client = authority.issue("worker", names=["worker.example"])
+    with over_tls(tmp_path, [authority.issue("server")], "--definitions", definitions(tmp_path, user), *flags) as server:
+        with connected(server, context_for(authority, client), External()) as connection:
+            round_trip(connection)
+
+
+def test_a_required_certificate_has_to_be_shown_and_good(tmp_path, authority):
+    flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "required"]
+    with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
+        for pair, reason in [
+            (None, "the client has no certificate"),
+            (Authority(tmp_path / "other", "other").issue("client"), "certificate was not issued by an authority"),
+            (authority.issue("late", expired=True), "certificate has expired"),
+        ]:
+            with pytest.raises((pika.exceptions.AMQPError, OSError)):
+                pika.BlockingConnection(parameters(server, context_for(authority, pair)))
+            server.child.wait_line(reason)
+        with connected(server, context_for(authority, authority.issue("client"))) as connection:
+            round_trip(connection)
+
+
+MISTAKES = {
+    "no certificate": (["--amqps", "127.0.0.1:0"], "amqps: needs tls_cert and tls_key"),
+    "no key": (["--tls-cert", "{server}"], "tls_key: as many certificates as keys"),
+    "a missing file": (["--tls-cert", "missing.pem", "--tls-key", "{key}"], "tls_cert: missing.pem: cannot be read"),
+    "another key": (["--tls-cert", "{server}", "--tls-key", "{other}"], "is not the key of the certificate"),
+    "no authority": (["--tls-verify-client", "required"], "tls-verify-client: needs tls_client_ca"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_serving(tmp_path, authority, mistake):
+    server, other = authority.issue("server"), authority.issue("other")
+    flags, line = MISTAKES[mistake]
+    files = {"server": server.certificate, "key": server.key, "other": other.key}
+    code, _, error = run("config", "check", *(flag.format(**files) for flag in flags), cwd=tmp_path)
+    assert code == 2
+    assert line in error
+
+
+def test_many_handshakes_at_once_all_succeed(tmp_path, authority):
+    with over_tls(tmp_path, [authority.issue("server")]) as server:
+        context, results = context_for(authority), []
+        port_of(server)
+
+        def client():
+            with connected(server, context) as connection:
+                round_trip(connection)
+                results.append(True)
+
+        threads = [threading.Thread(target=client) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+        assert len(results) == 20

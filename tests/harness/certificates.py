@@ -1,0 +1,80 @@
+"""Certificates made for one test and thrown away with it."""
+
+import datetime
+import ipaddress
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+DAY = datetime.timedelta(days=1)
+
+
+class Pair:
+    """The files of a certificate and its key, PEM."""
+
+    def __init__(self, folder, name):
+        self.certificate = folder / f"{name}.pem"
+        self.key = folder / f"{name}.key"
+
+    def __iter__(self):
+        return iter((str(self.certificate), str(self.key)))
+
+
+class Authority:
+    def __init__(self, folder, name="authority"):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.subject = subject_of([(NameOID.COMMON_NAME, name)])
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        basic = x509.BasicConstraints(ca=True, path_length=None)
+        builder = started(self.subject, self.subject, self.key).add_extension(basic, critical=True)
+        self.file = folder / f"{name}.pem"
+        self.file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False):
+        """A certificate for servers and clients alike, in files called `name`."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = subject_of(subject or [(NameOID.COMMON_NAME, name)])
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        builder = started(subject, self.subject, key, expired).add_extension(usage, critical=False)
+        if names:
+            alternative = x509.SubjectAlternativeName([general(each) for each in names])
+            builder = builder.add_extension(alternative, critical=False)
+        pair = Pair(self.folder, name)
+        certificate = builder.sign(self.key, hashes.SHA256())
+        pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        pair.key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return pair
+
+
+def subject_of(attributes):
+    return x509.Name([x509.NameAttribute(kind, value) for kind, value in attributes])
+
+
+def general(name):
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def started(subject, issuer, key, expired=False):
+    now = datetime.datetime.now(datetime.timezone.utc)
+    end = now - DAY if expired else now + DAY
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - 2 * DAY)
+        .not_valid_after(end)
+    )
