@@ -2,7 +2,7 @@
 //! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: octets in, a [`Header`] out, and back.
 //!
 //! - [`parse`]: reads a header, octet-exact, so that nothing behind it is ever taken.
-//! - [`write`]: makes one.
+//! - [`write()`]: makes one.
 //!
 //! What always holds: no input makes the parser panic or ask for more than [`MAX_LENGTH`] octets in all; a header that
 //! was written is read back as what was put in.

@@ -149,7 +149,7 @@ settings! {
     }
 
     "WebSocket" {
-        /// Which pages may connect: `local` for those from this machine (localhost, 127.0.0.1 and [::1]), hosts such as
+        /// Which pages may connect: `local` for those from this machine (localhost, 127.0.0.1 and `[::1]`), hosts such as
         /// `app.example.com` or `*.example.com`, origins such as `https://app.example.com:8443`, `null` for pages without
         /// an origin, or `*` for all; repeat it for several. Others get 403. Clients that are no browsers tell no origin
         /// and may always connect.
