@@ -125,10 +125,18 @@ async fn within<T>(
     match tokio::time::timeout(config.connect_timeout, Box::pin(step)).await {
         Ok(result) => result.map_err(|trouble| match trouble {
             Trouble::Said(refusal) => refusal,
+            // Its alert is lost when it closes before it has read what we sent (TLS 1.3).
+            Trouble::Closed if shows_certificate(endpoint, config) => Refusal::unreachable(format_args!(
+                "{endpoint}: closed during the handshake; it may not accept our certificate"
+            )),
             other => Refusal::unreachable(format_args!("{endpoint}: {other}")),
         }),
         Err(_) => Err(Refusal::unreachable(format_args!("{endpoint}: no answer in time"))),
     }
+}
+
+fn shows_certificate(endpoint: &Endpoint, config: &PoolConfig) -> bool {
+    endpoint.address.tls && config.transport.tls.as_ref().is_some_and(|tls| tls.has_certificate())
 }
 
 /// From the protocol header to start-ok; returns the broker's properties.

@@ -57,6 +57,11 @@ impl ClientTls {
         Ok(certificate)
     }
 
+    /// Whether a server that asks is shown a certificate.
+    pub fn has_certificate(&self) -> bool {
+        self.files.certificate.is_some()
+    }
+
     /// The handshake with a server at `host`, over `stream`. It takes as long as the server wants it to: bound it.
     ///
     /// # Errors
