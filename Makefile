@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: test setup unit loom leveret scenarios differential crash figures screenshot check run clean
+.PHONY: test setup unit loom leveret scenarios differential crash figures routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -56,6 +56,10 @@ figures: setup leveret
 screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png
 screenshot: setup leveret
 	$(PYTEST) blackbox/browser_page.py -k pictured
+
+# docs/benchmarks/routing, likewise.
+routing-study: setup leveret
+	cd tests && ../.cache/venv/bin/python routing_study.py $(ARGS)
 
 check: $(DENY)
 	cargo fmt --all --check
