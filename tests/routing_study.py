@@ -131,7 +131,7 @@ class Study:
         gibibytes = machine["memory_bytes"] / 2**30
         return {
             "machine": f"{machine['cores']} cores of {machine['cpu']}, {gibibytes:.0f} GiB, {machine['system']}, "
-            f"Linux {machine['kernel']}",
+            f"Linux {'.'.join(machine['kernel'].split('.')[:2])}",
             "rabbitmq": f"{rabbitmq} from Debian",
             "alone": alone,
             "aims": aims_table(measured),
