@@ -1,17 +1,15 @@
 """Short of memory or disk, publishers wait and are told so; consumers go on, and with what they take so do publishers."""
 
 import contextlib
-import re
 import subprocess
 import threading
-import time
-import urllib.request
 
 import pika
 import pytest
 
 from harness.drivers import TESTS
 from harness.instances import leveret
+from harness.metrics import metric, wait_until
 from harness.rabbitmq import RabbitMq
 from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, HEADER, Wire
 from harness.wire import content_header, frame, publish_arguments
@@ -132,16 +130,3 @@ def connect(server):
 def pumped(connection):
     connection.process_data_events(0.05)
     return True
-
-
-def metric(server, name):
-    with urllib.request.urlopen(server.http + "/metrics", timeout=WAIT_SECONDS) as answer:
-        text = answer.read().decode()
-    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -1,11 +1,10 @@
 """Health, readiness and metrics over HTTP tell the truth about the server and its upstream."""
 
-import re
-import time
 import urllib.error
 import urllib.request
 
 from harness.instances import leveret
+from harness.metrics import metric, wait_until
 from harness.rabbitmq import free_ports
 from harness.wire import CONNECTION_CLOSE, Wire
 
@@ -72,21 +71,6 @@ def status(url):
         return None
 
 
-def metric(server, name):
-    with urllib.request.urlopen(server.http + "/metrics", timeout=WAIT_SECONDS) as answer:
-        text = answer.read().decode()
-    found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-    assert found, text
-    return float(found.group(1))
-
 
 def wait_for_status(url, wanted):
     wait_until(lambda: status(url) == wanted)
-
-
-def wait_until(condition):
-    """For what the server offers no event for: asks again until it holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)

@@ -1,12 +1,12 @@
 """The proxy in front of a real RabbitMQ: channels are reused from client to client, and nobody notices."""
 
 import contextlib
-import urllib.request
 
 import pika
 import pika.exceptions
 import pytest
 from harness.instances import leveret
+from harness.metrics import metric
 
 ROUNDS = 60
 QUEUE = "proxy-leases"
@@ -35,11 +35,6 @@ def connected(server, password="guest"):
         if connection.is_open:
             connection.close()
 
-
-def metric(server, name):
-    with urllib.request.urlopen(f"{server.http}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def take_all(targets):

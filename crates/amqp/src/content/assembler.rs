@@ -65,11 +65,6 @@ impl<M> Assembler<M> {
         self.0 = Some(Box::new(Pending { method, ids, body: None }));
     }
 
-    /// Drops what has come so far, for the channel is closing.
-    pub fn abandon(&mut self) {
-        self.0 = None;
-    }
-
     /// Whether a method frame may come now.
     ///
     /// # Errors
@@ -313,12 +308,5 @@ mod tests {
             text(in_body().body(b"123456").unwrap_err()),
             "FRAME_ERROR - content body frame exceeds remaining content size"
         );
-    }
-
-    #[test]
-    fn abandoning_makes_it_idle() {
-        let mut assembler = expecting();
-        assembler.abandon();
-        assert_eq!(assembler.check_method(), Ok(()));
     }
 }
