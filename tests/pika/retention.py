@@ -120,7 +120,8 @@ def priorities(session):
     queue = session.queue(channel, arguments={"x-max-priority": 5})
     for priority in [1, 5, None, 3, 0, 9, 1]:
         channel.basic_publish("", queue, str(priority or 0).encode(), pika.BasicProperties(priority=priority))
-    store(session, queue, "last")
+    # Taken on the channel that has published, so that nothing is still on its way.
+    publish(channel, queue, "last")
     return {"order": drain(channel, queue)}
 
 
