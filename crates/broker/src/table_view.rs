@@ -25,6 +25,13 @@ pub(crate) fn entries(table: &[u8]) -> Entries<'_> {
     Entries(Reader::new(table))
 }
 
+impl<'a> Entries<'a> {
+    /// The octets that have not been read yet.
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.0.rest()
+    }
+}
+
 impl<'a> Iterator for Entries<'a> {
     type Item = (&'a str, ValueView<'a>);
 

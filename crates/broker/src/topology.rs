@@ -401,7 +401,7 @@ impl Topology {
                 (self.exchanges[binding.source as usize].number, self.number_of(binding.destination))
         {
             let (key, arguments) = self.exchanges[binding.source as usize].router.octets(binding.pattern);
-            ledger.unbound(source, to, key, arguments);
+            ledger.unbound(source, to, key, &arguments);
         }
         let source = &mut self.exchanges[binding.source as usize];
         if let Ok(entry) = source.outgoing.find_entry(hash_of(&self.hasher, &binding), |&found| found == id) {

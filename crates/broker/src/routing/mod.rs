@@ -9,6 +9,8 @@ mod id_set;
 mod patterns;
 mod topic;
 
+use std::borrow::Cow;
+
 use amqp::FieldTable;
 
 use consistent_hash::ConsistentHash;
@@ -88,8 +90,8 @@ pub(crate) struct Router {
 /// Distinct binding keys. A random key of 16 digits, as some clients make up, lies inside.
 type Keys = Patterns<16>;
 
-/// Distinct arguments, sorted by name. Two short headers and an `x-match` lie inside.
-type Arguments = Patterns<48>;
+/// Distinct arguments, sorted by name. Two short headers lie inside, and an `x-match` takes no room.
+type Arguments = Patterns<32>;
 
 /// What an exchange type needs to find keys or arguments that match.
 #[derive(Debug)]
@@ -117,8 +119,11 @@ impl Router {
     /// The numbers of a key and arguments, if any binding has them.
     pub(crate) fn find(&self, key: &str, arguments: &[u8]) -> Option<Pattern> {
         let key = self.keys.number_of(key.as_bytes())?;
-        let arguments =
-            if self.leaves_out(arguments) { NO_ARGUMENTS } else { self.arguments.number_of(arguments)? };
+        let arguments = match self.table {
+            Table::Headers(_) => self.arguments.number_of(&headers::keep(arguments))?,
+            _ if arguments.is_empty() => NO_ARGUMENTS,
+            _ => self.arguments.number_of(arguments)?,
+        };
         Some(Pattern { key, arguments })
     }
 
@@ -126,17 +131,25 @@ impl Router {
     /// no binding has both.
     pub(crate) fn intern(&mut self, key: &str, arguments: &[u8]) -> Pattern {
         let key = self.keys.intern(key.as_bytes());
-        let arguments =
-            if self.leaves_out(arguments) { NO_ARGUMENTS } else { self.arguments.intern(arguments) };
+        let arguments = match self.table {
+            Table::Headers(_) => self.arguments.intern(&headers::keep(arguments)),
+            // Nearly all bindings have none, and they mean something to a headers exchange only.
+            _ if arguments.is_empty() => NO_ARGUMENTS,
+            _ => self.arguments.intern(arguments),
+        };
         Pattern { key, arguments }
     }
 
     /// The key and the arguments behind the numbers.
-    pub(crate) fn octets(&self, pattern: Pattern) -> (&str, &[u8]) {
+    pub(crate) fn octets(&self, pattern: Pattern) -> (&str, Cow<'_, [u8]>) {
         // Interned from text.
         let key = std::str::from_utf8(self.keys.octets(pattern.key)).unwrap_or_default();
-        let none = pattern.arguments == NO_ARGUMENTS;
-        (key, if none { &[] } else { self.arguments.octets(pattern.arguments) })
+        let arguments = match (&self.table, pattern.arguments) {
+            (_, NO_ARGUMENTS) => Cow::Borrowed(&[][..]),
+            (Table::Headers(_), arguments) => Cow::Owned(headers::given(self.arguments.octets(arguments))),
+            (_, arguments) => Cow::Borrowed(self.arguments.octets(arguments)),
+        };
+        (key, arguments)
     }
 
     /// Adds a binding that is not in the table yet.
@@ -208,11 +221,6 @@ impl Router {
     /// Whether any other properties, or single headers that differ from message to message, do.
     pub(crate) fn looks_at_properties(&self) -> bool {
         matches!(&self.table, Table::ConsistentHash(table) if table.looks_at_properties())
-    }
-
-    /// Nearly all bindings have no arguments, which mean something to a headers exchange only.
-    fn leaves_out(&self, arguments: &[u8]) -> bool {
-        arguments.is_empty() && !matches!(self.table, Table::Headers(_))
     }
 
     /// What the key and what the arguments of a binding lead to. What is of no meaning to the exchange is counted

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::X_MATCH;
+use super::kept;
 use crate::table_view::{ValueView, entries};
 
 /// What a binding's arguments ask for.
@@ -12,6 +12,16 @@ pub(super) struct Mode {
     pub(super) any: bool,
     /// Whether names that start with `x-` take part. `x-match` itself never does.
     with_x: bool,
+}
+
+/// What arguments, as they are [kept](kept::keep), ask for, and the pairs that take part.
+pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)>) {
+    let (mode, arguments) = kept::parts(kept);
+    let mode = Mode::of(mode);
+    let pairs = entries(arguments)
+        .filter(move |(name, _)| mode.with_x || !name.starts_with("x-"))
+        .map(|(name, value)| (name, Term::of(value)));
+    (mode, pairs)
 }
 
 /// A message's headers, sorted by name.
@@ -34,20 +44,10 @@ pub(super) enum Term<'a> {
 }
 
 impl Mode {
-    /// From arguments that have been checked.
-    pub(super) fn of(arguments: &[u8]) -> Self {
-        let mode = match entries(arguments).find(|(name, _)| *name == X_MATCH) {
-            Some((_, ValueView::Text(mode))) => mode,
-            _ => b"all",
-        };
+    /// From arguments as they are [kept](kept::keep).
+    fn of(mode: Option<&[u8]>) -> Self {
+        let mode = mode.unwrap_or(b"all");
         Self { any: mode.starts_with(b"any"), with_x: mode.ends_with(b"-with-x") }
-    }
-
-    /// The pairs that take part.
-    pub(super) fn pairs(self, arguments: &[u8]) -> impl Iterator<Item = (&str, Term<'_>)> {
-        entries(arguments)
-            .filter(move |(name, _)| !name.starts_with("x-") || self.with_x && *name != X_MATCH)
-            .map(|(name, value)| (name, Term::of(value)))
     }
 }
 
@@ -68,10 +68,10 @@ impl<'a> Headers<'a> {
     }
 
     /// Whether a binding's arguments, which are sorted by name, match.
-    pub(super) fn matches(&self, arguments: &[u8]) -> bool {
-        let mode = Mode::of(arguments);
+    pub(super) fn matches(&self, kept: &[u8]) -> bool {
+        let (mode, pairs) = asked(kept);
         let mut rest = self.0.iter().peekable();
-        let mut present = mode.pairs(arguments).map(|(name, value)| {
+        let mut present = pairs.map(|(name, value)| {
             while rest.next_if(|(other, _)| *other < name).is_some() {}
             let found = rest.next_if(|(other, _)| *other == name);
             found.is_some_and(|&(_, found)| value == Term::Void || value == found)

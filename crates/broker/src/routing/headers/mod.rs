@@ -3,6 +3,7 @@
 //! Distinct arguments are found through an index: those that ask for *all* their pairs lie under one of them (the
 //! rarest when they were added), those that ask for *any* under each. Candidates are then compared in full.
 
+mod kept;
 mod matching;
 
 use std::hash::BuildHasher;
@@ -19,9 +20,11 @@ use super::id_set::IdSet;
 use crate::arguments::in_erlang;
 use crate::error::BrokerError;
 use crate::table_view::{ValueView, entries};
-use matching::{Headers as Message, Mode, Term};
+pub(super) use kept::{given, keep};
+use matching::{Headers as Message, Term, asked};
 
-/// Finds the arguments that match a message. They are numbers of the exchange's [`Arguments`].
+/// Finds the arguments that match a message. They are numbers of the exchange's [`Arguments`], where they have the form
+/// that [`keep`] gives.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     anchors: HashTable<Anchor>,
@@ -52,10 +55,8 @@ struct Pair {
 
 impl Headers {
     pub(super) fn insert(&mut self, all: &Arguments, number: u32) {
-        let octets = all.octets(number);
-        let mode = Mode::of(octets);
-        let pairs = self.pairs_of(mode, octets);
-        if mode.any {
+        let (any, pairs) = self.pairs_of(all.octets(number));
+        if any {
             pairs.into_iter().for_each(|pair| self.add(pair, number));
             return;
         }
@@ -67,8 +68,7 @@ impl Headers {
 
     /// Called while `number` still has its octets.
     pub(super) fn remove(&mut self, all: &Arguments, number: u32) {
-        let octets = all.octets(number);
-        for pair in self.pairs_of(Mode::of(octets), octets) {
+        for pair in self.pairs_of(all.octets(number)).1 {
             self.take(pair, number);
         }
         self.always.remove(number);
@@ -164,17 +164,18 @@ impl Headers {
         anchor.map_or(0, |anchor| anchor.crowd().map_or(1, |crowd| self.crowds[crowd].len()))
     }
 
-    /// Without repetition, so that removing undoes inserting.
-    fn pairs_of(&self, mode: Mode, arguments: &[u8]) -> SmallVec<[Pair; 4]> {
+    /// Whether any of the pairs will do, and the pairs, without repetition, so that removing undoes inserting.
+    fn pairs_of(&self, kept: &[u8]) -> (bool, SmallVec<[Pair; 4]>) {
+        let (mode, asked) = asked(kept);
         let pair = |(name, value)| Pair { hash: hash(&self.hasher, name, value), void: value == Term::Void };
-        let mut pairs: SmallVec<[Pair; 4]> = mode.pairs(arguments).map(pair).collect();
+        let mut pairs: SmallVec<[Pair; 4]> = asked.map(pair).collect();
         pairs.sort_unstable();
         pairs.dedup_by(|next, pair| {
             let same = next.hash == pair.hash;
             pair.void |= same && next.void;
             same
         });
-        pairs
+        (mode.any, pairs)
     }
 
     #[cfg(test)]
@@ -203,9 +204,10 @@ const CROWD: u32 = 1 << 31;
 
 /// Refuses an `x-match` that RabbitMQ does not know.
 pub(crate) fn check_arguments(arguments: RawTable<'_>) -> Result<(), BrokerError> {
-    let mode = entries(arguments.octets()).find(|(name, _)| *name == X_MATCH);
-    if let None | Some((_, ValueView::Text(b"all" | b"any" | b"all-with-x" | b"any-with-x"))) = mode {
-        return Ok(());
+    match entries(arguments.octets()).find(|(name, _)| *name == X_MATCH) {
+        None => return Ok(()),
+        Some((_, ValueView::Text(mode))) if kept::MODES.contains(&mode) => return Ok(()),
+        Some(_) => {}
     }
     let text = match arguments.decode().get(X_MATCH) {
         Some(FieldValue::LongString(other)) => format!(

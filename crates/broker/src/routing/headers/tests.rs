@@ -13,7 +13,7 @@ fn table(entries: &[(&str, FieldValue)]) -> Vec<u8> {
 fn indexed(bindings: &[Vec<u8>]) -> (Headers, Arguments) {
     let (mut index, mut all) = (Headers::default(), Arguments::default());
     for (destination, arguments) in bindings.iter().enumerate() {
-        let number = all.intern(arguments);
+        let number = all.intern(&keep(arguments));
         if all.insert(number, destination as u32) {
             index.insert(&all, number);
         }
@@ -22,7 +22,7 @@ fn indexed(bindings: &[Vec<u8>]) -> (Headers, Arguments) {
 }
 
 fn remove(index: &mut Headers, all: &mut Arguments, arguments: &[u8], destination: u32) {
-    let number = all.number_of(arguments).unwrap();
+    let number = all.number_of(&keep(arguments)).unwrap();
     if all.remove(number, destination) {
         index.remove(all, number);
         all.forget(number);
