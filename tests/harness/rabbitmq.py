@@ -1,11 +1,13 @@
 """Debian's RabbitMQ as a child process on ports and in folders of its own, its port mapper included."""
 
 import os
+import random
 import socket
 
 from harness.child import Child, clean_environment
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+PORTS = (10_000, 32_000)
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
 PLUGINS = "rabbitmq_consistent_hash_exchange"
@@ -69,11 +71,17 @@ class RabbitMq:
 
 
 def free_ports(count):
-    """Ports that nobody listens on, for servers that cannot be asked to choose one themselves."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Ports that nobody listens on, for servers that cannot be asked to choose one themselves. They lie below those that
+    the system gives to connections, so that none of them is taken before its server has it."""
+    sockets = []
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
+        while len(sockets) < count:
+            each = socket.socket()
+            try:
+                each.bind(("127.0.0.1", random.randrange(*PORTS)))
+                sockets.append(each)
+            except OSError:
+                each.close()
         return [each.getsockname()[1] for each in sockets]
     finally:
         for each in sockets:
