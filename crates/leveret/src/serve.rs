@@ -226,6 +226,7 @@ pub(crate) fn websocket_config(config: &Config, routes: Routes) -> WebSocketConf
     WebSocketConfig {
         origins: config.ws_origins.0.clone(),
         ping_interval: config.ws_ping_interval,
+        compression: config.ws_compression.0,
         proxies: config.ws_trusted_proxies.networks.clone(),
         unix_proxies: config.ws_trusted_proxies.unix,
         routes,

@@ -64,6 +64,11 @@ pub trait Protocol {
     fn write_timeout_applies(&self) -> bool {
         true
     }
+    /// Octets that were worked on beyond those that were read, such as inflated ones, since this was last asked. They
+    /// count for the connection's turn.
+    fn take_surplus(&mut self) -> usize {
+        0
+    }
 }
 
 /// Why a connection ended.
@@ -220,6 +225,7 @@ where
             if !progress {
                 return Poll::Pending;
             }
+            budget = budget.saturating_sub(self.protocol.take_surplus());
             if budget == 0 {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;

@@ -1,6 +1,7 @@
 //! Frames as they come in.
 
 use crate::close::{CloseCode, CloseFrame};
+use crate::deflate::{Inflated, Inflater};
 use crate::fault::Fault;
 use crate::frame::{Header, MAX_CONTROL_PAYLOAD, Opcode};
 use crate::mask::mask;
@@ -18,8 +19,8 @@ pub enum Role {
 /// What a peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Octets of a message's payload. Judged by the headers alone. For whoever passes payload on as it comes there is
-    /// no need of a limit.
+    /// Octets of a message's payload. Judged by the headers alone, and what is inflated before it is. For whoever passes
+    /// payload on as it comes there is no need of a limit.
     pub message: u64,
 }
 
@@ -44,6 +45,8 @@ pub enum Event {
     MessageStart(MessageKind),
     /// The message has ended.
     MessageEnd,
+    /// As much was inflated as a call may give; to be called again, with the rest of the input even if there is none.
+    More,
     /// To be answered with a pong of the same payload.
     Ping(Control),
     /// A sign of life.
@@ -100,11 +103,22 @@ pub struct Step {
     pub event: Option<Event>,
 }
 
+/// Octets that a call of [`Decoder::decode`] inflates at most: a thousand octets may come of one, so that whoever takes
+/// them has to be asked in between.
+pub const MAX_INFLATED: usize = 64 * 1024;
+
+/// Octets that are unmasked at once for being inflated.
+const UNMASKED: usize = 4096;
+
 /// Reads a peer's frames. Holds no payload, so an idle one costs its own few words.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Decoder {
     role: Role,
     limits: Limits,
+    /// Messages may be compressed.
+    deflate: bool,
+    /// Of the message under way, if that is compressed.
+    inflater: Option<Box<Inflater>>,
     /// The message under way.
     message: Option<MessageKind>,
     /// Octets that the frames of `message` have announced.
@@ -128,7 +142,24 @@ struct DataFrame {
 impl Decoder {
     /// A decoder at the first octet behind the handshake.
     pub fn new(role: Role, limits: Limits) -> Self {
-        Self { role, limits, message: None, message_len: 0, frame: None, utf8: Utf8::default(), over: false }
+        Self {
+            role,
+            limits,
+            deflate: false,
+            inflater: None,
+            message: None,
+            message_len: 0,
+            frame: None,
+            utf8: Utf8::default(),
+            over: false,
+        }
+    }
+
+    /// The same where permessage-deflate was negotiated, if it was.
+    #[must_use]
+    pub fn with_deflate(mut self, negotiated: bool) -> Self {
+        self.deflate = negotiated;
+        self
     }
 
     /// Reads from the front of `input` to the next event, or to the end; unmasked payload on the way is appended to
@@ -155,19 +186,32 @@ impl Decoder {
         let mut taken = 0;
         loop {
             if let Some(frame) = &mut self.frame {
-                taken += frame.take_payload(&input[taken..], self.message, &mut self.utf8, out)?;
+                if let Some(inflater) = &mut self.inflater {
+                    let before = out.len();
+                    let inflated = frame.inflate(&input[taken..], inflater, self.limits.message, out)?;
+                    taken += inflated.taken;
+                    if self.message == Some(MessageKind::Text) {
+                        self.utf8.push(&out[before..]).map_err(|_| NOT_TEXT)?;
+                    }
+                    if inflated.full {
+                        return Ok(Step { taken, event: Some(Event::More) });
+                    }
+                } else {
+                    taken += frame.take_payload(&input[taken..], self.message, &mut self.utf8, out)?;
+                }
                 if frame.remaining > 0 {
                     return Ok(Step { taken, event: None });
                 }
                 let fin = frame.fin;
                 self.frame = None;
                 if fin {
+                    self.inflater = None;
                     self.end_message()?;
                     return Ok(Step { taken, event: Some(Event::MessageEnd) });
                 }
             }
             let rest = &input[taken..];
-            let Some((header, header_len)) = Header::parse(rest)? else {
+            let Some((header, header_len)) = Header::parse(rest, self.deflate)? else {
                 return Ok(Step { taken, event: None });
             };
             self.check_mask(&header)?;
@@ -210,6 +254,9 @@ impl Decoder {
             return Err(Fault { code: CloseCode::TOO_BIG, reason: "message larger than the limit" });
         }
         self.frame = Some(DataFrame { remaining: header.len, fin: header.fin, key: header.mask });
+        if header.compressed {
+            self.inflater = Some(Box::new(Inflater::new()));
+        }
         Ok(kind.map(|kind| {
             self.message = Some(kind);
             Event::MessageStart(kind)
@@ -225,6 +272,44 @@ impl Decoder {
 const NOT_TEXT: Fault = Fault { code: CloseCode::INVALID_DATA, reason: "text that is not UTF-8" };
 
 impl DataFrame {
+    /// Takes payload of a compressed message, as far as there is room for what comes of it, and ends the message if the
+    /// frame does. Nothing of the frame is left when that is not full.
+    fn inflate(
+        &mut self,
+        input: &[u8],
+        inflater: &mut Inflater,
+        limit: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<Inflated, Fault> {
+        let end = out.len() + MAX_INFLATED;
+        let mut taken = 0;
+        loop {
+            let rest = &input[taken..];
+            let len = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(rest.len()).min(UNMASKED);
+            let mut octets = [0; UNMASKED];
+            octets[..len].copy_from_slice(&rest[..len]);
+            if let Some(key) = self.key {
+                mask(key, &mut octets[..len]);
+            }
+            let inflated = inflater.inflate(&octets[..len], out, end - out.len(), limit)?;
+            taken += inflated.taken;
+            self.remaining -= inflated.taken as u64;
+            if let Some(key) = &mut self.key {
+                key.rotate_left(inflated.taken % 4);
+            }
+            if inflated.full {
+                return Ok(Inflated { taken, full: true });
+            }
+            if self.remaining == 0 {
+                let full = self.fin && !inflater.finish(out, end - out.len(), limit)?;
+                return Ok(Inflated { taken, full });
+            }
+            if taken == input.len() {
+                return Ok(Inflated { taken, full: false });
+            }
+        }
+    }
+
     fn take_payload(
         &mut self,
         input: &[u8],

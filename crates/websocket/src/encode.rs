@@ -3,12 +3,31 @@
 
 use crate::close::{CloseCode, fitting};
 use crate::decode::MessageKind;
+use crate::deflate::Deflate;
 use crate::frame::{Header, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
 use crate::mask::mask;
 
 /// Appends a whole message in one frame.
 pub fn message(out: &mut Vec<u8>, key: Option<[u8; 4]>, kind: MessageKind, payload: &[u8]) {
     fragment(out, key, Some(kind), true, payload);
+}
+
+/// Appends a whole message in one frame, compressed where that makes it shorter.
+pub fn deflated_message(
+    out: &mut Vec<u8>,
+    key: Option<[u8; 4]>,
+    kind: MessageKind,
+    deflate: Deflate,
+    payload: &[u8],
+) {
+    let mut compressed = Vec::new();
+    if deflate.compress(std::iter::once(payload), &mut compressed) {
+        let opcode = if kind == MessageKind::Text { Opcode::Text } else { Opcode::Binary };
+        let len = compressed.len() as u64;
+        frame(out, Header { opcode, fin: true, compressed: true, mask: key, len }, &compressed);
+    } else {
+        message(out, key, kind, payload);
+    }
 }
 
 /// Appends one frame of a message: with a kind the first, without one a continuation; `fin` makes it the last.
@@ -24,7 +43,7 @@ pub fn fragment(
         Some(MessageKind::Binary) => Opcode::Binary,
         None => Opcode::Continuation,
     };
-    frame(out, Header { opcode, fin, mask: key, len: payload.len() as u64 }, payload);
+    frame(out, Header { opcode, fin, compressed: false, mask: key, len: payload.len() as u64 }, payload);
 }
 
 /// Appends a ping. Only the first 125 octets of `payload` are sent.
@@ -51,7 +70,11 @@ pub fn empty_close(out: &mut Vec<u8>, key: Option<[u8; 4]>) {
 
 fn control(out: &mut Vec<u8>, key: Option<[u8; 4]>, opcode: Opcode, payload: &[u8]) {
     let payload = &payload[..payload.len().min(MAX_CONTROL_PAYLOAD)];
-    frame(out, Header { opcode, fin: true, mask: key, len: payload.len() as u64 }, payload);
+    frame(
+        out,
+        Header { opcode, fin: true, compressed: false, mask: key, len: payload.len() as u64 },
+        payload,
+    );
 }
 
 fn frame(out: &mut Vec<u8>, header: Header, payload: &[u8]) {

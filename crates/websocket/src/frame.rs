@@ -10,6 +10,8 @@ pub const MAX_CONTROL_PAYLOAD: usize = 125;
 
 const FIN: u8 = 0x80;
 const RESERVED: u8 = 0x70;
+/// The reserved bit that permessage-deflate uses (RFC 7692, 6).
+const COMPRESSED: u8 = 0x40;
 const MASKED: u8 = 0x80;
 /// A length in the two octets that follow.
 const LENGTH_16: u8 = 126;
@@ -59,6 +61,8 @@ pub struct Header {
     pub opcode: Opcode,
     /// Whether its message ends with it.
     pub fin: bool,
+    /// Whether the message that begins with it is compressed (RFC 7692).
+    pub compressed: bool,
     /// The masking key; clients mask, servers do not.
     pub mask: Option<[u8; 4]>,
     /// Octets of payload.
@@ -67,17 +71,21 @@ pub struct Header {
 
 impl Header {
     /// Reads a header and its length from the front of `input`. `None` asks for more octets, and what is wrong is told as
-    /// soon as the octet is there that makes it so.
+    /// soon as the octet is there that makes it so. Messages may be compressed where `deflate` was negotiated.
     ///
     /// # Errors
     /// 1002 for reserved bits, unknown opcodes, fragmented or long control frames, and lengths that are not written as
     /// shortly as possible or exceed 63 bits.
-    pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, Fault> {
+    pub fn parse(input: &[u8], deflate: bool) -> Result<Option<(Self, usize)>, Fault> {
         let Some(&first) = input.first() else { return Ok(None) };
-        if first & RESERVED != 0 {
+        let compressed = deflate && first & COMPRESSED != 0;
+        if first & RESERVED & !(if compressed { COMPRESSED } else { 0 }) != 0 {
             return Err(Fault::protocol("reserved bits without an extension"));
         }
         let opcode = Opcode::from_bits(first & 0x0f).ok_or(Fault::protocol("unknown opcode"))?;
+        if compressed && !matches!(opcode, Opcode::Text | Opcode::Binary) {
+            return Err(Fault::protocol("compression told elsewhere than where a message begins"));
+        }
         let fin = first & FIN != 0;
         if opcode.is_control() && !fin {
             return Err(Fault::protocol("fragmented control frame"));
@@ -111,14 +119,15 @@ impl Header {
             let Some((key, rest)) = rest.split_first_chunk::<4>() else { return Ok(None) };
             (Some(*key), rest)
         };
-        Ok(Some((Self { opcode, fin, mask, len }, input.len() - rest.len())))
+        Ok(Some((Self { opcode, fin, compressed, mask, len }, input.len() - rest.len())))
     }
 
     /// The octets.
     pub fn encode(&self) -> HeaderOctets {
         let mut octets = [0; MAX_HEADER_LEN];
         let short = short_length(self.len);
-        octets[0] = self.opcode as u8 | if self.fin { FIN } else { 0 };
+        octets[0] =
+            self.opcode as u8 | if self.fin { FIN } else { 0 } | if self.compressed { COMPRESSED } else { 0 };
         octets[1] = short | if self.mask.is_some() { MASKED } else { 0 };
         let mut used = 2;
         match short {
@@ -173,12 +182,12 @@ mod tests {
                 for (opcode, fin) in
                     [(Opcode::Continuation, false), (Opcode::Text, true), (Opcode::Binary, false)]
                 {
-                    let header = Header { opcode, fin, mask, len };
+                    let header = Header { opcode, fin, compressed: false, mask, len };
                     let octets = header.encode();
                     let octets = octets.as_ref();
-                    assert_eq!(Header::parse(octets), Ok(Some((header, octets.len()))));
+                    assert_eq!(Header::parse(octets, false), Ok(Some((header, octets.len()))));
                     for cut in 0..octets.len() {
-                        assert_eq!(Header::parse(&octets[..cut]), Ok(None));
+                        assert_eq!(Header::parse(&octets[..cut], false), Ok(None));
                     }
                 }
             }
@@ -189,19 +198,32 @@ mod tests {
     fn lengths_that_could_be_shorter_are_refused() {
         for octets in [&[0x82, 126, 0, 125][..], &[0x82, 127, 0, 0, 0, 0, 0, 0, 0xff, 0xff]] {
             assert_eq!(
-                Header::parse(octets).unwrap_err().reason,
+                Header::parse(octets, false).unwrap_err().reason,
                 "length not written as shortly as possible"
             );
         }
         let too_long = [0x82, 127, 0x80, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(Header::parse(&too_long).unwrap_err().reason, "length of 64 bits");
+        assert_eq!(Header::parse(&too_long, false).unwrap_err().reason, "length of 64 bits");
     }
 
     #[test]
     fn what_is_wrong_is_told_at_the_first_octet_that_shows_it() {
-        assert!(Header::parse(&[0xc1]).is_err(), "reserved bit");
-        assert!(Header::parse(&[0x83]).is_err(), "opcode");
-        assert!(Header::parse(&[0x09]).is_err(), "fragmented ping");
-        assert!(Header::parse(&[0x89, 0xfe]).is_err(), "long ping");
+        assert!(Header::parse(&[0xc1], false).is_err(), "reserved bit");
+        assert!(Header::parse(&[0x83], false).is_err(), "opcode");
+        assert!(Header::parse(&[0x09], false).is_err(), "fragmented ping");
+        assert!(Header::parse(&[0x89, 0xfe], false).is_err(), "long ping");
+    }
+
+    #[test]
+    fn compression_is_told_where_a_message_begins_and_only_if_negotiated() {
+        for octet in [0xc1, 0xc2, 0x41, 0x42] {
+            assert_eq!(Header::parse(&[octet], true), Ok(None));
+            assert!(Header::parse(&[octet], false).is_err());
+        }
+        for octet in [0xc0, 0xc8, 0xc9, 0xca, 0xe1, 0xd1, 0xa1, 0x91] {
+            assert!(Header::parse(&[octet], true).is_err(), "{octet:x}");
+        }
+        let header = Header { opcode: Opcode::Binary, fin: true, compressed: true, mask: None, len: 5 };
+        assert_eq!(Header::parse(header.encode().as_ref(), true), Ok(Some((header, 2))));
     }
 }

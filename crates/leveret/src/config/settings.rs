@@ -159,6 +159,10 @@ settings! {
         /// 0 sends no pings.
         ws_ping_interval: Duration = "30s", from "0s" to "1h";
 
+        /// With `on`, messages are compressed (permessage-deflate, RFC 7692) for clients that offer it, each by itself.
+        /// Costs time, and lets whoever sees the length of encrypted messages guess at what they hold.
+        ws_compression: Switch = "off";
+
         /// The addresses of reverse proxies in front of `ws` and `wss`, such as `10.0.0.0/8`, or `unix` for Unix sockets;
         /// repeat it for several. The client that they tell in `Forwarded`, `X-Forwarded-For` or `X-Real-IP` counts for
         /// limits, logs and users that may only come from this machine; nobody else is believed.

@@ -5,7 +5,7 @@
 //! gathered for it: what is not whole goes out as a fragment, and the browser puts the fragments together.
 
 use amqp::frame::{HEADER_LEN, OVERHEAD};
-use websocket::{Header, Opcode};
+use websocket::{Deflate, Header, MessageKind, Opcode, encode};
 
 /// What an AMQP 0-9-1 client begins with.
 const AMQP_PROTOCOL_HEADER: &[u8; 8] = b"AMQP\0\0\x09\x01";
@@ -19,6 +19,8 @@ pub(super) struct Framer {
     kind: Kind,
     /// A message has begun and not ended.
     within: bool,
+    /// Messages that are whole are compressed; what a message begins with tells whether it is.
+    pub(super) deflate: Option<Deflate>,
 }
 
 #[derive(Debug)]
@@ -79,8 +81,11 @@ impl Framer {
     }
 
     fn write(&mut self, octets: &[u8], fin: bool, out: &mut Vec<u8>) {
+        if let (Some(deflate), true, false) = (self.deflate, fin, self.within) {
+            return encode::deflated_message(out, None, MessageKind::Binary, deflate, octets);
+        }
         let opcode = if self.within { Opcode::Continuation } else { Opcode::Binary };
-        let header = Header { opcode, fin, mask: None, len: octets.len() as u64 };
+        let header = Header { opcode, fin, compressed: false, mask: None, len: octets.len() as u64 };
         out.extend_from_slice(header.encode().as_ref());
         out.extend_from_slice(octets);
         self.within = !fin;

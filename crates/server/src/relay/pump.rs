@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
-use websocket::{Decoder, Event, Fault, Limits, MessageKind, Role, encode};
+use websocket::{Decoder, Deflate, Event, Fault, Limits, MessageKind, Role, encode};
 
 use super::TextRule;
 use super::close::{CLOSE_ANSWER, HALF_CLOSED, Reason, TEXT_REFUSED, close_answer};
@@ -51,8 +51,11 @@ pub(super) struct Pump<C, U> {
     inward: Inward,
     outward: Outward,
     decoder: Decoder,
-    /// Input that the decoder has left: the beginning of a header or a control frame.
+    /// Input that the decoder has left: the beginning of a header or a control frame, or what follows what it is still
+    /// inflating.
     left: Vec<u8>,
+    /// The decoder has more to give of what it has taken.
+    more: bool,
     framer: Framer,
     to_upstream: Pending,
     to_client: Pending,
@@ -114,6 +117,7 @@ where
             outward: Outward::Open,
             decoder: Decoder::new(Role::Server, Limits::NONE),
             left: Vec::new(),
+            more: false,
             framer: Framer::default(),
             to_upstream: Pending::default(),
             to_client: Pending::default(),
@@ -129,6 +133,12 @@ where
             read: 0,
             moved: (0, 0),
         }
+    }
+
+    /// Takes and makes compressed messages, where that was negotiated.
+    pub(super) fn deflate(&mut self, deflate: Option<Deflate>) {
+        self.framer.deflate = deflate;
+        self.decoder = Decoder::new(Role::Server, Limits::NONE).with_deflate(deflate.is_some());
     }
 
     /// Moves octets until both sides are done, and tells why they are.
@@ -202,6 +212,7 @@ where
             Poll::Ready(Ok(())) => {}
         }
         match self.inward {
+            Inward::Open if self.more => self.inflate(cx),
             Inward::Open => self.read_client(cx),
             Inward::Ending => {
                 let shut = self.upstream_deaf || Pin::new(&mut self.upstream).poll_shutdown(cx).is_ready();
@@ -234,20 +245,35 @@ where
             }
             self.pings.received(Instant::now());
             scratch.input[..kept].copy_from_slice(&self.left);
-            scratch.output.clear();
-            let end = self.decode(&scratch.input[..kept + read], &mut scratch.output);
-            self.framer.client_said(&scratch.output);
-            self.moved.0 += scratch.output.len() as u64;
-            if !self.upstream_deaf
-                && let Err(error) = self.to_upstream.send(&mut self.upstream, cx, &scratch.output)
-            {
-                self.upstream_failed(error);
-            }
-            if let Some(fault) = end {
-                self.close(Reason::Fault(fault));
-            }
+            self.pass_on(cx, &scratch.input[..kept + read], &mut scratch.output);
             true
         })
+    }
+
+    /// Goes on with what the decoder has not given yet.
+    fn inflate(&mut self, cx: &mut Context<'_>) -> bool {
+        let left = std::mem::take(&mut self.left);
+        SCRATCH.with_borrow_mut(|scratch| {
+            self.pass_on(cx, &left, &mut scratch.output);
+            self.read += scratch.output.len();
+        });
+        true
+    }
+
+    /// Sends the payload in `input` to the upstream. Only when nothing waits to be sent there.
+    fn pass_on(&mut self, cx: &mut Context<'_>, input: &[u8], payload: &mut Vec<u8>) {
+        payload.clear();
+        let end = self.decode(input, payload);
+        self.framer.client_said(payload);
+        self.moved.0 += payload.len() as u64;
+        if !self.upstream_deaf
+            && let Err(error) = self.to_upstream.send(&mut self.upstream, cx, payload)
+        {
+            self.upstream_failed(error);
+        }
+        if let Some(fault) = end {
+            self.close(Reason::Fault(fault));
+        }
     }
 
     /// Appends the payload in `input` to `payload`, and answers control frames.
@@ -264,7 +290,8 @@ where
             };
             taken += step.taken;
             match step.event {
-                None => {
+                None | Some(Event::More) => {
+                    self.more = step.event.is_some();
                     self.left = input[taken..].to_vec();
                     return None;
                 }

@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::websocket::Deflate;
 use ::websocket::handshake::{Refusal, Status};
 use tokio::io::AsyncWriteExt;
 use transport::{Outbox, Stream, linger};
@@ -26,6 +27,7 @@ pub(crate) async fn run(
     mut client: Stream,
     newcomer: Newcomer,
     answer: Vec<u8>,
+    deflate: Option<Deflate>,
     ping_interval: Duration,
 ) {
     let Newcomer { id, peer, place, .. } = newcomer;
@@ -62,6 +64,7 @@ pub(crate) async fn run(
     drop(answer);
     let text = relay.config.text;
     let mut pump = Pump::new(client, upstream, text, ping_interval, shared.config.write_timeout);
+    pump.deflate(deflate);
     let reason = run_pump(&shared, &mut pump).await;
     let (received, sent) = pump.moved;
     shared.metrics.bytes_received.add(received);

@@ -12,23 +12,30 @@
 //!
 //! So a message costs a header of 2 to 10 octets per batch, no copy of the payload, and an idle connection some 250
 //! octets and no buffer.
+//!
+//! Where permessage-deflate was negotiated, messages are copied as they are compressed, and what comes is inflated a piece
+//! at a time: the inner protocol takes each before the next exists, and other connections get their turn.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use transport::{Intent, OutBuf, Outbox, Protocol};
 use websocket::{
-    CloseCode, CloseFrame, Decoder, Event, Fault, Header, HeaderOctets, Limits, MessageKind, Opcode, Role,
-    encode,
+    CloseCode, CloseFrame, Decoder, Deflate, Event, Fault, Header, HeaderOctets, Limits, MAX_INFLATED,
+    MessageKind, Opcode, Role, encode,
 };
 
-use super::messages::{MESSAGE, messages};
+use super::messages::{MESSAGE, messages, slices};
 use super::pings::{PingAction, Pings};
 
 /// Octets of control frames that wait for their turn. A peer that pings without reading does not make us remember more;
 /// the RFC (5.5.3) allows to answer the last of several pings only.
 pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
+
+/// Octets that are inflated for one connection before others get their turn: as many as are read.
+pub(super) const INFLATE_BUDGET: usize = 512 * 1024;
 
 /// A protocol that a WebSocket can carry.
 pub(crate) trait Inner: Protocol {
@@ -43,6 +50,11 @@ pub(crate) struct WebSocket<P> {
     /// Backlog of the outbox from which on nothing is read.
     read_limit: usize,
     decoder: Decoder,
+    deflate: Option<Deflate>,
+    /// The decoder has more to give of what it has taken.
+    more: bool,
+    /// Octets inflated in this connection's turn.
+    inflated: usize,
     /// Payload that the inner protocol has left: the beginning of a frame, or what it could not take while it paused. It
     /// is at most what a protocol may leave, and one read. No memory while there is none.
     left: Vec<u8>,
@@ -85,6 +97,9 @@ impl<P: Inner> WebSocket<P> {
             outbox,
             read_limit,
             decoder: Decoder::new(Role::Server, Limits::NONE),
+            deflate: None,
+            more: false,
+            inflated: 0,
             left: Vec::new(),
             held: false,
             control: Vec::new(),
@@ -93,6 +108,13 @@ impl<P: Inner> WebSocket<P> {
             inner_writes: false,
             reason: None,
         }
+    }
+
+    /// The same where the extension was negotiated, if it was.
+    pub(crate) fn with_deflate(mut self, deflate: Option<Deflate>) -> Self {
+        self.deflate = deflate;
+        self.decoder = self.decoder.with_deflate(deflate.is_some());
+        self
     }
 
     /// Why the connection ended, where the inner protocol does not know.
@@ -104,9 +126,9 @@ impl<P: Inner> WebSocket<P> {
         &mut self.inner
     }
 
-    /// Appends the payload in `input` to `payload` and answers control frames. Returns the octets taken, and how the
-    /// peer has ended the connection if it has.
-    fn unwrap(&mut self, input: &[u8], payload: &mut Vec<u8>) -> (usize, Option<PeerEnd>) {
+    /// Appends the payload in `input` to `payload` and answers control frames. Returns the octets taken, and why it went
+    /// no further.
+    fn unwrap(&mut self, input: &[u8], payload: &mut Vec<u8>) -> (usize, Stop) {
         let mut taken = 0;
         loop {
             let good = payload.len();
@@ -114,17 +136,18 @@ impl<P: Inner> WebSocket<P> {
                 Ok(step) => step,
                 Err(fault) => {
                     payload.truncate(good);
-                    return (input.len(), Some(PeerEnd::Fault(fault)));
+                    return (input.len(), Stop::End(PeerEnd::Fault(fault)));
                 }
             };
             taken += step.taken;
             match step.event {
-                None => return (taken, None),
+                None => return (taken, Stop::InputUsedUp),
+                Some(Event::More) => return (taken, Stop::More),
                 Some(Event::MessageStart(MessageKind::Text)) => {
-                    return (input.len(), Some(PeerEnd::Fault(TEXT_REFUSED)));
+                    return (input.len(), Stop::End(PeerEnd::Fault(TEXT_REFUSED)));
                 }
                 Some(Event::Ping(control)) => self.answer_ping(control.payload()),
-                Some(Event::Close(frame)) => return (input.len(), Some(PeerEnd::Closed(frame))),
+                Some(Event::Close(frame)) => return (input.len(), Stop::End(PeerEnd::Closed(frame))),
                 Some(Event::MessageStart(MessageKind::Binary) | Event::MessageEnd | Event::Pong(_)) => {}
             }
         }
@@ -135,6 +158,61 @@ impl<P: Inner> WebSocket<P> {
             self.control = Vec::new();
         }
         encode::pong(&mut self.control, None, payload);
+    }
+
+    /// Unwraps `input`, shows it to the inner protocol, and goes on for as long as that takes it and it is this
+    /// connection's turn. Returns the octets taken.
+    fn advance(&mut self, input: &[u8], now: Instant) -> usize {
+        let mut taken = 0;
+        loop {
+            self.more = false;
+            let (step, stop) = self.show(&input[taken..], now);
+            taken += step;
+            self.note_held_and_finished(now);
+            match stop {
+                _ if !matches!(self.closing, Closing::No) => return input.len(),
+                Stop::InputUsedUp => return taken,
+                Stop::End(end) => {
+                    self.peer_ended(end);
+                    return taken;
+                }
+                Stop::More => {}
+            }
+            self.more = true;
+            self.inflated += MAX_INFLATED;
+            if self.inflated >= INFLATE_BUDGET {
+                self.outbox.nudge();
+                return taken;
+            }
+            if self.held || !self.reads() {
+                return taken;
+            }
+        }
+    }
+
+    /// Unwraps from the front of `input` as far as the decoder goes in one go, and shows that to the inner protocol.
+    fn show(&mut self, input: &[u8], now: Instant) -> (usize, Stop) {
+        let (taken, stop);
+        if self.left.is_empty() {
+            let mut payload = SCRATCH.take();
+            (taken, stop) = self.unwrap(input, &mut payload);
+            if !payload.is_empty() {
+                let inner_taken = self.inner.handle_input(&payload, now);
+                self.keep(payload[inner_taken..].to_vec());
+                payload.clear();
+            }
+            SCRATCH.set(payload);
+        } else {
+            let mut left = std::mem::take(&mut self.left);
+            let before = left.len();
+            (taken, stop) = self.unwrap(input, &mut left);
+            let has_more = left.len() > before;
+            self.left = left;
+            if has_more {
+                self.show_left(now);
+            }
+        }
+        (taken, stop)
     }
 
     /// Shows the inner protocol what it left.
@@ -160,14 +238,47 @@ impl<P: Inner> WebSocket<P> {
         self.inner.intent() == Intent::Run && self.outbox.backlog() < self.read_limit
     }
 
-    /// After every call to the inner protocol: shows it what it could not take before, and ends when it has finished.
+    /// After every call to the inner protocol: shows it what it could not take before, and what the decoder still has,
+    /// and ends when it has finished.
     fn follow_inner(&mut self, now: Instant) {
+        self.note_held_and_finished(now);
+        if self.more && !self.held && self.reads() && matches!(self.closing, Closing::No) {
+            self.advance(&[], now);
+        }
+    }
+
+    fn note_held_and_finished(&mut self, now: Instant) {
         if self.held && self.reads() {
             self.show_left(now);
         }
         if matches!(self.closing, Closing::No) && self.inner.intent() == Intent::Finish {
             let (code, reason) = self.inner.ending();
             self.close(code, &reason);
+        }
+    }
+
+    /// Puts a batch into compressed messages.
+    fn deflate_output(&mut self, batch: &mut OutBuf, deflate: Deflate) {
+        let mut out = std::mem::take(&mut self.control);
+        for (start, len) in messages(batch) {
+            let payload = slices(batch, start, len);
+            let mut compressed = Vec::new();
+            if deflate.compress(payload.iter().copied(), &mut compressed) {
+                let header = Header { compressed: true, ..message_header(compressed.len()) };
+                out.extend_from_slice(header.encode().as_ref());
+                out.append(&mut compressed);
+            } else {
+                out.extend_from_slice(header(len).as_ref());
+                payload.iter().for_each(|piece| out.extend_from_slice(piece));
+            }
+        }
+        if let Closing::Last(frame) = &mut self.closing {
+            out.append(frame);
+            self.closing = Closing::Done;
+        }
+        if !out.is_empty() {
+            batch.clear();
+            batch.push(Bytes::from(out));
         }
     }
 
@@ -181,6 +292,7 @@ impl<P: Inner> WebSocket<P> {
         self.closing = closing;
         self.left = Vec::new();
         self.held = false;
+        self.more = false;
     }
 
     fn peer_ended(&mut self, end: PeerEnd) {
@@ -205,7 +317,19 @@ impl<P: Inner> WebSocket<P> {
 
 /// The header of a message of octets.
 fn header(len: usize) -> HeaderOctets {
-    Header { opcode: Opcode::Binary, fin: true, mask: None, len: len as u64 }.encode()
+    message_header(len).encode()
+}
+
+fn message_header(len: usize) -> Header {
+    Header { opcode: Opcode::Binary, fin: true, compressed: false, mask: None, len: len as u64 }
+}
+
+/// Why unwrapping went no further.
+enum Stop {
+    InputUsedUp,
+    /// As much was inflated as is at once.
+    More,
+    End(PeerEnd),
 }
 
 /// How a peer ends a WebSocket.
@@ -224,31 +348,12 @@ impl<P: Inner> Protocol for WebSocket<P> {
         if !matches!(self.closing, Closing::No) {
             return input.len();
         }
-        let (taken, end);
-        if self.left.is_empty() {
-            let mut payload = SCRATCH.take();
-            (taken, end) = self.unwrap(input, &mut payload);
-            if !payload.is_empty() {
-                let inner_taken = self.inner.handle_input(&payload, now);
-                self.keep(payload[inner_taken..].to_vec());
-                payload.clear();
-            }
-            SCRATCH.set(payload);
-        } else {
-            let mut left = std::mem::take(&mut self.left);
-            let before = left.len();
-            (taken, end) = self.unwrap(input, &mut left);
-            let has_more = left.len() > before;
-            self.left = left;
-            if has_more {
-                self.show_left(now);
-            }
+        if self.more {
+            // Shown again, or anew, before it was this connection's turn.
+            self.follow_inner(now);
+            return if self.more { 0 } else { self.advance(input, now) };
         }
-        self.follow_inner(now);
-        if let (Some(end), Closing::No) = (end, &self.closing) {
-            self.peer_ended(end);
-        }
-        taken
+        self.advance(input, now)
     }
 
     fn handle_eof(&mut self) {
@@ -270,6 +375,9 @@ impl<P: Inner> Protocol for WebSocket<P> {
             return;
         }
         self.inner_writes |= !batch.is_empty();
+        if let Some(deflate) = self.deflate {
+            return self.deflate_output(batch, deflate);
+        }
         if self.control.is_empty() && matches!(self.closing, Closing::No) && batch.len() <= MESSAGE {
             if !batch.is_empty() {
                 batch.insert(&[(0, header(batch.len()))]);
@@ -329,6 +437,7 @@ impl<P: Inner> Protocol for WebSocket<P> {
 
     fn intent(&self) -> Intent {
         match self.closing {
+            Closing::No if self.more && self.inner.intent() == Intent::Run => Intent::Pause,
             Closing::No => self.inner.intent(),
             // The last frame is framed and written first.
             Closing::Last(_) => Intent::Pause,
@@ -338,5 +447,9 @@ impl<P: Inner> Protocol for WebSocket<P> {
 
     fn write_timeout_applies(&self) -> bool {
         self.inner.write_timeout_applies()
+    }
+
+    fn take_surplus(&mut self) -> usize {
+        std::mem::take(&mut self.inflated)
     }
 }

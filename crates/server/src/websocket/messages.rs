@@ -29,6 +29,21 @@ pub(super) fn messages(batch: &OutBuf) -> Vec<(usize, usize)> {
     messages
 }
 
+/// The `len` octets of a batch from `start` on, in its pieces.
+pub(super) fn slices(batch: &OutBuf, mut start: usize, mut len: usize) -> Vec<&[u8]> {
+    let mut slices = Vec::new();
+    for piece in batch.pieces() {
+        let begin = start.min(piece.len());
+        let end = (begin + len).min(piece.len());
+        if end > begin {
+            slices.push(&piece[begin..end]);
+        }
+        start -= begin;
+        len -= end - begin;
+    }
+    slices
+}
+
 /// Reads through a batch.
 struct Octets<'b, P> {
     pieces: P,

@@ -42,6 +42,8 @@ pub struct WebSocketConfig {
     pub origins: OriginRules,
     /// How long a client may be silent before it is pinged, and then again before it is given up; zero for never.
     pub ping_interval: Duration,
+    /// Whether messages may be compressed (permessage-deflate), for clients that offer it.
+    pub compression: bool,
     /// Reverse proxies that tell whom they speak for in Forwarded, X-Forwarded-For or X-Real-IP.
     pub proxies: Vec<Network>,
     /// Whether clients of Unix sockets are among them.

@@ -47,8 +47,9 @@ pub(crate) async fn run(
         }
     }
     if let Some(relay) = granted.relay.take() {
-        return Box::pin(relay::run(shared, relay, stream, newcomer, granted.answer, config.ping_interval))
-            .await;
+        let Granted { answer, deflate, .. } = granted;
+        let interval = config.ping_interval;
+        return Box::pin(relay::run(shared, relay, stream, newcomer, answer, deflate, interval)).await;
     }
     let Newcomer { id, peer, place, since, external } = newcomer;
     let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
@@ -58,7 +59,8 @@ pub(crate) async fn run(
     }
     let limit = shared.config.outbox_limit;
     let now = std::time::Instant::now();
-    let mut protocol = WebSocket::new(connection, Arc::clone(&outbox), limit, config.ping_interval, now);
+    let mut protocol = WebSocket::new(connection, Arc::clone(&outbox), limit, config.ping_interval, now)
+        .with_deflate(granted.deflate);
     drop(config);
     let _listed = Listed::new(&shared, &outbox);
     let ended = match send(&mut stream, &granted.answer).await {

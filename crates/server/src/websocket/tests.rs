@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use transport::{Intent, OutBuf, Outbox, Protocol};
-use websocket::{CloseCode, CloseFrame, Decoder, Event, Limits, MessageKind, Role, encode};
+use websocket::handshake::Head;
+use websocket::{
+    CloseCode, CloseFrame, Decoder, Deflate, Event, Limits, MAX_INFLATED, MessageKind, Role, encode,
+};
 
 use super::adapter::{Inner, WebSocket};
 
@@ -91,6 +94,12 @@ impl World {
         Self { socket, outbox, now, unread: Vec::new() }
     }
 
+    fn deflated() -> Self {
+        let mut world = Self::new();
+        world.socket = world.socket.with_deflate(Some(deflate()));
+        world
+    }
+
     /// A read, as the loop of a connection hands it over: what is left is shown again in front of the next one.
     fn read(&mut self, octets: &[u8]) {
         self.unread.extend_from_slice(octets);
@@ -126,8 +135,20 @@ fn message(text: &str) -> Vec<u8> {
     out
 }
 
+fn deflate() -> Deflate {
+    let request = b"GET / HTTP/1.1\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+    Deflate::negotiate(&Head::parse(request).unwrap().unwrap().0).unwrap()
+}
+
+fn compressed(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode::deflated_message(&mut out, Some(KEY), MessageKind::Binary, deflate(), text.as_bytes());
+    assert!(out.len() < text.len());
+    out
+}
+
 fn decode(octets: &[u8]) -> Vec<Got> {
-    let mut decoder = Decoder::new(Role::Client, Limits::NONE);
+    let mut decoder = Decoder::new(Role::Client, Limits::NONE).with_deflate(true);
     let (mut got, mut payload, mut start) = (Vec::new(), Vec::new(), 0);
     loop {
         let step = decoder.decode(&octets[start..], &mut payload).expect("the server speaks well");
@@ -141,6 +162,7 @@ fn decode(octets: &[u8]) -> Vec<Got> {
                 assert_eq!(kind, MessageKind::Binary);
                 continue;
             }
+            Some(Event::More) => continue,
             Some(Event::MessageEnd) => {
                 Got::Message(String::from_utf8(std::mem::take(&mut payload)).expect("lines are text"))
             }
@@ -281,4 +303,51 @@ fn pings_without_reading_the_answers_do_not_gather() {
     let got = world.written();
     assert!(!got.is_empty() && got.len() < 20, "{}", got.len());
     assert_eq!(got.last(), Some(&Got::Pong(vec![7; 125])));
+}
+
+#[test]
+fn compressed_messages_are_taken_and_made_and_short_ones_left_as_they_are() {
+    let text = "the same again\n".repeat(100);
+    let octets = compressed(&text);
+    for step in [1, 7, octets.len()] {
+        let mut world = World::deflated();
+        octets.chunks(step).for_each(|chunk| world.read(chunk));
+        world.send("plain\n");
+        assert_eq!(world.seen().len(), 101);
+        let waiting = world.outbox.backlog();
+        let mut batch = OutBuf::default();
+        batch.tail().extend_from_slice(&world.outbox.read_all());
+        world.socket.frame_output(&mut batch);
+        assert!(batch.len() < waiting / 4);
+        let octets: Vec<u8> = batch.pieces().flatten().copied().collect();
+        assert_eq!(decode(&octets), [Got::Message(format!("{text}plain\n"))]);
+        world.send("short\n");
+        assert_eq!(world.written(), [Got::Message("short\n".to_owned())]);
+    }
+}
+
+#[test]
+fn what_is_inflated_waits_for_the_inner_protocol_and_for_its_turn() {
+    let lines = 2 * super::adapter::INFLATE_BUDGET / 2;
+    let mut world = World::deflated();
+    world.read(&compressed(&format!("pause\n{}", "x\n".repeat(lines))));
+    // It has seen no more than was inflated at once, and nothing is read until it goes on.
+    assert_eq!(world.seen(), ["pause"]);
+    assert_eq!(world.socket.intent(), Intent::Pause);
+    let (mut turns, mut most) = (0, 0);
+    while world.seen().len() <= lines {
+        let before = world.seen().len();
+        world.socket.handle_nudge(world.now);
+        // The outbox is full again and again; each write makes room.
+        while world.outbox.backlog() > 0 {
+            world.written();
+        }
+        let left = std::mem::take(&mut world.unread);
+        world.read(&left);
+        most = most.max((world.seen().len() - before) * 2);
+        turns += usize::from(world.socket.take_surplus() > 0);
+    }
+    assert!(turns > 1 && most <= super::adapter::INFLATE_BUDGET + 2 * MAX_INFLATED, "{turns} turns, {most}");
+    assert_eq!(world.socket.intent(), Intent::Run);
+    assert_eq!(world.seen().len(), lines + 1);
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use transport::{Peer, linger};
+use websocket::Deflate;
 use websocket::forwarded::{self, Contradiction};
 use websocket::handshake::{Head, MAX_HEAD, Refusal, Status, Upgrade};
 
@@ -41,6 +42,8 @@ pub(super) struct Granted {
     pub(super) client: Option<IpAddr>,
     /// Where to, unless it is AMQP.
     pub(super) relay: Option<Arc<Relay>>,
+    /// The extension, where it was negotiated.
+    pub(super) deflate: Option<Deflate>,
 }
 
 /// Why a connection is not upgraded.
@@ -132,7 +135,9 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
     let told = || forwarded::client(&upgrade.head, |address| config.is_proxy(address));
     let contradiction = |error: Contradiction| Refusal::new(Status::BadRequest, error.to_string());
     let client = config.is_from_proxy(peer).then(told).transpose().map_err(contradiction)?.flatten();
-    Ok(Judged::Granted(Granted { answer: upgrade.accept(protocol), client, relay }))
+    let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
+    let answer = upgrade.accept(protocol, deflate);
+    Ok(Judged::Granted(Granted { answer, client, relay, deflate }))
 }
 
 /// The subprotocol of a relay to answer with: one of its own, or the first that is offered if it has none. A client that

@@ -3,26 +3,53 @@
 //! Run one for real with `cargo +nightly fuzz run frames` in `crates/websocket`.
 
 use websocket::handshake::{ClientRequest, Head, HeadError, MAX_HEAD, OriginPattern, Upgrade};
-use websocket::{Decoder, Event, Fault, Header, Limits, Role, forwarded};
+use websocket::{Decoder, Deflate, Event, Fault, Header, Limits, MAX_INFLATED, Role, forwarded};
+
+/// Of messages, in octets.
+const LIMITS: Limits = Limits { message: 10_000 };
 
 /// A target's name and body.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 2] = [("frames", frames), ("request", request)];
+pub const TARGETS: [Target; 3] = [("frames", frames), ("deflated", deflated), ("request", request)];
 
 /// Payload, events and faults do not depend on how a stream was cut into reads, and payload is never longer than what
 /// came.
 pub fn frames(input: &[u8]) {
     for role in [Role::Server, Role::Client] {
-        let whole = told(role, input, input.len().max(1));
+        let told = |step| told(Decoder::new(role, LIMITS), input, step);
+        let whole = told(input.len().max(1));
         assert!(whole.1.len() <= input.len());
         for step in [1, 7, 64] {
-            assert_eq!(told(role, input, step), whole, "{step} octets at a time");
+            assert_eq!(told(step), whole, "{step} octets at a time");
         }
     }
-    if let Ok(Some((header, len))) = Header::parse(input) {
+    if let Ok(Some((header, len))) = Header::parse(input, false) {
         assert_eq!(header.encode().as_ref(), &input[..len]);
+    }
+}
+
+/// The same where messages may be compressed, but that what is wrong first may depend on the cut. None is larger than the
+/// limit.
+pub fn deflated(input: &[u8]) {
+    for role in [Role::Server, Role::Client] {
+        let told = |step| {
+            let decoder = Decoder::new(role, LIMITS).with_deflate(true);
+            let (events, payload, fault) = told(decoder, input, step);
+            (events, payload, fault.is_some())
+        };
+        let whole = told(input.len().max(1));
+        let mut begin = 0;
+        for (end, event) in &whole.0 {
+            assert!((end - begin) as u64 <= LIMITS.message, "a message is larger than the limit");
+            if *event == Event::MessageEnd {
+                begin = *end;
+            }
+        }
+        for step in [1, 7, 64] {
+            assert_eq!(told(step), whole, "{step} octets at a time");
+        }
     }
 }
 
@@ -49,11 +76,14 @@ pub fn request(input: &[u8]) {
 
 fn judge(head: Head<'_>) {
     let _ = forwarded::client(&head, |address| address.is_ipv4());
+    if let Some(deflate) = Deflate::negotiate(&head) {
+        assert!(deflate.answer().starts_with("permessage-deflate; "));
+    }
     if let Some(Ok(pattern)) = head.header("origin").map(str::parse::<OriginPattern>) {
         assert_eq!(pattern.to_string().parse(), Ok(pattern));
     }
     let answer = match Upgrade::judge(head) {
-        Ok(upgrade) => upgrade.accept(upgrade.offered.first().copied()),
+        Ok(upgrade) => upgrade.accept(upgrade.offered.first().copied(), None),
         Err(refusal) => refusal.response(),
     };
     let answer = String::from_utf8(answer).expect("the answer is text");
@@ -62,8 +92,7 @@ fn judge(head: Head<'_>) {
 }
 
 /// Events with the octets of payload before them, all payload up to a fault, and the fault.
-fn told(role: Role, input: &[u8], step: usize) -> (Vec<(usize, Event)>, Vec<u8>, Option<Fault>) {
-    let mut decoder = Decoder::new(role, Limits { message: 10_000 });
+fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<(usize, Event)>, Vec<u8>, Option<Fault>) {
     let (mut events, mut payload) = (Vec::new(), Vec::new());
     let (mut start, mut end) = (0, 0);
     loop {
@@ -71,6 +100,7 @@ fn told(role: Role, input: &[u8], step: usize) -> (Vec<(usize, Event)>, Vec<u8>,
         match decoder.decode(&input[start..end], &mut payload) {
             Ok(step) => {
                 start += step.taken;
+                assert!(payload.len() - before <= step.taken + MAX_INFLATED);
                 if let Some(event) = step.event {
                     events.push((payload.len(), event));
                     continue;

@@ -136,7 +136,7 @@ mod tests {
         let octets = request.octets();
         let (head, len) = Head::parse(&octets).unwrap().unwrap();
         assert_eq!((head.path, len), ("/ws/amqp", octets.len()));
-        let mut answer = Upgrade::judge(head).unwrap().accept(Some("amqp"));
+        let mut answer = Upgrade::judge(head).unwrap().accept(Some("amqp"), None);
         let accepted = Accepted { protocol: Some("amqp".into()), len: answer.len() };
         for cut in 0..answer.len() {
             assert_eq!(request.judge(&answer[..cut]), Ok(None));

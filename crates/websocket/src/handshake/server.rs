@@ -3,6 +3,7 @@
 use super::head::{Head, HeadError};
 use super::key;
 use super::refusal::{Refusal, Status};
+use crate::deflate::Deflate;
 
 /// The version of RFC 6455.
 const VERSION: &str = "13";
@@ -65,8 +66,9 @@ impl<'a> Upgrade<'a> {
     }
 
     /// The answer that upgrades. `protocol` must be one that was offered: anything else is left out, for a client has to
-    /// fail a connection with a subprotocol that it did not ask for (4.1).
-    pub fn accept(&self, protocol: Option<&str>) -> Vec<u8> {
+    /// fail a connection with a subprotocol that it did not ask for (4.1). `deflate` must have been negotiated with this
+    /// request.
+    pub fn accept(&self, protocol: Option<&str>, deflate: Option<Deflate>) -> Vec<u8> {
         let mut response = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
              Sec-WebSocket-Accept: {}\r\n",
@@ -75,6 +77,11 @@ impl<'a> Upgrade<'a> {
         if let Some(protocol) = protocol.filter(|protocol| self.offered.contains(protocol)) {
             response.push_str("Sec-WebSocket-Protocol: ");
             response.push_str(protocol);
+            response.push_str("\r\n");
+        }
+        if let Some(deflate) = deflate {
+            response.push_str("Sec-WebSocket-Extensions: ");
+            response.push_str(&deflate.answer());
             response.push_str("\r\n");
         }
         response.push_str("\r\n");
@@ -118,7 +125,7 @@ mod tests {
         assert_eq!((upgrade.host, upgrade.origin), ("server.example.com", Some("http://example.com")));
         assert_eq!(upgrade.prefer(&["none", "superchat", "chat"]), Some("superchat"));
         assert_eq!(
-            String::from_utf8(upgrade.accept(Some("chat"))).unwrap(),
+            String::from_utf8(upgrade.accept(Some("chat"), None)).unwrap(),
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
              Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: chat\r\n\r\n"
         );
@@ -129,7 +136,7 @@ mod tests {
         let (head, _) = Head::parse(GOOD.as_bytes()).unwrap().unwrap();
         let upgrade = Upgrade::judge(head).unwrap();
         for protocol in [None, Some("other"), Some("Chat")] {
-            let answer = String::from_utf8(upgrade.accept(protocol)).unwrap();
+            let answer = String::from_utf8(upgrade.accept(protocol, None)).unwrap();
             assert!(!answer.contains("Sec-WebSocket-Protocol"), "{answer}");
         }
     }

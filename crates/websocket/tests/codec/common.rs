@@ -1,6 +1,6 @@
 //! A decoder fed in pieces, and what it told.
 
-use websocket::{CloseFrame, Decoder, Event, Fault, Limits, MessageKind, Role};
+use websocket::{CloseFrame, Decoder, Event, Fault, Limits, MAX_INFLATED, MessageKind, Role};
 
 /// What a peer said, in messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,19 +19,33 @@ pub enum Heard {
 
 /// Everything in `input`, shown `step` octets more at a time, up to the first fault.
 pub fn hear(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
-    let mut decoder = Decoder::new(role, limits);
+    hear_with(Decoder::new(role, limits), input, step)
+}
+
+/// The same where permessage-deflate was negotiated.
+pub fn hear_deflated(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
+    hear_with(Decoder::new(role, limits).with_deflate(true), input, step)
+}
+
+fn hear_with(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
     let (mut heard, mut payload, mut kind) = (Vec::new(), Vec::new(), None);
     let (mut start, mut end) = (0, 0);
     while end < input.len() {
         end = (end + step).min(input.len());
         loop {
+            let before = payload.len();
             let step = match decoder.decode(&input[start..end], &mut payload) {
                 Ok(step) => step,
                 Err(fault) => return (heard, Some(fault)),
             };
             start += step.taken;
+            assert!(
+                payload.len() - before <= MAX_INFLATED.max(end - start + step.taken),
+                "more than a call may give"
+            );
             let Some(event) = step.event else { break };
             heard.push(match event {
+                Event::More => continue,
                 Event::MessageStart(begun) => {
                     assert!(payload.is_empty());
                     kind = Some(begun);

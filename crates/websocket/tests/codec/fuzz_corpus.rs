@@ -1,7 +1,7 @@
 //! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
 
 use websocket::handshake::{ClientRequest, Head, Upgrade};
-use websocket::{CloseCode, MessageKind, encode};
+use websocket::{CloseCode, Deflate, MessageKind, encode};
 
 use crate::bodies;
 
@@ -11,7 +11,13 @@ const MUTATIONS: usize = 3000;
 /// What the mutations of a target start from.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     if target == "frames" {
-        return vec![conversation(None), conversation(Some([0x37, 0xfa, 0x21, 0x3d]))];
+        return KEYS.map(conversation).to_vec();
+    }
+    if target == "deflated" {
+        return KEYS
+            .iter()
+            .flat_map(|key| [[compressed(*key, 5000), conversation(*key)].concat(), compressed(*key, 20_000)])
+            .collect();
     }
     let request = ClientRequest {
         host: "localhost:15670".into(),
@@ -23,13 +29,30 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     let mut octets = request.octets();
     octets.truncate(octets.len() - 2);
     octets.extend_from_slice(
-        b"Forwarded: for=\"[2001:db8::1]:80\";by=\"a,b\", for=10.0.0.2\r\nX-Forwarded-For: 1.2.3.4, 10.0.0.3\r\n\r\n",
+        b"Forwarded: for=\"[2001:db8::1]:80\";by=\"a,b\", for=10.0.0.2\r\nX-Forwarded-For: 1.2.3.4, 10.0.0.3\r\n\
+          Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=9, x\r\n\r\n",
     );
     let answer = {
         let (head, _) = Head::parse(&octets).expect("it is a request").expect("it is whole");
-        Upgrade::judge(head).expect("it is an upgrade").accept(Some("mqtt"))
+        Upgrade::judge(head).expect("it is an upgrade").accept(Some("mqtt"), None)
     };
     vec![octets, answer]
+}
+
+/// A server's frames, and a client's.
+const KEYS: [Option<[u8; 4]>; 2] = [None, Some([0x37, 0xfa, 0x21, 0x3d])];
+
+fn compressed(key: Option<[u8; 4]>, most: usize) -> Vec<u8> {
+    let head = b"GET / HTTP/1.1\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n";
+    let (head, _) = Head::parse(head).expect("it is a request").expect("it is whole");
+    let deflate = Deflate::negotiate(&head).expect("it is fine");
+    let mut out = Vec::new();
+    for len in [100, most] {
+        encode::deflated_message(&mut out, key, MessageKind::Binary, deflate, &vec![7; len]);
+        let text = "κόσμε ".repeat(len / 12);
+        encode::deflated_message(&mut out, key, MessageKind::Text, deflate, text.as_bytes());
+    }
+    out
 }
 
 fn conversation(key: Option<[u8; 4]>) -> Vec<u8> {

@@ -3,6 +3,7 @@
 mod cases;
 pub mod common;
 mod cuts;
+mod deflate;
 mod differential;
 mod fuzz_corpus;
 mod golden;

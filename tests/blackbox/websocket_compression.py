@@ -1,0 +1,238 @@
+"""permessage-deflate, where it is configured: with zlib on the other side, bounded, and in a real Chromium."""
+
+import struct
+import zlib
+
+import pytest
+
+from harness.browser import browser
+from harness.child import resident_bytes
+from harness.instances import leveret
+from harness.relay import Echo, RelayWire, Upstream, relay
+from harness.websocket import BINARY, CONTINUATION, FIN, PeerClosed, WebSocketWire
+from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, content_header, frame, publish_arguments, short_string
+
+ON = ("--ws-compression", "on")
+WS = ("--ws", "127.0.0.1:0")
+COMPRESSED = 0x40
+PLAIN_ANSWER = "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
+MEBIBYTE = 1 << 20
+QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
+BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
+
+
+def deflated(payload, level=6, bits=15):
+    compressor = zlib.compressobj(level, zlib.DEFLATED, -bits)
+    return (compressor.compress(payload) + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]
+
+
+def inflated(payload, bits=15):
+    return zlib.decompressobj(-bits).decompress(payload + b"\x00\x00\xff\xff")
+
+
+class Compressing:
+    """A wire that compresses what it sends and inflates what comes; `saved` counts the octets that this made less."""
+
+    bits = 15
+    saved = 0
+
+    def __init__(self, port, *args, offer="permessage-deflate", **options):
+        super().__init__(port, *args, Sec_WebSocket_Extensions=offer, **options)
+
+    def send(self, data):
+        self.send_frame(FIN | COMPRESSED | BINARY, deflated(data))
+
+    def read_ws_frame(self):
+        first = self.take(1)
+        self.raw = bytes([first[0] & ~COMPRESSED]) + self.raw
+        opcode, payload = super().read_ws_frame()
+        if not first[0] & COMPRESSED:
+            return opcode, payload
+        whole = inflated(payload, self.bits)
+        assert len(payload) < len(whole)
+        self.saved += len(whole) - len(payload)
+        return opcode, whole
+
+
+class CompressingWire(Compressing, WebSocketWire):
+    pass
+
+
+class CompressingRelayWire(Compressing, RelayWire):
+    pass
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("compression"), *WS, *ON) as server:
+        yield server
+
+
+def declare_and_consume(wire, queue):
+    wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + b"\x00" + bytes(4))
+    wire.expect(QUEUE_DECLARE_OK)
+    wire.send_method(1, BASIC_CONSUME, struct.pack(">H", 0) + short_string(queue) + short_string("") + b"\x02" + bytes(4))
+    wire.expect(BASIC_CONSUME_OK)
+
+
+def publish(key, body):
+    method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
+    pieces = [body[start : start + 100_000] for start in range(0, len(body), 100_000)]
+    return method + frame(HEADER, 1, content_header(len(body))) + b"".join(frame(BODY, 1, piece) for piece in pieces)
+
+
+def read_body(wire, size):
+    assert [wire.read_frame()[0], wire.read_frame()[0]] == [METHOD, HEADER]
+    body = b""
+    while len(body) < size:
+        body += wire.read_frame()[2]
+    return body
+
+
+def test_it_is_off_unless_configured(tmp_path):
+    with leveret(tmp_path, *WS) as plain:
+        with WebSocketWire(plain.ws_port, Sec_WebSocket_Extensions="permessage-deflate") as wire:
+            assert "sec-websocket-extensions" not in wire.headers
+            wire.handshake()
+            wire.send_frame(FIN | COMPRESSED | BINARY, deflated(b"x" * 100))
+            assert wire.expect_close()[0] == 1002
+
+
+@pytest.mark.parametrize(
+    "offer, answer",
+    [
+        (None, None),
+        ("permessage-deflate; client_max_window_bits", PLAIN_ANSWER),
+        ("permessage-deflate; server_max_window_bits=10", f"{PLAIN_ANSWER}; server_max_window_bits=10"),
+        ("permessage-deflate; nonsense", None),
+    ],
+)
+def test_what_is_negotiated_keeps_no_window(server, offer, answer):
+    negotiated = CompressingWire(server.ws_port, offer=offer) if answer else WebSocketWire(server.ws_port, Sec_WebSocket_Extensions=offer)
+    with negotiated as wire:
+        assert wire.headers.get("sec-websocket-extensions") == answer
+        wire.handshake().open_channel()
+
+
+@pytest.mark.parametrize("bits", [9, 12, 15])
+@pytest.mark.parametrize("size", [10, 70_000, 3 * MEBIBYTE])
+def test_amqp_is_the_same_compressed(server, size, bits):
+    body = (b"some words, again and again " * (size // 28 + 1))[:size]
+    with CompressingWire(server.ws_port, offer=f"permessage-deflate; server_max_window_bits={bits}") as wire:
+        # A larger window than was asked for could not be inflated with this one.
+        wire.bits = bits
+        wire.handshake().open_channel()
+        declare_and_consume(wire, f"compressed-{size}-{bits}")
+        for _ in range(2):
+            wire.send(publish(f"compressed-{size}-{bits}", body))
+        for _ in range(2):
+            assert read_body(wire, size) == body
+        assert wire.saved > size
+
+
+def test_compressed_messages_may_come_in_fragments_and_beside_plain_ones(server):
+    with CompressingWire(server.ws_port) as wire:
+        wire.handshake().open_channel()
+        declare_and_consume(wire, "fragments")
+        octets = deflated(publish("fragments", b"body " * 100))
+        for start in range(0, len(octets), 11):
+            wire.send_frame(COMPRESSED | BINARY if start == 0 else CONTINUATION, octets[start : start + 11])
+        wire.send_frame(FIN | CONTINUATION)
+        wire.send_frame(FIN | BINARY, publish("fragments", b"plain"))
+        assert read_body(wire, 500) == b"body " * 100
+        assert read_body(wire, 5) == b"plain"
+
+
+def test_what_is_not_deflate_ends_only_the_offender(server):
+    with CompressingWire(server.ws_port) as bystander, CompressingWire(server.ws_port) as offender:
+        bystander.handshake()
+        offender.handshake()
+        offender.send_frame(FIN | COMPRESSED | BINARY, b"\x07\xff")
+        assert offender.expect_close()[0] == 1007
+        bystander.open_channel()
+
+
+def test_a_message_that_blows_up_costs_its_sender_only(server):
+    # A quarter of a gibibyte of heartbeats: each is in order, so that all of it has to be looked at.
+    heartbeats = frame(8, 0, b"") * (MEBIBYTE // 8)
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = b"".join(compressor.compress(heartbeats) for _ in range(256)) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    with CompressingWire(server.ws_port) as bystander, CompressingWire(server.ws_port) as bomber:
+        bystander.handshake()
+        bomber.handshake()
+        before = resident_bytes(server.pid)
+        bomber.send_frame(FIN | COMPRESSED | BINARY, bomb[:-4])
+        most = 0
+        # The bystander is served in between; the bomber when all of it has been looked at.
+        for _ in range(20):
+            bystander.open_channel()
+            bystander.send_method(1, (20, 40), struct.pack(">H", 200) + short_string("") + bytes(4))
+            bystander.expect((20, 41))
+            most = max(most, resident_bytes(server.pid) - before)
+        bomber.open_channel()
+        most = max(most, resident_bytes(server.pid) - before)
+    assert most < 16 * MEBIBYTE
+
+
+def test_a_relay_is_the_same_compressed(tmp_path):
+    with Echo() as echo, relay(tmp_path, echo.url, *ON) as (_server, port):
+        with CompressingRelayWire(port) as wire:
+            assert wire.headers["sec-websocket-extensions"] == PLAIN_ANSWER
+            data = b"octets of a stream, " * 50_000
+            for start in range(0, len(data), 100_000):
+                wire.send(data[start : start + 100_000])
+            assert read_octets(wire, len(data)) == data
+            assert wire.saved > 0
+
+
+def read_octets(wire, count):
+    data = b""
+    while len(data) < count:
+        data += wire._receive()
+    return data
+
+
+def test_a_relay_whose_upstream_does_not_read_inflates_no_more(tmp_path):
+    with Upstream() as upstream, relay(tmp_path, upstream.url, *ON) as (server, port):
+        with CompressingRelayWire(port) as wire:
+            behind = upstream.accept()
+            before = resident_bytes(server.pid)
+            size = 512 * MEBIBYTE
+            compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
+            bomb = b"".join(compressor.compress(bytes(MEBIBYTE)) for _ in range(size // MEBIBYTE))
+            wire.send_frame(FIN | COMPRESSED | BINARY, (bomb + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4])
+            wire.send_close()
+            # What has been read says that the relay has been at it; what is held back stays compressed.
+            taken = len(behind.recv(65536))
+            assert resident_bytes(server.pid) - before < 16 * MEBIBYTE
+            while octets := behind.recv(1 << 20):
+                assert not octets.strip(b"\x00")
+                taken += len(octets)
+            assert taken == size
+            behind.close()
+            with pytest.raises(PeerClosed) as closed:
+                wire.read_frame()
+            assert closed.value.code == 1000
+
+
+def test_a_browser_compresses_and_is_understood(tmp_path):
+    with browser(tmp_path / "browser") as window, leveret(tmp_path / "server", *WS, *ON) as server:
+        window.open(server.http + "/")
+        script = """
+            const { Connection } = await import("/page/amqp/connection.js");
+            const connection = await Connection.open(args[0]);
+            const channel = await connection.openChannel();
+            const { queue } = await channel.declareQueue("", { exclusive: true });
+            const arrived = new Promise((resolve) =>
+                channel.consume(queue, (message) => resolve(message.text()), { noAck: true }));
+            await channel.confirmSelect();
+            await channel.publish("", queue, "again and again ".repeat(10000));
+            const text = await arrived;
+            await connection.close();
+            return [text === "again and again ".repeat(10000), await new Promise((resolve) => {
+                const socket = new WebSocket(args[0]);
+                socket.onopen = () => { resolve(socket.extensions); socket.close(); };
+            })];
+        """
+        assert window.run(script, f"ws://127.0.0.1:{server.ws_port}/") == [True, PLAIN_ANSWER]
+        server.stop()
