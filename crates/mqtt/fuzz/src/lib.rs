@@ -1,0 +1,211 @@
+//! What the fuzz targets check. `tests/codec/fuzz_corpus.rs` includes this file and runs the same bodies without nightly.
+//!
+//! Run one for real with `cargo +nightly fuzz run packets` in `crates/mqtt`.
+
+use std::time::Instant;
+
+use mqtt::server::{Connection, Event, Settings};
+use mqtt::session::{Session, Subscription};
+use mqtt::topic::{self, TopicFilter};
+use mqtt::{Decoder, Fault, Packet, QoS, ReasonCode, Version};
+
+/// A target's name and body.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 4] =
+    [("packets", packets), ("connection", connection), ("session", session), ("topics", topics)];
+
+/// Packets and faults do not depend on how a stream was cut into reads, and what was decoded is encoded and decoded to
+/// the same.
+pub fn packets(input: &[u8]) {
+    for version in [Version::V31, Version::V311, Version::V5] {
+        let whole = told(version, input, input.len().max(1));
+        for step in [1, 7, 64] {
+            assert_eq!(told(version, input, step), whole, "{step} octets at a time");
+        }
+    }
+}
+
+/// The packets, encoded again, and the fault.
+fn told(version: Version, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<Fault>) {
+    let mut decoder = Decoder::new(version, 20_000);
+    let mut heard = Vec::new();
+    let (mut start, mut end) = (0, 0);
+    loop {
+        match decoder.decode(&input[start..end]) {
+            Ok(step) => {
+                start += step.taken;
+                if let Some(packet) = step.packet {
+                    heard.push(round_trip(version, &packet));
+                    continue;
+                }
+            }
+            Err(fault) => return (heard, Some(fault)),
+        }
+        if end == input.len() {
+            return (heard, None);
+        }
+        end = (end + step).min(input.len());
+    }
+}
+
+fn round_trip(version: Version, packet: &Packet<'_>) -> Vec<u8> {
+    let mut octets = Vec::new();
+    packet.encode(version, &mut octets);
+    let mut decoder = Decoder::new(version, u32::MAX);
+    let step = decoder.decode(&octets).expect("what is encoded can be decoded");
+    assert_eq!((step.taken, step.packet.as_ref()), (octets.len(), Some(packet)));
+    octets
+}
+
+/// Whatever a client sends, the server's end answers in the protocol, stays within the window, and ends once.
+pub fn connection(input: &[u8]) {
+    let settings = Settings { receive_maximum: 3, in_flight: 3, ..Settings::default() };
+    let (mut connection, mut out, now) = (Connection::new(settings), Vec::new(), Instant::now());
+    let (mut at, mut ended, mut tag) = (0, false, 0);
+    loop {
+        let step = connection.handle_input(&input[at..], now, &mut out);
+        at += step.taken;
+        let taken = step.taken;
+        let Some(event) = step.event else {
+            if taken == 0 || at == input.len() {
+                break;
+            }
+            continue;
+        };
+        assert!(!ended, "something came behind the end");
+        let version = answer(event).apply(&mut connection, now, &mut out, &mut ended);
+        if connection.is_connected() && connection.room() > 0 {
+            tag += 1;
+            let message = mqtt::session::Message {
+                topic: "some/topic".into(),
+                qos: if tag % 2 == 0 { QoS::AtLeastOnce } else { QoS::ExactlyOnce },
+                retain: false,
+                properties: mqtt::PropertyList::new(),
+                payload: copy(&input[..at.min(5)]),
+            };
+            let _ = connection.deliver(message, tag, &mut out);
+        }
+        assert!(connection.session().in_flight().count() <= 3);
+        check_output(version, &out);
+    }
+    ended |= connection.handle_eof().is_some();
+    assert!(ended && connection.handle_eof().is_none());
+    session_round_trip(&connection.take_session());
+}
+
+fn copy(octets: &[u8]) -> bytes::Bytes {
+    mqtt::packet::Payload::new(octets).to_bytes()
+}
+
+/// What a server answers, without a share in the event.
+enum Answer {
+    Accept,
+    Accepted(u16),
+    Complete(u16),
+    Release(u16),
+    Subscribed(u16, Vec<(String, Subscription)>),
+    Unsubscribed(u16, Vec<String>),
+    Ended,
+    Nothing,
+}
+
+fn answer(event: Event<'_>) -> Answer {
+    match event {
+        Event::Connect(_) => Answer::Accept,
+        Event::Publish(publish) => {
+            assert!(topic::check_name(publish.topic).is_ok(), "aliases are resolved");
+            Answer::Accepted(publish.packet_id)
+        }
+        Event::Released { packet_id } => Answer::Complete(packet_id),
+        Event::Delivered { packet_id, to_be_released: true, .. } => Answer::Release(packet_id),
+        Event::Subscribe(event) => {
+            let identifier = event.identifier();
+            let lines = event
+                .requests()
+                .map(|line| (line.text.to_owned(), Subscription { options: line.options, identifier }));
+            Answer::Subscribed(event.packet_id(), lines.collect())
+        }
+        Event::Unsubscribe { packet_id, filters } => {
+            Answer::Unsubscribed(packet_id, filters.iter().map(str::to_owned).collect())
+        }
+        Event::Ended(_) => Answer::Ended,
+        Event::Delivered { .. } | Event::Completed { .. } => Answer::Nothing,
+    }
+}
+
+impl Answer {
+    fn apply(
+        self,
+        connection: &mut Connection,
+        now: Instant,
+        out: &mut Vec<u8>,
+        ended: &mut bool,
+    ) -> Version {
+        match self {
+            Self::Accept => drop(connection.accept(None, None, now, out)),
+            Self::Accepted(packet_id) => connection.accepted(packet_id, packet_id % 2 == 0, out),
+            Self::Complete(packet_id) => connection.complete(packet_id, out),
+            Self::Release(packet_id) => connection.release(packet_id, out),
+            Self::Subscribed(packet_id, lines) => {
+                let reasons = vec![ReasonCode::Success; lines.len()];
+                for (text, subscription) in lines {
+                    connection.session_mut().subscribe(&text, subscription);
+                }
+                connection.subscribed(packet_id, reasons, out);
+            }
+            Self::Unsubscribed(packet_id, filters) => {
+                let reasons = vec![ReasonCode::Success; filters.len()];
+                for filter in filters {
+                    connection.session_mut().unsubscribe(&filter);
+                }
+                connection.unsubscribed(packet_id, reasons, out);
+            }
+            Self::Ended => *ended = true,
+            Self::Nothing => {}
+        }
+        connection.version()
+    }
+}
+
+fn check_output(version: Version, out: &[u8]) {
+    let (mut decoder, mut at) = (Decoder::new(version, u32::MAX), 0);
+    while at < out.len() {
+        let step = decoder.decode(&out[at..]).expect("the server speaks the protocol");
+        assert!(step.packet.is_some(), "a packet is cut off");
+        at += step.taken;
+    }
+}
+
+/// Whatever is on disk, reading it does not panic, and what could be read is written the same.
+pub fn session(input: &[u8]) {
+    if let Ok(session) = Session::decode(input) {
+        session_round_trip(&session);
+    }
+}
+
+fn session_round_trip(session: &Session) {
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    session.encode(&mut first);
+    let back = Session::decode(&first).expect("it was a session");
+    back.encode(&mut second);
+    assert_eq!(first, second);
+}
+
+/// A filter matches itself where it has no wildcard, and everything matches `#`.
+pub fn topics(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let (filter, name) = text.split_once(' ').unwrap_or((&text, "a/b"));
+    let _ = topic::routing_key_to_topic(&topic::topic_to_routing_key(&text));
+    if topic::check_name(name).is_ok() {
+        let all = TopicFilter::parse("#", true).expect("it is valid");
+        assert_eq!(all.matches(name), !name.starts_with('$'));
+    }
+    if let Ok(filter) = TopicFilter::parse(filter, true) {
+        let matched = filter.matches(name);
+        if !filter.has_wildcard() {
+            assert_eq!(matched, filter.filter() == name);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Packets as they come in.
+
+use bytes::Bytes;
+
+use crate::fault::Fault;
+use crate::packet::{Packet, PacketKind, Version};
+use crate::reason::ReasonCode;
+use crate::wire;
+
+/// Octets before a packet's body: one for type and flags, and at most four of Remaining Length.
+pub const MAX_HEADER_LEN: usize = 5;
+
+/// The beginning of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Type and flags.
+    pub first: u8,
+    /// Octets of the header itself, 2 to 5.
+    pub len: usize,
+    /// Octets that follow it.
+    pub remaining: u32,
+}
+
+impl Header {
+    /// The header at the front of `input`; `None` when its end has not come yet.
+    ///
+    /// # Errors
+    /// A reserved packet type, reserved flags, or a length that is not one. Told as soon as it can be seen.
+    #[inline]
+    pub fn parse(input: &[u8]) -> Result<Option<Self>, Fault> {
+        let Some((first, rest)) = input.split_first() else { return Ok(None) };
+        PacketKind::parse(*first)?;
+        Ok(wire::varint(rest)?.map(|(remaining, len)| Self { first: *first, len: 1 + len, remaining }))
+    }
+
+    /// Octets of the whole packet.
+    pub fn packet_len(&self) -> usize {
+        self.len + self.remaining as usize
+    }
+}
+
+/// How far [`Decoder::decode`] came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step<'a> {
+    /// Octets of the input that are done with.
+    pub taken: usize,
+    /// The packet that ends there. `None` when there is no whole one; what was not taken is to be shown again with more
+    /// behind it.
+    pub packet: Option<Packet<'a>>,
+}
+
+/// Takes packets off a stream.
+///
+/// A packet that lies whole in the input is lent from there. One that does not is left in the input while it is small,
+/// and gathered here when it is large, so that nobody else has to hold it; its payload can then be shared.
+#[derive(Debug)]
+pub struct Decoder {
+    version: Version,
+    /// Octets of the largest packet.
+    limit: u32,
+    /// A large packet under way: its header and the part of its body that has come.
+    gathering: Option<Box<(Header, Vec<u8>)>>,
+    /// The body of the packet that was handed out last, when it was gathered.
+    gathered: Bytes,
+}
+
+impl Decoder {
+    /// A decoder at the first octet of a stream. `limit` is the size in octets of the largest packet accepted.
+    pub fn new(version: Version, limit: u32) -> Self {
+        Self { version, limit, gathering: None, gathered: Bytes::new() }
+    }
+
+    /// Reads on as this version says, and with this limit: for a server, once the CONNECT has come.
+    pub fn set(&mut self, version: Version, limit: u32) {
+        self.version = version;
+        self.limit = limit;
+    }
+
+    /// Takes the packet at the front of `input`.
+    ///
+    /// # Errors
+    /// It is no packet, or larger than the limit: judged by its header alone. The stream is of no use any more.
+    #[inline]
+    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+        if self.gathering.is_some() || !self.gathered.is_empty() {
+            return self.gather(input);
+        }
+        let Some(header) = self.header(input)? else { return Ok(Step { taken: 0, packet: None }) };
+        let len = header.packet_len();
+        if let Some(body) = input.get(header.len..len) {
+            let packet = Packet::decode(self.version, header.first, body, None)?;
+            return Ok(Step { taken: len, packet: Some(packet) });
+        }
+        if len <= MAX_LEFT {
+            return Ok(Step { taken: 0, packet: None });
+        }
+        self.gathering = Some(Box::new((header, input[header.len..].to_vec())));
+        Ok(Step { taken: input.len(), packet: None })
+    }
+
+    fn header(&self, input: &[u8]) -> Result<Option<Header>, Fault> {
+        let header = Header::parse(input)?;
+        match header {
+            Some(header) if header.packet_len() > self.limit as usize => {
+                Err(Fault::new(ReasonCode::PacketTooLarge, "packet larger than the limit"))
+            }
+            _ => Ok(header),
+        }
+    }
+
+    #[cold]
+    fn gather<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+        // Whoever wanted to keep the payload has his own share of it.
+        self.gathered = Bytes::new();
+        let Some(gathering) = &mut self.gathering else { return self.decode(input) };
+        let (header, body) = &mut **gathering;
+        let missing = header.remaining as usize - body.len();
+        let taken = missing.min(input.len());
+        // Grows with what has come, and never beyond what was announced.
+        if body.capacity() - body.len() < taken {
+            let wanted = (body.len() * 2).max(body.len() + taken).min(header.remaining as usize);
+            body.reserve_exact(wanted - body.len());
+        }
+        body.extend_from_slice(&input[..taken]);
+        if taken < missing {
+            return Ok(Step { taken, packet: None });
+        }
+        let first = header.first;
+        self.gathered = Bytes::from(std::mem::take(body));
+        self.gathering = None;
+        let packet = Packet::decode(self.version, first, &self.gathered, Some(&self.gathered))?;
+        Ok(Step { taken, packet: Some(packet) })
+    }
+}
+
+/// Octets of the largest packet that is left in the input until the rest of it comes. Larger ones are gathered, which
+/// costs a copy, but lets the reader's buffer be small.
+pub const MAX_LEFT: usize = 8 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packet::{Payload, Publish, QoS};
+    use crate::properties::Properties;
+
+    fn publish(payload: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        Publish {
+            dup: false,
+            qos: QoS::AtLeastOnce,
+            retain: true,
+            topic: "a/b",
+            packet_id: 7,
+            properties: Properties::NONE,
+            payload: Payload::new(payload),
+        }
+        .encode(Version::V5, &mut out);
+        out
+    }
+
+    #[test]
+    fn the_limit_is_judged_by_the_header_alone() {
+        let packet = publish(&[7; 300]);
+        let mut decoder = Decoder::new(Version::V5, packet.len() as u32 - 1);
+        assert_eq!(decoder.decode(&packet[..2]), Ok(Step { taken: 0, packet: None }));
+        assert_eq!(decoder.decode(&packet[..3]).map_err(|fault| fault.code), Err(ReasonCode::PacketTooLarge));
+        let mut decoder = Decoder::new(Version::V5, packet.len() as u32);
+        assert_eq!(decoder.decode(&packet).map(|step| step.taken), Ok(packet.len()));
+    }
+
+    #[test]
+    fn nothing_is_allocated_for_a_length_that_was_merely_announced() {
+        let mut decoder = Decoder::new(Version::V5, u32::MAX);
+        let step = decoder.decode(&[0x30, 0xff, 0xff, 0xff, 0x7f, 0]).expect("it is a beginning");
+        assert_eq!(step.taken, 6);
+        let mut input = [0; 100];
+        for _ in 0..50 {
+            decoder.decode(&input).expect("it goes on");
+            input[0] ^= 1;
+        }
+        let (_, body) = &**decoder.gathering.as_ref().expect("it is under way");
+        assert_eq!(body.len(), 5001);
+        assert!(body.capacity() <= 2 * 5001, "{}", body.capacity());
+    }
+
+    #[test]
+    fn a_large_packet_is_gathered_once_and_shared() {
+        let packet = publish(&[9; 100_000]);
+        let mut decoder = Decoder::new(Version::V5, u32::MAX);
+        let (first, second) = packet.split_at(50_000);
+        assert_eq!(decoder.decode(first), Ok(Step { taken: 50_000, packet: None }));
+        let step = decoder.decode(second).expect("it is a packet");
+        assert_eq!(step.taken, second.len());
+        let Some(Packet::Publish(publish)) = step.packet else { panic!("it is whole") };
+        let kept = publish.payload.to_bytes();
+        assert_eq!(kept.as_ptr(), publish.payload.as_ptr(), "no copy");
+        assert_eq!(kept, [9; 100_000][..]);
+        assert_eq!(decoder.decode(&[0xc0, 0]).map(|step| step.packet), Ok(Some(Packet::PingReq)));
+        assert!(decoder.gathered.is_empty(), "the decoder lets go of it");
+    }
+
+    #[test]
+    fn an_idle_decoder_is_a_few_words() {
+        assert!(size_of::<Decoder>() <= 6 * size_of::<usize>());
+    }
+}

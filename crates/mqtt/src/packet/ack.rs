@@ -1,0 +1,108 @@
+//! PUBACK, PUBREC, PUBREL and PUBCOMP (sections 3.4 to 3.7).
+
+use super::{PacketKind, Version, framed};
+use crate::fault::Fault;
+use crate::properties::{Holder, Properties};
+use crate::reason::ReasonCode;
+use crate::wire::Reader;
+
+/// Which of the four it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named as in the specification")]
+pub enum AckKind {
+    PubAck,
+    PubRec,
+    PubRel,
+    PubComp,
+}
+
+/// An answer to a message of QoS 1 or 2, or to such an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ack<'a> {
+    /// Which of the four it is.
+    pub kind: AckKind,
+    /// The message's.
+    pub packet_id: u16,
+    /// Always success before 5.0.
+    pub reason: ReasonCode,
+    /// From 5.0 on.
+    pub properties: Properties<'a>,
+}
+
+impl<'a> Ack<'a> {
+    /// One without properties.
+    pub const fn new(kind: AckKind, packet_id: u16, reason: ReasonCode) -> Self {
+        Self { kind, packet_id, reason, properties: Properties::NONE }
+    }
+
+    #[inline]
+    pub(super) fn decode(version: Version, kind: AckKind, body: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(body);
+        let packet_id = reader.packet_id()?;
+        let mut ack = Self::new(kind, packet_id, ReasonCode::Success);
+        if version.is_5() && !reader.is_empty() {
+            ack.reason = ReasonCode::from_code(reader.u8()?)
+                .filter(|reason| kind.allows(*reason))
+                .ok_or(Fault::malformed("unknown reason code"))?;
+            // Section 3.4.2.2.1: with a remaining length below 4 there are no properties.
+            if !reader.is_empty() {
+                ack.properties = Properties::read(&mut reader, Holder::Ack)?;
+            }
+        }
+        reader.finish()?;
+        Ok(ack)
+    }
+
+    /// Appends the packet. Success without properties takes the short form.
+    #[inline]
+    pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        let [high, low] = self.packet_id.to_be_bytes();
+        let first = self.kind.first_octet();
+        if !version.is_5() || (self.reason == ReasonCode::Success && self.properties.is_empty()) {
+            out.extend_from_slice(&[first, 2, high, low]);
+        } else if self.properties.is_empty() {
+            out.extend_from_slice(&[first, 3, high, low, self.reason.code()]);
+        } else {
+            framed(out, first, |out| {
+                out.extend_from_slice(&[high, low, self.reason.code()]);
+                self.properties.put(out);
+            });
+        }
+    }
+}
+
+impl AckKind {
+    pub(super) const fn packet_kind(self) -> PacketKind {
+        match self {
+            Self::PubAck => PacketKind::PubAck,
+            Self::PubRec => PacketKind::PubRec,
+            Self::PubRel => PacketKind::PubRel,
+            Self::PubComp => PacketKind::PubComp,
+        }
+    }
+
+    const fn first_octet(self) -> u8 {
+        (self.packet_kind() as u8) << 4 | if matches!(self, Self::PubRel) { 0b10 } else { 0 }
+    }
+
+    /// Whether the specification lists the reason for this packet (tables 3.4 to 3.7).
+    pub(crate) const fn allows(self, reason: ReasonCode) -> bool {
+        match self {
+            Self::PubAck | Self::PubRec => matches!(
+                reason,
+                ReasonCode::Success
+                    | ReasonCode::NoMatchingSubscribers
+                    | ReasonCode::UnspecifiedError
+                    | ReasonCode::ImplementationSpecificError
+                    | ReasonCode::NotAuthorized
+                    | ReasonCode::TopicNameInvalid
+                    | ReasonCode::PacketIdentifierInUse
+                    | ReasonCode::QuotaExceeded
+                    | ReasonCode::PayloadFormatInvalid
+            ),
+            Self::PubRel | Self::PubComp => {
+                matches!(reason, ReasonCode::Success | ReasonCode::PacketIdentifierNotFound)
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! CONNACK (section 3.2).
+
+use super::{Version, framed};
+use crate::fault::Fault;
+use crate::properties::{Holder, Properties};
+use crate::reason::ReasonCode;
+use crate::wire::Reader;
+
+/// The server's answer to a CONNECT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnAck<'a> {
+    /// Whether the server kept the session; never with a refusal.
+    pub session_present: bool,
+    /// Success or why not. Older versions have five refusals only ([`ReasonCode::connect_return_code`]).
+    pub reason: ReasonCode,
+    /// From 5.0 on.
+    pub properties: Properties<'a>,
+}
+
+impl<'a> ConnAck<'a> {
+    pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(body);
+        let session_present = match reader.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(Fault::malformed("reserved flags of CONNACK are set")),
+        };
+        // MQTT 3.1 does not use it.
+        let session_present = session_present && version != Version::V31;
+        let code = reader.u8()?;
+        let (reason, properties) = if version.is_5() {
+            let reason = ReasonCode::from_code(code).filter(|reason| reason.is_error() || code == 0);
+            (reason, Properties::read(&mut reader, Holder::ConnAck)?)
+        } else {
+            (REFUSALS.get(usize::from(code)).copied(), Properties::NONE)
+        };
+        let reason = reason.ok_or(Fault::malformed("unknown reason code"))?;
+        if session_present && reason.is_error() {
+            return Err(Fault::protocol("session present in a refusal"));
+        }
+        reader.finish()?;
+        Ok(Self { session_present, reason, properties })
+    }
+
+    pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        framed(out, 0x20, |out| {
+            // MQTT 3.1 keeps the first octet reserved.
+            out.push(u8::from(self.session_present && version != Version::V31));
+            if version.is_5() {
+                out.push(self.reason.code());
+                self.properties.put(out);
+            } else {
+                out.push(self.reason.connect_return_code());
+            }
+        });
+    }
+}
+
+/// By the return code of the older versions.
+const REFUSALS: [ReasonCode; 6] = [
+    ReasonCode::Success,
+    ReasonCode::UnsupportedProtocolVersion,
+    ReasonCode::ClientIdentifierNotValid,
+    ReasonCode::ServerUnavailable,
+    ReasonCode::BadUserNameOrPassword,
+    ReasonCode::NotAuthorized,
+];

@@ -1,0 +1,195 @@
+//! CONNECT (section 3.1).
+
+use super::{QoS, Version, framed};
+use crate::fault::Fault;
+use crate::properties::{Holder, Properties};
+use crate::reason::ReasonCode;
+use crate::topic;
+use crate::wire::{Reader, put_binary, put_string};
+
+/// A client asks to be connected.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Connect<'a> {
+    /// The version of everything that follows.
+    pub version: Version,
+    /// Whether an earlier session is to be forgotten; Clean Session before 5.0, Clean Start from then on.
+    pub clean_start: bool,
+    /// Seconds; 0 turns the mechanism off (section 3.1.2.10).
+    pub keep_alive: u16,
+    /// From 5.0 on.
+    pub properties: Properties<'a>,
+    /// May be empty.
+    pub client_id: &'a str,
+    /// To be published when the connection ends otherwise than by a DISCONNECT.
+    pub will: Option<Will<'a>>,
+    /// Who the client says it is.
+    pub user_name: Option<&'a str>,
+    /// A secret; not printed.
+    pub password: Option<&'a [u8]>,
+    /// MQTT 3.1 and 3.1.1 from a bridge: the high bit of the protocol level is set, by a convention of brokers. The
+    /// client takes retained messages as they were published.
+    pub is_bridge: bool,
+}
+
+/// A will (section 3.1.2.5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Will<'a> {
+    /// At which quality it is published.
+    pub qos: QoS,
+    /// Whether it is retained.
+    pub retain: bool,
+    /// From 5.0 on.
+    pub properties: Properties<'a>,
+    /// Where it goes.
+    pub topic: &'a str,
+    /// What it says.
+    pub payload: &'a [u8],
+}
+
+const WILL: u8 = 0b0000_0100;
+const PASSWORD: u8 = 0b0100_0000;
+const USER_NAME: u8 = 0b1000_0000;
+/// On top of the protocol level.
+const BRIDGE: u8 = 0x80;
+
+impl<'a> Connect<'a> {
+    /// A client that says nothing of itself but its name.
+    pub fn new(version: Version, client_id: &'a str) -> Self {
+        Self {
+            version,
+            clean_start: true,
+            keep_alive: 0,
+            properties: Properties::NONE,
+            client_id,
+            will: None,
+            user_name: None,
+            password: None,
+            is_bridge: false,
+        }
+    }
+
+    pub(super) fn decode(body: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(body);
+        let (version, is_bridge) = version(reader.binary()?, reader.u8()?)?;
+        let flags = reader.u8()?;
+        if flags & 1 != 0 {
+            return Err(Fault::malformed("reserved flag of CONNECT is set"));
+        }
+        let keep_alive = reader.u16()?;
+        let properties = match version {
+            Version::V5 => Properties::read(&mut reader, Holder::Connect)?,
+            _ => Properties::NONE,
+        };
+        let client_id = reader.string()?;
+        let will = Will::decode(version, flags, &mut reader)?;
+        // Without a user name there is no password before 5.0 (3.1.1, MQTT-3.1.2-22).
+        if flags & (USER_NAME | PASSWORD) == PASSWORD && version == Version::V311 {
+            return Err(Fault::malformed("password without a user name"));
+        }
+        // MQTT 3.1 allows clients to announce what they then leave out.
+        let is_there =
+            |flag, reader: &Reader<'_>| flags & flag != 0 && (version != Version::V31 || !reader.is_empty());
+        let user_name = if is_there(USER_NAME, &reader) { Some(reader.string()?) } else { None };
+        let password = if is_there(PASSWORD, &reader) { Some(reader.binary()?) } else { None };
+        reader.finish()?;
+        let clean_start = flags & 0b10 != 0;
+        Ok(Self {
+            version,
+            clean_start,
+            keep_alive,
+            properties,
+            client_id,
+            will,
+            user_name,
+            password,
+            is_bridge,
+        })
+    }
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        framed(out, 0x10, |out| {
+            let (name, level) = match self.version {
+                Version::V31 => ("MQIsdp", 3),
+                Version::V311 => ("MQTT", 4),
+                Version::V5 => ("MQTT", 5),
+            };
+            put_string(out, name);
+            out.push(level | if self.is_bridge { BRIDGE } else { 0 });
+            out.push(self.flags());
+            out.extend_from_slice(&self.keep_alive.to_be_bytes());
+            if self.version.is_5() {
+                self.properties.put(out);
+            }
+            put_string(out, self.client_id);
+            if let Some(will) = &self.will {
+                if self.version.is_5() {
+                    will.properties.put(out);
+                }
+                put_string(out, will.topic);
+                put_binary(out, will.payload);
+            }
+            if let Some(user_name) = self.user_name {
+                put_string(out, user_name);
+            }
+            if let Some(password) = self.password {
+                put_binary(out, password);
+            }
+        });
+    }
+
+    fn flags(&self) -> u8 {
+        let will = self.will.map_or(0, |will| WILL | will.qos.level() << 3 | u8::from(will.retain) << 5);
+        let user_name = if self.user_name.is_some() { USER_NAME } else { 0 };
+        let password = if self.password.is_some() { PASSWORD } else { 0 };
+        will | user_name | password | u8::from(self.clean_start) << 1
+    }
+}
+
+impl std::fmt::Debug for Connect<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connect")
+            .field("version", &self.version)
+            .field("clean_start", &self.clean_start)
+            .field("keep_alive", &self.keep_alive)
+            .field("properties", &self.properties)
+            .field("client_id", &self.client_id)
+            .field("will", &self.will)
+            .field("user_name", &self.user_name)
+            .field("has_password", &self.password.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The version of a protocol name and level, and whether it is a bridge's.
+fn version(name: &[u8], level: u8) -> Result<(Version, bool), Fault> {
+    match (name, level) {
+        (b"MQTT", 5) => Ok((Version::V5, false)),
+        (b"MQTT", 4 | 0x84) => Ok((Version::V311, level & BRIDGE != 0)),
+        (b"MQIsdp", 3 | 0x83) => Ok((Version::V31, level & BRIDGE != 0)),
+        (b"MQTT" | b"MQIsdp", _) => Err(Fault::new(
+            ReasonCode::UnsupportedProtocolVersion,
+            "versions 3.1, 3.1.1 and 5.0 are spoken here",
+        )),
+        _ => Err(Fault::malformed("this is not MQTT")),
+    }
+}
+
+impl<'a> Will<'a> {
+    fn decode(version: Version, flags: u8, reader: &mut Reader<'a>) -> Result<Option<Self>, Fault> {
+        if flags & WILL == 0 {
+            return match flags & 0b0011_1000 {
+                0 => Ok(None),
+                _ => Err(Fault::malformed("flags of a will without a will")),
+            };
+        }
+        let qos = QoS::from_level(flags >> 3 & 0b11).ok_or(Fault::malformed("will of QoS 3"))?;
+        let properties = match version {
+            Version::V5 => Properties::read(reader, Holder::Will)?,
+            _ => Properties::NONE,
+        };
+        let (topic, payload) = (reader.string()?, reader.binary()?);
+        topic::check_name(topic)?;
+        topic::check_response(&properties)?;
+        Ok(Some(Self { qos, retain: flags & 0b10_0000 != 0, properties, topic, payload }))
+    }
+}

@@ -1,0 +1,122 @@
+//! DISCONNECT (section 3.14) and AUTH (section 3.15).
+
+use super::{Version, framed};
+use crate::fault::Fault;
+use crate::properties::{Holder, Properties};
+use crate::reason::ReasonCode;
+use crate::wire::Reader;
+
+/// The end of a connection. Before 5.0 only clients send it, and it says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disconnect<'a> {
+    /// Why.
+    pub reason: ReasonCode,
+    /// From 5.0 on.
+    pub properties: Properties<'a>,
+}
+
+impl<'a> Disconnect<'a> {
+    /// One without properties.
+    pub const fn new(reason: ReasonCode) -> Self {
+        Self { reason, properties: Properties::NONE }
+    }
+
+    pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(body);
+        let mut packet = Self::new(ReasonCode::Success);
+        if version.is_5() && !reader.is_empty() {
+            packet.reason = ReasonCode::from_code(reader.u8()?)
+                .filter(|reason| is_for_disconnect(*reason))
+                .ok_or(Fault::malformed("unknown reason code"))?;
+            if !reader.is_empty() {
+                packet.properties = Properties::read(&mut reader, Holder::Disconnect)?;
+            }
+        }
+        reader.finish()?;
+        Ok(packet)
+    }
+
+    pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+        if !version.is_5() || (self.reason == ReasonCode::Success && self.properties.is_empty()) {
+            return out.extend_from_slice(&[0xe0, 0]);
+        }
+        framed(out, 0xe0, |out| {
+            out.push(self.reason.code());
+            if !self.properties.is_empty() {
+                self.properties.put(out);
+            }
+        });
+    }
+}
+
+/// Table 3.10.
+fn is_for_disconnect(reason: ReasonCode) -> bool {
+    use ReasonCode as R;
+    match reason {
+        R::Success | R::DisconnectWithWill => true,
+        R::UnsupportedProtocolVersion
+        | R::ClientIdentifierNotValid
+        | R::BadUserNameOrPassword
+        | R::ServerUnavailable
+        | R::Banned
+        | R::BadAuthenticationMethod
+        | R::PacketIdentifierInUse
+        | R::PacketIdentifierNotFound => false,
+        _ => reason.is_error(),
+    }
+}
+
+/// A step of enhanced authentication, from 5.0 on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Auth<'a> {
+    /// Success, Continue authentication or Re-authenticate.
+    pub reason: ReasonCode,
+    /// Among them method and data; the data is not printed.
+    pub properties: Properties<'a>,
+}
+
+impl<'a> Auth<'a> {
+    pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
+        if !version.is_5() {
+            return Err(Fault::malformed("reserved packet type"));
+        }
+        let mut reader = Reader::new(body);
+        let mut packet = Self { reason: ReasonCode::Success, properties: Properties::NONE };
+        if !reader.is_empty() {
+            packet.reason = ReasonCode::from_code(reader.u8()?)
+                .filter(|reason| {
+                    use ReasonCode as R;
+                    matches!(reason, R::Success | R::ContinueAuthentication | R::ReAuthenticate)
+                })
+                .ok_or(Fault::malformed("unknown reason code"))?;
+            if !reader.is_empty() {
+                packet.properties = Properties::read(&mut reader, Holder::Auth)?;
+            }
+            // Section 3.15.2.2.2.
+            if packet.properties.authentication_method().is_none() {
+                return Err(Fault::protocol("AUTH without a method"));
+            }
+        }
+        reader.finish()?;
+        Ok(packet)
+    }
+
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        if self.reason == ReasonCode::Success && self.properties.is_empty() {
+            return out.extend_from_slice(&[0xf0, 0]);
+        }
+        framed(out, 0xf0, |out| {
+            out.push(self.reason.code());
+            self.properties.put(out);
+        });
+    }
+}
+
+impl std::fmt::Debug for Auth<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Auth")
+            .field("reason", &self.reason)
+            .field("method", &self.properties.authentication_method())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,98 @@
+//! The reason codes of SUBACK and UNSUBACK (sections 3.9.3 and 3.11.3).
+
+use super::Version;
+use crate::fault::Fault;
+use crate::reason::ReasonCode;
+
+/// Reason codes, one for each line of the request, checked, and lent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Reasons<'a> {
+    octets: &'a [u8],
+}
+
+impl<'a> Reasons<'a> {
+    /// Writes `reasons` into `buffer` and lends them from there.
+    pub fn write(buffer: &'a mut Vec<u8>, reasons: impl IntoIterator<Item = ReasonCode>) -> Self {
+        buffer.extend(reasons.into_iter().map(ReasonCode::code));
+        Self { octets: buffer }
+    }
+
+    pub(super) fn subscribed(version: Version, octets: &'a [u8]) -> Result<Self, Fault> {
+        let allowed = |reason: ReasonCode| match version {
+            Version::V5 => matches!(
+                reason,
+                ReasonCode::Success
+                    | ReasonCode::GrantedQos1
+                    | ReasonCode::GrantedQos2
+                    | ReasonCode::UnspecifiedError
+                    | ReasonCode::ImplementationSpecificError
+                    | ReasonCode::NotAuthorized
+                    | ReasonCode::TopicFilterInvalid
+                    | ReasonCode::PacketIdentifierInUse
+                    | ReasonCode::QuotaExceeded
+                    | ReasonCode::SharedSubscriptionsNotSupported
+                    | ReasonCode::SubscriptionIdentifiersNotSupported
+                    | ReasonCode::WildcardSubscriptionsNotSupported
+            ),
+            _ => matches!(reason.code(), 0..=2 | 0x80),
+        };
+        Self::check(octets, allowed)
+    }
+
+    pub(super) fn unsubscribed(version: Version, octets: &'a [u8]) -> Result<Self, Fault> {
+        if !version.is_5() {
+            return match octets {
+                [] => Ok(Self { octets }),
+                _ => Err(Fault::malformed("octets left over after the last field")),
+            };
+        }
+        Self::check(octets, |reason| {
+            matches!(
+                reason,
+                ReasonCode::Success
+                    | ReasonCode::NoSubscriptionExisted
+                    | ReasonCode::UnspecifiedError
+                    | ReasonCode::ImplementationSpecificError
+                    | ReasonCode::NotAuthorized
+                    | ReasonCode::TopicFilterInvalid
+                    | ReasonCode::PacketIdentifierInUse
+            )
+        })
+    }
+
+    fn check(octets: &'a [u8], allowed: impl Fn(ReasonCode) -> bool) -> Result<Self, Fault> {
+        if octets.is_empty() {
+            return Err(Fault::malformed("no reason codes"));
+        }
+        match octets.iter().all(|code| ReasonCode::from_code(*code).is_some_and(&allowed)) {
+            true => Ok(Self { octets }),
+            false => Err(Fault::malformed("unknown reason code")),
+        }
+    }
+
+    /// The reasons in their order; of an UNSUBACK before 5.0 none.
+    pub fn iter(&self) -> impl Iterator<Item = ReasonCode> + use<'a> {
+        self.octets.iter().filter_map(|code| ReasonCode::from_code(*code))
+    }
+
+    /// Appends what the answer to a SUBSCRIBE holds: before 5.0 there is one failure only.
+    pub(super) fn put_subscribed(&self, version: Version, out: &mut Vec<u8>) {
+        out.extend(self.octets.iter().map(|code| match code {
+            0x80.. if !version.is_5() => 0x80,
+            code => *code,
+        }));
+    }
+
+    /// Appends what the answer to an UNSUBSCRIBE holds: before 5.0 nothing.
+    pub(super) fn put_unsubscribed(&self, version: Version, out: &mut Vec<u8>) {
+        if version.is_5() {
+            out.extend_from_slice(self.octets);
+        }
+    }
+}
+
+impl std::fmt::Debug for Reasons<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}

@@ -1,0 +1,228 @@
+//! SUBSCRIBE, SUBACK, UNSUBSCRIBE and UNSUBACK (sections 3.8 to 3.11).
+
+use super::{QoS, Reasons, Version, framed};
+use crate::fault::Fault;
+use crate::properties::{Holder, Properties};
+use crate::wire::{Reader, put_string};
+
+/// When retained messages are sent for a new subscription (section 3.8.3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RetainHandling {
+    /// Each time the client subscribes.
+    #[default]
+    Always,
+    /// Only if the subscription is new.
+    IfNew,
+    /// Never.
+    Never,
+}
+
+impl RetainHandling {
+    /// The two bits of the subscription options.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// The handling with this number.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            0 => Some(Self::Always),
+            1 => Some(Self::IfNew),
+            2 => Some(Self::Never),
+            _ => None,
+        }
+    }
+}
+
+/// How messages of a subscription are sent. Before 5.0 there is the quality alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SubscribeOptions {
+    /// The highest quality.
+    pub qos: QoS,
+    /// What the client itself published is not sent to it.
+    pub no_local: bool,
+    /// RETAIN is kept as the publisher set it.
+    pub retain_as_published: bool,
+    /// When retained messages are sent.
+    pub retain_handling: RetainHandling,
+}
+
+impl SubscribeOptions {
+    /// The options with this quality and nothing else.
+    pub fn of_qos(qos: QoS) -> Self {
+        Self { qos, ..Self::default() }
+    }
+
+    /// The octet on the wire (section 3.8.3.1).
+    pub fn octet(self) -> u8 {
+        self.qos.level()
+            | u8::from(self.no_local) << 2
+            | u8::from(self.retain_as_published) << 3
+            | self.retain_handling.number() << 4
+    }
+
+    /// The options of an octet.
+    ///
+    /// # Errors
+    /// Reserved bits are set, or QoS or retain handling is 3.
+    pub fn from_octet(version: Version, octet: u8) -> Result<Self, Fault> {
+        let reserved = if version.is_5() { 0b1100_0000 } else { 0b1111_1100 };
+        let (qos, handling) = (QoS::from_level(octet & 0b11), RetainHandling::from_number(octet >> 4 & 0b11));
+        match (octet & reserved, qos, handling) {
+            (0, Some(qos), Some(retain_handling)) => Ok(Self {
+                qos,
+                no_local: octet & 0b100 != 0,
+                retain_as_published: octet & 0b1000 != 0,
+                retain_handling,
+            }),
+            _ => Err(Fault::malformed("subscription options that cannot be")),
+        }
+    }
+}
+
+/// One line of a SUBSCRIBE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubscribeRequest<'a> {
+    /// As the client sent it; whether it is valid is judged for each by itself.
+    pub filter: &'a str,
+    /// How messages are to be sent.
+    pub options: SubscribeOptions,
+}
+
+/// The lines of a SUBSCRIBE: at least one, checked, and lent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Requests<'a> {
+    octets: &'a [u8],
+}
+
+impl<'a> Requests<'a> {
+    /// Writes `requests` into `buffer` and lends them from there. There must be one at least.
+    pub fn write<'b>(
+        buffer: &'a mut Vec<u8>,
+        requests: impl IntoIterator<Item = SubscribeRequest<'b>>,
+    ) -> Self {
+        for request in requests {
+            put_string(buffer, request.filter);
+            buffer.push(request.options.octet());
+        }
+        Self { octets: buffer }
+    }
+
+    fn check(version: Version, octets: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(octets);
+        if reader.is_empty() {
+            return Err(Fault::protocol("SUBSCRIBE without a topic filter"));
+        }
+        while !reader.is_empty() {
+            reader.string()?;
+            SubscribeOptions::from_octet(version, reader.u8()?)?;
+        }
+        Ok(Self { octets })
+    }
+
+    /// The lines in their order.
+    pub fn iter(&self) -> impl Iterator<Item = SubscribeRequest<'a>> + use<'a> {
+        let mut reader = Reader::new(self.octets);
+        std::iter::from_fn(move || {
+            let filter = reader.string().ok()?;
+            // What is allowed before 5.0 is so from then on.
+            let options = SubscribeOptions::from_octet(Version::V5, reader.u8().ok()?).ok()?;
+            Some(SubscribeRequest { filter, options })
+        })
+    }
+}
+
+impl std::fmt::Debug for Requests<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// The topic filters of an UNSUBSCRIBE: at least one, checked, and lent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Filters<'a> {
+    octets: &'a [u8],
+}
+
+impl<'a> Filters<'a> {
+    /// Writes `filters` into `buffer` and lends them from there. There must be one at least.
+    pub fn write<'b>(buffer: &'a mut Vec<u8>, filters: impl IntoIterator<Item = &'b str>) -> Self {
+        filters.into_iter().for_each(|filter| put_string(buffer, filter));
+        Self { octets: buffer }
+    }
+
+    fn check(octets: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(octets);
+        if reader.is_empty() {
+            return Err(Fault::protocol("UNSUBSCRIBE without a topic filter"));
+        }
+        while !reader.is_empty() {
+            reader.string()?;
+        }
+        Ok(Self { octets })
+    }
+
+    /// The filters in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        let mut reader = Reader::new(self.octets);
+        std::iter::from_fn(move || reader.string().ok())
+    }
+}
+
+impl std::fmt::Debug for Filters<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+macro_rules! lists {
+    ($($(#[$doc:meta])* $name:ident $first:literal $field:ident : $list:ident, $check:expr, $put:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+            pub struct $name<'a> {
+                /// Answers carry that of the question.
+                pub packet_id: u16,
+                /// From 5.0 on.
+                pub properties: Properties<'a>,
+                /// One after the other.
+                pub $field: $list<'a>,
+            }
+
+            impl<'a> $name<'a> {
+                pub(super) fn decode(version: Version, body: &'a [u8]) -> Result<Self, Fault> {
+                    let mut reader = Reader::new(body);
+                    let packet_id = reader.packet_id()?;
+                    let properties = match version {
+                        Version::V5 => Properties::read(&mut reader, Holder::$name)?,
+                        _ => Properties::NONE,
+                    };
+                    let check: fn(Version, &'a [u8]) -> Result<$list<'a>, Fault> = $check;
+                    Ok(Self { packet_id, properties, $field: check(version, reader.rest())? })
+                }
+
+                pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
+                    framed(out, $first, |out| {
+                        out.extend_from_slice(&self.packet_id.to_be_bytes());
+                        if version.is_5() {
+                            self.properties.put(out);
+                        }
+                        let put: fn(&$list<'a>, Version, &mut Vec<u8>) = $put;
+                        put(&self.$field, version, out);
+                    });
+                }
+            }
+        )*
+    };
+}
+
+lists! {
+    /// A client subscribes.
+    Subscribe 0x82 requests: Requests, Requests::check, |list, _, out| out.extend_from_slice(list.octets);
+    /// The answer to a SUBSCRIBE: a reason code for each of its lines.
+    SubAck 0x90 reasons: Reasons, Reasons::subscribed, Reasons::put_subscribed;
+    /// A client unsubscribes.
+    Unsubscribe 0xa2 filters: Filters, |_, octets| Filters::check(octets), |list, _, out| out.extend_from_slice(list.octets);
+    /// The answer to an UNSUBSCRIBE: from 5.0 on a reason code for each of its filters.
+    UnsubAck 0xb0 reasons: Reasons, Reasons::unsubscribed, Reasons::put_unsubscribed;
+}

@@ -1,0 +1,169 @@
+//! Properties of MQTT 5.0 (section 2.2.2): checked when they are decoded, and lent, not copied.
+
+mod table;
+
+use std::fmt;
+
+pub use table::{Holder, Property};
+
+use crate::fault::Fault;
+use crate::reason::ReasonCode;
+use crate::wire::{Reader, put_varint, varint_len};
+
+/// The properties of a packet, or none. They are well-formed, allowed where they stand, and not repeated where they
+/// must not be: whoever has a `Properties` need not look again.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Properties<'a> {
+    /// Without the length in front.
+    octets: &'a [u8],
+}
+
+impl<'a> Properties<'a> {
+    /// No properties.
+    pub const NONE: Self = Self { octets: &[] };
+
+    /// Checks `octets`, a property list without its length.
+    ///
+    /// # Errors
+    /// Malformed, a Protocol Error where a property stands twice or in the wrong packet or has a forbidden value, and
+    /// Topic Alias invalid for the alias 0.
+    pub fn check(octets: &'a [u8], holder: Holder) -> Result<Self, Fault> {
+        let mut reader = Reader::new(octets);
+        let mut seen = 0u64;
+        while !reader.is_empty() {
+            let property = Property::read(&mut reader)?;
+            if !property.is_allowed_in(holder) {
+                return Err(Fault::protocol("property that this packet cannot have"));
+            }
+            let bit = 1 << property.id();
+            if seen & bit != 0 && !property.may_repeat(holder) {
+                return Err(Fault::protocol("property given twice"));
+            }
+            seen |= bit;
+            property.check_value()?;
+        }
+        // Section 3.1.2.11.10; the same for CONNACK and AUTH.
+        const AUTHENTICATION: u64 = 1 << 21 | 1 << 22;
+        if seen & AUTHENTICATION == 1 << 22 {
+            return Err(Fault::protocol("authentication data without a method"));
+        }
+        Ok(Self { octets })
+    }
+
+    /// Reads a length and a property list.
+    pub(crate) fn read(reader: &mut Reader<'a>, holder: Holder) -> Result<Self, Fault> {
+        let len = reader.varint()?;
+        Self::check(reader.take(len as usize)?, holder)
+    }
+
+    /// The properties in their order.
+    pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + use<'a> {
+        let mut reader = Reader::new(self.octets);
+        std::iter::from_fn(move || if reader.is_empty() { None } else { Property::read(&mut reader).ok() })
+    }
+
+    /// The list as it is on the wire, without its length.
+    pub fn octets(&self) -> &'a [u8] {
+        self.octets
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.octets.is_empty()
+    }
+
+    /// Names and values of the User Properties, in their order.
+    pub fn user_properties(&self) -> impl Iterator<Item = (&'a str, &'a str)> + use<'a> {
+        self.iter().filter_map(|property| match property {
+            Property::UserProperty(name, value) => Some((name, value)),
+            _ => None,
+        })
+    }
+
+    /// The Subscription Identifiers: one in a SUBSCRIBE, any number in a PUBLISH.
+    pub fn subscription_identifiers(&self) -> impl Iterator<Item = u32> + use<'a> {
+        self.iter().filter_map(|property| match property {
+            Property::SubscriptionIdentifier(id) => Some(id),
+            _ => None,
+        })
+    }
+
+    /// Octets on the wire, with the length in front.
+    #[inline]
+    pub(crate) fn wire_len(&self) -> usize {
+        varint_len(self.octets.len() as u32) + self.octets.len()
+    }
+
+    /// Appends the length and the list.
+    #[inline]
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.octets.len() as u32);
+        out.extend_from_slice(self.octets);
+    }
+}
+
+impl fmt::Debug for Properties<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// A property list to be sent.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PropertyList {
+    octets: Vec<u8>,
+}
+
+impl PropertyList {
+    /// An empty list.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends a property.
+    pub fn push(&mut self, property: Property<'_>) {
+        property.put(&mut self.octets);
+    }
+
+    /// [`Self::push`] for chains.
+    #[must_use]
+    pub fn with(mut self, property: Property<'_>) -> Self {
+        self.push(property);
+        self
+    }
+
+    /// The list that [`Properties::octets`] showed of a PUBLISH.
+    pub(crate) fn from_octets(octets: &[u8]) -> Result<Self, Fault> {
+        Properties::check(octets, Holder::Publish)?;
+        Ok(Self { octets: octets.to_vec() })
+    }
+
+    /// The list as a packet takes it. That its properties belong there is up to whoever pushed them.
+    pub fn as_properties(&self) -> Properties<'_> {
+        Properties { octets: &self.octets }
+    }
+}
+
+impl Property<'_> {
+    /// Values that are forbidden though they can be read.
+    fn check_value(&self) -> Result<(), Fault> {
+        match self {
+            Self::ReceiveMaximum(0) => Err(Fault::protocol("Receive Maximum 0")),
+            Self::MaximumPacketSize(0) => Err(Fault::protocol("Maximum Packet Size 0")),
+            Self::SubscriptionIdentifier(0) => Err(Fault::protocol("Subscription Identifier 0")),
+            Self::TopicAlias(0) => Err(Fault::new(ReasonCode::TopicAliasInvalid, "Topic Alias 0")),
+            _ => Ok(()),
+        }
+    }
+
+    fn may_repeat(&self, holder: Holder) -> bool {
+        match self {
+            Self::UserProperty(..) => true,
+            Self::SubscriptionIdentifier(_) => holder == Holder::Publish,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! The server's answers to what a client asked for.
+
+use super::connection::{Connection, Output};
+use super::event::{Cause, End};
+use crate::packet::{Ack, AckKind, QoS, Reasons, SubAck, UnsubAck};
+use crate::properties::{Properties, Property, PropertyList};
+use crate::reason::ReasonCode;
+
+impl Connection {
+    /// A message of QoS 1 or 2 was published, and kept where it must be kept. `matched` tells whether anybody gets it.
+    pub fn accepted(&mut self, packet_id: u16, matched: bool, out: &mut impl Output) {
+        let core = &mut self.core;
+        let Some(qos) = core.incoming.get(&packet_id).copied() else { return };
+        let reason = if matched { ReasonCode::Success } else { ReasonCode::NoMatchingSubscribers };
+        let kind = match qos {
+            QoS::ExactlyOnce => {
+                core.session.accepted(packet_id);
+                AckKind::PubRec
+            }
+            _ => {
+                core.incoming.remove(&packet_id);
+                AckKind::PubAck
+            }
+        };
+        if self.is_connected() {
+            Ack::new(kind, packet_id, reason).encode(self.core.version, out.tail());
+        }
+    }
+
+    /// A message of QoS 1 or 2 was not published. Clients of 5.0 are told and stay; older ones cannot be told, and
+    /// their connection ends (3.1.1, section 3.3.5.2 leaves the choice between that and a lie).
+    pub fn refuse_publish(
+        &mut self,
+        packet_id: u16,
+        reason: ReasonCode,
+        text: &str,
+        out: &mut impl Output,
+    ) -> Option<End> {
+        let core = &mut self.core;
+        let qos = core.incoming.remove(&packet_id)?;
+        if qos == QoS::ExactlyOnce {
+            core.session.forget_received(packet_id);
+        }
+        if !core.version.is_5() {
+            return core.end(Cause::Server(reason));
+        }
+        let kind = if qos == QoS::ExactlyOnce { AckKind::PubRec } else { AckKind::PubAck };
+        let reason = if kind.allows(reason) { reason } else { ReasonCode::UnspecifiedError };
+        let mut properties = PropertyList::new();
+        if core.problem_information && !text.is_empty() {
+            properties.push(Property::ReasonString(text));
+        }
+        if self.is_connected() {
+            let ack = Ack { kind, packet_id, reason, properties: properties.as_properties() };
+            ack.encode(self.core.version, out.tail());
+        }
+        None
+    }
+
+    /// A message of QoS 2 from the client is done with: its identifier is free.
+    pub fn complete(&mut self, packet_id: u16, out: &mut impl Output) {
+        let core = &mut self.core;
+        core.incoming.remove(&packet_id);
+        if core.session.forget_received(packet_id) && self.is_connected() {
+            let ack = Ack::new(AckKind::PubComp, packet_id, ReasonCode::Success);
+            ack.encode(self.core.version, out.tail());
+        }
+    }
+
+    /// Answers a SUBSCRIBE: a reason code for each of its lines, a granted quality or a failure. The subscriptions are
+    /// to be noted in the [session](Connection::session_mut) by then. Retained messages follow it.
+    pub fn subscribed(
+        &mut self,
+        packet_id: u16,
+        reasons: impl IntoIterator<Item = ReasonCode>,
+        out: &mut impl Output,
+    ) {
+        if self.is_connected() {
+            let mut buffer = Vec::new();
+            let reasons = Reasons::write(&mut buffer, reasons);
+            SubAck { packet_id, properties: Properties::NONE, reasons }.encode(self.core.version, out.tail());
+        }
+    }
+
+    /// Answers an UNSUBSCRIBE: a reason code for each of its filters, which older clients do not get.
+    pub fn unsubscribed(
+        &mut self,
+        packet_id: u16,
+        reasons: impl IntoIterator<Item = ReasonCode>,
+        out: &mut impl Output,
+    ) {
+        if self.is_connected() {
+            let mut buffer = Vec::new();
+            let reasons = Reasons::write(&mut buffer, reasons);
+            UnsubAck { packet_id, properties: Properties::NONE, reasons }
+                .encode(self.core.version, out.tail());
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! CONNECT and CONNACK (sections 3.1 and 3.2).
+
+use std::time::Instant;
+
+use super::alias::Sent;
+use super::connection::{Connection, Core, Output, Phase};
+use super::event::{Cause, End, Event};
+use super::keep_alive::KeepAlive;
+use super::{Settings, StoredWill};
+use crate::fault::Fault;
+use crate::packet::{ConnAck, Connect, QoS, Version};
+use crate::properties::{Property, PropertyList};
+use crate::reason::ReasonCode;
+use crate::session::Session;
+
+impl Core {
+    pub(super) fn connect<'a>(&mut self, connect: Box<Connect<'a>>, out: &mut impl Output) -> Event<'a> {
+        self.version = connect.version;
+        self.phase = Phase::Deciding;
+        if let Err(fault) = self.judge(&connect) {
+            return self.fail(fault, out);
+        }
+        self.clean_start = connect.clean_start;
+        self.keep_alive_secs = connect.keep_alive;
+        self.will = connect.will.as_ref().map(StoredWill::from).map(Box::new);
+        let properties = &connect.properties;
+        self.session_expiry = match (connect.version, connect.clean_start) {
+            (Version::V5, _) => properties.session_expiry_interval().unwrap_or(0),
+            (_, true) => 0,
+            (_, false) => u32::MAX,
+        };
+        self.receive_maximum = properties.receive_maximum().unwrap_or(u16::MAX);
+        self.maximum_packet_size = properties.maximum_packet_size().unwrap_or(u32::MAX);
+        self.problem_information = properties.request_problem_information().unwrap_or(true);
+        let aliases = properties.topic_alias_maximum().unwrap_or(0);
+        self.sent_aliases = Sent::new(aliases.min(self.settings.send_topic_aliases));
+        Event::Connect(connect)
+    }
+
+    fn judge(&self, connect: &Connect<'_>) -> Result<(), Fault> {
+        // 3.1.1, MQTT-3.1.3-8: who has no name has no session. In 3.1 everybody has a name.
+        let nameless_allowed = match connect.version {
+            Version::V31 => false,
+            Version::V311 => connect.clean_start,
+            Version::V5 => true,
+        };
+        if connect.client_id.is_empty() && !nameless_allowed {
+            return Err(Fault::new(ReasonCode::ClientIdentifierNotValid, "empty client identifier"));
+        }
+        if connect.properties.authentication_method().is_some() {
+            return Err(Fault::new(ReasonCode::BadAuthenticationMethod, "no enhanced authentication here"));
+        }
+        match &connect.will {
+            Some(will) if will.qos > self.settings.maximum_qos => {
+                Err(Fault::new(ReasonCode::QosNotSupported, "QoS of the will"))
+            }
+            Some(will) if will.retain && !self.settings.retain => {
+                Err(Fault::new(ReasonCode::RetainNotSupported, "retained will"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Connection {
+    /// Whether the client, whose CONNECT is to be answered, wants to go on with a session that was kept. If not, that
+    /// session has ended.
+    pub fn wants_session(&self) -> bool {
+        !self.core.clean_start
+    }
+
+    /// Lets the client in. `kept` is its session, if it wants one and there is one; `assigned` is the name that the
+    /// server gave to a client without a name. What was under way is sent again, as far as the client takes it.
+    ///
+    /// Returns the tags of messages that the client, with its Maximum Packet Size, cannot take any more: they are as
+    /// good as delivered (section 3.1.2.11.4).
+    pub fn accept(
+        &mut self,
+        kept: Option<Session>,
+        assigned: Option<&str>,
+        now: Instant,
+        out: &mut impl Output,
+    ) -> Vec<u64> {
+        let core = &mut self.core;
+        if core.phase != Phase::Deciding {
+            return Vec::new();
+        }
+        let asked = (core.keep_alive_secs, core.session_expiry);
+        let settings = core.settings.clone();
+        core.session_expiry = core.session_expiry.min(settings.session_expiry_maximum);
+        // Older clients cannot be told, so theirs stays.
+        let maximum = settings.keep_alive_maximum;
+        if core.version.is_5() && maximum != 0 && (asked.0 == 0 || asked.0 > maximum) {
+            core.keep_alive_secs = maximum;
+        }
+        let session_present = kept.is_some();
+        core.session = kept.unwrap_or_default();
+        core.session.resume();
+        core.phase = Phase::Connected;
+        core.keep_alive = Some(KeepAlive::new(core.keep_alive_secs, now));
+        self.decoder.set(core.version, settings.maximum_packet_size);
+        let mut properties = PropertyList::new();
+        if core.version.is_5() {
+            if core.session_expiry != asked.1 {
+                properties.push(Property::SessionExpiryInterval(core.session_expiry));
+            }
+            if core.keep_alive_secs != asked.0 {
+                properties.push(Property::ServerKeepAlive(core.keep_alive_secs));
+            }
+            if let Some(name) = assigned {
+                properties.push(Property::AssignedClientIdentifier(name));
+            }
+            describe(&settings, &mut properties);
+        }
+        let properties = properties.as_properties();
+        ConnAck { session_present, reason: ReasonCode::Success, properties }.encode(core.version, out.tail());
+        let (version, size) = (core.version, core.maximum_packet_size);
+        let dropped = core
+            .session
+            .outgoing
+            .resume(|message| super::deliver::fits(&message.as_publish(version, 1, true), version, size));
+        core.send_again(out);
+        dropped
+    }
+
+    /// Does not let the client in.
+    pub fn refuse(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) -> Option<End> {
+        if self.core.phase == Phase::Deciding {
+            let mut properties = PropertyList::new();
+            if !text.is_empty() {
+                properties.push(Property::ReasonString(text));
+            }
+            let properties = properties.as_properties();
+            ConnAck { session_present: false, reason, properties }.encode(self.core.version, out.tail());
+        }
+        self.core.end(Cause::Server(reason))
+    }
+}
+
+/// What differs from what a client assumes (section 3.2.2.3).
+fn describe(settings: &Settings, properties: &mut PropertyList) {
+    properties.push(Property::ReceiveMaximum(settings.receive_maximum));
+    properties.push(Property::MaximumPacketSize(settings.maximum_packet_size));
+    if settings.topic_alias_maximum > 0 {
+        properties.push(Property::TopicAliasMaximum(settings.topic_alias_maximum));
+    }
+    if settings.maximum_qos != QoS::ExactlyOnce {
+        properties.push(Property::MaximumQos(settings.maximum_qos == QoS::AtLeastOnce));
+    }
+    let abilities = [
+        (settings.retain, Property::RetainAvailable(false)),
+        (settings.wildcards, Property::WildcardSubscriptionAvailable(false)),
+        (settings.subscription_identifiers, Property::SubscriptionIdentifiersAvailable(false)),
+        (settings.shared, Property::SharedSubscriptionAvailable(false)),
+    ];
+    abilities.into_iter().filter(|(able, _)| !able).for_each(|(_, property)| properties.push(property));
+}

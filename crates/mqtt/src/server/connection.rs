@@ -1,0 +1,265 @@
+//! The connection as a whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::alias::{Received, Sent};
+use super::event::{Cause, End, Event};
+use super::keep_alive::KeepAlive;
+use super::{Settings, StoredWill};
+use crate::decode::Decoder;
+use crate::fault::Fault;
+use crate::packet::{ConnAck, Disconnect, QoS, Version};
+use crate::properties::{Property, PropertyList};
+use crate::reason::ReasonCode;
+use crate::session::Session;
+
+/// Where packets for the client go.
+pub trait Output {
+    /// A vector to append small things to.
+    fn tail(&mut self) -> &mut Vec<u8>;
+
+    /// Appends a payload, which may be kept by reference.
+    fn push(&mut self, piece: Bytes);
+}
+
+impl Output for Vec<u8> {
+    fn tail(&mut self) -> &mut Vec<u8> {
+        self
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        self.extend_from_slice(&piece);
+    }
+}
+
+/// How far [`Connection::handle_input`] came.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Octets of the input that are done with.
+    pub taken: usize,
+    /// What was met there.
+    pub event: Option<Event<'a>>,
+}
+
+/// The server's end of one connection. See the [module](super) for the order of the calls.
+#[derive(Debug)]
+pub struct Connection {
+    pub(super) decoder: Decoder,
+    pub(super) core: Core,
+}
+
+/// Everything but the decoder, which lends the packet that is being looked at.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) settings: Arc<Settings>,
+    pub(super) phase: Phase,
+    pub(super) version: Version,
+    pub(super) session: Session,
+    pub(super) keep_alive: Option<KeepAlive>,
+    /// What the client asked for, until it is accepted; then in force.
+    pub(super) keep_alive_secs: u16,
+    pub(super) session_expiry: u32,
+    pub(super) clean_start: bool,
+    pub(super) will: Option<Box<StoredWill>>,
+    /// Messages of QoS 1 and 2 that the client sent on this connection and that are not done with. At QoS 1, until
+    /// PUBACK; at QoS 2, until PUBCOMP.
+    pub(super) incoming: BTreeMap<u16, QoS>,
+    pub(super) received_aliases: Received,
+    pub(super) sent_aliases: Sent,
+    /// How many messages of QoS 1 and 2 the client takes at once.
+    pub(super) receive_maximum: u16,
+    /// Octets of the largest packet that the client takes.
+    pub(super) maximum_packet_size: u32,
+    /// Whether reason strings are wanted with every failure.
+    pub(super) problem_information: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nothing has come.
+    Start,
+    /// The server is to judge the CONNECT.
+    Deciding,
+    Connected,
+    Ended,
+}
+
+impl Connection {
+    /// A connection on which nothing has come.
+    pub fn new(settings: impl Into<Arc<Settings>>) -> Self {
+        let settings = settings.into();
+        Self {
+            // The version is that of the CONNECT, which tells it itself.
+            decoder: Decoder::new(Version::V5, settings.connect_packet_size),
+            core: Core {
+                settings,
+                phase: Phase::Start,
+                version: Version::V5,
+                session: Session::new(),
+                keep_alive: None,
+                keep_alive_secs: 0,
+                session_expiry: 0,
+                clean_start: true,
+                will: None,
+                incoming: BTreeMap::new(),
+                received_aliases: Received::default(),
+                sent_aliases: Sent::default(),
+                receive_maximum: u16::MAX,
+                maximum_packet_size: u32::MAX,
+                problem_information: true,
+            },
+        }
+    }
+
+    /// Takes what it can from the front of `input`, up to one event. To be called again with the rest until it takes
+    /// nothing.
+    pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut impl Output) -> Step<'a> {
+        match self.core.phase {
+            Phase::Deciding => return Step { taken: 0, event: None },
+            // What comes behind the end is nobody's.
+            Phase::Ended => return Step { taken: input.len(), event: None },
+            Phase::Start | Phase::Connected => {}
+        }
+        if let Some(keep_alive) = &mut self.core.keep_alive
+            && !input.is_empty()
+        {
+            keep_alive.received(now);
+        }
+        match self.decoder.decode(input) {
+            Ok(step) => {
+                let event = step.packet.and_then(|packet| self.core.packet(packet, out));
+                Step { taken: step.taken, event }
+            }
+            Err(fault) => {
+                let event = self.core.unreadable(fault, input, out);
+                Step { taken: input.len(), event: Some(event) }
+            }
+        }
+    }
+
+    /// The client closed its socket.
+    pub fn handle_eof(&mut self) -> Option<End> {
+        self.core.end(Cause::Eof)
+    }
+
+    /// When to call [`Self::handle_deadline`], at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.core.keep_alive.as_ref().filter(|_| self.is_connected())?.deadline()
+    }
+
+    /// Ends the connection of a client that was silent for one and a half of its Keep Alive.
+    pub fn handle_deadline(&mut self, now: Instant, out: &mut impl Output) -> Option<End> {
+        if self.next_deadline().is_none_or(|deadline| now < deadline) {
+            return None;
+        }
+        self.core.say_goodbye(ReasonCode::KeepAliveTimeout, "", out);
+        self.core.end(Cause::KeepAlive)
+    }
+
+    /// Ends the connection: a client of 5.0 is told the reason.
+    pub fn disconnect(&mut self, reason: ReasonCode, out: &mut impl Output) -> Option<End> {
+        self.core.say_goodbye(reason, "", out);
+        self.core.end(Cause::Server(reason))
+    }
+
+    /// Ends the connection for something that the client did, and that the server alone can see, such as a message
+    /// that is too large for the broker.
+    pub fn fail(&mut self, fault: Fault, out: &mut impl Output) -> Option<End> {
+        self.core.say_goodbye(fault.code, fault.text, out);
+        self.core.end(Cause::Fault(fault))
+    }
+
+    /// Whether the client was accepted, and the connection has not ended.
+    pub fn is_connected(&self) -> bool {
+        self.core.phase == Phase::Connected
+    }
+
+    /// The version that the client speaks; 5.0 until that is known.
+    pub fn version(&self) -> Version {
+        self.core.version
+    }
+
+    /// The client's session.
+    pub fn session(&self) -> &Session {
+        &self.core.session
+    }
+
+    /// The client's session, for its subscriptions.
+    pub fn session_mut(&mut self) -> &mut Session {
+        &mut self.core.session
+    }
+
+    /// Takes the session away, for keeping it behind the end of the connection.
+    pub fn take_session(&mut self) -> Session {
+        std::mem::take(&mut self.core.session)
+    }
+}
+
+impl Core {
+    /// The end, which is told once.
+    pub(super) fn end(&mut self, cause: Cause) -> Option<End> {
+        if self.phase == Phase::Ended {
+            return None;
+        }
+        let was_connected = self.phase == Phase::Connected;
+        self.phase = Phase::Ended;
+        // Section 3.1.2.5: a normal disconnection takes the will with it. Who was not accepted has none.
+        let is_normal = cause == Cause::Client(ReasonCode::Success);
+        let will = self.will.take().filter(|_| was_connected && !is_normal).map(|will| *will);
+        let session_expiry = if was_connected { self.session_expiry } else { 0 };
+        Some(End { cause, will, session_expiry })
+    }
+
+    /// The client broke the protocol.
+    pub(super) fn fail<'a>(&mut self, fault: Fault, out: &mut impl Output) -> Event<'a> {
+        self.say_goodbye(fault.code, fault.text, out);
+        Event::Ended(self.end(Cause::Fault(fault)).expect("the connection was open, for something came"))
+    }
+
+    /// What came cannot be read. If it was a CONNECT, its version says in which way the client can be told so.
+    fn unreadable<'a>(&mut self, fault: Fault, input: &[u8], out: &mut impl Output) -> Event<'a> {
+        if self.phase == Phase::Start
+            && let Some(version) = guess_version(input)
+        {
+            self.version = version;
+            self.phase = Phase::Deciding;
+        }
+        self.fail(fault, out)
+    }
+
+    /// CONNACK or DISCONNECT with a reason, as far as the version has them (section 4.13).
+    pub(super) fn say_goodbye(&mut self, reason: ReasonCode, text: &str, out: &mut impl Output) {
+        let mut properties = PropertyList::new();
+        if !text.is_empty() && self.version.is_5() {
+            properties.push(Property::ReasonString(text));
+        }
+        let properties = properties.as_properties();
+        match self.phase {
+            Phase::Connected if self.version.is_5() => {
+                Disconnect { reason, properties }.encode(self.version, out.tail());
+            }
+            // Older clients are closed without a word for what they cannot be told.
+            Phase::Deciding if self.version.is_5() || reason.connect_return_code() != 3 => {
+                ConnAck { session_present: false, reason, properties }.encode(self.version, out.tail());
+            }
+            // Whoever does not even begin with a CONNECT gets no answer (section 4.13.1).
+            Phase::Start | Phase::Deciding | Phase::Connected | Phase::Ended => {}
+        }
+    }
+}
+
+/// Of a CONNECT that cannot be read: by its protocol level.
+fn guess_version(input: &[u8]) -> Option<Version> {
+    let header = crate::decode::Header::parse(input).ok().flatten()?;
+    let body = input.get(header.len..)?;
+    let rest = body.strip_prefix(b"\0\x04MQTT").or_else(|| body.strip_prefix(b"\0\x06MQIsdp"))?;
+    Some(match rest.first()? & 0x7f {
+        ..=3 => Version::V31,
+        4 => Version::V311,
+        _ => Version::V5,
+    })
+}

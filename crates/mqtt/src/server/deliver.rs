@@ -1,0 +1,175 @@
+//! Messages to the client.
+
+use bytes::Bytes;
+
+use super::alias::Sent;
+use super::connection::{Connection, Core, Output};
+use crate::packet::{Ack, AckKind, Payload, Publish, QoS, Version};
+use crate::properties::{Properties, Property, PropertyList};
+use crate::reason::ReasonCode;
+use crate::session::{Message, Stage};
+use crate::wire::varint_len;
+
+/// Why a message was not sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Undeliverable {
+    /// The window is full, or the connection is not open: later.
+    NoRoom,
+    /// It is larger than the client takes: never. It counts as delivered (section 3.1.2.11.4).
+    TooLarge,
+}
+
+impl Connection {
+    /// How many more messages of QoS 1 and 2 the client takes now: up to its Receive Maximum and the server's own
+    /// limit, whichever is lower.
+    pub fn room(&self) -> usize {
+        let core = &self.core;
+        if !self.is_connected() || core.session.outgoing.unsent() > 0 {
+            return 0;
+        }
+        core.window().saturating_sub(core.session.outgoing.sent())
+    }
+
+    /// Sends a message. At QoS 1 and 2 it gets a packet identifier, which is returned, and is kept until the client has
+    /// it; `tag` is the server's own name for it. At QoS 0 it is sent, or not, and forgotten.
+    ///
+    /// # Errors
+    /// It was not sent, and is not kept.
+    pub fn deliver(
+        &mut self,
+        message: Message,
+        tag: u64,
+        out: &mut impl Output,
+    ) -> Result<Option<u16>, Undeliverable> {
+        if !self.is_connected() {
+            return Err(Undeliverable::NoRoom);
+        }
+        let (version, size) = (self.core.version, self.core.maximum_packet_size);
+        if !fits(&message.as_publish(version, 1, false), version, size) {
+            return Err(Undeliverable::TooLarge);
+        }
+        if message.qos == QoS::AtMostOnce {
+            let publish = message.as_publish(version, 0, false);
+            send(version, &mut self.core.sent_aliases, size, &publish, &message.payload, out);
+            return Ok(None);
+        }
+        if self.room() == 0 {
+            return Err(Undeliverable::NoRoom);
+        }
+        let core = &mut self.core;
+        let payload = message.payload.clone();
+        let packet_id = core.session.outgoing.add(tag, message);
+        if let Some(entry) = core.session.outgoing.find(packet_id)
+            && let Stage::Published(message) = &entry.stage
+        {
+            let publish = message.as_publish(version, packet_id, false);
+            send(version, &mut core.sent_aliases, size, &publish, &payload, out);
+        }
+        Ok(Some(packet_id))
+    }
+
+    /// Sends a message of QoS 0 that nobody has to keep, without an allocation of its own. Returns whether the client
+    /// takes messages of this size.
+    pub fn deliver_at_most_once(
+        &mut self,
+        topic: &str,
+        retain: bool,
+        properties: Properties<'_>,
+        payload: &Bytes,
+        out: &mut impl Output,
+    ) -> Result<(), Undeliverable> {
+        if !self.is_connected() {
+            return Err(Undeliverable::NoRoom);
+        }
+        let core = &mut self.core;
+        let properties = if core.version.is_5() { properties } else { Properties::NONE };
+        let qos = QoS::AtMostOnce;
+        let payload_of = Payload::new(payload);
+        let publish =
+            Publish { dup: false, qos, retain, topic, packet_id: 0, properties, payload: payload_of };
+        if !fits(&publish, core.version, core.maximum_packet_size) {
+            return Err(Undeliverable::TooLarge);
+        }
+        send(core.version, &mut core.sent_aliases, core.maximum_packet_size, &publish, payload, out);
+        Ok(())
+    }
+
+    /// The server has noted that the client has a message of QoS 2: sends PUBREL.
+    pub fn release(&mut self, packet_id: u16, out: &mut impl Output) {
+        let is_connected = self.is_connected();
+        let Some(entry) = self.core.session.outgoing.find(packet_id) else { return };
+        if entry.stage == Stage::Received {
+            entry.stage = Stage::Released;
+            if is_connected {
+                let ack = Ack::new(AckKind::PubRel, packet_id, ReasonCode::Success);
+                ack.encode(self.core.version, out.tail());
+            }
+        }
+    }
+}
+
+impl Core {
+    fn window(&self) -> usize {
+        usize::from(self.receive_maximum.min(self.settings.in_flight))
+    }
+
+    /// Sends what was under way when the client went (section 4.4), as far as its window lets.
+    pub(super) fn send_again(&mut self, out: &mut impl Output) {
+        let window = self.window();
+        while self.session.outgoing.sent() < window
+            && let Some(entry) = self.session.outgoing.next_unsent()
+        {
+            match &entry.stage {
+                Stage::Published(message) => {
+                    let publish = message.as_publish(self.version, entry.packet_id, true);
+                    let size = self.maximum_packet_size;
+                    send(self.version, &mut self.sent_aliases, size, &publish, &message.payload, out);
+                }
+                // The server keeps the state before it hands the session on.
+                Stage::Received | Stage::Released => {
+                    entry.stage = Stage::Released;
+                    let ack = Ack::new(AckKind::PubRel, entry.packet_id, ReasonCode::Success);
+                    ack.encode(self.version, out.tail());
+                }
+            }
+        }
+    }
+}
+
+/// Whether the packet is within the client's limit.
+pub(super) fn fits(publish: &Publish<'_>, version: Version, size: u32) -> bool {
+    let len = publish.remaining_len(version);
+    len <= crate::wire::MAX_VARINT as usize && 1 + varint_len(len as u32) + len <= size as usize
+}
+
+/// Appends a message, with an alias for its topic where that pays.
+fn send(
+    version: Version,
+    aliases: &mut Sent,
+    size: u32,
+    publish: &Publish<'_>,
+    payload: &Bytes,
+    out: &mut impl Output,
+) {
+    let mut properties = PropertyList::new();
+    let mut aliased = *publish;
+    // With its alias the first packet is three octets longer, which may be too much.
+    if version.is_5()
+        && size as usize >= publish.remaining_len(version) + ROOM_FOR_ALIAS
+        && let Some((alias, is_known)) = aliases.find(publish.topic)
+    {
+        publish.properties.iter().for_each(|property| properties.push(property));
+        properties.push(Property::TopicAlias(alias));
+        aliased.properties = properties.as_properties();
+        if is_known {
+            aliased.topic = "";
+        }
+        aliased.encode_head(version, out.tail());
+    } else {
+        aliased.encode_head(version, out.tail());
+    }
+    out.push(payload.clone());
+}
+
+/// Octets of a fixed header and of an alias with what it may add to lengths.
+const ROOM_FOR_ALIAS: usize = 5 + 3 + 2;

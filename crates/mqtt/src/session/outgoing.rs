@@ -1,0 +1,107 @@
+//! Messages of QoS 1 and 2 on their way to the client (section 4.3).
+
+use std::collections::VecDeque;
+
+use super::Message;
+
+/// The messages, in the order of their first sending, which is the order of sending them again (section 4.6).
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    entries: VecDeque<InFlight>,
+    /// The identifier given last.
+    last_id: u16,
+    /// Entries at the end of the queue that were not sent again since the client is back.
+    unsent: usize,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InFlight {
+    /// Its identifier between server and client.
+    pub packet_id: u16,
+    /// Its name between session and broker.
+    pub tag: u64,
+    /// How far it is.
+    pub stage: Stage,
+}
+
+/// How far a message is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stage {
+    /// PUBLISH was sent; PUBACK or PUBREC is awaited. The message is kept for sending it again.
+    Published(Message),
+    /// PUBREC has come; the server is noting so before it sends PUBREL.
+    Received,
+    /// PUBREL was sent; PUBCOMP is awaited.
+    Released,
+}
+
+impl Outgoing {
+    /// The messages in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &InFlight> {
+        self.entries.iter()
+    }
+
+    /// Messages that take part in the client's Receive Maximum.
+    pub(crate) fn sent(&self) -> usize {
+        self.entries.len() - self.unsent
+    }
+
+    pub(crate) fn unsent(&self) -> usize {
+        self.unsent
+    }
+
+    /// Adds a message that is being sent, and gives it an identifier. There must be room.
+    pub(crate) fn add(&mut self, tag: u64, message: Message) -> u16 {
+        debug_assert!(self.unsent == 0 && self.entries.len() < usize::from(u16::MAX));
+        loop {
+            self.last_id = self.last_id.checked_add(1).unwrap_or(1);
+            if !self.entries.iter().any(|entry| entry.packet_id == self.last_id) {
+                break;
+            }
+        }
+        let entry = InFlight { packet_id: self.last_id, tag, stage: Stage::Published(message) };
+        self.entries.push_back(entry);
+        self.last_id
+    }
+
+    /// Puts back an entry that was on disk.
+    pub(super) fn restore(&mut self, entry: InFlight) {
+        self.last_id = entry.packet_id;
+        self.entries.push_back(entry);
+        self.unsent += 1;
+    }
+
+    pub(crate) fn find(&mut self, packet_id: u16) -> Option<&mut InFlight> {
+        let sent = self.sent();
+        self.entries.iter_mut().take(sent).find(|entry| entry.packet_id == packet_id)
+    }
+
+    /// Takes a message out that has gone its way.
+    pub(crate) fn remove(&mut self, packet_id: u16) -> Option<InFlight> {
+        // Nearly always the first.
+        let at = self.entries.iter().take(self.sent()).position(|entry| entry.packet_id == packet_id)?;
+        self.entries.remove(at)
+    }
+
+    /// The next entry to be sent again, which counts as sent.
+    pub(crate) fn next_unsent(&mut self) -> Option<&mut InFlight> {
+        let at = self.entries.len().checked_sub(self.unsent).filter(|_| self.unsent > 0)?;
+        self.unsent -= 1;
+        self.entries.get_mut(at)
+    }
+
+    /// A new connection: all is to be sent again, but for messages that are not to be kept, whose tags are returned.
+    pub(crate) fn resume(&mut self, keep: impl Fn(&Message) -> bool) -> Vec<u64> {
+        let mut dropped = Vec::new();
+        self.entries.retain(|entry| match &entry.stage {
+            Stage::Published(message) if !keep(message) => {
+                dropped.push(entry.tag);
+                false
+            }
+            _ => true,
+        });
+        self.unsent = self.entries.len();
+        dropped
+    }
+}

@@ -1,0 +1,147 @@
+//! A session on disk: a version octet, the subscriptions, the messages in flight, the identifiers received.
+//!
+//! Integers are big-endian; lengths are of 32 bits.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use super::{InFlight, Message, Session, Stage, Subscription};
+use crate::packet::{QoS, SubscribeOptions, Version};
+use crate::properties::PropertyList;
+
+/// The first octet. A later layout has a later one.
+const LAYOUT: u8 = 1;
+
+/// The octets are not those of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeError;
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a stored session")
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl Session {
+    /// Appends the session as it is to be kept. Messages from the client that were not accepted are left out: it will
+    /// send them again.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(LAYOUT);
+        put_len(out, self.subscriptions.len());
+        for (filter, subscription) in &self.subscriptions {
+            put(out, filter.as_bytes());
+            out.push(subscription.options.octet());
+            out.extend(subscription.identifier.unwrap_or(0).to_be_bytes());
+        }
+        put_len(out, self.in_flight().count());
+        self.in_flight().for_each(|entry| entry.encode(out));
+        put_len(out, self.received().count());
+        self.received().for_each(|id| out.extend(id.to_be_bytes()));
+    }
+
+    /// The session that [`Session::encode`] gave.
+    ///
+    /// # Errors
+    /// The octets are not those of a session.
+    pub fn decode(octets: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader(octets);
+        if reader.array::<1>()? != [LAYOUT] {
+            return Err(DecodeError);
+        }
+        let mut session = Self::new();
+        for _ in 0..reader.u32()? {
+            let filter = reader.text()?;
+            let [octet] = reader.array()?;
+            let options = SubscribeOptions::from_octet(Version::V5, octet).map_err(|_| DecodeError)?;
+            let identifier = Some(reader.u32()?).filter(|id| *id != 0);
+            session.subscribe(filter, Subscription { options, identifier });
+        }
+        for _ in 0..reader.u32()? {
+            session.outgoing.restore(InFlight::decode(&mut reader)?);
+        }
+        for _ in 0..reader.u32()? {
+            session.received.insert(u16::from_be_bytes(reader.array()?), true);
+        }
+        if reader.0.is_empty() { Ok(session) } else { Err(DecodeError) }
+    }
+}
+
+impl InFlight {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.packet_id.to_be_bytes());
+        out.extend(self.tag.to_be_bytes());
+        match &self.stage {
+            Stage::Published(message) => {
+                out.extend([PUBLISHED, message.qos.level(), u8::from(message.retain)]);
+                put(out, message.topic.as_bytes());
+                put(out, message.properties.as_properties().octets());
+                put(out, &message.payload);
+            }
+            // The server keeps it before it sends PUBREL.
+            Stage::Received | Stage::Released => out.push(RELEASED),
+        }
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let packet_id = u16::from_be_bytes(reader.array()?);
+        let tag = u64::from_be_bytes(reader.array()?);
+        let stage = match reader.array()? {
+            [PUBLISHED] => {
+                let [qos, retain] = reader.array()?;
+                Stage::Published(Message {
+                    qos: QoS::from_level(qos).filter(|qos| *qos != QoS::AtMostOnce).ok_or(DecodeError)?,
+                    retain: retain != 0,
+                    topic: reader.text()?.into(),
+                    properties: PropertyList::from_octets(reader.octets()?).map_err(|_| DecodeError)?,
+                    payload: Bytes::copy_from_slice(reader.octets()?),
+                })
+            }
+            [RELEASED] => Stage::Released,
+            _ => return Err(DecodeError),
+        };
+        if packet_id == 0 {
+            return Err(DecodeError);
+        }
+        Ok(Self { packet_id, tag, stage })
+    }
+}
+
+const PUBLISHED: u8 = 0;
+const RELEASED: u8 = 1;
+
+fn put_len(out: &mut Vec<u8>, len: usize) {
+    out.extend((len as u32).to_be_bytes());
+}
+
+fn put(out: &mut Vec<u8>, octets: &[u8]) {
+    put_len(out, octets.len());
+    out.extend_from_slice(octets);
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(DecodeError)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn octets(&mut self) -> Result<&'a [u8], DecodeError> {
+        let len = self.u32()? as usize;
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(DecodeError)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn text(&mut self) -> Result<&'a str, DecodeError> {
+        std::str::from_utf8(self.octets()?).map_err(|_| DecodeError)
+    }
+}

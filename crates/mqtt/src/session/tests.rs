@@ -1,0 +1,89 @@
+use super::*;
+use crate::packet::RetainHandling;
+use crate::properties::Property;
+
+fn message(qos: QoS) -> Message {
+    Message {
+        topic: "a/b".into(),
+        qos,
+        retain: true,
+        properties: PropertyList::new().with(Property::MessageExpiryInterval(5)),
+        payload: Bytes::from_static(b"hello"),
+    }
+}
+
+fn session() -> Session {
+    let mut session = Session::new();
+    let options = SubscribeOptions {
+        qos: QoS::ExactlyOnce,
+        no_local: true,
+        retain_as_published: true,
+        retain_handling: RetainHandling::IfNew,
+    };
+    session.subscribe("a/+", Subscription { options, identifier: Some(9) });
+    session.subscribe("$share/g/x", Subscription { options, identifier: None });
+    session.outgoing.add(70, message(QoS::AtLeastOnce));
+    session.outgoing.add(71, message(QoS::ExactlyOnce));
+    session.outgoing.find(2).expect("it was added").stage = Stage::Released;
+    session.receive(5);
+    session.receive(6);
+    session.accepted(5);
+    session
+}
+
+#[test]
+fn a_session_comes_back_from_disk_as_it_was() {
+    let (session, mut octets) = (session(), Vec::new());
+    session.encode(&mut octets);
+    let back = Session::decode(&octets).expect("it was a session");
+    assert!(back.subscriptions().eq(session.subscriptions()));
+    assert!(back.in_flight().eq(session.in_flight()));
+    assert_eq!(back.received().collect::<Vec<_>>(), [5], "what was not accepted comes again");
+    assert!(back.holds(70) && back.holds(71) && !back.holds(72));
+    let mut again = Vec::new();
+    back.encode(&mut again);
+    assert_eq!(again, octets);
+}
+
+#[test]
+fn damaged_octets_are_refused() {
+    let mut octets = Vec::new();
+    session().encode(&mut octets);
+    for cut in 0..octets.len() {
+        assert!(Session::decode(&octets[..cut]).is_err(), "{cut} octets");
+    }
+    octets.push(0);
+    assert!(Session::decode(&octets).is_err());
+    octets[0] = 2;
+    assert!(Session::decode(&octets).is_err(), "a layout of the future");
+}
+
+#[test]
+fn identifiers_in_use_are_passed_over() {
+    let mut outgoing = Outgoing::default();
+    for tag in 0..3 {
+        outgoing.add(tag, message(QoS::AtLeastOnce));
+    }
+    outgoing.remove(1);
+    outgoing.remove(3);
+    let mut last = 0;
+    for tag in 0..65_534 {
+        last = outgoing.add(tag, message(QoS::AtLeastOnce));
+        assert!(last != 0 && last != 2);
+        outgoing.remove(last);
+    }
+    assert_eq!(last, 3, "all the others were used once");
+}
+
+#[test]
+fn retain_is_kept_for_stored_messages_and_where_asked_for() {
+    let mut subscription = Subscription { options: SubscribeOptions::default(), identifier: None };
+    assert!(subscription.retain_flag(true, false) && !subscription.retain_flag(false, true));
+    subscription.options.retain_as_published = true;
+    assert!(subscription.retain_flag(false, true) && !subscription.retain_flag(false, false));
+}
+
+#[test]
+fn a_session_without_messages_is_small() {
+    assert!(size_of::<Session>() <= 120, "{}", size_of::<Session>());
+}

@@ -1,0 +1,211 @@
+//! The elementary types (section 1.5): integers, variable byte integers, UTF-8 strings and binary data.
+
+use crate::fault::Fault;
+
+/// Largest value of a variable byte integer, which is four octets long at most (section 1.5.5).
+pub const MAX_VARINT: u32 = 268_435_455;
+
+/// Octets that a string or binary datum can have: its length is two octets.
+pub const MAX_STRING: usize = u16::MAX as usize;
+
+/// A variable byte integer at the front of `input`, and how many octets it took. `None` when its end has not come yet.
+///
+/// # Errors
+/// It has more than four octets, or more than it needs (MQTT-1.5.5-1).
+#[inline]
+pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, Fault> {
+    let mut value = 0;
+    for (at, octet) in input.iter().take(4).enumerate() {
+        value |= u32::from(octet & 0x7f) << (7 * at);
+        if octet & 0x80 == 0 {
+            if *octet == 0 && at > 0 {
+                return Err(Fault::malformed("variable byte integer longer than necessary"));
+            }
+            return Ok(Some((value, at + 1)));
+        }
+    }
+    match input.len() {
+        0..=3 => Ok(None),
+        _ => Err(Fault::malformed("variable byte integer of more than four octets")),
+    }
+}
+
+/// Octets that a variable byte integer takes.
+#[inline]
+pub const fn varint_len(value: u32) -> usize {
+    match value {
+        0..=127 => 1,
+        128..=16_383 => 2,
+        16_384..=2_097_151 => 3,
+        _ => 4,
+    }
+}
+
+/// Appends a variable byte integer; `value` is at most [`MAX_VARINT`].
+#[inline]
+pub fn put_varint(out: &mut Vec<u8>, mut value: u32) {
+    debug_assert!(value <= MAX_VARINT);
+    while value > 0x7f {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Appends binary data with its length. What does not fit into [`MAX_STRING`] is cut off.
+pub fn put_binary(out: &mut Vec<u8>, octets: &[u8]) {
+    let octets = &octets[..octets.len().min(MAX_STRING)];
+    out.extend_from_slice(&(octets.len() as u16).to_be_bytes());
+    out.extend_from_slice(octets);
+}
+
+/// Appends a string with its length. What does not fit into [`MAX_STRING`] is cut off, between characters.
+pub fn put_string(out: &mut Vec<u8>, text: &str) {
+    put_binary(out, &text.as_bytes()[..text.floor_char_boundary(MAX_STRING)]);
+}
+
+/// Reads from the front of a packet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+const ENDED: Fault = Fault::malformed("packet ends inside a field");
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(octets: &'a [u8]) -> Self {
+        Self { rest: octets }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Everything that is left.
+    pub(crate) fn rest(self) -> &'a [u8] {
+        self.rest
+    }
+
+    /// Nothing may be left.
+    pub(crate) fn finish(self) -> Result<(), Fault> {
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(Fault::malformed("octets left over after the last field"))
+        }
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], Fault> {
+        let (taken, rest) = self.rest.split_at_checked(len).ok_or(ENDED)?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    #[inline]
+    pub(crate) fn u8(&mut self) -> Result<u8, Fault> {
+        let (first, rest) = self.rest.split_first().ok_or(ENDED)?;
+        self.rest = rest;
+        Ok(*first)
+    }
+
+    #[inline]
+    pub(crate) fn u16(&mut self) -> Result<u16, Fault> {
+        let (octets, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
+        self.rest = rest;
+        Ok(u16::from_be_bytes(*octets))
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, Fault> {
+        let (octets, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
+        self.rest = rest;
+        Ok(u32::from_be_bytes(*octets))
+    }
+
+    pub(crate) fn varint(&mut self) -> Result<u32, Fault> {
+        let (value, len) = varint(self.rest)?.ok_or(ENDED)?;
+        self.rest = &self.rest[len..];
+        Ok(value)
+    }
+
+    #[inline]
+    pub(crate) fn binary(&mut self) -> Result<&'a [u8], Fault> {
+        let len = self.u16()?;
+        self.take(usize::from(len))
+    }
+
+    /// A UTF-8 string, which must not hold U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2).
+    #[inline]
+    pub(crate) fn string(&mut self) -> Result<&'a str, Fault> {
+        let octets = self.binary()?;
+        let text = std::str::from_utf8(octets).map_err(|_| Fault::malformed("string is not UTF-8"))?;
+        if octets.contains(&0) {
+            return Err(Fault::malformed("string holds U+0000"));
+        }
+        Ok(text)
+    }
+
+    /// A packet identifier, which is never 0 (section 2.2.1).
+    #[inline]
+    pub(crate) fn packet_id(&mut self) -> Result<u16, Fault> {
+        match self.u16()? {
+            0 => Err(Fault::protocol("packet identifier 0")),
+            id => Ok(id),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variable_byte_integers_are_as_in_the_table_of_the_specification() {
+        let cases: [(u32, &[u8]); 8] = [
+            (0, &[0]),
+            (127, &[0x7f]),
+            (128, &[0x80, 1]),
+            (16_383, &[0xff, 0x7f]),
+            (16_384, &[0x80, 0x80, 1]),
+            (2_097_151, &[0xff, 0xff, 0x7f]),
+            (2_097_152, &[0x80, 0x80, 0x80, 1]),
+            (MAX_VARINT, &[0xff, 0xff, 0xff, 0x7f]),
+        ];
+        for (value, octets) in cases {
+            let mut out = Vec::new();
+            put_varint(&mut out, value);
+            assert_eq!(out, octets);
+            assert_eq!(varint_len(value), octets.len());
+            assert_eq!(varint(octets), Ok(Some((value, octets.len()))));
+            assert_eq!(varint(&octets[..octets.len() - 1]), Ok(None));
+        }
+    }
+
+    #[test]
+    fn long_variable_byte_integers_are_refused_as_soon_as_they_are_seen() {
+        assert!(varint(&[0xff, 0xff, 0xff, 0xff]).is_err());
+        assert!(varint(&[0x80, 0]).is_err(), "0 in two octets");
+    }
+
+    #[test]
+    fn strings_are_utf8_without_nul() {
+        let read = |octets: &[u8]| {
+            let mut framed = Vec::new();
+            put_binary(&mut framed, octets);
+            Reader::new(&framed).string().map(str::to_owned)
+        };
+        assert_eq!(read("A\u{2A6D4}".as_bytes()).as_deref(), Ok("A\u{2A6D4}"));
+        assert_eq!(read("\u{FEFF}a".as_bytes()).as_deref(), Ok("\u{FEFF}a"), "a byte order mark is kept");
+        assert!(read(b"a\0b").is_err());
+        assert!(read(&[0xed, 0xa0, 0x80]).is_err(), "a surrogate");
+        assert!(read(&[0xc0, 0x80]).is_err(), "an overlong NUL");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_cut_between_characters() {
+        let mut out = Vec::new();
+        put_string(&mut out, &"é".repeat(40_000));
+        assert_eq!(out.len(), 2 + MAX_STRING - 1);
+        assert_eq!(Reader::new(&out).string().map(str::len), Ok(MAX_STRING - 1));
+    }
+}

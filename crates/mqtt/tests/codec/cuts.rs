@@ -1,0 +1,70 @@
+//! However a stream is cut into reads, the same is heard; and nothing makes a decoder panic.
+
+use mqtt::server::{Connection, Settings};
+use mqtt::{Decoder, Version};
+use proptest::prelude::*;
+
+use crate::bodies;
+use crate::common::{any_packet, any_version};
+
+/// Encodings of the packets in `stream`, shown `step` octets more at a time.
+fn heard(version: Version, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
+    let mut decoder = Decoder::new(version, u32::MAX);
+    let (mut heard, mut start, mut end) = (Vec::new(), 0, 0);
+    while end < stream.len() {
+        end = (end + step).min(stream.len());
+        loop {
+            let step = decoder.decode(&stream[start..end]).expect("the stream is valid");
+            start += step.taken;
+            let Some(packet) = step.packet else { break };
+            let mut octets = Vec::new();
+            packet.encode(version, &mut octets);
+            heard.push(octets);
+        }
+    }
+    assert_eq!(start, stream.len());
+    heard
+}
+
+proptest! {
+    #[test]
+    fn packets_are_heard_however_they_are_cut(
+        (version, packets) in any_version().prop_flat_map(|version| {
+            (Just(version), proptest::collection::vec(any_packet(version), 0..8))
+        }),
+        step in 1usize..5000,
+    ) {
+        let stream = packets.concat();
+        prop_assert_eq!(heard(version, &stream, step), packets);
+    }
+
+    #[test]
+    fn nonsense_is_judged_the_same_however_it_is_cut(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
+        bodies::packets(&octets);
+        bodies::connection(&octets);
+    }
+}
+
+#[test]
+fn a_packet_in_single_octets_is_looked_at_once_for_each_of_them() {
+    // Not left in the input, where each octet would make the reader show all of it again.
+    let mut packet = vec![0x30, 0x80, 0x80, 0x40, 0, 1, b'a'];
+    packet.resize(packet.len() + (1 << 20) - 3, 7);
+    let mut connection = Connection::new(Settings::default());
+    let mut out: Vec<u8> = Vec::new();
+    let now = std::time::Instant::now();
+    let connect = b"\x10\x0d\0\x04MQTT\x04\x02\0\0\0\x01c";
+    assert_eq!(connection.handle_input(connect, now, &mut out).taken, connect.len());
+    connection.accept(None, None, now, &mut out);
+    let mut left = 0;
+    let mut most = 0;
+    let mut published = 0;
+    for at in 0..packet.len() {
+        let step = connection.handle_input(&packet[at - left..=at], now, &mut out);
+        left = left + 1 - step.taken;
+        most = most.max(left);
+        published += usize::from(step.event.is_some());
+    }
+    assert!(most <= mqtt::MAX_HEADER_LEN, "{most} octets were left in the input");
+    assert_eq!((published, left), (1, 0));
+}

@@ -1,0 +1,114 @@
+//! The fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time.
+
+use mqtt::Version;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+
+use crate::bodies;
+use crate::common::any_packet;
+
+/// Per target; enough to reach every branch of the bodies, within seconds in a debug build.
+const MUTATIONS: usize = 2000;
+
+/// What the mutations of a target start from.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "session" => vec![vec![1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], session()],
+        "topics" => {
+            ["$share/g/a/+/# a/b/c", "# $SYS/x", "a//b a//b"].map(|text| text.as_bytes().to_vec()).to_vec()
+        }
+        _ => conversations(),
+    }
+}
+
+/// A subscription, a message of QoS 1, one that is released, and an identifier that was received.
+fn session() -> Vec<u8> {
+    let mut octets = vec![1, 0, 0, 0, 1, 0, 0, 0, 3];
+    octets.extend(b"a/#\x2d\0\0\0\x07\0\0\0\x02");
+    octets.extend([0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 1, 0, 0, 0, 0, 1]);
+    octets.extend(b"t\0\0\0\0\0\0\0\x01x");
+    octets.extend([0, 2, 0, 0, 0, 0, 0, 0, 0, 8, 1, 0, 0, 0, 1, 0, 5]);
+    octets
+}
+
+/// A CONNECT of each version, followed by what a client may send.
+fn conversations() -> Vec<Vec<u8>> {
+    let mut runner = TestRunner::deterministic();
+    [Version::V31, Version::V311, Version::V5]
+        .into_iter()
+        .flat_map(|version| {
+            let mut connect = match version {
+                Version::V31 => b"\x10\x0f\0\x06MQIsdp\x03\x02\0\x3c\0\x01c".to_vec(),
+                Version::V311 => b"\x10\x0d\0\x04MQTT\x04\x02\0\x3c\0\x01c".to_vec(),
+                Version::V5 => b"\x10\x0e\0\x04MQTT\x05\x02\0\x3c\0\0\x01c".to_vec(),
+            };
+            // A message of QoS 2 and its release, and answers to what the server delivers.
+            let empty: &[u8] = if version.is_5() { &[0] } else { &[] };
+            let publish = [&[0x34, 6 + empty.len() as u8, 0, 1, b'a', 0, 1][..], empty, b"x"].concat();
+            connect.extend(
+                [&publish[..], &publish, &[0x62, 2, 0, 1], &[0x40, 2, 0, 2], &[0x50, 2, 0, 1]].concat(),
+            );
+            connect.extend([0x70, 2, 0, 1]);
+            let mut sample = || any_packet(version).new_tree(&mut runner).expect("it can be made").current();
+            let longer: Vec<_> =
+                (0..12).map(|_| [&connect[..], &sample(), &sample(), &sample()].concat()).collect();
+            [vec![connect.clone()], longer].concat()
+        })
+        .collect()
+}
+
+#[test]
+fn the_targets_hold_on_the_corpus_and_its_mutations() {
+    for (name, body) in bodies::TARGETS {
+        let corpus = corpus(name);
+        corpus.iter().for_each(|seed| body(seed));
+        let mut random = Random(0x9E37_79B9_7F4A_7C15);
+        for _ in 0..MUTATIONS {
+            let mut input = corpus[random.below(corpus.len())].clone();
+            for _ in 0..=random.below(4) {
+                mutate(&mut input, &mut random);
+            }
+            body(&input);
+        }
+    }
+}
+
+#[test]
+fn the_corpus_is_understood() {
+    assert!(mqtt::session::Session::decode(&session()).is_ok());
+}
+
+fn mutate(input: &mut Vec<u8>, random: &mut Random) {
+    let at = random.below(input.len() + 1);
+    match random.below(5) {
+        0 => input.truncate(at),
+        1 => input.insert(at, random.octet()),
+        2 if at < input.len() => drop(input.remove(at)),
+        3 if at < input.len() => input[at] ^= 1 << random.below(8),
+        _ if at < input.len() => {
+            input[at] = [0, 1, 2, 0x32, 0x34, 0x62, 0x7f, 0x80, b'#', random.octet()][random.below(10)];
+        }
+        _ => {}
+    }
+}
+
+/// Xorshift: the same sequence every time.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    fn octet(&mut self) -> u8 {
+        (self.next() >> 32) as u8
+    }
+}
