@@ -100,6 +100,10 @@ async fn readiness_follows_the_source_and_gives_the_reason() {
     let server = Server::start(PATIENT, 0).await;
     let answer = server.answer("GET /readyz").await;
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nready\n"), "{answer}");
+    *server.source.readiness.lock().unwrap() = Readiness::Impaired("the disk is full".to_owned());
+    let answer = server.answer("GET /readyz").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n\r\nready, but the disk is full\n"), "{answer}");
     *server.source.readiness.lock().unwrap() = Readiness::NotReady("upstream unreachable".to_owned());
     let answer = server.answer("GET /readyz").await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");

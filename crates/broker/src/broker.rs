@@ -10,6 +10,7 @@ use store::catalogue::Catalogue;
 use crate::deadlines::{DeadlineWaker, Deadlines};
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
+use crate::paging::{Paging, PagingWaker};
 use crate::permissions::Seat;
 use crate::time::Timestamp;
 use crate::users::{Identity, LoginRefused, UserSpec, Users};
@@ -24,11 +25,16 @@ pub struct BrokerConfig {
     /// Called when [`Broker::next_deadline`] has become earlier, so that the caller's timer can be set anew. It is
     /// called with a queue locked: it may wake somebody up and nothing else.
     pub deadline_waker: Option<DeadlineWaker>,
+    /// Octets of memory that ready messages may take before those of long queues go to disk, if there is one; 0 lets
+    /// them go at once, `u64::MAX` never.
+    pub paging_watermark: u64,
+    /// Called when [`Broker::page`] has something to do, with a queue locked: it may wake somebody up and nothing else.
+    pub paging_waker: Option<PagingWaker>,
 }
 
 impl Default for BrokerConfig {
     fn default() -> Self {
-        Self { defaults: true, deadline_waker: None }
+        Self { defaults: true, deadline_waker: None, paging_watermark: u64::MAX, paging_waker: None }
     }
 }
 
@@ -38,6 +44,7 @@ pub struct Broker {
     users: Users,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
+    paging: Arc<Paging>,
     /// Where durable things are written down, if anywhere.
     store: OnceLock<Arc<Store>>,
 }
@@ -50,6 +57,7 @@ impl Broker {
             users: Users::default(),
             metrics: Arc::default(),
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
+            paging: Arc::new(Paging::new(config.paging_watermark, config.paging_waker)),
             store: OnceLock::new(),
         });
         if config.defaults {
@@ -129,7 +137,8 @@ impl Broker {
     pub fn add_vhost(&self, name: &str) -> Arc<VirtualHost> {
         let mut vhosts = self.vhosts.write();
         let new = || {
-            let vhost = VirtualHost::new(name, self.metrics.clone(), self.deadlines.clone());
+            let vhost =
+                VirtualHost::new(name, self.metrics.clone(), self.deadlines.clone(), self.paging.clone());
             if let Some(store) = self.store.get() {
                 vhost.keep(store);
             }
@@ -142,6 +151,7 @@ impl Broker {
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let vhosts = self.vhosts.write();
         let _ = self.store.set(store.clone());
+        self.paging.keep(store);
         vhosts.values().for_each(|vhost| vhost.keep(store));
     }
 
@@ -153,6 +163,10 @@ impl Broker {
     /// The part of it that is about definitions.
     pub fn catalogue(&self) -> Option<&Arc<Catalogue>> {
         self.store().map(|store| store.catalogue())
+    }
+
+    pub(crate) fn paging(&self) -> &Paging {
+        &self.paging
     }
 
     /// Counters of all virtual hosts together.

@@ -53,6 +53,7 @@ mod limits;
 mod message;
 mod metrics;
 mod names;
+mod paging;
 mod permissions;
 mod persistence;
 mod policies;
@@ -80,12 +81,14 @@ pub use limits::VirtualHostLimits;
 pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
 pub use metrics::{Counter, Metrics};
 pub use names::generated_name;
+pub use paging::{Held, PagingWaker};
 pub use permissions::{Pattern, Permissions, Seat, TopicPermissions};
-pub use persistence::RestoreError;
+pub use persistence::{RestoreError, body_octets};
 pub use policies::{ApplyTo, Policy, PolicyDefinition};
 pub use publisher::{Flushed, Publish, Publisher};
 pub use queue::{
-    Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Got, Offer, Queue, QueueProperties, Room,
+    Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue, QueueProperties,
+    Room,
 };
 pub use replies::{REPLY_QUEUE, is_reply_name};
 pub use routing::ExchangeKind;

@@ -14,6 +14,17 @@ pub const MAX_INLINE_BODY: usize = 1024;
 /// that such a message is one allocation.
 const INLINE_OCTETS: usize = 56;
 
+/// The weight of a message that says so much and is shared by so many queues.
+fn weight(octets: usize, queues: usize) -> u32 {
+    u32::try_from((octets + OWN_OCTETS) / queues + PLACE_OCTETS).unwrap_or(u32::MAX)
+}
+
+/// Octets that a message takes beside what it says, about.
+const OWN_OCTETS: usize = 128;
+
+/// Octets that a place in a queue takes.
+const PLACE_OCTETS: usize = 32;
+
 /// A message body on its way in.
 #[derive(Debug, Clone, Copy)]
 pub enum Body<'a> {
@@ -77,6 +88,8 @@ pub struct Message {
     key_len: u32,
     properties_end: u32,
     traits: Traits,
+    /// Octets of memory that one of its queues answers for.
+    weight: u32,
     /// What few messages have, kept apart so that the others stay small.
     rare: Option<Box<Rare>>,
 }
@@ -114,7 +127,9 @@ impl Message {
             }
             Body::Chunks(chunks) => rare = Some(Rare::large(chunks.to_vec(), len)),
         }
-        Self { exchange, octets, key_len: routing_key.len() as u32, properties_end, traits, rare }
+        let key_len = routing_key.len() as u32;
+        let weight = weight(octets.len() + len - inline, 1);
+        Self { exchange, octets, key_len, properties_end, traits, weight, rare }
     }
 
     /// With routing keys that receivers must not see.
@@ -124,6 +139,20 @@ impl Message {
             self.rare.get_or_insert_default().blind_copies = keys.iter().map(|&key| key.into()).collect();
         }
         self
+    }
+
+    /// Notes how many queues will share it.
+    #[inline]
+    pub(crate) fn share(&mut self, queues: usize) {
+        if queues > 1 {
+            self.weight = weight(self.octets.len() + self.large().map_or(0, |rare| rare.chunks_len), queues);
+        }
+    }
+
+    /// Octets of memory that one of its queues answers for: its place in the queue, and a share of the rest.
+    #[inline]
+    pub(crate) fn weight(&self) -> u64 {
+        self.weight.into()
     }
 
     pub(crate) fn blind_copies(&self) -> impl Iterator<Item = &str> {

@@ -43,6 +43,12 @@ counters! {
     messages_dead_lettered,
     /// Dead letters dropped because the death of one message had led to too many.
     dead_letters_dropped,
+    /// Ready messages that left memory for the disk, those that never were in a queue's memory aside.
+    messages_paged_out,
+    /// Messages that came back from there.
+    messages_paged_in,
+    /// Attempts to page that failed. They are repeated.
+    paging_failures,
     /// Queues that exist.
     queues,
     /// Queues created.

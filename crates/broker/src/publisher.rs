@@ -166,8 +166,10 @@ impl Publisher {
         }
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
         let exchange = route.exchange.clone();
-        let message = Message::new(exchange, publish.routing_key, properties, publish.body, inspected.traits)
-            .with_blind_copies(&inspected.blind_copies);
+        let mut message =
+            Message::new(exchange, publish.routing_key, properties, publish.body, inspected.traits)
+                .with_blind_copies(&inspected.blind_copies);
+        message.share(route.queues.len());
         self.batch_bytes += message.body_len();
         self.batch.push(Arc::new(message));
         if self.batch.len() >= MAX_BATCH || self.batch_bytes >= MAX_BATCH_BYTES {

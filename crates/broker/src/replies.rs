@@ -48,6 +48,7 @@ impl VirtualHost {
             home: std::sync::Weak::new(),
             metrics: self.shared_metrics(),
             deadlines: self.deadlines(),
+            paging: self.paging(),
         });
         self.reply_queues().write().insert(name, queue.clone());
         queue

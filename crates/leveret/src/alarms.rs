@@ -13,6 +13,7 @@ use std::{io, thread};
 use server::{Alarms, Resource};
 
 use crate::config::{ByteSize, Watermark};
+pub(crate) use limits::memory_total;
 use sources::{Sources, System};
 
 /// How long between two samples while all is well.

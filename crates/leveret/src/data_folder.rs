@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use broker::{Broker, Timestamp};
 use store::disk::RealDisk;
-use store::journal::Settings;
-use store::{FolderLock, Recovered, Rounds, Running, Store};
+use store::{FolderLock, Recovered, Rounds, Running, Store, StoreSettings};
 
 use crate::config::Config;
 use crate::definitions;
+use crate::pagers::Pagers;
 
 /// An open data folder. Dropping it writes the last changes and gives the folder free, in this order.
 pub(crate) struct DataFolder {
+    /// End before the store does.
+    pagers: Option<Pagers>,
     running: Option<Running>,
     _lock: FolderLock,
 }
@@ -62,11 +64,19 @@ pub(crate) fn fill(
     store.catalogue().commit_pending().map_err(|error| at_fault(&error))?;
     let running = rounds.start().map_err(|error| at_fault(&error))?;
     tracing::info!(folder = %path.display(), messages, "definitions and persistent messages are kept");
-    Ok(Some(DataFolder { running: Some(running), _lock: lock }))
+    Ok(Some(DataFolder { pagers: None, running: Some(running), _lock: lock }))
+}
+
+impl DataFolder {
+    /// Keeps the threads that page, as long as there is a folder.
+    pub(crate) fn keep(&mut self, pagers: Pagers) {
+        self.pagers = Some(pagers);
+    }
 }
 
 impl Drop for DataFolder {
     fn drop(&mut self) {
+        drop(self.pagers.take());
         if let Some(Err(error)) = self.running.take().map(Running::close) {
             tracing::error!(%error, "the last changes cannot be written; nothing that was confirmed is lost");
         }
@@ -83,6 +93,9 @@ struct Opened {
 fn open(path: &Path) -> Result<Opened, Box<dyn std::error::Error>> {
     let disk = RealDisk::new(path)?;
     let lock = FolderLock::take(path)?;
-    let (store, rounds, recovered) = Store::open(Arc::new(disk), Settings::default())?;
+    let (store, rounds, recovered) = Store::open(
+        Arc::new(disk),
+        StoreSettings { weigh: broker::body_octets, ..StoreSettings::default() },
+    )?;
     Ok(Opened { lock, store, rounds, recovered })
 }

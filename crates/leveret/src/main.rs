@@ -10,6 +10,7 @@ mod ctl;
 mod data_folder;
 mod definitions;
 mod logs;
+mod pagers;
 mod relays;
 mod serve;
 mod signals;

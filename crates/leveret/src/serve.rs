@@ -14,10 +14,11 @@ use server::{
 };
 use tokio::sync::{Notify, oneshot};
 
-use crate::alarms::Sampler;
+use crate::alarms::{self, Sampler};
 use crate::announce::announce;
 use crate::config::{Config, InboundHeader, ListenAddr, OutboundHeader, VerifyClient};
 use crate::data_folder::{self, DataFolder, FillError};
+use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
 use crate::signals::{self, ReloadRequests};
 use crate::status::Status;
@@ -178,12 +179,19 @@ fn watch_upstream(pool: Arc<Pool>, server: Server) {
 fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<DataFolder>), ServeError> {
     let changed = Arc::new(Notify::new());
     let waker = Arc::clone(&changed);
+    let bell = Arc::new(Bell::default());
+    let ring = Arc::clone(&bell);
     let broker = Broker::new(BrokerConfig {
         defaults: false,
         deadline_waker: Some(Arc::new(move || waker.notify_one())),
+        paging_watermark: config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX),
+        paging_waker: Some(Arc::new(move || ring.ring())),
     });
     let now = clock.timestamp(Instant::now());
-    let folder = data_folder::fill(&broker, config, now)?;
+    let mut folder = data_folder::fill(&broker, config, now)?;
+    if let Some(folder) = &mut folder {
+        folder.keep(Pagers::start(&broker, bell, clock).map_err(ServeError::Pagers)?);
+    }
     let expiring = Arc::clone(&broker);
     tokio::spawn(async move {
         loop {
@@ -272,6 +280,8 @@ pub(crate) enum ServeError {
     Signals(io::Error),
     /// Memory and disk cannot be watched.
     Sampler(io::Error),
+    /// Messages cannot be paged.
+    Pagers(io::Error),
     /// The folder of the setting `webroot` cannot be served.
     Webroot(io::Error),
     /// A file of TLS cannot be used; the line begins with the key.
@@ -301,6 +311,7 @@ impl fmt::Display for ServeError {
             Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
             Self::Sampler(error) => write!(formatter, "cannot watch memory and disk: {error}"),
+            Self::Pagers(error) => write!(formatter, "cannot page messages: {error}"),
         }
     }
 }
@@ -311,7 +322,8 @@ impl std::error::Error for ServeError {
             Self::Listen { error, .. }
             | Self::Signals(error)
             | Self::Webroot(error)
-            | Self::Sampler(error) => Some(error),
+            | Self::Sampler(error)
+            | Self::Pagers(error) => Some(error),
             Self::Tls(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
         }
     }

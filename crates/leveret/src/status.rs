@@ -1,5 +1,7 @@
 //! What the process tells about itself over HTTP.
 
+mod store;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,7 +45,11 @@ impl Source for Status {
             Door::Upstream(pool) if !pool.is_reachable() => {
                 Readiness::NotReady("upstream not reachable".to_owned())
             }
-            _ => Readiness::Ready,
+            Door::Broker(broker) => match broker.store().and_then(|kept| store::impairment(kept)) {
+                Some(impairment) => Readiness::Impaired(impairment),
+                None => Readiness::Ready,
+            },
+            Door::Upstream(_) => Readiness::Ready,
         }
     }
 
@@ -52,7 +58,13 @@ impl Source for Status {
         out.gauge("leveret_draining", "Whether this process is shutting down.", draining);
         write_server(&self.server, out);
         match &self.door {
-            Door::Broker(broker) => write_broker(broker.metrics(), out),
+            Door::Broker(broker) => {
+                write_broker(broker.metrics(), out);
+                write_paging(&broker.held(), out);
+                if let Some(kept) = broker.store() {
+                    store::write(kept, out);
+                }
+            }
             Door::Upstream(pool) => write_pool(pool, out),
         }
         if let Some(levels) = &self.levels {
@@ -100,6 +112,18 @@ fn write_server(server: &Server, out: &mut MetricsWriter) {
     ] {
         out.counter(name, help, counter.get());
     }
+}
+
+/// What of the queues is in memory, and what on disk only.
+fn write_paging(held: &broker::Held, out: &mut MetricsWriter) {
+    let help = "Memory that ready messages take.";
+    out.gauge("leveret_broker_resident_bytes", help, held.resident);
+    let help = "Memory above which ready messages of long queues leave it for the disk.";
+    out.gauge("leveret_broker_paging_watermark_bytes", help, held.watermark);
+    let help = "Ready messages that are on disk only.";
+    out.gauge("leveret_broker_paged_messages", help, held.paged_messages);
+    let help = "Octets of the bodies of ready messages that are on disk only.";
+    out.gauge("leveret_broker_paged_bytes", help, held.paged_bytes);
 }
 
 fn write_broker(metrics: &broker::Metrics, out: &mut MetricsWriter) {

@@ -84,6 +84,8 @@ pub struct QueueArguments {
     pub single_active_consumer: bool,
     /// `x-delivery-limit` (quorum).
     pub delivery_limit: Option<u64>,
+    /// `x-queue-mode` is `lazy`: messages leave memory whether or not it is short.
+    pub lazy: bool,
 }
 
 impl QueueArguments {
@@ -115,6 +117,7 @@ impl QueueArguments {
             max_priority: number("x-max-priority").map(|n| n.min(u64::from(u8::MAX)) as u8),
             single_active_consumer: table.get("x-single-active-consumer") == Some(&FieldValue::Boolean(true)),
             delivery_limit: number("x-delivery-limit"),
+            lazy: text("x-queue-mode") == Some("lazy"),
         })
     }
 }
@@ -143,6 +146,7 @@ mod tests {
             ("x-dead-letter-routing-key", FieldValue::text("k")),
             ("x-max-priority", FieldValue::I32(255)),
             ("x-single-active-consumer", FieldValue::Boolean(true)),
+            ("x-queue-mode", FieldValue::text("lazy")),
         ])
         .unwrap();
         let expected = QueueArguments {
@@ -156,6 +160,7 @@ mod tests {
             max_priority: Some(255),
             single_active_consumer: true,
             delivery_limit: None,
+            lazy: true,
         };
         assert_eq!(arguments, expected);
     }

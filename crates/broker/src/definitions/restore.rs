@@ -60,7 +60,7 @@ impl Broker {
         for orphan in orphans {
             catalogue.delete(Section::Bindings, orphan);
         }
-        let restored = Restored::fill(store, recovered, &queues)?;
+        let restored = Restored::fill(store, recovered, &queues, self.paging().watermark())?;
         self.keep(store);
         Ok(restored.resume(now))
     }

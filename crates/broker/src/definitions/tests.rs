@@ -6,7 +6,7 @@ use crate::{Broker, BrokerConfig, SessionId, Timestamp};
 const NOW: Timestamp = Timestamp(1_000);
 
 fn load(json: &str) -> Result<Arc<Broker>, String> {
-    let broker = Broker::new(BrokerConfig { defaults: false, deadline_waker: None });
+    let broker = Broker::new(BrokerConfig { defaults: false, ..Default::default() });
     let definitions = Definitions::from_json(json.as_bytes()).map_err(|error| error.to_string())?;
     broker.load(&definitions, NOW).map_err(|error| error.to_string())?;
     Ok(broker)

@@ -20,6 +20,11 @@ impl Marks {
         add(&mut self.settled, position);
     }
 
+    /// So have all messages from the first to the last position.
+    pub(crate) fn settled_range(&mut self, first: u64, last: u64) {
+        self.settled.push(Range { first, last });
+    }
+
     /// The message has been delivered so many times by now.
     pub(crate) fn delivered(&mut self, position: u64, count: u32) {
         match self.delivered.iter_mut().find(|(other, _)| *other == count) {

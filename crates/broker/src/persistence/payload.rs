@@ -38,6 +38,20 @@ pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R
     write(&parts)
 }
 
+/// Octets of the body in a payload: what it counts for where queues are measured.
+pub fn body_octets(payload: &[u8]) -> u32 {
+    let body = || {
+        let mut rest = payload.get(1..)?;
+        take_text(&mut rest)?;
+        let (key, properties) = (take_number(&mut rest)?, take_number(&mut rest)?);
+        for _ in 0..take_number(&mut rest)? {
+            take_text(&mut rest)?;
+        }
+        rest.len().checked_sub(key.checked_add(properties)?)
+    };
+    body().and_then(|octets| u32::try_from(octets).ok()).unwrap_or(0)
+}
+
 /// Reads payloads; messages of the same exchange that come one after the other share its name.
 #[derive(Default)]
 pub(super) struct Decoder {
@@ -155,6 +169,7 @@ mod tests {
             let back = Decoder::default().decode(&encode(&message)).unwrap();
             prop_assert_eq!((back.exchange(), back.routing_key()), (&*exchange, &*key));
             prop_assert_eq!((back.properties(), back.body().to_vec()), (&*properties, body));
+            prop_assert_eq!(body_octets(&encode(&message)) as usize, back.body_len());
             prop_assert_eq!(back.traits(), traits);
             prop_assert_eq!(back.blind_copies().collect::<Vec<_>>(), blind);
         }
@@ -165,6 +180,7 @@ mod tests {
                 octets[0] = FORM;
             }
             let _ = Decoder::default().decode(&octets);
+            let _ = body_octets(&octets);
         }
     }
 

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use store::journal::QueueId;
 use store::{Recovered, Store, StoreError};
 
+use super::filling::{Filling, Room};
 use super::payload::Decoder;
 use crate::definitions::DefinitionsError;
-use crate::queue::{Delivery, NEVER, Queue};
+use crate::queue::Queue;
 use crate::time::Timestamp;
 
 /// Why a broker could not be brought back.
@@ -30,29 +31,30 @@ pub(crate) struct Restored {
 }
 
 impl Restored {
-    /// Fills queues, by their numbers on disk, with their messages. Those of other queues are forgotten.
+    /// Fills queues, by their numbers on disk, with their messages. Those of other queues are forgotten. Of queues that have
+    /// many only the numbers are brought back: their messages stay on disk until they are wanted.
     pub(crate) fn fill(
         store: &Store,
         recovered: Recovered,
         queues: &HashMap<u64, Arc<Queue>>,
+        watermark: u64,
     ) -> Result<Self, RestoreError> {
+        let mut room = Room(watermark.min(WARM_OCTETS));
         let mut found = HashMap::new();
         for known in recovered.queues() {
             match queues.get(&known.id.0) {
-                Some(queue) => drop(found.insert(known.id, (queue, known.next_position, Vec::new()))),
+                Some(queue) => drop(found.insert(known.id, Filling::new(queue, &known, &mut room))),
                 None => store.forget(known.id),
             }
         }
-        let unreadable = read(recovered, &mut found)?;
+        let unreadable = read(recovered, &mut found, room)?;
         if let Some(queue) = unreadable {
             return Err(RestoreError::UnknownForm(queue));
         }
         let mut restored = Self { queues: Vec::with_capacity(found.len()), messages: 0 };
-        for (queue, next_position, mut deliveries) in found.into_values() {
-            restored.messages += deliveries.len() as u64;
-            deliveries.sort_unstable_by_key(|delivery| delivery.position);
-            queue.restore(deliveries, next_position);
-            restored.queues.push(queue.clone());
+        for filling in found.into_values() {
+            restored.queues.push(filling.queue.clone());
+            restored.messages += filling.finish();
         }
         Ok(restored)
     }
@@ -64,29 +66,30 @@ impl Restored {
     }
 }
 
-type Found<'q> = HashMap<QueueId, (&'q Arc<Queue>, u64, Vec<Delivery>)>;
-
 /// The name of a queue with a message of an unknown form, if there is one.
-fn read(recovered: Recovered, found: &mut Found<'_>) -> Result<Option<Arc<str>>, RestoreError> {
+fn read(
+    recovered: Recovered,
+    found: &mut HashMap<QueueId, Filling<'_>>,
+    mut room: Room,
+) -> Result<Option<Arc<str>>, RestoreError> {
     let mut decoder = Decoder::default();
     let mut unreadable = None;
+    let whole: HashSet<QueueId> =
+        found.iter().filter(|(_, filling)| filling.wants_segments()).map(|(id, _)| *id).collect();
     let each = |payload: &[u8], places: &[store::Place]| {
-        let message = decoder.decode(payload).map(Arc::new);
+        let message = decoder.decode(payload).map(|mut message| {
+            message.share(places.len());
+            Arc::new(message)
+        });
         for place in places {
-            let Some((queue, _, deliveries)) = found.get_mut(&place.queue) else { continue };
-            let Some(message) = &message else {
-                unreadable = Some(queue.name().clone());
-                continue;
-            };
-            deliveries.push(Delivery {
-                position: place.position,
-                expires: if place.expires == 0 { NEVER } else { place.expires },
-                message: message.clone(),
-                deliveries: place.deliveries,
-            });
+            let Some(filling) = found.get_mut(&place.queue) else { continue };
+            match &message {
+                Some(message) => filling.take(message, place, &mut room),
+                None => unreadable = Some(filling.queue.name().clone()),
+            }
         }
     };
-    recovered.read(each).map_err(RestoreError::Messages)?;
+    recovered.read(|id| whole.contains(&id), each).map_err(RestoreError::Messages)?;
     Ok(unreadable)
 }
 
@@ -109,3 +112,7 @@ impl fmt::Display for RestoreError {
 }
 
 impl std::error::Error for RestoreError {}
+
+/// Octets of memory that a start fills with messages, at most: what a small broker has is in memory as it was, and a large
+/// one starts within seconds.
+const WARM_OCTETS: u64 = 64 << 20;

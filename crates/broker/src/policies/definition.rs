@@ -27,6 +27,8 @@ pub struct PolicyDefinition {
     pub alternate_exchange: Option<Arc<str>>,
     /// `delivery-limit` of quorum queues.
     pub delivery_limit: Option<u64>,
+    /// `queue-mode`: whether it is `lazy`.
+    pub lazy: Option<bool>,
     /// Says something that classic queues do not know.
     not_for_classic: bool,
     /// Says something that quorum queues do not know.
@@ -87,6 +89,13 @@ impl PolicyDefinition {
                     other => return Err(format!("'{other}' is not a valid overflow")),
                 });
             }
+            "queue-mode" => {
+                self.lazy = Some(match text(value)? {
+                    "default" => false,
+                    "lazy" => true,
+                    other => return Err(format!("'{other}' is not a valid queue-mode value")),
+                });
+            }
             _ if WITHOUT_EFFECT.contains(&key) => {}
             _ => return Err("not a recognised policy setting".into()),
         }
@@ -113,7 +122,7 @@ const OPERATOR_KEYS: &[&str] = &[
     "delivery-limit",
 ];
 
-/// About replication, memory and disk, of which there is nothing to choose here.
+/// About replication and memory, of which there is nothing to choose here.
 const WITHOUT_EFFECT: &[&str] = &[
     "consumer-timeout",
     "dead-letter-strategy",
@@ -129,7 +138,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "max-in-memory-length",
     "queue-leader-locator",
     "queue-master-locator",
-    "queue-mode",
     "queue-version",
     "stream-max-segment-size-bytes",
 ];
@@ -176,6 +184,7 @@ mod tests {
                 "alternate-exchange": "a", "queue-mode": "lazy"}"#,
         );
         let expected = PolicyDefinition {
+            lazy: Some(true),
             message_ttl: Some(1),
             expires: Some(2),
             max_length: Some(3),

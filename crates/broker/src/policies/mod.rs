@@ -72,6 +72,7 @@ impl PolicyTable {
         let overflow_is_set = queue.properties().arguments.get("x-overflow").is_some();
         let mut arguments = own.clone();
         let mut overflow_is_set = overflow_is_set;
+        let mut lazy = queue.properties().arguments.get("x-queue-mode").map(|_| own.lazy);
         let mut letters_to = own.dead_lettering.as_ref().map(|letters| letters.exchange.clone());
         let mut letter_key = own.dead_lettering.as_ref().and_then(|letters| letters.routing_key.clone());
         for policy in policies.into_iter().flatten() {
@@ -87,9 +88,11 @@ impl PolicyTable {
                 arguments.overflow = overflow;
                 overflow_is_set = true;
             }
+            lazy = lazy.or(definition.lazy);
             letters_to = letters_to.or_else(|| definition.dead_letter_exchange.clone());
             letter_key = letter_key.or_else(|| definition.dead_letter_routing_key.clone());
         }
+        arguments.lazy = lazy.unwrap_or_default();
         arguments.dead_lettering =
             letters_to.map(|exchange| DeadLettering { exchange, routing_key: letter_key });
         arguments

@@ -115,6 +115,17 @@ pub struct Got {
     pub remaining: u64,
 }
 
+/// What [`super::Queue::fetch`] came to.
+#[derive(Debug)]
+pub enum Fetched {
+    /// A message.
+    Got(Got),
+    /// There is none.
+    Empty,
+    /// The next message is on disk: to be asked again when the waiter is woken.
+    Later,
+}
+
 /// Messages on offer to one consumer.
 pub struct Offer<'a> {
     pub(super) ready: &'a mut ReadyStore,

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use sync::MutexGuard;
 
 use super::consumers::ConsumerEntry;
+use store::Waiter;
 use store::journal::Lsn;
 
 use super::state::QueueState;
-use super::{ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Got, Queue};
+use super::{ConsumerId, ConsumerSpec, DeadLetter, DeathReason, Delivery, Effects, Fetched, Got, Queue};
 use crate::arguments::{Overflow, QueueKind, check_consumer_priority};
 use crate::error::BrokerError;
 use crate::message::Message;
@@ -79,14 +80,37 @@ impl Queue {
         }
     }
 
-    /// Takes the next message; `None` when there is none.
+    /// Takes the next message. If it is on disk `waiter` is woken when it is worth to ask again.
+    pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
+        match self.take_next(no_ack, now, Some(waiter)) {
+            Some(got) => got.map_or(Fetched::Later, Fetched::Got),
+            None => Fetched::Empty,
+        }
+    }
+
+    /// Takes the next message; `None` when there is none in memory: a broker that pages is asked by [`Queue::fetch`].
     pub fn get(&self, no_ack: bool, now: Timestamp) -> Option<Got> {
+        self.take_next(no_ack, now, None).flatten()
+    }
+
+    /// `None` when there is none, and nothing inside when it is on disk.
+    fn take_next(
+        &self,
+        no_ack: bool,
+        now: Timestamp,
+        waiter: Option<&Arc<dyn Waiter>>,
+    ) -> Option<Option<Got>> {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.last_used = now;
         while !state.drop_expired(now, &mut effects) {
             self.finish(state, std::mem::take(&mut effects), now);
             state = self.state.lock();
+        }
+        if state.ready.is_cold() {
+            waiter.into_iter().for_each(|waiter| state.wait_for_load(waiter));
+            self.finish(state, effects, now);
+            return Some(None);
         }
         let got = state.ready.pop().map(|delivery| {
             // What comes to the head may have expired, too, and is not there for anybody any more.
@@ -105,7 +129,7 @@ impl Queue {
             }
         }
         self.finish(state, effects, now);
-        got
+        got.map(Some)
     }
 
     /// Settles deliveries of this queue.
@@ -156,8 +180,13 @@ impl Queue {
 
     /// Drops all ready messages, and returns how many there were, and what to wait for so that they do not come back.
     pub fn purge(&self) -> (u64, Option<Lsn>) {
-        let purged = self.state.lock().ready.take_all();
-        (purged.len() as u64, self.settle_stored(purged.iter()))
+        let mut state = self.state.lock();
+        let purged = state.ready.take_all();
+        let waiting = state.take_waiting();
+        self.look_at_paging(&mut state, Timestamp::default());
+        drop(state);
+        waiting.iter().for_each(|waiter| waiter.wake());
+        (purged.len() as u64, self.settle_purged(&purged))
     }
 
     /// Appends messages in order and serves the consumers. `refused` is told the place in `messages` of each that a
@@ -180,6 +209,7 @@ impl Queue {
         let (mut taken, mut refusals) = (0, 0);
         let arguments = self.arguments.load();
         let rejecting = arguments.overflow != Overflow::DropHead;
+        let spill = self.lets_go();
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
                 // Consumers may make room, as they would have had the message come alone.
@@ -195,7 +225,7 @@ impl Queue {
                     continue;
                 }
             }
-            let (position, expires) = state.push(message, &arguments, now);
+            let (position, expires) = state.push(message, &arguments, now, spill);
             if let Some(keeping) = &mut keeping {
                 keeping.takes(at, position, expires);
             }
@@ -211,12 +241,17 @@ impl Queue {
             state = self.state.lock();
         }
         state.drop_expired(now, &mut effects);
-        Appended { dead: self.conclude(state, effects), until }
+        Appended { dead: self.conclude(state, effects, now), until }
     }
 
     /// Serves consumers and does what that, and `effects`, lead to. The lock is released now and then when very many
     /// messages have expired.
-    fn run<'q>(&'q self, mut state: MutexGuard<'q, QueueState>, mut effects: Effects, now: Timestamp) {
+    pub(super) fn run<'q>(
+        &'q self,
+        mut state: MutexGuard<'q, QueueState>,
+        mut effects: Effects,
+        now: Timestamp,
+    ) {
         while !state.pump(now, &mut effects) {
             self.finish(state, std::mem::take(&mut effects), now);
             state = self.state.lock();
@@ -240,7 +275,7 @@ impl Queue {
 
     /// Releases the lock and sends dead letters on.
     pub(super) fn finish(&self, state: MutexGuard<'_, QueueState>, effects: Effects, now: Timestamp) {
-        let dead = self.conclude(state, effects);
+        let dead = self.conclude(state, effects, now);
         if !dead.is_empty()
             && let Some(home) = self.home.upgrade()
         {
@@ -249,7 +284,13 @@ impl Queue {
     }
 
     /// Releases the lock, counts, and returns the dead letters that have somewhere to go.
-    fn conclude(&self, mut state: MutexGuard<'_, QueueState>, effects: Effects) -> Vec<DeadLetter> {
+    fn conclude(
+        &self,
+        mut state: MutexGuard<'_, QueueState>,
+        effects: Effects,
+        now: Timestamp,
+    ) -> Vec<DeadLetter> {
+        self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
         drop(state);
         self.metrics.messages_delivered.add(effects.delivered);

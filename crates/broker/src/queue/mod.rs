@@ -7,6 +7,7 @@
 mod consumers;
 mod delivery;
 mod flow;
+mod paging;
 mod ready;
 mod state;
 mod stored;
@@ -21,7 +22,8 @@ use store::StoredQueue;
 use sync::{Mutex, MutexGuard};
 
 pub(crate) use delivery::NEVER;
-pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Got, Offer, Room};
+pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Fetched, Got, Offer, Room};
+pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 pub(crate) use stored::stored_expiry;
 
@@ -30,6 +32,7 @@ use crate::arguments::{QueueArguments, QueueKind};
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
 use crate::metrics::Metrics;
+use crate::paging::Paging;
 use crate::time::Timestamp;
 use crate::vhost::VirtualHost;
 use consumers::ConsumerEntry;
@@ -55,6 +58,9 @@ pub struct Queue {
     home: Weak<VirtualHost>,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
+    paging: Arc<Paging>,
+    /// Its arguments say so, which is asked for each batch.
+    lazy: AtomicBool,
     /// Set under the lock, read without it.
     deleted: AtomicBool,
     state: Mutex<QueueState>,
@@ -86,6 +92,7 @@ pub(crate) struct NewQueue {
     pub(crate) home: Weak<VirtualHost>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) deadlines: Arc<Deadlines>,
+    pub(crate) paging: Arc<Paging>,
 }
 
 /// A consumer, for introspection.
@@ -120,6 +127,7 @@ impl Queue {
             name: new.name,
             vhost: new.vhost,
             properties: new.properties,
+            lazy: AtomicBool::new(new.arguments.lazy),
             arguments: ArcSwap::from_pointee(new.arguments.clone()),
             declared: new.arguments,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -130,6 +138,7 @@ impl Queue {
             home: new.home,
             metrics: new.metrics,
             deadlines: new.deadlines,
+            paging: new.paging,
             deleted: AtomicBool::new(false),
             state,
         })
@@ -165,6 +174,7 @@ impl Queue {
         if **self.arguments.load() == arguments {
             return false;
         }
+        self.lazy.store(arguments.lazy, Ordering::Relaxed);
         self.arguments.store(Arc::new(arguments));
         true
     }
@@ -281,6 +291,7 @@ impl Queue {
             self.delete_locked(state);
             return 0;
         }
+        state.retry_paging(now);
         // Consumers may have been waiting for what is behind the expired messages.
         state.pump(now, &mut effects);
         let dropped = effects.dead.len();
@@ -293,8 +304,10 @@ impl Queue {
         let lease = self.arguments.load().expires.filter(|_| state.consumers.is_empty());
         let lease = lease.map(|lease| state.last_used.after(lease));
         // What was left from the last time stands behind other queues that fell due before.
-        let head = state.ready.next_expiry().map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
-        let Some(due) = lease.into_iter().chain(head).min() else { return };
+        // What is being loaded is looked at when it is there.
+        let head = if state.ready.is_hungry() { None } else { state.ready.next_expiry() };
+        let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
+        let Some(due) = lease.into_iter().chain(head).chain(state.paging_retry()).min() else { return };
         if !state.deleted && state.scheduled.is_none_or(|scheduled| due < scheduled) {
             self.deadlines.replace(state.scheduled, due, self.id, &self.this);
             state.scheduled = Some(due);
@@ -317,7 +330,10 @@ impl Queue {
         }
         let messages = state.ready.take_all();
         let consumers = std::mem::take(&mut state.consumers);
+        let waiting = state.take_waiting();
+        self.look_at_paging(&mut state, Timestamp::default());
         drop(state);
+        waiting.iter().for_each(|waiter| waiter.wake());
         self.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
         messages.len() as u64

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::consumers::Consumers;
 use super::delivery::{Delivery, NEVER, Offer, Room};
+use super::paging::PagingState;
 use super::ready::ReadyStore;
 use crate::arguments::{Overflow, QueueArguments};
 use crate::message::Message;
@@ -25,6 +26,7 @@ pub(super) struct QueueState {
     /// Persistent messages are in the store, too.
     keeps: bool,
     pub(super) next_position: u64,
+    pub(super) paging: PagingState,
 }
 
 /// A message that a queue has dropped and that may go to a dead-letter exchange.
@@ -58,7 +60,7 @@ pub(crate) struct Effects {
 impl QueueState {
     pub(super) fn new(arguments: &QueueArguments, keeps: bool) -> Self {
         Self {
-            ready: ReadyStore::new(arguments.max_priority.unwrap_or(0)),
+            ready: ReadyStore::new(arguments.max_priority.unwrap_or(0), keeps),
             consumers: Consumers::new(arguments.single_active_consumer),
             unacked: 0,
             deleted: false,
@@ -67,15 +69,17 @@ impl QueueState {
             sweeping: None,
             keeps,
             next_position: 0,
+            paging: PagingState::default(),
         }
     }
 
-    /// Adds a message at the end. Returns its position, and when it expires.
+    /// Adds a message at the end; with `spill` it may be on disk only. Returns its position, and when it expires.
     pub(super) fn push(
         &mut self,
         message: Arc<Message>,
         arguments: &QueueArguments,
         now: Timestamp,
+        spill: bool,
     ) -> (u64, u64) {
         let ttl = match (arguments.message_ttl, message.traits().expiration) {
             (Some(queue), Some(own)) => Some(queue.min(own)),
@@ -84,7 +88,7 @@ impl QueueState {
         let expires = ttl.map_or(NEVER, |ttl| now.after(ttl).0);
         let position = self.next_position;
         self.next_position += 1;
-        self.ready.push(Delivery { position, expires, message, deliveries: 0 });
+        self.ready.push(Delivery { position, expires, message, deliveries: 0 }, spill);
         (position, expires)
     }
 
@@ -107,8 +111,8 @@ impl QueueState {
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
     }
 
-    /// Drops messages from the head that are too many, up to [`DROP_STEP`] of them; whether there are no more. Only
-    /// ready messages count (RabbitMQ, "Queue Length Limit").
+    /// Drops messages from the head that are too many, up to [`DROP_STEP`] of them; whether there are no more in memory.
+    /// Only ready messages count (RabbitMQ, "Queue Length Limit").
     #[must_use]
     pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) -> bool {
         for _ in 0..DROP_STEP {
@@ -162,6 +166,10 @@ impl QueueState {
                 return true;
             }
             let Some((slot, alone)) = self.consumers.next() else { return true };
+            if self.ready.front().is_none() {
+                self.ready.want_load();
+                return true;
+            }
             let entry = self.consumers.get(slot);
             let allowance = if alone { MAX_TURN } else { 1 };
             let marks = self.keeps.then_some(&mut effects.marks);

@@ -3,6 +3,7 @@
 use store::StoredQueue;
 use store::journal::Lsn;
 
+use super::ready::{ReadyStore, Run};
 use super::state::QueueState;
 use super::{DeathReason, Delivery, Effects, NEVER, Queue};
 use crate::arguments::QueueKind;
@@ -27,11 +28,13 @@ impl Queue {
         self.stored.iter().for_each(StoredQueue::forget);
     }
 
-    /// Puts back what the store had of it, in order, before anything else is done with the queue.
-    pub(crate) fn restore(&self, deliveries: Vec<Delivery>, next_position: u64) {
+    /// Puts back what the store had of it, before anything else is done with the queue: messages, in order, and behind them
+    /// what is on disk only, for each priority.
+    pub(crate) fn restore(&self, deliveries: Vec<Delivery>, runs: Vec<Run>, next_position: u64) {
         let mut state = self.state.lock();
         state.next_position = next_position;
-        deliveries.into_iter().for_each(|delivery| state.ready.push(delivery));
+        deliveries.into_iter().for_each(|delivery| state.ready.push(delivery, false));
+        state.ready.restore_runs(runs);
     }
 
     /// After [`Queue::restore`], when everything else is back, too: what has been delivered too often, is too much or has
@@ -50,6 +53,15 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
+    /// Notes that all of these have left for good; what to wait for until that is on disk.
+    pub(super) fn settle_purged(&self, purged: &ReadyStore) -> Option<Lsn> {
+        self.stored()?;
+        let mut marks = Marks::default();
+        purged.iter().for_each(|delivery| delivery.mark_taken(true, &mut marks));
+        purged.stored_ranges().for_each(|(first, last)| marks.settled_range(first, last));
+        self.write_down(&marks)
+    }
+
     /// Notes that messages have left for good; what to wait for until that is on disk.
     pub(super) fn settle_stored<'d>(&self, deliveries: impl Iterator<Item = &'d Delivery>) -> Option<Lsn> {
         self.stored()?;
@@ -66,14 +78,11 @@ impl Queue {
 
 impl QueueState {
     fn drop_over_limit(&mut self, limit: u64, effects: &mut Effects) {
-        let all = self.ready.take_all();
-        for delivery in all.into_iter() {
-            if u64::from(delivery.deliveries) > limit {
-                self.bury(delivery, DeathReason::DeliveryLimit, effects);
-            } else {
-                self.ready.push(delivery);
-            }
+        for delivery in self.ready.extract(|delivery| u64::from(delivery.deliveries) > limit) {
+            self.bury(delivery, DeathReason::DeliveryLimit, effects);
         }
+        // What has been delivered is in front; it is looked at when it is loaded.
+        self.ready.want_load();
     }
 }
 

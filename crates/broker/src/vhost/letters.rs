@@ -45,9 +45,10 @@ impl VirtualHost {
         let arguments = from.arguments();
         let Some(target) = arguments.dead_lettering.as_ref() else { return };
         for dead in dead {
-            let letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
+            let mut letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
             self.metrics.messages_dead_lettered.add(1);
             let queues = self.queues_of(&target.exchange, &letter);
+            letter.message.share(queues.len());
             let message = [Arc::new(letter.message)];
             let kept = KeptMessages::keep(self.store(), &queues, &message);
             for (at, queue) in queues.into_iter().enumerate() {

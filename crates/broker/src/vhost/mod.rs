@@ -26,6 +26,7 @@ use crate::ledger::Ledger;
 use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
 use crate::names::Resource;
+use crate::paging::Paging;
 use crate::permissions::{Access, Grant, Grants};
 use crate::policies::PolicyTable;
 use crate::publisher::Publisher;
@@ -116,10 +117,16 @@ pub struct VirtualHost {
     connections: Tally,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
+    paging: Arc<Paging>,
 }
 
 impl VirtualHost {
-    pub(crate) fn new(name: &str, metrics: Arc<Metrics>, deadlines: Arc<Deadlines>) -> Arc<Self> {
+    pub(crate) fn new(
+        name: &str,
+        metrics: Arc<Metrics>,
+        deadlines: Arc<Deadlines>,
+        paging: Arc<Paging>,
+    ) -> Arc<Self> {
         let vhost = Arc::new(Self {
             name: name.into(),
             store: OnceLock::new(),
@@ -133,6 +140,7 @@ impl VirtualHost {
             replies: ReplyQueues::default(),
             metrics,
             deadlines,
+            paging,
         });
         let mut topology = vhost.topology.write();
         for (name, kind, internal) in STANDARD_EXCHANGES {
@@ -194,6 +202,10 @@ impl VirtualHost {
 
     pub(crate) fn deadlines(&self) -> Arc<Deadlines> {
         self.deadlines.clone()
+    }
+
+    pub(crate) fn paging(&self) -> Arc<Paging> {
+        self.paging.clone()
     }
 
     pub(crate) fn reply_queues(&self) -> &ReplyQueues {

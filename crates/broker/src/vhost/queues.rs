@@ -74,6 +74,7 @@ impl VirtualHost {
             home: Arc::downgrade(self),
             metrics: self.metrics.clone(),
             deadlines: self.deadlines.clone(),
+            paging: self.paging.clone(),
         };
         let queue = Queue::new(new);
         let policies = self.policies.read();

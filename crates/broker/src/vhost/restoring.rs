@@ -89,6 +89,7 @@ impl<'b> Restoring<'b> {
             home: Arc::downgrade(vhost),
             metrics: vhost.metrics.clone(),
             deadlines: vhost.deadlines.clone(),
+            paging: vhost.paging.clone(),
         });
         queue.set_arguments(vhost.policies.read().arguments_of(&queue));
         vhost.topology.write().insert_queue(queue.clone());

@@ -1,90 +1,14 @@
 //! Persistent messages of durable queues outlive the process, and a loss of power.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use amqp::{FieldValue, Properties};
 use broker::*;
-use store::disk::simulated::{Dice, Faults, SimDisk};
-use store::journal::{Settings, Step};
-use store::{Recovered, Rounds};
+use store::disk::simulated::{Dice, Faults};
+use store::journal::Step;
 
+use crate::kept::{Kept, kept, paging};
 use crate::world::*;
-
-/// A world on a disk, whose rounds the test does itself.
-struct Kept {
-    world: World,
-    disk: SimDisk,
-    store: Arc<Store>,
-    rounds: Rounds,
-}
-
-fn start(disk: SimDisk, now: Timestamp) -> Kept {
-    let (store, rounds, recovered) = open(&disk);
-    let broker = Broker::new(BrokerConfig { defaults: false, deadline_waker: None });
-    broker.restore(&store, recovered, now).expect("readable");
-    if store.catalogue().was_empty() {
-        broker.add_defaults();
-    }
-    let guest = broker.authenticate("guest", b"guest", true).unwrap();
-    let vhost = broker.open(&guest, "/").unwrap();
-    let publisher = vhost.publisher(&guest);
-    Kept { world: World { broker, vhost, publisher, now }, disk, store, rounds }
-}
-
-fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
-    Store::open(Arc::new(disk.clone()), Settings::default()).expect("a store")
-}
-
-fn kept(seed: u64) -> Kept {
-    start(SimDisk::new(seed, 1 << 30), Timestamp(1_000_000))
-}
-
-impl Kept {
-    fn durable(&self, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
-        let arguments = table(arguments);
-        let declare = QueueDeclare { name, durable: true, arguments: raw(&arguments), ..Default::default() };
-        self.world.declare(declare).unwrap().queue
-    }
-
-    fn queue(&self, name: &str) -> Arc<Queue> {
-        self.world.vhost.queue(ME, name).expect("a queue")
-    }
-
-    fn publish(&mut self, exchange: &str, key: &str, body: &str) -> Flushed {
-        self.publish_with(exchange, key, body, Properties::default().with_delivery_mode(2))
-    }
-
-    fn publish_with(
-        &mut self,
-        exchange: &str,
-        routing_key: &str,
-        body: &str,
-        properties: Properties<'_>,
-    ) -> Flushed {
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
-        let body = Body::Copied(body.as_bytes());
-        let publish = Publish { exchange, routing_key, properties: &octets, body };
-        let World { publisher, now, .. } = &mut self.world;
-        publisher.publish(publish, *now).unwrap();
-        publisher.flush(*now)
-    }
-
-    /// Does rounds until nothing is left to do.
-    fn sync(&mut self) {
-        while !matches!(self.rounds.step(), Step::Idle) {}
-    }
-
-    /// The power fails, and comes back.
-    fn crash(&self) -> Self {
-        start(self.disk.crash(), self.world.now)
-    }
-
-    fn drain(&self, queue: &str) -> Vec<String> {
-        self.world.drain(&self.queue(queue))
-    }
-}
 
 #[test]
 fn what_is_on_disk_comes_back_in_order_and_as_it_was() {
@@ -302,30 +226,37 @@ fn a_disk_that_fails_confirms_nothing_and_what_was_published_is_there_once_it_wo
 #[test]
 fn no_confirmed_message_is_lost_and_none_settled_comes_back() {
     for seed in 0..4 {
-        random_life(seed);
+        random_life(seed, kept(seed), 0);
     }
 }
 
-fn random_life(seed: u64) {
+/// The same of long messages, most of which are on disk only.
+#[test]
+fn no_confirmed_message_is_lost_while_most_are_paged_out() {
+    for seed in 0..8 {
+        random_life(seed, paging(seed, 0), 20_000);
+    }
+}
+
+fn random_life(seed: u64, mut kept: Kept, octets: usize) {
     let mut dice = Dice::new(seed);
-    let mut kept = kept(seed);
     kept.durable("q", &[]);
     kept.sync();
     let (mut next, mut held) = (0u32, Vec::<Delivery>::new());
     // By number: published, known to be on disk, settled, known to be settled on disk.
     let (mut published, mut confirmed) = (BTreeSet::new(), BTreeSet::new());
     let (mut settled, mut gone) = (BTreeSet::new(), BTreeSet::new());
-    let number = |delivery: &Delivery| text(delivery).parse::<u32>().unwrap();
+    let number = |delivery: &Delivery| text(delivery).trim_end().parse::<u32>().unwrap();
     for _ in 0..60 {
         match dice.below(8) {
             0..=2 => {
                 for _ in 0..=dice.below(5) {
-                    kept.publish("", "q", &next.to_string());
+                    kept.publish("", "q", &format!("{next:<octets$}"));
                     published.insert(next);
                     next += 1;
                 }
             }
-            3 => held.extend(kept.queue("q").get(false, kept.world.now).map(|got| got.delivery)),
+            3 => held.extend(kept.fetch(&kept.queue("q"), false)),
             4 if !held.is_empty() => {
                 let delivery = held.swap_remove(dice.below(held.len() as u64) as usize);
                 settled.insert(number(&delivery));
@@ -336,7 +267,12 @@ fn random_life(seed: u64) {
                 kept.queue("q").requeue(vec![delivery], kept.world.now);
             }
             6 => {
-                kept.sync();
+                if dice.below(2) == 0 {
+                    kept.sync()
+                } else {
+                    kept.retire()
+                }
+                kept.page();
                 confirmed.clone_from(&published);
                 gone.clone_from(&settled);
             }
@@ -349,8 +285,7 @@ fn random_life(seed: u64) {
                 kept = kept.crash();
                 held.clear();
                 let queue = kept.queue("q");
-                let found: Vec<_> = std::iter::from_fn(|| queue.get(false, kept.world.now)).collect();
-                let found: Vec<_> = found.into_iter().map(|got| got.delivery).collect();
+                let found: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).collect();
                 let numbers: Vec<_> = found.iter().map(number).collect();
                 assert!(numbers.is_sorted(), "seed {seed}: {numbers:?}");
                 let there: BTreeSet<_> = numbers.iter().copied().collect();

@@ -15,6 +15,7 @@
 //! | quorum queues count deliveries and limit them | `quorum_queues` |
 //! | consistent hash exchanges | `consistent_hash` |
 //! | persistent messages of durable queues outlive a loss of power | `durable_messages` |
+//! | messages leave memory for the disk, and come back in their place | `paging` |
 //! | many threads at once | `many_threads` |
 
 mod bindings;
@@ -26,8 +27,10 @@ mod declaring;
 mod durable_messages;
 mod exclusive_queues;
 mod expiry;
+mod kept;
 mod length_limits;
 mod many_threads;
+mod paging;
 mod quorum_queues;
 mod requeue_order;
 mod routing;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Octets of this machine's memory, or of the part that the control groups of this process leave to it. `None` if the
 /// system does not tell.
-pub(super) fn memory_total() -> Option<u64> {
+pub(crate) fn memory_total() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kibibytes(&text, "MemTotal:"));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     machine.into_iter().chain(least_of_groups(Path::new("/sys/fs/cgroup"), &groups)).min()

@@ -1,5 +1,6 @@
 //! An open AMQP connection on the embedded broker: its channels, and what ends one.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use amqp::frame::{Frame, FrameKind};
 use amqp::handshake::{Capabilities, OpenRequest};
 use amqp::method::{Method, basic, channel};
 use amqp::properties::ContentHeader;
-use broker::{Flushed, Lsn, Seat, SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter};
+use broker::{Flushed, Lsn, Queue, Seat, SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter};
 use transport::Outbox;
 
 use super::blocking::Blocking;
@@ -50,12 +51,21 @@ pub(crate) struct Context {
     pub(crate) consumers: Arc<ConnectionConsumers>,
     /// Answers that wait for the disk.
     pub(crate) held: HeldAnswers,
+    /// A basic.get whose message is being read from the disk. Nothing is taken from the client meanwhile.
+    late_get: RefCell<Option<LateGet>>,
     /// For what is published.
     room: DiskRoom,
     /// Nudges the outbox.
     nudge: Arc<dyn Waiter>,
     /// The time of the input that is being handled.
     pub(crate) now: Timestamp,
+}
+
+/// A basic.get that is still to be answered.
+pub(crate) struct LateGet {
+    pub(crate) channel: u16,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) no_ack: bool,
 }
 
 impl Context {
@@ -97,6 +107,20 @@ impl Context {
         }
     }
 
+    /// Nudges the session.
+    pub(crate) fn nudge(&self) -> &Arc<dyn Waiter> {
+        &self.nudge
+    }
+
+    /// Answers a basic.get with the next nudge at the earliest.
+    pub(crate) fn fetch_later(&self, get: LateGet) {
+        *self.late_get.borrow_mut() = Some(get);
+    }
+
+    fn is_fetching(&self) -> bool {
+        self.late_get.borrow().is_some()
+    }
+
     fn set_time(&mut self, now: Instant) {
         self.now = self.shared.clock.timestamp(now);
     }
@@ -119,6 +143,7 @@ impl BrokerSession {
             capabilities: request.capabilities,
             frame_max: request.negotiated.frame_max,
             held: HeldAnswers::default(),
+            late_get: RefCell::default(),
             room: DiskRoom::new(Arc::clone(&outbox)),
             nudge: Arc::new(Nudge(Arc::clone(&outbox))),
             outbox,
@@ -251,6 +276,14 @@ impl BrokerSession {
         context.held.release(store, &context.outbox);
     }
 
+    /// Answers the basic.get that waits for its message, if that is there.
+    fn after_load(&mut self) {
+        let Some(get) = self.context.late_get.take() else { return };
+        if let Some(channel) = self.channels.get_mut(get.channel) {
+            channel.fetch(&self.context, get.queue, get.no_ack);
+        }
+    }
+
     fn end_channel(&mut self, mut channel: Channel) {
         channel.end(&self.context);
         self.context.seat.close_channel();
@@ -301,6 +334,7 @@ impl Session for BrokerSession {
 
     fn takes(&mut self, frame: &Frame<'_>) -> bool {
         self.context.room.is_there()
+            && !self.context.is_fetching()
             && self.context.held.lets_pass(frame)
             && self.blocking.lets_pass(frame, &self.context)
     }
@@ -308,6 +342,7 @@ impl Session for BrokerSession {
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
         self.after_disk();
+        self.after_load();
         self.blocking.go_on(&self.context);
         for cancelled in self.context.consumers.take_cancelled() {
             if let Some(channel) = self.channels.get_mut(cancelled.deliveries.channel()) {
@@ -353,7 +388,10 @@ impl Session for BrokerSession {
     }
 
     fn has_room(&self) -> bool {
-        self.context.room.is_there() && self.context.held.has_room() && !self.blocking.is_blocked()
+        self.context.room.is_there()
+            && !self.context.is_fetching()
+            && self.context.held.has_room()
+            && !self.blocking.is_blocked()
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {

@@ -2,6 +2,8 @@
 
 mod alarms;
 mod behaviours;
+mod disk;
+mod paging;
 mod semantics;
 
 use std::sync::Arc;
@@ -27,6 +29,10 @@ const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 const FRAME_MAX: u32 = 4096;
 
 fn server() -> Arc<Shared> {
+    server_of(Broker::new(BrokerConfig::default()))
+}
+
+fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
     let config = ServerConfig {
         connections: ConnectionLimits { total: 0, per_ip: 0, per_user: 1 },
         channel_max: 10,
@@ -38,7 +44,7 @@ fn server() -> Arc<Shared> {
         write_timeout: Duration::from_secs(10),
         consumer_timeout: CONSUMER_TIMEOUT,
     };
-    let door = Door::Broker(Broker::new(BrokerConfig::default()));
+    let door = Door::Broker(broker);
     Server::new(config, door, Clock::start(), "test").shared()
 }
 

@@ -60,9 +60,14 @@ impl Doubt {
 impl Backend {
     /// Opens the file, and creates it if it is missing.
     pub(super) fn open(doubt: &Arc<Doubt>) -> io::Result<Self> {
-        let file = doubt.disk.open(FILE)?;
-        doubt.clear(&*file)?;
-        Ok(Self { file, doubt: doubt.clone() })
+        let backend = Self::at(FILE, doubt)?;
+        doubt.clear(&*backend.file)?;
+        Ok(backend)
+    }
+
+    /// Opens another file.
+    pub(super) fn at(path: &str, doubt: &Arc<Doubt>) -> io::Result<Self> {
+        Ok(Self { file: doubt.disk.open(path)?, doubt: doubt.clone() })
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod backend;
 mod check;
+mod rebuild;
 mod section;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +17,7 @@ use parking_lot::Mutex;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
 
 pub use check::{DefinitionsReport, check, repair};
+pub(crate) use rebuild::DAMAGED;
 pub use section::Section;
 
 use crate::disk::Disk;

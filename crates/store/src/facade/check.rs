@@ -47,8 +47,18 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
 /// What cannot be read or written, and definitions that cannot be mended.
 pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     let mut done = Vec::new();
-    if catalogue::repair(disk.clone())?.damaged {
-        done.push("definitions: the database's structure was mended".to_owned());
+    match catalogue::repair(disk.clone())? {
+        DefinitionsReport { rebuilt: true, entries, .. } => {
+            let kept: u64 = entries.iter().map(|(_, count)| count).sum();
+            let file = catalogue::DAMAGED;
+            done.push(format!(
+                "definitions: made anew of the {kept} that can be read; the damaged file is now {file}"
+            ));
+        }
+        DefinitionsReport { damaged: true, .. } => {
+            done.push("definitions: the database's structure was mended".to_owned());
+        }
+        DefinitionsReport { .. } => {}
     }
     let given_up = journal::repair(&**disk)?.problems;
     done.extend(given_up.iter().map(|problem| format!("journal: gave up {problem}")));

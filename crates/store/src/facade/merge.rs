@@ -6,13 +6,15 @@ use std::sync::Arc;
 use super::StoreError;
 use super::shelf::{Shelf, Shelves, inclusive};
 use crate::journal::{self, Journal, QueueId, RecoveredQueue};
-use crate::pages::{Kind, Pages, QueueSegments, Repair};
+use crate::pages::{Kind, Pages, QueueSegments, Repair, Survey};
 
 /// A queue as a restart finds it.
 pub(super) struct Found {
     pub(super) shelf: Arc<Shelf>,
     /// Higher than any position that anything on disk names.
     pub(super) next_position: u64,
+    /// What its segments hold.
+    pub(super) survey: Survey,
 }
 
 /// Opens the segments of all queues, and settles there what the journal says. Queues that nobody knows any more are among
@@ -37,6 +39,7 @@ pub(super) fn merge(
     for (id, queue) in queues {
         let mut next_position = queue.as_ref().map_or(0, |queue| queue.next_position);
         let mut segments = None;
+        let mut survey = Survey::default();
         if folders.contains(&id) {
             let (opened, held) = shelves.pages.open(id.0, Repair::Refuse)?;
             for cut in &held.cut {
@@ -46,10 +49,11 @@ pub(super) fn merge(
                 repeat(&shelves.journal, queue, &opened, held.last);
             }
             next_position = next_position.max(held.last.map_or(0, |last| last + 1));
+            survey = opened.survey()?;
             segments = Some(opened);
         }
         let log = queue.map_or_else(|| shelves.journal.queue(id), |queue| queue.queue);
-        found.push(Found { shelf: shelves.add(log, segments), next_position });
+        found.push(Found { shelf: shelves.add(log, segments), next_position, survey });
     }
     Ok((Arc::new(shelves), found))
 }

@@ -28,7 +28,7 @@ pub use settings::StoreSettings;
 use crate::catalogue::{Catalogue, Ticket};
 use crate::disk::Disk;
 use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, QueueId, Range};
-use crate::pages::{Pages, Stored};
+use crate::pages::{Pages, QueueSegments, Stored};
 use crate::waiters::Waiter;
 use retire::Mover;
 use rounds::Definitions;
@@ -75,7 +75,7 @@ impl Store {
         catalogue.on_change(Box::new(move || ringing.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
         let (shelves, found) = merge::merge(journal.clone(), pages, recovered)?;
-        let rounds = Rounds::new(committer, Mover::new(shelves.clone(), settings.journal_segments));
+        let rounds = Rounds::new(committer, Mover::new(shelves.clone(), &settings));
         let recovered = Recovered::new(shelves.clone(), found);
         Ok((Arc::new(Self { journal, shelves, catalogue }), rounds, recovered))
     }
@@ -107,6 +107,11 @@ impl Store {
             catalogue: self.catalogue.clone(),
             shelf: self.shelves.get(id),
         }
+    }
+
+    /// Segments for messages that are to leave memory and need not survive a restart.
+    pub fn transient_segments(&self) -> QueueSegments {
+        self.shelves.transient_segments()
     }
 
     /// A queue is gone, and that is on disk: so are its messages.

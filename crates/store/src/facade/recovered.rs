@@ -6,6 +6,7 @@ use super::StoreError;
 use super::merge::Found;
 use super::shelf::{Shelf, Shelves};
 use crate::journal::{LiveMessage, QueueId};
+use crate::pages::Survey;
 
 /// The messages that a store held when it was opened.
 pub struct Recovered {
@@ -20,6 +21,8 @@ pub struct RecoveredQueue {
     pub id: QueueId,
     /// Higher than any position that it has used.
     pub next_position: u64,
+    /// What it has in segments of its own. All else is in the journal, at later positions.
+    pub segments: Survey,
 }
 
 /// Where a message is.
@@ -43,18 +46,28 @@ impl Recovered {
     /// The queues, with and without messages.
     pub fn queues(&self) -> impl Iterator<Item = RecoveredQueue> {
         let found = self.queues.iter();
-        found.map(|found| RecoveredQueue { id: found.shelf.log.id(), next_position: found.next_position })
+        found.map(|found| RecoveredQueue {
+            id: found.shelf.log.id(),
+            next_position: found.next_position,
+            segments: found.survey,
+        })
     }
 
-    /// Shows each message of the queues that are not forgotten, with all its places, in no order; one that was moved out of the journal once for each
-    /// queue.
+    /// Shows each message of the queues that are not forgotten, with all its places, in no order: all that are in the
+    /// journal, and those in segments of the queues that `whole` names, one that was moved there once for each queue.
     ///
     /// # Errors
     /// A message that cannot be read.
-    pub fn read(self, mut each: impl FnMut(&[u8], &[Place])) -> Result<(), StoreError> {
+    pub fn read(
+        self,
+        whole: impl Fn(QueueId) -> bool,
+        mut each: impl FnMut(&[u8], &[Place]),
+    ) -> Result<(), StoreError> {
         let mut live: Vec<(QueueId, LiveMessage)> = Vec::new();
         for Found { shelf, .. } in self.queues.iter().filter(|found| !found.shelf.is_forgotten()) {
-            read_segments(shelf, &mut each)?;
+            if whole(shelf.log.id()) {
+                read_segments(shelf, &mut each)?;
+            }
             let messages = shelf.log.messages_from(0, usize::MAX);
             live.extend(messages.into_iter().map(|message| (shelf.log.id(), message)));
         }

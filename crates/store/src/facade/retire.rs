@@ -3,13 +3,18 @@
 //!
 //! What was settled reaches the segments' files, and messages go with a retired file, only when the records that say so are
 //! on disk: a message that was dead-lettered is on disk elsewhere before it is gone here.
+//!
+//! A message that cannot be read any more is told to the log, counted, and given up: it would keep the journal from ever
+//! getting shorter, and with that fill the disk.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::StoreError;
 use super::mover_thread::Bell;
+use super::settings::StoreSettings;
 use super::shelf::{Shelf, Shelves};
-use crate::journal::{LiveMessage, Lsn, OpenError, QueueLog, RetireError};
+use crate::journal::{LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError};
 use crate::pages::Record;
 
 /// Retires the journal's segments. There is one of it for each store.
@@ -17,6 +22,9 @@ pub(super) struct Mover {
     shelves: Arc<Shelves>,
     /// Segments that the journal may have.
     budget: usize,
+    weigh: fn(&[u8]) -> u32,
+    /// The message that the disk would not give out, and how often it was asked in a row.
+    refused: Option<(MessageRef, u32)>,
 }
 
 /// What a step of retirement came to.
@@ -33,8 +41,8 @@ pub enum Retirement {
 }
 
 impl Mover {
-    pub(super) fn new(shelves: Arc<Shelves>, budget: usize) -> Self {
-        Self { shelves, budget: budget.max(1) }
+    pub(super) fn new(shelves: Arc<Shelves>, settings: &StoreSettings) -> Self {
+        Self { shelves, budget: settings.journal_segments.max(1), weigh: settings.weigh, refused: None }
     }
 
     /// Rings when there may be something to do, and knows when it is time to stop.
@@ -50,7 +58,8 @@ impl Mover {
 
     fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {
         self.shelves.sweep()?;
-        let journal = &self.shelves.journal;
+        let shelves = self.shelves.clone();
+        let journal = &shelves.journal;
         let segments = journal.segments();
         let Some(oldest) = segments.first().filter(|_| segments.len() > self.budget) else {
             return Ok(Retirement::Idle);
@@ -87,22 +96,34 @@ impl Mover {
 
     /// Copies messages of a queue to its segments. After a failure the next attempt lists anew what is live: what was copied
     /// is passed over, and what was settled meanwhile is not listed.
-    fn move_out(&self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
+    fn move_out(&mut self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
         let Some(shelf) = self.shelves.find(log.id()) else { return Ok(()) };
-        let journal = &self.shelves.journal;
-        let segments = self.shelves.segments(&shelf);
+        let shelves = self.shelves.clone();
+        let journal = &shelves.journal;
+        let segments = shelves.segments(&shelf);
         let mut reader = journal.reader(READ_AHEAD);
         let mut moved = Vec::with_capacity(live.len());
         for LiveMessage { position, message, expires, deliveries } in live {
             if self.bell().is_stopping() {
                 return Ok(());
             }
+            let payload = match reader.read(*message) {
+                Ok(payload) => payload,
+                Err(error) if self.gives_up(*message, &error) => {
+                    tracing::error!(%error, queue = log.id().0, position, "a message on disk is lost");
+                    journal.figures().unreadable.fetch_add(1, Ordering::Relaxed);
+                    moved.push((*position, *deliveries));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             let record = Record {
                 position: *position,
                 expires: (*expires != 0).then_some(*expires),
                 deliveries: *deliveries,
                 transient: false,
-                payload: reader.read(*message)?,
+                weight: (self.weigh)(payload),
+                payload,
             };
             segments.append(&[record]).map_err(|failed| failed.error)?;
             moved.push((*position, *deliveries));
@@ -110,6 +131,16 @@ impl Mover {
         segments.sync()?;
         shelf.moved(journal, &moved);
         self.remove_if_forgotten(&shelf)
+    }
+
+    /// Whether asking for a message again is of no use.
+    fn gives_up(&mut self, message: MessageRef, error: &ReadError) -> bool {
+        let asked = match self.refused {
+            Some((refused, times)) if refused == message => times + 1,
+            _ => 1,
+        };
+        self.refused = Some((message, asked));
+        matches!(error, ReadError::Damaged { .. }) || asked >= MOST_ATTEMPTS
     }
 
     /// The queue may have been forgotten before it had files.
@@ -123,3 +154,5 @@ impl Mover {
 
 /// Of the journal, which is read in order: few calls, and little is read in vain.
 const READ_AHEAD: usize = 256 << 10;
+/// With the pauses in between, well over half a minute in which a disk may come to itself.
+const MOST_ATTEMPTS: u32 = 16;

@@ -14,6 +14,8 @@ pub struct StoreSettings {
     pub queue_segment_size: u64,
     /// Files of queues' own segments that are held open together.
     pub open_files: usize,
+    /// How many octets a message counts for, up to the length of its payload: what [`super::RecoveredQueue`] sums up.
+    pub weigh: fn(&[u8]) -> u32,
 }
 
 impl Default for StoreSettings {
@@ -29,6 +31,7 @@ impl From<journal::Settings> for StoreSettings {
             journal_segments: JOURNAL_SEGMENTS,
             queue_segment_size: SEGMENT_OCTETS,
             open_files: OPEN_FILES,
+            weigh: |payload| payload.len() as u32,
         }
     }
 }

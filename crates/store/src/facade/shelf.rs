@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -16,6 +16,8 @@ pub(super) struct Shelves {
     pub(super) journal: Arc<Journal>,
     pub(super) pages: Pages,
     known: Mutex<HashMap<QueueId, Arc<Shelf>>>,
+    /// Number of the next transient segments.
+    next_transient: AtomicU64,
     /// Queues that are gone, and have files.
     forgotten: Mutex<Vec<Arc<Shelf>>>,
     /// Rings when files can be removed.
@@ -35,7 +37,8 @@ pub(super) struct Shelf {
 
 impl Shelves {
     pub(super) fn new(journal: Arc<Journal>, pages: Pages) -> Self {
-        Self { journal, pages, known: Mutex::default(), forgotten: Mutex::default(), bell: Arc::default() }
+        let (known, forgotten) = (Mutex::default(), Mutex::default());
+        Self { journal, pages, known, next_transient: AtomicU64::new(0), forgotten, bell: Arc::default() }
     }
 
     /// The queue of that number, which is empty if it is new.
@@ -79,6 +82,10 @@ impl Shelves {
     pub(super) fn segments<'s>(&self, shelf: &'s Shelf) -> &'s QueueSegments {
         let new = || Box::new(self.pages.queue(Kind::Durable, shelf.log.id().0));
         shelf.segments.get_or_init(new)
+    }
+
+    pub(super) fn transient_segments(&self) -> QueueSegments {
+        self.pages.queue(Kind::Transient, self.next_transient.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Removes the files of queues that are gone.

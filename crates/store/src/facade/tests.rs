@@ -16,7 +16,9 @@ fn entry(position: u64, message: MessageRef, last: bool) -> Entry {
 /// Payloads and their places.
 fn read(recovered: Recovered) -> Vec<(Vec<u8>, Vec<Place>)> {
     let mut found = Vec::new();
-    recovered.read(|payload, places| found.push((payload.to_vec(), places.to_vec()))).expect("readable");
+    recovered
+        .read(|_| true, |payload, places| found.push((payload.to_vec(), places.to_vec())))
+        .expect("readable");
     found
 }
 

@@ -34,8 +34,6 @@ pub struct Committer {
     pub(super) journal: Arc<Journal>,
     writer: Writer,
     hooks: Box<dyn Hooks>,
-    /// A buffer to gather the next group in.
-    spare: Vec<u8>,
     /// Files of the log after the last round.
     files: usize,
 }
@@ -54,7 +52,7 @@ pub enum Step {
 impl Committer {
     pub(super) fn new(journal: Arc<Journal>, writer: Writer, hooks: Box<dyn Hooks>) -> Self {
         let files = journal.files.read().len();
-        Self { journal, writer, hooks, spare: Vec::new(), files }
+        Self { journal, writer, hooks, files }
     }
 
     /// The journal whose rounds these are.
@@ -106,7 +104,7 @@ impl Committer {
             return None;
         }
         pending.demanded = false;
-        Some(pending.take(std::mem::take(&mut self.spare)))
+        Some(pending.take())
     }
 
     fn commit(&mut self, group: &Group) -> io::Result<()> {
@@ -140,11 +138,8 @@ impl Committer {
             ring();
         }
         // A reader may still hold the group; then its buffer goes when the reader does.
-        if let Ok(mut group) = Arc::try_unwrap(group).map(|group| group.octets)
-            && group.capacity() <= KEPT_BUFFER
-        {
-            group.clear();
-            self.spare = group;
+        if let Ok(group) = Arc::try_unwrap(group) {
+            journal.pending.lock().keep(group);
         }
     }
 }
@@ -167,8 +162,9 @@ impl Journal {
             Failing { since: SystemTime::now(), error: String::new(), full: false, attempts: 0 }
         });
         now.error = error.to_string();
-        now.full = error.kind() == io::ErrorKind::StorageFull;
+        now.full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         now.attempts += 1;
+        self.figures.failures.fetch_add(1, Ordering::Relaxed);
     }
 
     fn recovered(&self) {
@@ -177,6 +173,3 @@ impl Journal {
         }
     }
 }
-
-/// A larger buffer is given back after a round: it was needed for a stall only.
-const KEPT_BUFFER: usize = 8 << 20;

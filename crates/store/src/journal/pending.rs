@@ -17,6 +17,8 @@ pub(super) struct Pending {
     capacity: u64,
     /// Records that no round has taken yet.
     buffer: Vec<u8>,
+    /// An empty buffer that the next group is gathered in.
+    spare: Vec<u8>,
     /// LSN of the buffer's first octet.
     base: u64,
     /// Where extents begin within the buffer.
@@ -67,6 +69,7 @@ impl Pending {
             incarnation,
             capacity,
             buffer: tail,
+            spare: Vec::new(),
             base,
             cuts: Vec::new(),
             extents,
@@ -142,14 +145,31 @@ impl Pending {
         }
     }
 
-    /// Gives all that was gathered to a round; `spare` is a buffer to go on with.
-    pub(super) fn take(&mut self, spare: Vec<u8>) -> Arc<Group> {
+    /// Gives all that was gathered to a round.
+    pub(super) fn take(&mut self) -> Arc<Group> {
         let base = self.base;
         self.base = self.end();
-        let octets = std::mem::replace(&mut self.buffer, spare);
+        let octets = std::mem::replace(&mut self.buffer, std::mem::take(&mut self.spare));
         let group = Arc::new(Group { base, octets, cuts: std::mem::take(&mut self.cuts) });
         self.flight = Some(group.clone());
         group
+    }
+
+    /// Keeps the buffer of a group that nobody needs any more: memory that was used before costs no page faults.
+    pub(super) fn keep(&mut self, group: Group) {
+        if group.octets.capacity() <= KEPT_BUFFER {
+            self.spare = group.octets;
+            self.spare.clear();
+        }
+    }
+
+    /// Gives back what busy times have needed, since now nothing is to be done.
+    pub(super) fn rest(&mut self) {
+        for buffer in [&mut self.buffer, &mut self.spare] {
+            if buffer.is_empty() && buffer.capacity() > RESTING_BUFFER {
+                *buffer = Vec::new();
+            }
+        }
     }
 
     /// The octets from `lsn` on, if they are in memory and nobody has taken them yet.
@@ -237,3 +257,8 @@ impl Group {
         &self.octets[(from - self.base) as usize..(to - self.base) as usize]
     }
 }
+
+/// What gathers while a fast disk syncs at full load; a larger buffer was needed for a stall only.
+const KEPT_BUFFER: usize = 32 << 20;
+/// Enough for a group of ordinary times, little enough to be held for nothing.
+const RESTING_BUFFER: usize = 256 << 10;

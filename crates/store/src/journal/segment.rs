@@ -113,6 +113,13 @@ pub(super) fn sequence_of(name: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 16)
 }
 
+/// Makes a file so long, and its room its own, without writing it.
+pub(super) fn reserve(file: &dyn DiskFile, len: u64) -> io::Result<()> {
+    file.reserve(len)?;
+    file.set_len(len)?;
+    file.sync()
+}
+
 /// Fills a file with zeros, so that its room is its own and later syncs have only octets to write.
 pub(super) fn fill(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     file.reserve(len)?;

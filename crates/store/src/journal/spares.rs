@@ -21,6 +21,15 @@ pub(super) struct Spares {
     used_one: Condvar,
 }
 
+/// How a file is prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// Written once: later syncs have only octets to write.
+    Zeros,
+    /// Set aside: later syncs have to note what is in use, too, which costs large groups next to nothing.
+    Reserved,
+}
+
 struct State {
     /// Numbers of files that are ready, ascending.
     ready: VecDeque<u64>,
@@ -98,13 +107,17 @@ impl Spares {
         }
     }
 
-    /// Puts a file of zeros aside if there is none. `false` if there was.
-    pub(super) fn prepare(&self) -> io::Result<bool> {
+    /// Puts a file aside if there is none. `false` if there was.
+    pub(super) fn prepare(&self, room: Room) -> io::Result<bool> {
         if !self.state.lock().ready.is_empty() {
             return Ok(false);
         }
         self.disk.remove(PREPARING)?;
-        segment::fill(&*self.disk.open(PREPARING)?, self.segment_size)?;
+        let file = self.disk.open(PREPARING)?;
+        match room {
+            Room::Zeros => segment::fill(&*file, self.segment_size)?,
+            Room::Reserved => segment::reserve(&*file, self.segment_size)?,
+        }
         let mut state = self.state.lock();
         let sequence = state.next_number();
         self.disk.rename(PREPARING, &segment::path(sequence))?;

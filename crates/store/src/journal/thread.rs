@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::commit::{Committer, Step};
-use super::spares::Spares;
+use super::spares::{Room, Spares};
 use super::{EAGER_OCTETS, Journal};
 
 /// A journal's threads. Dropping it stops them without writing what is left; see [`Running::close`].
@@ -25,7 +25,7 @@ impl Committer {
         let journal = self.journal.clone();
         let spares = journal.spares.clone();
         // The first segment is prepared before anything is written: syncs into a file without octets take longer.
-        drop(spares.prepare());
+        drop(spares.prepare(Room::Zeros));
         let preparer = Builder::new().name("journal-spares".into()).spawn(move || prepare(&spares))?;
         let mut running = Running { journal, committer: None, preparer: Some(preparer) };
         running.committer = Some(Builder::new().name("journal".into()).spawn(move || rounds(self))?);
@@ -73,10 +73,15 @@ fn rounds(mut committer: Committer) -> Committer {
     committer
 }
 
+/// A file that will be full soon anyway is not filled with zeros first: that would be written twice, in the way of what
+/// is to be written now.
 fn prepare(spares: &Spares) {
+    let mut ready_since = None::<Instant>;
     while spares.wait_until_used() {
-        if spares.prepare().is_err() {
-            spares.pause(MAX_BACK_OFF);
+        let soon = ready_since.is_some_and(|since| since.elapsed() < SOON_FULL);
+        match spares.prepare(if soon { Room::Reserved } else { Room::Zeros }) {
+            Ok(_) => ready_since = Some(Instant::now()),
+            Err(_) => spares.pause(MAX_BACK_OFF),
         }
     }
 }
@@ -99,6 +104,7 @@ impl Journal {
             }
             if timed_out && !pending.demanded && !pending.stopping {
                 pending.asleep = true;
+                pending.rest();
                 self.work.wait(&mut pending);
                 pending.asleep = false;
             }
@@ -115,6 +121,8 @@ impl Journal {
 
 /// What nobody waits for is on disk within twice this time: publishing without confirms, and acks.
 const LAZY_ROUND: Duration = Duration::from_millis(5);
+/// A segment that lasts less takes messages by the hundred with each sync; one that single publishers wait for lasts longer.
+const SOON_FULL: Duration = Duration::from_secs(4);
 /// After a failure, the first time.
 const MIN_BACK_OFF: Duration = Duration::from_millis(10);
 /// After many failures: a disk that has room again is noticed within this time.

@@ -91,11 +91,14 @@ fn check_segment(
     let index = index.filter(|index| index.salt == salt);
     report.indexed = index.is_some();
     let body = octets.get(SEGMENT_HEADER..).unwrap_or_default().to_vec();
-    let mut survivors = walk(body, salt, index.as_ref(), &mut report).map_err(at(&path))?;
+    let mut passed_over = Vec::new();
+    let mut survivors = walk(body, salt, index.as_ref(), &mut report, &mut passed_over).map_err(at(&path))?;
     if let Some(index) = &index {
         let missing = index.survivors.ranges().flat_map(|(from, to)| from..=to);
         let missing = missing.filter(|position| survivors.binary_search(position).is_err()).count();
+        // Otherwise it was settled, or a repair has given it up: a start passes over it too.
         if missing > 0 {
+            report.damage.append(&mut passed_over);
             report.damage.push(format!("{missing} messages that the index knows are missing"));
         }
         survivors.retain(|position| index.survivors.contains(*position));
@@ -113,12 +116,14 @@ fn check_segment(
     Ok(report)
 }
 
-/// Goes through the records, and returns the positions of the persistent ones.
+/// Goes through the records, and returns the positions of the persistent ones. Damage that may be to records which the index
+/// knows nothing of goes to `passed_over`.
 fn walk(
     body: Vec<u8>,
     salt: u64,
     index: Option<&Index>,
     report: &mut SegmentReport,
+    passed_over: &mut Vec<String>,
 ) -> std::io::Result<Vec<u64>> {
     let promised = index.map_or(0, |index| index.shape.length);
     let mut walk = Walk::memory(body, salt, SEGMENT_HEADER as u64);
@@ -149,7 +154,8 @@ fn walk(
             report.torn = Some(offset);
             return Ok(persistent);
         }
-        report.damage.push(format!("offset {offset}: {bad}"));
+        let damage = if offset < promised { &mut *passed_over } else { &mut report.damage };
+        damage.push(format!("offset {offset}: {bad}"));
         if walk.skip_damage()?.is_none() {
             return Ok(persistent);
         }

@@ -1,7 +1,7 @@
 //! The two small files beside a segment: its index, and what of it is settled.
 //!
 //! ```text
-//! index    first, last, records, persistent, octets, length | survivors | number of blocks, blocks
+//! index    first, last, records, persistent, weight, length, expires | survivors | number of blocks, blocks
 //! sidecar  generation | highest position that it speaks of | live ones | number of marks, marks
 //! ```
 //!
@@ -42,14 +42,14 @@ pub(super) fn encode_index(queue: u64, segment: &Segment) -> Vec<u8> {
         survivors.remove(from, to);
     }
     let mut body = Vec::new();
-    let shape = &segment.shape;
-    for number in [segment.first, shape.last, shape.records, shape.persistent, shape.octets, shape.length] {
+    let Shape { last, records, persistent, weight, length, expires } = segment.shape;
+    for number in [segment.first, last, records, persistent, weight, length, expires.wrapping_add(1)] {
         put(number, &mut body);
     }
     put_ranges(survivors.ranges(), segment.first, &mut body);
     put(segment.blocks.len() as u64, &mut body);
     for block in &segment.blocks {
-        for number in [block.position, block.offset, block.records, block.octets] {
+        for number in [block.position, block.offset, block.records, block.weight] {
             put(number.into(), &mut body);
         }
     }
@@ -65,8 +65,9 @@ pub(super) fn decode_index(octets: &[u8], queue: u64) -> Option<Index> {
         last: numbers.take()?,
         records: numbers.take()?,
         persistent: numbers.take()?,
-        octets: numbers.take()?,
+        weight: numbers.take()?,
         length: numbers.take()?,
+        expires: numbers.take()?.wrapping_sub(1),
     };
     let mut survivors = PositionSet::new(first);
     for (from, to) in take_ranges(&mut numbers, first)? {
@@ -75,7 +76,7 @@ pub(super) fn decode_index(octets: &[u8], queue: u64) -> Option<Index> {
     let count = numbers.take()?;
     let mut number = || numbers.take().and_then(|number| u32::try_from(number).ok());
     let blocks = (0..count).map(|_| {
-        Some(Block { position: number()?, offset: number()?, records: number()?, octets: number()? })
+        Some(Block { position: number()?, offset: number()?, records: number()?, weight: number()? })
     });
     Some(Index { salt, first, shape, survivors, blocks: blocks.collect::<Option<_>>()? })
 }

@@ -32,6 +32,7 @@ mod read;
 mod record;
 mod recover;
 mod segment;
+mod survey;
 mod walk;
 mod write;
 
@@ -47,6 +48,7 @@ pub use queue::{QueueSegments, Usage};
 pub use read::Stored;
 pub use record::Record;
 pub use recover::{Cut, Recovered, Repair};
+pub use survey::Survey;
 pub use write::AppendError;
 
 use crate::disk::Disk;

@@ -71,8 +71,8 @@ pub(super) struct State {
 pub struct Usage {
     /// Messages that are not settled.
     pub live: u64,
-    /// Octets of their payloads: exact, except where in 64 KiB of a segment some messages are settled and sizes differ.
-    pub octets: u64,
+    /// Their weight: exact, except where in 64 KiB of a segment some messages are settled and weights differ.
+    pub weight: u64,
     /// Octets of the files (and of what will be written to them), settled messages included.
     pub disk: u64,
     /// Octets of memory.
@@ -146,7 +146,7 @@ impl QueueSegments {
         let buffers = state.buffer.capacity() + state.flushing.as_ref().map_or(0, |octets| octets.capacity());
         usage.memory = (size_of::<Self>() + buffers) as u64;
         for segment in &state.segments {
-            usage.octets += segment.live_octets();
+            usage.weight += segment.live_weight();
             usage.disk += segment.shape.length;
             usage.memory += segment.memory() as u64;
         }

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! segment header (32)  magic "LVSEG" 0 0, version u8 | queue u64 | salt u64 | 0 u32 | crc u32 of the 28 before
-//! record header (32)   payload length u32 | crc u32 | position u64 | expires u64 | deliveries u32 | flags u8 | 0 0 0
+//! record header (32)   payload length u32 | crc u32 | position u64 | expires u64 | deliveries u32 | flags u8 | rest u24
 //!                      then the payload
 //! ```
+//!
+//! The rest is what of the payload does not count for its weight.
 //!
 //! A record's checksum covers the segment's salt, the record's offset, its header and its payload, so that a stale or
 //! copied record never passes for one of this place. A sync mark is a record without payload that is written *after* a
@@ -24,6 +26,8 @@ pub struct Record<'a> {
     pub deliveries: u32,
     /// Whether it is to be forgotten when the broker starts again.
     pub transient: bool,
+    /// How many octets the message counts for in sums, up to the length of its payload.
+    pub weight: u32,
     /// The message, opaque here.
     pub payload: &'a [u8],
 }
@@ -90,21 +94,29 @@ pub(super) fn encode(record: &Record<'_>, salt: u64, offset: u64, into: &mut Vec
         flags |= EXPIRES;
     }
     let numbers = (record.position, record.expires.unwrap_or(0), record.deliveries);
-    put(numbers, flags, record.payload, salt, offset, into);
+    let rest = (record.payload.len() as u32).saturating_sub(record.weight).min(MAX_REST);
+    put(numbers, (flags, rest), record.payload, salt, offset, into);
 }
 
 /// Appends a sync mark; `position` is the last one that was synced.
 pub(super) fn encode_mark(position: u64, salt: u64, offset: u64, into: &mut Vec<u8>) {
-    put((position, salt, 0), MARK, &[], salt, offset, into);
+    put((position, salt, 0), (MARK, 0), &[], salt, offset, into);
 }
 
-fn put(numbers: (u64, u64, u32), flags: u8, payload: &[u8], salt: u64, offset: u64, into: &mut Vec<u8>) {
+fn put(
+    numbers: (u64, u64, u32),
+    (flags, rest): (u8, u32),
+    payload: &[u8],
+    salt: u64,
+    offset: u64,
+    into: &mut Vec<u8>,
+) {
     let mut header = [0; RECORD_HEADER];
     header[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
     header[8..16].copy_from_slice(&numbers.0.to_le_bytes());
     header[16..24].copy_from_slice(&numbers.1.to_le_bytes());
     header[24..28].copy_from_slice(&numbers.2.to_le_bytes());
-    header[28] = flags;
+    header[28..].copy_from_slice(&(u32::from(flags) | rest << 8).to_le_bytes());
     let crc = checksum(&header, payload, salt, offset);
     header[4..8].copy_from_slice(&crc.to_le_bytes());
     into.extend_from_slice(&header);
@@ -115,7 +127,8 @@ fn put(numbers: (u64, u64, u32), flags: u8, payload: &[u8], salt: u64, offset: u
 pub(super) fn decode(octets: &[u8], salt: u64, offset: u64) -> Step<'_> {
     let Some(header) = octets.first_chunk::<RECORD_HEADER>() else { return Step::Short };
     let (len, flags) = (u32_at(header, 0) as usize, header[28]);
-    if len > MAX_PAYLOAD || flags > (TRANSIENT | EXPIRES | MARK) || header[29..] != [0; 3] {
+    let rest = u32_at(header, 28) >> 8;
+    if len > MAX_PAYLOAD || flags > (TRANSIENT | EXPIRES | MARK) || rest as usize > len {
         return Step::Bad("not a record's header");
     }
     let Some(payload) = octets.get(RECORD_HEADER..RECORD_HEADER + len) else {
@@ -132,6 +145,7 @@ pub(super) fn decode(octets: &[u8], salt: u64, offset: u64) -> Step<'_> {
         expires: (flags & EXPIRES != 0).then(|| u64_at(header, 16)),
         deliveries: u32_at(header, 24),
         transient: flags & TRANSIENT != 0,
+        weight: len as u32 - rest,
         payload,
     };
     Step::Record(record, RECORD_HEADER + len)
@@ -190,7 +204,9 @@ pub(super) const RECORD_HEADER: usize = 32;
 /// Octets of a stored message at most: twice the largest body that can be configured, with room for its properties.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 /// Of the segment, index and sidecar files.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
+/// What three octets can say: more than the properties of any message have.
+const MAX_REST: u32 = (1 << 24) - 1;
 const MAGIC: &[u8; 7] = b"LVSEG\0\0";
 const TRANSIENT: u8 = 1;
 const EXPIRES: u8 = 2;

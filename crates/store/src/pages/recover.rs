@@ -27,8 +27,8 @@ pub enum Repair {
 pub struct Recovered {
     /// Live messages.
     pub live: u64,
-    /// Octets of their payloads, as exact as [`Usage::octets`](super::Usage::octets).
-    pub octets: u64,
+    /// Their weight, as exact as [`Usage::weight`](super::Usage::weight).
+    pub weight: u64,
     /// Position of the first live message.
     pub first: Option<u64>,
     /// The highest position in any file, live or not: new ones must be above.
@@ -110,7 +110,7 @@ impl QueueSegments {
             ceiling = segment.first;
         }
         state.live = state.segments.iter().map(|segment| segment.live.count()).sum();
-        recovered.octets = state.segments.iter().map(Segment::live_octets).sum();
+        recovered.weight = state.segments.iter().map(Segment::live_weight).sum();
         recovered.live = state.live;
         recovered.last = state.last;
         state.drop_settled(0, u64::MAX);

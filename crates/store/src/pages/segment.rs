@@ -35,10 +35,12 @@ pub(super) struct Shape {
     pub(super) records: u64,
     /// Of these, how many a restart keeps.
     pub(super) persistent: u64,
-    /// Octets of payload.
-    pub(super) octets: u64,
+    /// Weight of all.
+    pub(super) weight: u64,
     /// Octets of the file.
     pub(super) length: u64,
+    /// When the first of them expires; the highest number if none ever does.
+    pub(super) expires: u64,
 }
 
 /// An entry of the sparse index.
@@ -48,8 +50,8 @@ pub(super) struct Block {
     pub(super) position: u32,
     pub(super) offset: u32,
     pub(super) records: u32,
-    /// Octets of payload.
-    pub(super) octets: u32,
+    /// Weight of its records.
+    pub(super) weight: u32,
 }
 
 /// What of the settled positions and marks is on disk.
@@ -72,7 +74,7 @@ impl Segment {
         Self {
             file,
             first,
-            shape: Shape { last: first, records: 0, persistent: 0, octets: 0, length },
+            shape: Shape { last: first, records: 0, persistent: 0, weight: 0, length, expires: u64::MAX },
             synced: None,
             written: 0,
             sealed: false,
@@ -90,16 +92,17 @@ impl Segment {
         let offset = self.shape.length as u32;
         if self.blocks.last().is_none_or(|last| offset - last.offset >= block) {
             let position = (record.position - self.first) as u32;
-            self.blocks.push(Block { position, offset, records: 0, octets: 0 });
+            self.blocks.push(Block { position, offset, records: 0, weight: 0 });
         }
         if let Some(block) = self.blocks.last_mut() {
             block.records += 1;
-            block.octets += record.payload.len() as u32;
+            block.weight = block.weight.saturating_add(record.weight);
         }
         self.shape.last = record.position;
         self.shape.records += 1;
         self.shape.persistent += u64::from(!record.transient);
-        self.shape.octets += record.payload.len() as u64;
+        self.shape.weight += u64::from(record.weight);
+        self.shape.expires = self.shape.expires.min(record.expires.unwrap_or(u64::MAX));
         self.shape.length += (RECORD_HEADER + record.payload.len()) as u64;
     }
 
@@ -131,11 +134,11 @@ impl Segment {
         }
     }
 
-    /// Octets of the live payloads: exact for blocks of which all or nothing is live, or whose messages have the same
-    /// size, and in proportion for others.
-    pub(super) fn live_octets(&self) -> u64 {
+    /// Weight of what is live: exact for blocks of which all or nothing is live, or whose messages have the same
+    /// weight, and in proportion for others.
+    pub(super) fn live_weight(&self) -> u64 {
         if self.live.count() == self.shape.records {
-            return self.shape.octets;
+            return self.shape.weight;
         }
         let ends = self.blocks.iter().skip(1).map(|block| self.first + u64::from(block.position) - 1);
         let ends = ends.chain([self.shape.last]);
@@ -144,7 +147,7 @@ impl Segment {
             .zip(ends)
             .map(|(block, end)| {
                 let live = self.live.count_in(self.first + u64::from(block.position), end);
-                u64::from(block.octets) * live / u64::from(block.records.max(1))
+                u64::from(block.weight) * live / u64::from(block.records.max(1))
             })
             .sum()
     }
@@ -157,8 +160,8 @@ impl Segment {
         self.blocks.retain(|block| u64::from(block.offset) < shape.length);
         if let Some((last, before)) = self.blocks.split_last_mut() {
             last.records = shape.records as u32 - before.iter().map(|block| block.records).sum::<u32>();
-            last.octets =
-                (shape.octets - before.iter().map(|block| u64::from(block.octets)).sum::<u64>()) as u32;
+            last.weight =
+                (shape.weight - before.iter().map(|block| u64::from(block.weight)).sum::<u64>()) as u32;
         }
         self.shape = shape;
         self.written = shape.length;

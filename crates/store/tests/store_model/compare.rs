@@ -154,13 +154,18 @@ type Places = BTreeMap<u64, BTreeMap<u64, (Place, Vec<u8>)>>;
 fn places(recovered: Recovered) -> Result<Places, String> {
     let mut found = Places::new();
     let mut twice = None;
-    let read = recovered.read(|payload, places| {
-        for place in places {
-            let queue = found.entry(place.queue.0).or_default();
-            twice =
-                queue.insert(place.position, (*place, payload.to_vec())).map(|(place, _)| place).or(twice);
-        }
-    });
+    let read = recovered.read(
+        |_| true,
+        |payload, places| {
+            for place in places {
+                let queue = found.entry(place.queue.0).or_default();
+                twice = queue
+                    .insert(place.position, (*place, payload.to_vec()))
+                    .map(|(place, _)| place)
+                    .or(twice);
+            }
+        },
+    );
     read.map_err(|error| error.to_string())?;
     check(twice.is_none(), || format!("found twice: {twice:?}"))?;
     Ok(found)

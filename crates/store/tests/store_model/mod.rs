@@ -296,6 +296,7 @@ impl Body {
 
 fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), String> {
     let settings = StoreSettings {
+        weigh: |payload| payload.len() as u32,
         journal: Settings { segment_size: SEGMENT, pending_limit: 1 << 16 },
         journal_segments: 2,
         queue_segment_size: 4 << 10,

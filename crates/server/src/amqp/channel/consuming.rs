@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use amqp::RawTable;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
-use broker::{ConsumerSpec, Queue, QueueKind, REPLY_QUEUE};
+use broker::{ConsumerSpec, Fetched, Queue, QueueKind, REPLY_QUEUE};
 
-use super::super::broker_session::Context;
+use super::super::broker_session::{Context, LateGet};
 use super::super::content::{Destination, write_message};
 use super::super::deliveries::{Cancelled, ChannelConsumer};
 use super::{Channel, Mode, Registered, Settlement, give_back};
@@ -138,13 +138,21 @@ impl Channel {
         context.seat.check_read_queue(name)?;
         let queue = context.vhost.queue(context.session, name)?;
         check_get(&queue, context.vhost.name())?;
-        let Some(got) = queue.get(get.no_ack, context.now) else {
-            context.send(self.number, basic::GetEmpty { reserved_1: "" });
-            return Ok(());
+        self.fetch(context, queue, get.no_ack);
+        Ok(())
+    }
+
+    /// Answers basic.get, if the queue's next message is in memory. Otherwise nothing more is taken from the client until it
+    /// is, so that answers keep their order.
+    pub(crate) fn fetch(&mut self, context: &Context, queue: Arc<Queue>, no_ack: bool) {
+        let got = match queue.fetch(no_ack, context.now, context.nudge()) {
+            Fetched::Got(got) => got,
+            Fetched::Empty => return context.send(self.number, basic::GetEmpty { reserved_1: "" }),
+            Fetched::Later => return context.fetch_later(LateGet { channel: self.number, queue, no_ack }),
         };
         let message = got.delivery.message();
         let method = basic::GetOk {
-            delivery_tag: self.deliveries.register_get(&queue, &got.delivery, get.no_ack),
+            delivery_tag: self.deliveries.register_get(&queue, &got.delivery, no_ack),
             redelivered: got.delivery.redelivered(),
             exchange: message.exchange(),
             routing_key: message.routing_key(),
@@ -155,7 +163,6 @@ impl Channel {
         context.outbox.append(|buf| {
             write_message(buf, destination, method.into(), &properties, message.body());
         });
-        Ok(())
     }
 
     pub(super) fn qos(&mut self, context: &Context, qos: basic::Qos) -> Result<(), Fault> {

@@ -152,9 +152,9 @@ fn leftovers_are_tolerated_and_removed() {
 fn a_newer_version_is_refused() {
     let (disk, files) = three_segments();
     disk.damage(&files[2], |octets| {
-        octets[7] = 2;
+        octets[7] = 3;
         let crc = crc32fast::hash(&octets[..28]);
         octets[28..32].copy_from_slice(&crc.to_le_bytes());
     });
-    assert!(refusal(&disk).contains("newer version (format 2)"));
+    assert!(refusal(&disk).contains("newer version (format 3)"));
 }

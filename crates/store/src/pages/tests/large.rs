@@ -19,6 +19,7 @@ fn memory_stays_small_and_a_start_reads_indexes_only() {
                 expires: None,
                 deliveries: 0,
                 transient: false,
+                weight: 1024,
                 payload: &payload,
             })
             .collect();
@@ -26,12 +27,12 @@ fn memory_stays_small_and_a_start_reads_indexes_only() {
     }
     segments.sync().unwrap();
     let usage = segments.usage();
-    assert_eq!((usage.live, usage.octets), (COUNT, COUNT * 1024));
+    assert_eq!((usage.live, usage.weight), (COUNT, COUNT * 1024));
     assert!(usage.memory < 64 << 10, "{usage:?}");
     let (segments, recovered) = pages.open(QUEUE, Repair::Refuse).unwrap();
-    assert_eq!((recovered.live, recovered.octets, recovered.scanned), (COUNT, COUNT * 1024, 1));
+    assert_eq!((recovered.live, recovered.weight, recovered.scanned), (COUNT, COUNT * 1024, 1));
     segments.settle([0..=9_999]);
-    assert_eq!(segments.usage().octets, 10_000 * 1024);
+    assert_eq!(segments.usage().weight, 10_000 * 1024);
     let mut next = 10_000;
     while let Some(last) = segments.read(next, 5000, 1 << 20).unwrap().last() {
         assert_eq!(last.payload, payload);

@@ -42,7 +42,13 @@ fn append(segments: &QueueSegments, positions: impl IntoIterator<Item = u64>) {
 fn append_one(segments: &QueueSegments, position: u64, transient: bool) -> Result<(), super::AppendError> {
     let payload = payload(position);
     let expires = position.is_multiple_of(3).then_some(position + 1000);
-    segments.append(&[Record { position, expires, deliveries: 0, transient, payload: &payload }])
+    let weight = weight(position);
+    segments.append(&[Record { position, expires, deliveries: 0, transient, weight, payload: &payload }])
+}
+
+/// What it counts for.
+fn weight(position: u64) -> u32 {
+    payload(position).len() as u32 / 2
 }
 
 /// Everything that is live, read in pieces, each message proven to be what was appended.
@@ -65,6 +71,11 @@ fn read_all(segments: &QueueSegments) -> Vec<(u64, u32)> {
     }
     assert!(read.windows(2).all(|pair| pair[0].position < pair[1].position));
     assert_eq!(read.len() as u64, segments.live());
+    let survey = segments.survey().unwrap();
+    assert_eq!(survey.weight, read.iter().map(|message| u64::from(weight(message.position))).sum::<u64>());
+    let ends = read.first().zip(read.last()).map(|(first, last)| (first.position, last.position));
+    assert_eq!((survey.live, survey.positions), (segments.live(), ends));
+    assert!(read.iter().all(|message| message.expires.is_none_or(|expires| survey.expires <= expires)));
     read.iter().map(|message| (message.position, message.deliveries)).collect()
 }
 

@@ -1,0 +1,118 @@
+//! A queue, while a start looks at its messages.
+
+use std::sync::Arc;
+
+use store::RecoveredQueue;
+use store::pages::Survey;
+
+use crate::message::Message;
+use crate::queue::{Delivery, NEVER, Queue, Run};
+
+/// Octets of memory that may still be filled.
+pub(super) struct Room(pub(super) u64);
+
+/// What is known of a queue's messages so far.
+pub(super) struct Filling<'q> {
+    pub(super) queue: &'q Arc<Queue>,
+    next_position: u64,
+    /// What its segments hold.
+    segments: Survey,
+    /// Those that are in memory again.
+    warm: Vec<Delivery>,
+    /// What its segments hold is not to be in memory.
+    segments_are_cold: bool,
+    /// No more is to be.
+    is_cold: bool,
+    /// Those that are not, of a queue without priorities, but for its segments.
+    cold: Option<Survey>,
+    /// Position, octets of body, expiry and priority of the same, of a queue with priorities.
+    ranked: Vec<(u64, u32, u64, u8)>,
+}
+
+impl<'q> Filling<'q> {
+    pub(super) fn new(queue: &'q Arc<Queue>, known: &RecoveredQueue, room: &mut Room) -> Self {
+        let segments = known.segments;
+        let is_cold = segments.live > 0 && !room.take(segments.weight + segments.live * USUAL_REST);
+        let (next_position, warm, ranked) = (known.next_position, Vec::new(), Vec::new());
+        let segments_are_cold = is_cold;
+        Self { queue, next_position, segments, warm, segments_are_cold, is_cold, cold: None, ranked }
+    }
+
+    /// Whether the messages in its segments have to be looked at.
+    pub(super) fn wants_segments(&self) -> bool {
+        self.segments.live > 0 && (!self.segments_are_cold || self.priorities() > 0)
+    }
+
+    /// Takes a message that the store has shown.
+    pub(super) fn take(&mut self, message: &Arc<Message>, place: &store::Place, room: &mut Room) {
+        let in_segments = self.segments.positions.is_some_and(|(_, last)| place.position <= last);
+        self.is_cold |= !in_segments && !room.take(message.weight());
+        let expires = if place.expires == 0 { NEVER } else { place.expires };
+        let (position, deliveries) = (place.position, place.deliveries);
+        let delivery = Delivery { position, expires, message: message.clone(), deliveries };
+        if self.is_cold { self.leave(&delivery) } else { self.warm.push(delivery) }
+    }
+
+    /// Gives the queue what was found, and returns how much that is.
+    pub(super) fn finish(mut self) -> u64 {
+        self.warm.sort_unstable_by_key(|delivery| delivery.position);
+        // The log's order is the queue's, but for a few: everything in memory has to come before everything on disk.
+        let segments = self.segments.positions.filter(|_| self.segments_are_cold && self.priorities() == 0);
+        let first = [
+            segments.map(|(first, _)| first),
+            self.cold.and_then(|cold| cold.positions).map(|(first, _)| first),
+            self.ranked.iter().map(|ranked| ranked.0).min(),
+        ];
+        if let Some(first) = first.into_iter().flatten().min() {
+            let at = self.warm.partition_point(|delivery| delivery.position < first);
+            self.warm.split_off(at).iter().for_each(|delivery| self.leave(delivery));
+        }
+        let mut runs: Vec<Run> = (0..=self.priorities()).map(|_| Run::default()).collect();
+        if let Some(span) = segments {
+            runs[0].add_stored(span, self.segments.live, self.segments.weight, self.segments.expires);
+        }
+        if let Some(Survey { live, weight, positions: Some(span), expires }) = self.cold {
+            runs[0].add_stored(span, live, weight, expires);
+        }
+        self.ranked.sort_unstable();
+        for (position, octets, expires, priority) in self.ranked {
+            runs[usize::from(priority)].add_one_stored(position, octets.into(), expires);
+        }
+        let messages = self.warm.len() as u64 + runs.iter().map(Run::messages).sum::<u64>();
+        self.queue.restore(self.warm, runs, self.next_position);
+        messages
+    }
+
+    /// Notes a message that stays on disk.
+    fn leave(&mut self, delivery: &Delivery) {
+        let (position, octets) = (delivery.position, delivery.message.body_len());
+        let highest = self.priorities();
+        if highest > 0 {
+            let priority = delivery.message.traits().priority.unwrap_or(0).min(highest);
+            self.ranked.push((position, octets as u32, delivery.expires, priority));
+            return;
+        }
+        let cold = self.cold.get_or_insert_default();
+        cold.live += 1;
+        cold.weight += octets as u64;
+        cold.expires = cold.expires.min(delivery.expires);
+        let (first, last) = cold.positions.unwrap_or((position, position));
+        cold.positions = Some((first.min(position), last.max(position)));
+    }
+
+    fn priorities(&self) -> u8 {
+        self.queue.declared_arguments().max_priority.unwrap_or(0)
+    }
+}
+
+impl Room {
+    /// Whether there is so much left.
+    fn take(&mut self, octets: u64) -> bool {
+        let left = self.0.checked_sub(octets);
+        self.0 = left.unwrap_or(self.0);
+        left.is_some()
+    }
+}
+
+/// Octets of memory that a message takes beside its body, usually.
+const USUAL_REST: u64 = 192;

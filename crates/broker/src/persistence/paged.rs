@@ -1,0 +1,161 @@
+//! Messages between a queue's memory and the disk.
+
+use std::fmt;
+use std::iter::Peekable;
+use std::vec::IntoIter;
+
+use store::pages::{PagesError, QueueSegments, Record, Stored};
+use store::{StoreError, StoredQueue};
+
+use super::payload::{Decoder, with_parts};
+use crate::queue::{Delivery, NEVER, Plan, stored_expiry};
+
+/// The front of a run.
+pub(crate) struct Loaded {
+    /// In order, and whether the store keeps it.
+    pub(crate) deliveries: Vec<(Delivery, bool)>,
+    /// Nothing of the run is left up to this position.
+    pub(crate) through: u64,
+}
+
+/// Why messages could not be read or written.
+#[derive(Debug)]
+pub(crate) enum PagingError {
+    Store(StoreError),
+    Pages(PagesError),
+    /// A message has a form that this version does not know.
+    UnknownForm {
+        position: u64,
+    },
+    /// There are none.
+    Missing {
+        position: u64,
+    },
+}
+
+/// Reads what a plan says. It waits for the disk.
+pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, PagingError> {
+    let (mut kept, mut through) = (Vec::new(), plan.last());
+    if let Some(stored) = stored.filter(|_| plan.has_stored) {
+        let part = part(plan, |from, most| Ok(stored.read(from, most, LOAD_OCTETS)?))?;
+        (kept, through) = (part.0, through.min(part.1));
+    }
+    let mut written = Vec::new();
+    if let Some(lane) = &plan.lane {
+        let part = part(plan, |from, most| Ok(lane.read(from, most, LOAD_OCTETS)?))?;
+        (written, through) = (part.0, through.min(part.1));
+    }
+    let mut deliveries = Vec::with_capacity(kept.len() + written.len());
+    let mut decoder = Decoder::default();
+    let (mut kept, mut written) = (kept.into_iter().peekable(), written.into_iter().peekable());
+    while let Some((message, stored)) = next(&mut kept, &mut written, through) {
+        let position = message.position;
+        let decoded = decoder.decode(&message.payload).ok_or(PagingError::UnknownForm { position })?;
+        let delivery = Delivery {
+            position,
+            expires: message.expires.unwrap_or(NEVER),
+            message: decoded.into(),
+            deliveries: message.deliveries,
+        };
+        deliveries.push((delivery, stored));
+    }
+    match plan.next(0) {
+        Some(position) if deliveries.is_empty() => Err(PagingError::Missing { position }),
+        _ => Ok(Loaded { deliveries, through }),
+    }
+}
+
+/// The next of both parts, and whether it is of the first.
+fn next(
+    kept: &mut Peekable<IntoIter<Stored>>,
+    written: &mut Peekable<IntoIter<Stored>>,
+    through: u64,
+) -> Option<(Stored, bool)> {
+    let of_kept = kept.peek().map_or(u64::MAX, |message| message.position);
+    let of_written = written.peek().map_or(u64::MAX, |message| message.position);
+    let first = of_kept.min(of_written);
+    if first > through {
+        return None;
+    }
+    let is_kept = of_kept == first;
+    let message = if is_kept { kept.next() } else { written.next() };
+    message.map(|message| (message, is_kept))
+}
+
+/// The first messages of the plan that are in one place, and up to which position they are all.
+fn part(
+    plan: &Plan,
+    read: impl Fn(u64, usize) -> Result<Vec<Stored>, PagingError>,
+) -> Result<(Vec<Stored>, u64), PagingError> {
+    let mut from = 0;
+    loop {
+        let Some(first) = plan.next(from) else { return Ok((Vec::new(), plan.last())) };
+        let mut found = read(first, plan.stretch(first, LOAD_MESSAGES) as usize)?;
+        let Some(last) = found.last().map(|message| message.position) else {
+            return Ok((Vec::new(), plan.last()));
+        };
+        found.retain(|message| plan.contains(message.position));
+        if !found.is_empty() || last >= plan.last() {
+            return Ok((found, last.min(plan.last())));
+        }
+        from = last + 1;
+    }
+}
+
+/// Writes those messages down that the store does not keep. It waits for the disk.
+pub(crate) fn write<'d>(
+    lane: &QueueSegments,
+    deliveries: impl Iterator<Item = &'d Delivery>,
+) -> Result<(), PagingError> {
+    let payloads: Vec<_> = deliveries
+        .map(|delivery| (delivery, with_parts(&delivery.message, |parts| parts.concat())))
+        .collect();
+    let records: Vec<_> = payloads
+        .iter()
+        .map(|(delivery, payload)| Record {
+            position: delivery.position,
+            expires: Some(stored_expiry(delivery.expires)).filter(|expires| *expires != 0),
+            deliveries: delivery.deliveries,
+            transient: true,
+            weight: delivery.message.body_len() as u32,
+            payload,
+        })
+        .collect();
+    lane.append(&records).map_err(|failed| PagingError::Pages(failed.error))?;
+    Ok(lane.flush()?)
+}
+
+impl From<StoreError> for PagingError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<PagesError> for PagingError {
+    fn from(error: PagesError) -> Self {
+        Self::Pages(error)
+    }
+}
+
+impl fmt::Display for PagingError {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(error) => error.fmt(into),
+            Self::Pages(error) => error.fmt(into),
+            Self::UnknownForm { position } => {
+                write!(into, "the message at position {position} was written by a newer version")
+            }
+            Self::Missing { position } => {
+                write!(into, "nothing is left at position {position} and behind it")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PagingError {}
+
+/// Read in one go, and held twice for a moment: a disk gives it in about a millisecond.
+const LOAD_OCTETS: usize = 1 << 20;
+
+/// The same of small messages.
+const LOAD_MESSAGES: u64 = 2048;

@@ -1,0 +1,261 @@
+//! What a queue does with the disk when it has more messages than memory is to hold.
+//!
+//! One thing at a time for each queue, by whoever calls [`Broker::page`](crate::Broker::page): a step looks under the lock at
+//! what there is to do, reads or writes without it, and takes in the outcome under it. Whatever happened to the queue
+//! meanwhile, messages that were read or written are told by their positions.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use store::Waiter;
+use store::pages::QueueSegments;
+use sync::MutexGuard;
+
+use super::ready::{PagedOut, Plan, ToWrite};
+use super::state::QueueState;
+use super::{DeathReason, Effects, Queue};
+use crate::arguments::QueueKind;
+use crate::paging::Counted;
+use crate::persistence::{self, PagingError};
+use crate::time::Timestamp;
+
+/// Where a queue stands with the disk.
+#[derive(Default)]
+pub(super) struct PagingState {
+    /// It stands among those that have something to do, or is doing it.
+    busy: bool,
+    /// It stands among the long ones.
+    listed: bool,
+    /// Octets that could not go to disk when that was last tried.
+    stuck: u64,
+    /// Attempts that failed, one after the other.
+    failures: u32,
+    /// When to try again after a failure.
+    retry_at: Option<Timestamp>,
+    /// What the broker was told.
+    counted: Counted,
+    /// Who waits for a message that is on disk.
+    waiting: Vec<Arc<dyn Waiter>>,
+}
+
+impl Queue {
+    /// Does one thing that there is to do. It waits for the disk.
+    pub(crate) fn page(&self, now: Timestamp) {
+        let mut state = self.state.lock();
+        let discarded = state.ready.take_discarded();
+        if !discarded.is_empty() {
+            drop(state);
+            discarded.iter().for_each(|segments| self.remove(segments));
+        } else if let Some(plan) = state.ready.is_hungry().then(|| state.ready.plan_load()).flatten() {
+            drop(state);
+            self.load(&plan, now);
+        } else {
+            self.page_out(state, now);
+        }
+        let mut state = self.state.lock();
+        state.paging.busy = false;
+        self.look_at_paging(&mut state, now);
+        self.schedule(&mut state);
+    }
+
+    /// Tells the broker what the queue holds, and stands in line if there is something to do. Called before the lock is
+    /// released, after whatever changes the messages.
+    #[inline]
+    pub(super) fn look_at_paging(&self, state: &mut QueueState, now: Timestamp) {
+        let counted = state.counted();
+        if counted != state.paging.counted {
+            self.paging.count(state.paging.counted, counted);
+            state.paging.counted = counted;
+        }
+        if !state.paging.listed && state.is_long() {
+            state.paging.listed = true;
+            self.paging.is_long(&self.this);
+        }
+        if !state.paging.busy
+            && self.has_paging_to_do(state, now)
+            && let Some(this) = self.this.upgrade()
+        {
+            state.paging.busy = true;
+            self.paging.ask(this);
+        }
+    }
+
+    /// Asks a long queue to let go of messages; whether it is one still.
+    pub(crate) fn is_still_long(&self) -> bool {
+        let mut state = self.state.lock();
+        state.paging.listed = state.is_long();
+        let now = state.paging.retry_at.unwrap_or_default();
+        self.look_at_paging(&mut state, now);
+        state.paging.listed
+    }
+
+    fn has_paging_to_do(&self, state: &QueueState, now: Timestamp) -> bool {
+        let may = state.paging.retry_at.is_none_or(|at| at <= now);
+        state.ready.has_discarded() || may && (state.ready.is_hungry() || state.is_long() && self.lets_go())
+    }
+
+    /// Whether messages that can be on disk are not to stay in memory.
+    #[inline]
+    pub(super) fn lets_go(&self) -> bool {
+        (self.paging.presses() || self.lazy.load(Ordering::Relaxed)) && self.paging.store().is_some()
+    }
+
+    fn load(&self, plan: &Plan, now: Timestamp) {
+        let loaded = match persistence::load(plan, self.stored()) {
+            Ok(loaded) => loaded,
+            Err(error) => return self.paging_failed("read", &error, now),
+        };
+        self.metrics.messages_paged_in.add(loaded.deliveries.len());
+        let through = loaded.through;
+        let arguments = self.arguments.load();
+        let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
+        let mut effects = Effects::default();
+        let mut state = self.state.lock();
+        state.paging.succeeded();
+        // Only what came back with a restart has been delivered before.
+        let too_often = |deliveries: u32| limit.is_some_and(|limit| u64::from(deliveries) > limit);
+        let dead =
+            state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.deliveries));
+        for delivery in dead {
+            state.bury(delivery, DeathReason::DeliveryLimit, &mut effects);
+        }
+        let waiting = std::mem::take(&mut state.paging.waiting);
+        let state = self.trim(state, &mut effects, now);
+        self.run(state, effects, now);
+        waiting.iter().for_each(|waiter| waiter.wake());
+        if let Some(lane) = &plan.lane {
+            lane.settle([0..=through]);
+            if let Err(error) = lane.reap() {
+                tracing::warn!(%error, "a file of messages that are not needed any more cannot be removed");
+            }
+        }
+    }
+
+    fn page_out<'q>(&'q self, mut state: MutexGuard<'q, QueueState>, now: Timestamp) {
+        let Some(store) = self.paging.store() else { return };
+        for _ in 0..MAX_STEPS {
+            if state.deleted || !self.lets_go() || !state.ready.can_let_go() {
+                return;
+            }
+            match state.ready.page_out(|| Arc::new(store.transient_segments())) {
+                PagedOut::Nothing => {
+                    state.paging.stuck = state.ready.pageable();
+                    return;
+                }
+                PagedOut::Freed(freed) => {
+                    state.paging.stuck = 0;
+                    self.look_at_paging(&mut state, now);
+                    drop(state);
+                    self.metrics.messages_paged_out.add(freed.len());
+                }
+                PagedOut::Write(to_write) => {
+                    drop(state);
+                    if !self.write_out(to_write, now) {
+                        return;
+                    }
+                }
+            }
+            state = self.state.lock();
+        }
+    }
+
+    /// Whether it could be done.
+    fn write_out(&self, to_write: ToWrite, now: Timestamp) -> bool {
+        let keeps = self.stored().is_some();
+        let unkept = |message: &crate::Message| !(keeps && message.traits().persistent);
+        let deliveries = to_write.deliveries.iter().filter(|delivery| unkept(&delivery.message));
+        if let Err(error) = persistence::write(&to_write.segments, deliveries) {
+            self.paging_failed("written", &error, now);
+            return false;
+        }
+        let mut state = self.state.lock();
+        state.paging.succeeded();
+        state.paging.stuck = 0;
+        let freed = state.ready.written(to_write);
+        self.look_at_paging(&mut state, now);
+        drop(state);
+        self.metrics.messages_paged_out.add(freed.len());
+        true
+    }
+
+    fn paging_failed(&self, what: &str, error: &PagingError, now: Timestamp) {
+        self.metrics.paging_failures.add(1);
+        let mut state = self.state.lock();
+        let attempt = state.paging.failures;
+        state.paging.failures = attempt.saturating_add(1);
+        let pause = FIRST_PAUSE << attempt.min(MAX_DOUBLINGS);
+        state.paging.retry_at = Some(now.after(pause));
+        drop(state);
+        if attempt == 0 {
+            let (queue, vhost) = (&*self.name, &*self.vhost);
+            tracing::error!(queue, vhost, %error, "messages cannot be {what}; they stay where they are, and it is tried again");
+        }
+    }
+
+    fn remove(&self, segments: &QueueSegments) {
+        if let Err(error) = segments.remove() {
+            // The next start wipes them.
+            tracing::warn!(%error, "files of messages that are not needed any more cannot be removed");
+        }
+    }
+}
+
+impl QueueState {
+    /// Who is woken when there is a message in memory, or none at all.
+    pub(super) fn wait_for_load(&mut self, waiter: &Arc<dyn Waiter>) {
+        self.ready.want_load();
+        if !self.paging.waiting.iter().any(|other| Arc::ptr_eq(other, waiter)) {
+            self.paging.waiting.push(waiter.clone());
+        }
+    }
+
+    /// Who waits for a message, now that there is no point in it.
+    pub(super) fn take_waiting(&mut self) -> Vec<Arc<dyn Waiter>> {
+        std::mem::take(&mut self.paging.waiting)
+    }
+
+    /// When something that failed is to be tried again.
+    pub(super) fn paging_retry(&self) -> Option<Timestamp> {
+        self.paging.retry_at
+    }
+
+    /// What has failed may be tried again.
+    pub(super) fn retry_paging(&mut self, now: Timestamp) {
+        self.paging.retry_at = self.paging.retry_at.filter(|at| *at > now);
+    }
+
+    #[inline]
+    fn is_long(&self) -> bool {
+        self.ready.pageable() > self.paging.stuck + LONG
+    }
+
+    #[inline]
+    fn counted(&self) -> Counted {
+        let on_disk = self.ready.on_disk();
+        Counted {
+            resident: self.ready.resident(),
+            paged_messages: on_disk.messages,
+            paged_bytes: on_disk.bytes,
+        }
+    }
+}
+
+impl PagingState {
+    fn succeeded(&mut self) {
+        self.failures = 0;
+        self.retry_at = None;
+    }
+}
+
+/// Octets of memory up to which a queue is left alone, beside what stays in front in any case: paging costs more than they
+/// are worth.
+const LONG: u64 = 128 << 10;
+
+/// Steps of one queue before others have their turn.
+const MAX_STEPS: usize = 64;
+
+/// Milliseconds after the first failure.
+const FIRST_PAUSE: u64 = 100;
+
+/// The longest pause is half a minute, about.
+const MAX_DOUBLINGS: u32 = 8;

@@ -1,0 +1,238 @@
+//! The messages of one priority.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use store::pages::QueueSegments;
+
+use super::run::{Plan, Run};
+use crate::queue::delivery::Delivery;
+
+/// Messages that came back are always older than those that have never left, and rare; so they wait in a tree of
+/// their own in front.
+#[derive(Default)]
+pub(super) struct Level {
+    pub(super) returned: BTreeMap<u64, Delivery>,
+    /// All messages that have never left; when the level is split, the first of them.
+    head: VecDeque<Delivery>,
+    split: Option<Box<Split>>,
+}
+
+/// What comes behind the head. The head is empty only if the run is not.
+#[derive(Default)]
+struct Split {
+    run: Run,
+    tail: VecDeque<Delivery>,
+    /// Octets of memory that the head takes.
+    head_weight: u64,
+}
+
+/// A message that was taken.
+pub(super) struct Popped {
+    pub(super) delivery: Delivery,
+    /// It would not have gone to disk.
+    pub(super) pinned: bool,
+    /// The run should be loaded from.
+    pub(super) hungry: bool,
+    /// The level is to be [joined](Level::join).
+    pub(super) joins: bool,
+}
+
+impl Level {
+    #[inline]
+    pub(super) fn push(&mut self, delivery: Delivery) {
+        match &mut self.split {
+            None => self.head.push_back(delivery),
+            Some(split) => split.tail.push_back(delivery),
+        }
+    }
+
+    #[inline]
+    pub(super) fn front(&self) -> Option<&Delivery> {
+        self.returned.first_key_value().map(|(_, delivery)| delivery).or_else(|| self.head.front())
+    }
+
+    /// Whether there are messages, and the next one is on disk.
+    #[inline]
+    pub(super) fn is_cold(&self) -> bool {
+        self.split.is_some() && self.front().is_none()
+    }
+
+    /// When a message that is next and on disk expires, at the earliest.
+    pub(super) fn cold_expiry(&self) -> Option<u64> {
+        self.split.as_ref().map(|split| split.run.expires)
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Popped> {
+        if let Some((_, delivery)) = self.returned.pop_first() {
+            return Some(Popped { delivery, pinned: true, hungry: false, joins: false });
+        }
+        let delivery = self.head.pop_front()?;
+        if let Some(split) = &mut self.split {
+            split.head_weight -= delivery.message.weight();
+            let on_disk = !split.run.is_empty();
+            let hungry = on_disk && split.head_weight < LOW_HEAD;
+            let joins = !on_disk && self.head.is_empty();
+            return Some(Popped { delivery, pinned: true, hungry, joins });
+        }
+        if self.head.is_empty() && self.head.capacity() > KEPT_CAPACITY {
+            self.head = VecDeque::new();
+        }
+        Some(Popped { delivery, pinned: false, hungry: false, joins: false })
+    }
+
+    /// All messages in memory.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Delivery> {
+        let tail = self.split.iter().flat_map(|split| &split.tail);
+        self.returned.values().chain(&self.head).chain(tail)
+    }
+
+    /// Takes messages in memory, and returns how many of the octets of memory were the head's of a split level.
+    pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool, taken: &mut Vec<Delivery>) -> u64 {
+        let mut keep = |delivery: &Delivery| {
+            let out = which(delivery);
+            if out {
+                taken.push(delivery.clone());
+            }
+            !out
+        };
+        let before: u64 = self.split.as_ref().map_or(0, |split| split.head_weight);
+        self.head.retain(&mut keep);
+        let Some(split) = &mut self.split else { return 0 };
+        split.head_weight = weight_of(&self.head);
+        let pinned = before - split.head_weight;
+        split.tail.retain(keep);
+        pinned
+    }
+
+    /// Whether a message that comes now would follow one that is on disk.
+    #[inline]
+    pub(super) fn takes_no_tail(&self) -> bool {
+        self.split.as_ref().is_some_and(|split| split.tail.is_empty() && !split.run.is_empty())
+    }
+
+    pub(super) fn run(&self) -> Option<&Run> {
+        self.split.as_ref().map(|split| &split.run)
+    }
+
+    pub(super) fn run_mut(&mut self) -> Option<&mut Run> {
+        self.split.as_mut().map(|split| &mut split.run)
+    }
+
+    pub(super) fn take_lane(&mut self) -> Option<Arc<QueueSegments>> {
+        self.split.as_mut().and_then(|split| split.run.lane.take())
+    }
+
+    pub(super) fn add_to_run(&mut self, delivery: &Delivery, stored: bool, single: bool) {
+        if let Some(split) = &mut self.split {
+            split.run.add(delivery, stored, single);
+        }
+    }
+
+    /// What was found on disk, behind what is in memory. Returns how many octets of memory are the head's now.
+    pub(super) fn restore_run(&mut self, run: Run) -> u64 {
+        let head_weight = weight_of(&self.head);
+        self.split = Some(Box::new(Split { run, tail: VecDeque::new(), head_weight }));
+        head_weight
+    }
+
+    pub(super) fn plan(&self, at: usize, epoch: u64) -> Option<Plan> {
+        let split = self.split.as_ref().filter(|split| split.head_weight < LOW_HEAD)?;
+        split.run.plan(at, epoch)
+    }
+
+    /// A message of the run is back, behind all that are in the head.
+    pub(super) fn load(&mut self, delivery: Delivery, weight: u64) {
+        if let Some(split) = &mut self.split {
+            split.head_weight += weight;
+        }
+        self.head.push_back(delivery);
+    }
+
+    /// Splits the level, if it is not, behind what its head should have. Returns how many octets of memory have become the
+    /// head's; nothing if all of it is head.
+    pub(super) fn split(&mut self) -> Option<u64> {
+        if self.split.is_some() {
+            return Some(0);
+        }
+        let mut window = VecDeque::new();
+        let mut head_weight = 0;
+        while head_weight < WINDOW
+            && let Some(delivery) = self.head.pop_front()
+        {
+            head_weight += delivery.message.weight();
+            window.push_back(delivery);
+        }
+        let tail = std::mem::replace(&mut self.head, window);
+        if tail.is_empty() {
+            return None;
+        }
+        self.split = Some(Box::new(Split { run: Run::default(), tail, head_weight }));
+        Some(head_weight)
+    }
+
+    /// The next message that would leave memory.
+    pub(super) fn next_of_tail(&self) -> Option<&Delivery> {
+        self.split.as_ref()?.tail.front()
+    }
+
+    /// The first messages that would leave memory.
+    pub(super) fn first_of_tail(&self, most: usize, most_octets: u64) -> Option<Vec<Delivery>> {
+        let mut octets = 0;
+        let tail = self.split.as_ref()?.tail.iter().take(most);
+        let first: Vec<_> = tail
+            .take_while(|delivery| {
+                let fits = octets < most_octets;
+                octets += delivery.message.weight();
+                fits
+            })
+            .cloned()
+            .collect();
+        (!first.is_empty()).then_some(first)
+    }
+
+    pub(super) fn pop_tail(&mut self) -> Option<(Delivery, u64)> {
+        let delivery = self.split.as_mut()?.tail.pop_front()?;
+        let weight = delivery.message.weight();
+        Some((delivery, weight))
+    }
+
+    /// Where messages are written that the store does not keep.
+    pub(super) fn lane(&mut self, new: impl Fn() -> Arc<QueueSegments>) -> Arc<QueueSegments> {
+        match &mut self.split {
+            Some(split) => split.run.lane.get_or_insert_with(new).clone(),
+            None => new(),
+        }
+    }
+
+    /// If nothing is on disk, and the head is empty or has little: makes one again of what is split. Returns how many
+    /// octets of memory are not the head's any more, and what has no use any more.
+    pub(super) fn join(&mut self) -> Option<(u64, Option<Arc<QueueSegments>>)> {
+        let split = self.split.take_if(|split| split.run.is_empty())?;
+        let Split { run, mut tail, head_weight } = *split;
+        if tail.len() < self.head.len() {
+            self.head.append(&mut tail);
+        } else {
+            while let Some(delivery) = self.head.pop_back() {
+                tail.push_front(delivery);
+            }
+            self.head = tail;
+        }
+        Some((head_weight, run.lane))
+    }
+}
+
+fn weight_of(deliveries: &VecDeque<Delivery>) -> u64 {
+    deliveries.iter().map(|delivery| delivery.message.weight()).sum()
+}
+
+/// Octets of memory that stay in front when a level is split: consumers begin with them while the next ones are loaded.
+const WINDOW: u64 = 64 << 10;
+
+/// A head that has less is loaded to: a consumer takes this in some milliseconds, and a disk gives more in that time.
+const LOW_HEAD: u64 = 512 << 10;
+
+/// Room for messages that an empty queue keeps, so that a steady flow does not allocate; what a backlog needed beyond
+/// it is given back.
+const KEPT_CAPACITY: usize = 1024;

@@ -1,0 +1,407 @@
+//! The messages of a queue that are ready for delivery, in order.
+//!
+//! Each priority has a level. In a short one all messages are in memory. A long one may be split: its head, from which
+//! messages leave, and its tail, to which they come, are in memory, and the run between them is on disk. A run is only loaded
+//! at its front, behind the head, and only grows at its end, by the front of the tail.
+
+mod level;
+mod run;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use store::pages::QueueSegments;
+
+use super::delivery::{Delivery, NEVER};
+use level::Level;
+pub(crate) use run::{Plan, Run};
+
+/// Ready messages: the highest priority first, the oldest first within it.
+pub(super) struct ReadyStore {
+    /// One per priority, ascending; a single one unless the queue has `x-max-priority`.
+    levels: Vec<Level>,
+    /// Persistent messages are in the store, too.
+    keeps: bool,
+    /// Those on disk included, as everywhere.
+    len: usize,
+    /// Octets of all bodies.
+    bytes: u64,
+    /// Octets of memory that messages take.
+    resident: u64,
+    /// Of these, what does not go to disk: messages that came back, and heads.
+    pinned: u64,
+    on_disk: OnDisk,
+    /// A run should be loaded from.
+    hungry: bool,
+    /// Counts how often everything was taken: what was begun before is void.
+    epoch: u64,
+    /// Files that nobody needs any more.
+    discarded: Vec<Arc<QueueSegments>>,
+}
+
+/// What is not in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct OnDisk {
+    pub(crate) messages: u64,
+    /// Octets of their bodies.
+    pub(crate) bytes: u64,
+}
+
+/// Messages that have to be written before they can leave memory. They stay until then.
+pub(super) struct ToWrite {
+    level: usize,
+    epoch: u64,
+    /// In order; those that the store keeps are among them.
+    pub(super) deliveries: Vec<Delivery>,
+    /// Where to.
+    pub(super) segments: Arc<QueueSegments>,
+}
+
+/// What a step of paging out came to.
+pub(super) enum PagedOut {
+    /// There is nothing (more) that could go.
+    Nothing,
+    /// These are not needed in memory any more, and are to be dropped when the queue is not locked.
+    Freed(Vec<Delivery>),
+    /// These have to be written first: [`ReadyStore::written`].
+    Write(ToWrite),
+}
+
+impl ReadyStore {
+    pub(super) fn new(max_priority: u8, keeps: bool) -> Self {
+        Self {
+            levels: (0..=max_priority).map(|_| Level::default()).collect(),
+            keeps,
+            len: 0,
+            bytes: 0,
+            resident: 0,
+            pinned: 0,
+            on_disk: OnDisk::default(),
+            hungry: false,
+            epoch: 0,
+            discarded: Vec::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Octets of memory that messages take.
+    pub(super) fn resident(&self) -> u64 {
+        self.resident
+    }
+
+    /// Of these, what could go to disk, or a little more.
+    pub(super) fn pageable(&self) -> u64 {
+        self.resident - self.pinned
+    }
+
+    /// Whether any of that is left.
+    pub(super) fn can_let_go(&self) -> bool {
+        self.pageable() > 0
+    }
+
+    pub(super) fn on_disk(&self) -> OnDisk {
+        self.on_disk
+    }
+
+    /// Adds a message that is younger than all others. With `spill` it does not stay in memory if the store has it, and
+    /// the one before it is on disk.
+    #[inline]
+    pub(super) fn push(&mut self, delivery: Delivery, spill: bool) {
+        self.len += 1;
+        self.bytes += delivery.message.body_len() as u64;
+        let spill = spill && self.keeps && delivery.message.traits().persistent;
+        let single = self.levels.len() == 1;
+        let weight = delivery.message.weight();
+        let level = self.level_of(&delivery);
+        if spill && level.takes_no_tail() {
+            level.add_to_run(&delivery, true, single);
+            self.on_disk.add(&delivery);
+        } else {
+            level.push(delivery);
+            self.resident += weight;
+        }
+    }
+
+    /// Puts a message back that has been popped before.
+    pub(super) fn put_back(&mut self, delivery: Delivery) {
+        self.len += 1;
+        self.bytes += delivery.message.body_len() as u64;
+        let weight = delivery.message.weight();
+        self.resident += weight;
+        self.pinned += weight;
+        self.level_of(&delivery).returned.insert(delivery.position, delivery);
+    }
+
+    /// The next message; `None` also when it [is on disk](Self::is_cold).
+    #[inline]
+    pub(super) fn front(&self) -> Option<&Delivery> {
+        for level in self.levels.iter().rev() {
+            match level.front() {
+                None if level.is_cold() => return None,
+                None => {}
+                found => return found,
+            }
+        }
+        None
+    }
+
+    /// Whether there are messages, and the next one is on disk.
+    pub(super) fn is_cold(&self) -> bool {
+        self.len > 0 && self.front().is_none()
+    }
+
+    /// Takes the next message. If it is on disk, the queue gets hungry instead.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Delivery> {
+        if self.len == 0 {
+            return None;
+        }
+        for level in self.levels.iter_mut().rev() {
+            if let Some(popped) = level.pop() {
+                let delivery = popped.delivery;
+                let weight = delivery.message.weight();
+                self.len -= 1;
+                self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
+                self.resident -= weight;
+                self.pinned -= if popped.pinned { weight } else { 0 };
+                self.hungry |= popped.hungry;
+                if popped.joins {
+                    self.join_exhausted();
+                }
+                return Some(delivery);
+            }
+            if level.is_cold() {
+                self.hungry = true;
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Takes the next message if it has expired.
+    pub(super) fn pop_expired(&mut self, now: u64) -> Option<Delivery> {
+        match self.front() {
+            Some(delivery) if delivery.expires <= now => self.pop(),
+            Some(_) => None,
+            None => {
+                self.hungry |= self.next_expiry().is_some_and(|expires| expires <= now);
+                None
+            }
+        }
+    }
+
+    /// When the next message expires, or at the earliest if it is on disk. Those behind it have to wait for it, as in
+    /// RabbitMQ, whatever their priority.
+    pub(super) fn next_expiry(&self) -> Option<u64> {
+        let expires = match self.front() {
+            Some(delivery) => delivery.expires,
+            None if self.len == 0 => NEVER,
+            None => self.levels.iter().rev().find_map(Level::cold_expiry).unwrap_or(NEVER),
+        };
+        (expires != NEVER).then_some(expires)
+    }
+
+    /// Takes everything. What is being loaded or written is void.
+    pub(super) fn take_all(&mut self) -> Self {
+        let mut empty = Self::new((self.levels.len() - 1) as u8, self.keeps);
+        empty.epoch = self.epoch + 1;
+        empty.discarded = std::mem::take(&mut self.discarded);
+        let lanes = self.levels.iter_mut().filter_map(Level::take_lane);
+        empty.discarded.extend(lanes);
+        std::mem::replace(self, empty)
+    }
+
+    /// All messages in memory, the lowest priority first, the oldest first within it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Delivery> {
+        self.levels.iter().flat_map(Level::iter)
+    }
+
+    /// What is on disk and in the store, as ranges of positions in which nothing else lives.
+    pub(super) fn stored_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.levels.iter().filter_map(Level::run).filter(|run| run.stored > 0).flat_map(Run::spans)
+    }
+
+    /// Takes the messages in memory that `which` names, of a queue that has just been brought back.
+    pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        for level in &mut self.levels {
+            let pinned = level.extract(&which, &mut taken);
+            self.pinned -= pinned;
+        }
+        for delivery in &taken {
+            self.len -= 1;
+            self.bytes -= delivery.message.body_len() as u64;
+            self.resident -= delivery.message.weight();
+        }
+        self.join_exhausted();
+        taken
+    }
+
+    /// Puts what was found on disk behind what is in memory, level by level, of a queue that has just been brought back.
+    pub(super) fn restore_runs(&mut self, runs: Vec<Run>) {
+        for (level, run) in self.levels.iter_mut().zip(runs) {
+            if run.is_empty() {
+                continue;
+            }
+            self.len += run.messages() as usize;
+            self.bytes += run.bytes;
+            self.on_disk.messages += run.messages();
+            self.on_disk.bytes += run.bytes;
+            self.pinned += level.restore_run(run);
+        }
+    }
+
+    /// Asks for the front of the run that is next.
+    pub(super) fn want_load(&mut self) {
+        self.hungry |= self.is_cold();
+    }
+
+    /// Whether a run should be loaded from.
+    #[inline]
+    pub(super) fn is_hungry(&self) -> bool {
+        self.hungry
+    }
+
+    /// What to load next; nothing if that is not needed any more.
+    pub(super) fn plan_load(&mut self) -> Option<Plan> {
+        let epoch = self.epoch;
+        let mut levels = self.levels.iter().enumerate().rev();
+        let plan = levels.find_map(|(at, level)| level.plan(at, epoch));
+        self.hungry &= plan.is_some();
+        plan
+    }
+
+    /// Takes in what was loaded: all of the run up to `through`, in order, and from which part of the disk. Returns those
+    /// that `which` names: they are taken out.
+    pub(super) fn loaded(
+        &mut self,
+        plan: &Plan,
+        found: Vec<(Delivery, bool)>,
+        through: u64,
+        which: impl Fn(&Delivery) -> bool,
+    ) -> Vec<Delivery> {
+        self.hungry = false;
+        if plan.epoch != self.epoch {
+            return Vec::new();
+        }
+        let Some(run) = self.levels[plan.level].run_mut() else { return Vec::new() };
+        let before = run.on_disk();
+        let mut out = Vec::new();
+        let mut loaded = Vec::with_capacity(found.len());
+        for (delivery, stored) in found {
+            run.remove(&delivery, stored);
+            if which(&delivery) { out.push(delivery) } else { loaded.push(delivery) }
+        }
+        let lost = run.passed(through);
+        let after = run.on_disk();
+        self.on_disk.messages -= before.messages - after.messages;
+        self.on_disk.bytes -= before.bytes - after.bytes;
+        self.len -= out.len() + lost.messages as usize;
+        self.bytes -= lost.bytes + out.iter().map(|delivery| delivery.message.body_len() as u64).sum::<u64>();
+        for delivery in loaded {
+            let weight = delivery.message.weight();
+            self.resident += weight;
+            self.pinned += weight;
+            self.levels[plan.level].load(delivery, weight);
+        }
+        self.join_exhausted();
+        out
+    }
+
+    /// Lets messages leave memory: those that the store keeps at once, others when they are [written](Self::written).
+    pub(super) fn page_out(&mut self, lane: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
+        let single = self.levels.len() == 1;
+        for at in 0..self.levels.len() {
+            let Some(pinned) = self.levels[at].split() else { continue };
+            self.pinned += pinned;
+            let mut freed = Vec::new();
+            while freed.len() < STEP_MESSAGES
+                && self.levels[at]
+                    .next_of_tail()
+                    .is_some_and(|next| self.keeps && next.message.traits().persistent)
+            {
+                self.move_to_run(at, single, &mut freed);
+            }
+            if !freed.is_empty() {
+                return PagedOut::Freed(freed);
+            }
+            if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_OCTETS) {
+                let segments = self.levels[at].lane(&lane);
+                return PagedOut::Write(ToWrite { level: at, epoch: self.epoch, deliveries, segments });
+            }
+        }
+        PagedOut::Nothing
+    }
+
+    /// Messages were written, and those of them that are still in the tail leave memory.
+    pub(super) fn written(&mut self, written: ToWrite) -> Vec<Delivery> {
+        let mut freed = written.deliveries;
+        let last = freed.last().map(|delivery| delivery.position);
+        freed.clear();
+        let Some(last) = last.filter(|_| written.epoch == self.epoch) else { return freed };
+        let single = self.levels.len() == 1;
+        // A level that was joined meanwhile has given up what it had on disk.
+        while self.levels[written.level].next_of_tail().is_some_and(|next| next.position <= last) {
+            self.move_to_run(written.level, single, &mut freed);
+        }
+        freed
+    }
+
+    /// Files that nobody needs any more.
+    pub(super) fn take_discarded(&mut self) -> Vec<Arc<QueueSegments>> {
+        std::mem::take(&mut self.discarded)
+    }
+
+    pub(super) fn has_discarded(&self) -> bool {
+        !self.discarded.is_empty()
+    }
+
+    fn move_to_run(&mut self, level: usize, single: bool, freed: &mut Vec<Delivery>) {
+        let Some((delivery, weight)) = self.levels[level].pop_tail() else { return };
+        let stored = self.keeps && delivery.message.traits().persistent;
+        self.resident -= weight;
+        self.on_disk.add(&delivery);
+        self.levels[level].add_to_run(&delivery, stored, single);
+        freed.push(delivery);
+    }
+
+    /// Makes levels one again that have nothing on disk, and nothing left in their head.
+    fn join_exhausted(&mut self) {
+        for level in &mut self.levels {
+            if let Some((pinned, lane)) = level.join() {
+                self.pinned -= pinned;
+                self.discarded.extend(lane);
+            }
+        }
+    }
+
+    fn level_of(&mut self, delivery: &Delivery) -> &mut Level {
+        let highest = self.levels.len() - 1;
+        let priority = usize::from(delivery.message.traits().priority.unwrap_or(0));
+        &mut self.levels[priority.min(highest)]
+    }
+}
+
+impl OnDisk {
+    fn add(&mut self, delivery: &Delivery) {
+        self.messages += 1;
+        self.bytes += delivery.message.body_len() as u64;
+    }
+}
+
+/// Messages that leave memory while the queue is locked: some ten microseconds.
+const STEP_MESSAGES: usize = 512;
+/// Octets that are written in one go, and stay in memory meanwhile.
+const STEP_OCTETS: u64 = 1 << 20;

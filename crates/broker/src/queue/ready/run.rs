@@ -1,0 +1,155 @@
+//! The part of a level that is on disk.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use store::pages::QueueSegments;
+
+use super::OnDisk;
+use crate::queue::delivery::{Delivery, NEVER};
+
+/// Messages on disk. None of them has been delivered since the broker was started, and everything that lives on disk at
+/// their positions is among them.
+pub(crate) struct Run {
+    /// First and last positions, ascending. In a queue without priorities there is only one.
+    spans: VecDeque<(u64, u64)>,
+    /// Messages that the store keeps.
+    pub(super) stored: u64,
+    /// Messages that are in the lane.
+    written: u64,
+    /// Octets of all bodies.
+    pub(crate) bytes: u64,
+    /// A time before which none of them expires.
+    pub(super) expires: u64,
+    /// Where those are that the store does not keep.
+    pub(super) lane: Option<Arc<QueueSegments>>,
+}
+
+/// What to load.
+pub(crate) struct Plan {
+    pub(super) level: usize,
+    pub(super) epoch: u64,
+    spans: Vec<(u64, u64)>,
+    pub(crate) has_stored: bool,
+    pub(crate) lane: Option<Arc<QueueSegments>>,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self { spans: VecDeque::new(), stored: 0, written: 0, bytes: 0, expires: NEVER, lane: None }
+    }
+}
+
+impl Run {
+    pub(crate) fn messages(&self) -> u64 {
+        self.stored + self.written
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.messages() == 0
+    }
+
+    pub(super) fn spans(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.spans.iter().copied()
+    }
+
+    pub(super) fn on_disk(&self) -> OnDisk {
+        OnDisk { messages: self.messages(), bytes: self.bytes }
+    }
+
+    /// Adds messages that the store keeps, found at a start: so many, with so many octets of bodies, from the first to the
+    /// last position, behind all others.
+    pub(crate) fn add_stored(&mut self, span: (u64, u64), messages: u64, bytes: u64, expires: u64) {
+        self.extend(span, true);
+        self.stored += messages;
+        self.bytes += bytes;
+        self.expires = self.expires.min(expires);
+    }
+
+    /// Adds one message that the store keeps, found at a start, behind all others of its level, of which there are several.
+    pub(crate) fn add_one_stored(&mut self, position: u64, bytes: u64, expires: u64) {
+        self.extend((position, position), false);
+        self.stored += 1;
+        self.bytes += bytes;
+        self.expires = self.expires.min(expires);
+    }
+
+    /// Adds a message behind all others.
+    pub(super) fn add(&mut self, delivery: &Delivery, stored: bool, single: bool) {
+        self.extend((delivery.position, delivery.position), single);
+        *(if stored { &mut self.stored } else { &mut self.written }) += 1;
+        self.bytes += delivery.message.body_len() as u64;
+        self.expires = self.expires.min(delivery.expires);
+    }
+
+    fn extend(&mut self, (first, last): (u64, u64), single: bool) {
+        match self.spans.back_mut() {
+            Some(back) if single || back.1 + 1 == first => back.1 = last,
+            _ => self.spans.push_back((first, last)),
+        }
+    }
+
+    /// A message of the run is in memory again.
+    pub(super) fn remove(&mut self, delivery: &Delivery, stored: bool) {
+        let count = if stored { &mut self.stored } else { &mut self.written };
+        *count = count.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
+    }
+
+    /// All positions up to this one have been loaded. Returns what should still be there when there is nothing more.
+    pub(super) fn passed(&mut self, through: u64) -> OnDisk {
+        while let Some(first) = self.spans.front_mut().filter(|first| first.0 <= through) {
+            if first.1 > through {
+                first.0 = through + 1;
+                break;
+            }
+            self.spans.pop_front();
+        }
+        if !self.spans.is_empty() && !self.is_empty() {
+            return OnDisk::default();
+        }
+        let lost = self.on_disk();
+        if lost.messages > 0 {
+            tracing::error!(messages = lost.messages, "messages that should be on disk are not there");
+        }
+        *self = Self { lane: self.lane.take(), ..Self::default() };
+        lost
+    }
+
+    pub(super) fn plan(&self, level: usize, epoch: u64) -> Option<Plan> {
+        let spans = self.spans.iter().take(PLANNED_SPANS).copied().collect();
+        (!self.is_empty()).then(|| Plan {
+            level,
+            epoch,
+            spans,
+            has_stored: self.stored > 0,
+            lane: self.lane.clone().filter(|_| self.written > 0),
+        })
+    }
+}
+
+impl Plan {
+    /// The first position of the run at or above this one.
+    pub(crate) fn next(&self, from: u64) -> Option<u64> {
+        let span = self.spans.get(self.spans.partition_point(|span| span.1 < from))?;
+        Some(span.0.max(from))
+    }
+
+    pub(crate) fn contains(&self, position: u64) -> bool {
+        self.next(position) == Some(position)
+    }
+
+    /// The last position that is to be loaded.
+    pub(crate) fn last(&self) -> u64 {
+        self.spans.last().map_or(0, |span| span.1)
+    }
+
+    /// How many positions from `from` on are worth reading in one go.
+    pub(crate) fn stretch(&self, from: u64, most: u64) -> u64 {
+        let end = self.spans.iter().rev().find(|span| span.0 < from.saturating_add(most));
+        end.map_or(1, |span| span.1.saturating_sub(from) + 1).clamp(1, most)
+    }
+}
+
+/// Stretches that are looked for in one go, where priorities lie between each other.
+const PLANNED_SPANS: usize = 1024;

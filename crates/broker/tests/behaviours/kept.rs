@@ -1,0 +1,146 @@
+//! A world on a disk, whose rounds and paging the test does itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use amqp::{FieldValue, Properties};
+use broker::*;
+use store::disk::simulated::SimDisk;
+use store::journal::{Settings, Step};
+use store::{Recovered, Retirement, Rounds, StoreSettings};
+
+use crate::world::*;
+
+pub(crate) struct Kept {
+    pub(crate) world: World,
+    pub(crate) disk: SimDisk,
+    pub(crate) store: Arc<Store>,
+    pub(crate) rounds: Rounds,
+    /// Octets of memory above which queues page.
+    watermark: u64,
+}
+
+/// Counts how often it was woken.
+#[derive(Default)]
+pub(crate) struct Told(AtomicUsize);
+
+impl Waiter for Told {
+    fn wake(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Told {
+    pub(crate) fn times(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+fn start(disk: SimDisk, now: Timestamp, watermark: u64) -> Kept {
+    let (store, rounds, recovered) = open(&disk);
+    let config = BrokerConfig { defaults: false, paging_watermark: watermark, ..BrokerConfig::default() };
+    let broker = Broker::new(config);
+    broker.restore(&store, recovered, now).expect("readable");
+    if store.catalogue().was_empty() {
+        broker.add_defaults();
+    }
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let vhost = broker.open(&guest, "/").unwrap();
+    let publisher = vhost.publisher(&guest);
+    Kept { world: World { broker, vhost, publisher, now }, disk, store, rounds, watermark }
+}
+
+/// So small that messages move to segments of their queue soon.
+fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
+    let settings = StoreSettings {
+        weigh: body_octets,
+        journal_segments: 1,
+        queue_segment_size: 128 << 10,
+        ..Settings { segment_size: 128 << 10, pending_limit: 64 << 20 }.into()
+    };
+    Store::open(Arc::new(disk.clone()), settings).expect("a store")
+}
+
+/// With room for everything in memory.
+pub(crate) fn kept(seed: u64) -> Kept {
+    paging(seed, u64::MAX)
+}
+
+pub(crate) fn paging(seed: u64, watermark: u64) -> Kept {
+    start(SimDisk::new(seed, 1 << 30), Timestamp(1_000_000), watermark)
+}
+
+impl Kept {
+    pub(crate) fn durable(&self, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
+        let arguments = table(arguments);
+        let declare = QueueDeclare { name, durable: true, arguments: raw(&arguments), ..Default::default() };
+        self.world.declare(declare).unwrap().queue
+    }
+
+    pub(crate) fn queue(&self, name: &str) -> Arc<Queue> {
+        self.world.vhost.queue(ME, name).expect("a queue")
+    }
+
+    pub(crate) fn publish(&mut self, exchange: &str, key: &str, body: &str) -> Flushed {
+        self.publish_with(exchange, key, body, Properties::default().with_delivery_mode(2))
+    }
+
+    pub(crate) fn publish_with(
+        &mut self,
+        exchange: &str,
+        routing_key: &str,
+        body: &str,
+        properties: Properties<'_>,
+    ) -> Flushed {
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        let body = Body::Copied(body.as_bytes());
+        let publish = Publish { exchange, routing_key, properties: &octets, body };
+        let World { publisher, now, .. } = &mut self.world;
+        publisher.publish(publish, *now).unwrap();
+        publisher.flush(*now)
+    }
+
+    /// Does rounds until nothing is left to do.
+    pub(crate) fn sync(&mut self) {
+        while !matches!(self.rounds.step(), Step::Idle) {}
+    }
+
+    /// Moves what it can out of the journal.
+    pub(crate) fn retire(&mut self) {
+        self.sync();
+        while matches!(self.rounds.retire(), Retirement::Done) {}
+    }
+
+    /// Does what there is to do for paging; whether that was anything.
+    pub(crate) fn page(&self) -> bool {
+        std::iter::from_fn(|| self.world.broker.page(self.world.now).then_some(())).count() > 0
+    }
+
+    /// The power fails, and comes back.
+    pub(crate) fn crash(&self) -> Self {
+        start(self.disk.crash(), self.world.now, self.watermark)
+    }
+
+    /// The next message, wherever it is.
+    pub(crate) fn fetch(&self, queue: &Queue, no_ack: bool) -> Option<Delivery> {
+        loop {
+            let told = Arc::new(Told::default());
+            let waiter: Arc<dyn Waiter> = told.clone();
+            match queue.fetch(no_ack, self.world.now, &waiter) {
+                Fetched::Got(got) => return Some(got.delivery),
+                Fetched::Empty => return None,
+                Fetched::Later => {
+                    assert!(self.page(), "nobody loads it");
+                    assert_eq!(told.times(), 1, "it was loaded");
+                }
+            }
+        }
+    }
+
+    /// Takes all that is ready, acknowledged at once.
+    pub(crate) fn drain(&self, queue: &str) -> Vec<String> {
+        let queue = self.queue(queue);
+        std::iter::from_fn(|| self.fetch(&queue, true)).map(|delivery| text(&delivery)).collect()
+    }
+}

@@ -1,0 +1,441 @@
+//! Messages of long queues leave memory for the disk, and come back in their place.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use amqp::{FieldValue, Properties};
+use broker::*;
+use parking_lot::Mutex;
+use store::disk::simulated::Faults;
+
+use crate::kept::{Kept, Told, paging};
+use crate::world::*;
+
+/// Octets of a body: hundreds of them are a long queue.
+const BODY: usize = 2000;
+const MANY: usize = 600;
+
+fn body(number: usize) -> String {
+    format!("{number:<BODY$}")
+}
+
+fn bodies(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
+    numbers.into_iter().map(body).collect()
+}
+
+/// Persistent ones and others, in stretches.
+fn is_persistent(number: usize) -> bool {
+    !(number / 7).is_multiple_of(3)
+}
+
+fn properties(number: usize) -> Properties<'static> {
+    Properties::default().with_delivery_mode(if is_persistent(number) { 2 } else { 1 })
+}
+
+fn publish(kept: &mut Kept, numbers: impl IntoIterator<Item = usize>) {
+    for number in numbers {
+        kept.publish_with("", "q", &body(number), properties(number));
+    }
+}
+
+/// A queue with [`MANY`] messages, most of which are on disk only.
+fn backlog(seed: u64, arguments: &[(&str, FieldValue)]) -> (Kept, Arc<Queue>) {
+    let mut kept = paging(seed, 0);
+    let queue = kept.durable("q", arguments);
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+    (kept, queue)
+}
+
+fn assert_mostly_on_disk(kept: &Kept) {
+    let held = kept.world.broker.held();
+    assert!(held.paged_messages > MANY as u64 * 2 / 3 && held.resident < 200 << 10, "{held:?}");
+    assert_eq!(held.paged_bytes, held.paged_messages * BODY as u64);
+}
+
+fn files_of_transient(kept: &Kept) -> usize {
+    kept.disk.files().iter().filter(|name| name.starts_with("transient/")).count()
+}
+
+fn persistent(kept: &mut Kept, count: usize) {
+    (0..count).for_each(|number| drop(kept.publish("", "q", &body(number))));
+}
+
+#[test]
+fn a_backlog_comes_back_whole_and_in_order() {
+    let (mut kept, queue) = backlog(1, &[]);
+    assert_eq!(queue.message_count(), MANY as u64);
+    let first: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, true)).take(MANY / 2).collect();
+    assert_eq!(first.iter().map(text).collect::<Vec<_>>(), bodies(0..MANY / 2));
+    publish(&mut kept, MANY..MANY + 50);
+    assert_eq!(kept.drain("q"), bodies(MANY / 2..MANY + 50));
+    kept.page();
+    let held = kept.world.broker.held();
+    assert_eq!((held.resident, held.paged_messages, held.paged_bytes), (0, 0, 0));
+    assert_eq!(files_of_transient(&kept), 0);
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+    assert_eq!(kept.drain("q"), bodies(0..MANY));
+}
+
+#[test]
+fn a_queue_that_is_not_durable_pages_too() {
+    let mut kept = paging(2, 0);
+    kept.world.queue("q");
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+    assert_eq!(kept.drain("q"), bodies(0..MANY));
+}
+
+#[test]
+fn below_the_watermark_everything_stays_in_memory_unless_the_queue_is_lazy() {
+    let mut kept = paging(3, u64::MAX);
+    kept.durable("q", &[]);
+    publish(&mut kept, 0..MANY);
+    assert!(!kept.page());
+    assert_eq!(kept.world.broker.held().paged_messages, 0);
+    kept.queue("q").purge();
+    kept.world.vhost.delete_queue(ME, "q", false, false).unwrap();
+    kept.durable("q", &[("x-queue-mode", FieldValue::text("lazy"))]);
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+    assert_eq!(kept.drain("q"), bodies(0..MANY));
+}
+
+#[test]
+fn above_the_watermark_queues_that_nobody_touches_let_go_and_stop_below_it() {
+    let mut kept = paging(4, (MANY * BODY * 3 / 2) as u64);
+    kept.durable("q", &[]);
+    publish(&mut kept, 0..MANY);
+    assert!(!kept.page());
+    kept.durable("other", &[]);
+    (0..MANY).for_each(|number| drop(kept.publish("", "other", &body(number))));
+    kept.page();
+    let held = kept.world.broker.held();
+    assert!(held.resident < held.watermark && held.resident > held.watermark / 2, "{held:?}");
+    assert_eq!((kept.drain("q"), kept.drain("other")), (bodies(0..MANY), bodies(0..MANY)));
+}
+
+#[test]
+fn a_consumer_is_served_from_disk_as_it_goes_on() {
+    let (kept, queue) = backlog(5, &[]);
+    let (id, consumer) = kept.world.consume(&queue, 100, 0);
+    for done in 1.. {
+        kept.page();
+        let got = consumer.got.lock().len();
+        assert_eq!(got, (100 * done).min(MANY));
+        if got == MANY {
+            break;
+        }
+        *consumer.room.lock() = 100;
+        queue.resume(id, kept.world.now);
+    }
+    assert_eq!(consumer.bodies(), bodies(0..MANY));
+}
+
+#[test]
+fn get_waits_for_a_message_on_disk_and_is_not_told_that_there_is_none() {
+    let (kept, queue) = backlog(6, &[]);
+    let told = Arc::new(Told::default());
+    let waiter: Arc<dyn Waiter> = told.clone();
+    let in_memory = std::iter::from_fn(|| queue.get(true, kept.world.now)).count();
+    assert!(in_memory < MANY / 3);
+    for _ in 0..3 {
+        assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
+    }
+    assert_eq!(told.times(), 0);
+    kept.page();
+    assert_eq!(told.times(), 1);
+    let Fetched::Got(got) = queue.fetch(true, kept.world.now, &waiter) else { panic!("it is there") };
+    assert_eq!(text(&got.delivery), body(in_memory));
+    assert_eq!(got.remaining as usize, MANY - in_memory - 1);
+}
+
+#[test]
+fn who_waits_is_told_when_the_queue_is_purged_or_deleted() {
+    for delete in [false, true] {
+        let (kept, queue) = backlog(7, &[]);
+        while queue.get(true, kept.world.now).is_some() {}
+        let told = Arc::new(Told::default());
+        let waiter: Arc<dyn Waiter> = told.clone();
+        assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
+        if delete {
+            kept.world.vhost.delete_queue(ME, "q", false, false).unwrap();
+        } else {
+            queue.purge();
+        }
+        assert_eq!(told.times(), 1);
+        assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Empty));
+        // The load that was asked for finds nothing to do.
+        kept.page();
+        assert_eq!((queue.message_count(), files_of_transient(&kept)), (0, 0));
+    }
+}
+
+#[test]
+fn requeued_messages_return_before_what_is_on_disk() {
+    let (kept, queue) = backlog(8, &[]);
+    let held: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(200).collect();
+    queue.requeue(held, kept.world.now);
+    let back: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, true)).collect();
+    assert_eq!(back.iter().map(text).collect::<Vec<_>>(), bodies(0..MANY));
+    assert!(back.iter().enumerate().all(|(number, delivery)| delivery.redelivered() == (number < 200)));
+}
+
+#[test]
+fn expired_messages_on_disk_are_dead_lettered_in_their_order() {
+    let arguments = [
+        ("x-dead-letter-exchange", FieldValue::text("")),
+        ("x-dead-letter-routing-key", FieldValue::text("dead")),
+        ("x-message-ttl", FieldValue::I32(1000)),
+    ];
+    let (mut kept, queue) = backlog(9, &arguments);
+    let dead = kept.durable("dead", &[]);
+    kept.world.now = kept.world.now.after(1000);
+    // As a server does: what falls due, and what that asks of the disk.
+    while queue.message_count() > 0 {
+        kept.world.wait(0);
+        assert!(kept.page());
+    }
+    assert_eq!(dead.message_count(), MANY as u64);
+    assert_eq!(kept.drain("dead"), bodies(0..MANY));
+}
+
+#[test]
+fn a_limit_drops_the_head_even_if_that_is_on_disk() {
+    let limits = [("x-max-length", MANY / 3), ("x-max-length-bytes", MANY / 3 * BODY)];
+    for (limit, most) in limits {
+        let (mut kept, queue) = backlog(10, &[]);
+        let policy = format!(r#"{{"{}": {most}}}"#, limit.trim_start_matches("x-"));
+        let definition = PolicyDefinition::parse(&serde_json::from_str(&policy).unwrap()).unwrap();
+        let (name, priority, apply_to) = ("p".into(), 0, ApplyTo::All);
+        let pattern = Pattern::new(".*").unwrap();
+        kept.world.vhost.set_policy(Policy { name, pattern, apply_to, priority, definition }, kept.world.now);
+        kept.page();
+        assert_eq!(queue.message_count() as usize, MANY / 3);
+        publish(&mut kept, MANY..MANY + 10);
+        kept.page();
+        assert_eq!(kept.drain("q"), bodies(MANY + 10 - MANY / 3..MANY + 10));
+    }
+}
+
+#[test]
+fn a_full_queue_refuses_what_is_too_much_though_most_of_it_is_on_disk() {
+    let full = [
+        ("x-max-length-bytes", FieldValue::I32((MANY * BODY) as i32)),
+        ("x-overflow", FieldValue::text("reject-publish")),
+    ];
+    let (mut kept, queue) = backlog(11, &full);
+    assert_eq!(kept.publish("", "q", "x").refused, [0]);
+    assert!(kept.fetch(&queue, true).is_some());
+    assert!(kept.publish("", "q", &body(MANY)).refused.is_empty());
+    assert_eq!(kept.drain("q"), bodies(1..=MANY));
+}
+
+#[test]
+fn a_restart_brings_back_numbers_and_leaves_the_messages_on_disk() {
+    for retired in [false, true] {
+        let (mut kept, queue) = backlog(12, &[]);
+        let taken: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(25).collect();
+        // Here and there, so that a start has to count within a segment.
+        let (acked, left): (Vec<_>, Vec<_>) =
+            taken.into_iter().partition(|delivery| text(delivery).trim_end().ends_with('3'));
+        queue.ack(acked);
+        drop(left);
+        if retired {
+            kept.retire()
+        } else {
+            kept.sync()
+        }
+        let mut kept = kept.crash();
+        let survives = |number: &usize| is_persistent(*number) && (*number >= 25 || number % 10 != 3);
+        let expected: Vec<_> = (0..MANY).filter(survives).collect();
+        let held = kept.world.broker.held();
+        assert_eq!(held.paged_messages, expected.len() as u64, "nothing is in memory");
+        assert_eq!(held.paged_bytes, (expected.len() * BODY) as u64);
+        assert_eq!(kept.queue("q").message_count(), expected.len() as u64);
+        kept.publish("", "q", &body(MANY));
+        let queue = kept.queue("q");
+        let back: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, true)).collect();
+        let numbers = expected.iter().copied().chain([MANY]);
+        assert_eq!(back.iter().map(text).collect::<Vec<_>>(), bodies(numbers));
+        let redelivered = back.iter().filter(|delivery| delivery.redelivered()).count();
+        assert_eq!(redelivered, expected.iter().filter(|number| **number < 25).count());
+        kept.sync();
+        assert_eq!(kept.crash().drain("q"), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn priorities_hold_on_disk_and_after_a_restart() {
+    for restart in [None, Some(false), Some(true)] {
+        let mut kept = paging(13, 0);
+        kept.durable("q", &[("x-max-priority", FieldValue::I32(4))]);
+        for number in 0..MANY {
+            let properties = Properties::default().with_delivery_mode(2).with_priority((number % 5) as u8);
+            kept.publish_with("", "q", &body(number), properties);
+            kept.page();
+        }
+        match restart {
+            None => {}
+            Some(false) => kept.sync(),
+            Some(true) => kept.retire(),
+        }
+        if restart.is_some() {
+            kept = kept.crash();
+            assert_eq!(kept.world.broker.held().paged_bytes, (MANY * BODY) as u64);
+        }
+        let expected = (0..5).rev().flat_map(|priority| (priority..MANY).step_by(5));
+        assert_eq!(kept.drain("q"), bodies(expected));
+    }
+}
+
+#[test]
+fn a_delivery_limit_counts_for_what_a_restart_left_on_disk() {
+    let mut kept = paging(14, 0);
+    let quorum = [("x-queue-type", FieldValue::text("quorum")), ("x-delivery-limit", FieldValue::I32(1))];
+    kept.durable("q", &quorum);
+    persistent(&mut kept, MANY);
+    for _ in 0..2 {
+        let queue = kept.queue("q");
+        let taken = std::iter::from_fn(|| kept.fetch(&queue, false)).take(200).count();
+        assert_eq!(taken, 200);
+        kept.sync();
+        kept = kept.crash();
+    }
+    kept.page();
+    assert_eq!(kept.drain("q"), bodies(200..MANY), "delivered more often than allowed");
+}
+
+#[test]
+fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
+    let (mut kept, queue) = backlog(15, &[]);
+    kept.retire();
+    let is_segment = |name: &String| name.ends_with(".segment");
+    let files: Vec<_> = kept.disk.files().into_iter().filter(is_segment).collect();
+    let flip = |kept: &Kept| {
+        let each = |octets: &mut Vec<u8>| octets.iter_mut().for_each(|octet| *octet ^= 1);
+        files.iter().for_each(|file| kept.disk.damage(file, each));
+    };
+    flip(&kept);
+    let mut found: Vec<_> =
+        std::iter::from_fn(|| queue.get(true, kept.world.now)).map(|got| text(&got.delivery)).collect();
+    let (told, failures) =
+        (Arc::new(Told::default()), |kept: &Kept| kept.world.broker.metrics().paging_failures.get());
+    let waiter: Arc<dyn Waiter> = told.clone();
+    assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
+    kept.page();
+    assert_eq!((told.times(), failures(&kept)), (0, 1));
+    assert!(!kept.page(), "it is not tried again at once");
+    kept.world.wait(1000);
+    kept.page();
+    assert_eq!((told.times(), failures(&kept)), (0, 2));
+    assert_eq!(queue.message_count() as usize, MANY - found.len());
+    flip(&kept);
+    kept.world.wait(1000);
+    kept.page();
+    assert_eq!((told.times(), failures(&kept)), (1, 2));
+    found.append(&mut kept.drain("q"));
+    assert_eq!(found, bodies(0..MANY));
+}
+
+#[test]
+fn what_cannot_be_written_stays_in_memory() {
+    let mut kept = paging(16, 0);
+    kept.world.queue("q");
+    kept.disk.set_faults(Faults { write: 1000, sync: 0, names: 0 });
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    let held = kept.world.broker.held();
+    assert_eq!(held.paged_messages, 0);
+    assert!(kept.world.broker.metrics().paging_failures.get() > 0);
+    kept.disk.set_faults(Faults::default());
+    kept.world.wait(1000);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+    assert_eq!(kept.drain("q"), bodies(0..MANY));
+}
+
+#[test]
+fn a_message_of_many_queues_counts_once_in_memory() {
+    let mut kept = paging(17, u64::MAX);
+    for at in 0..50 {
+        let name = format!("q{at}");
+        kept.durable(&name, &[]);
+        kept.world.bind(&name, "amq.fanout", "");
+    }
+    kept.publish("amq.fanout", "", &"x".repeat(100_000));
+    let resident = kept.world.broker.held().resident;
+    assert!((100_000..110_000).contains(&resident), "{resident}");
+}
+
+/// Publishers, consumers, purges and the threads that page, all at once: what is left in the end is there, in order.
+#[test]
+fn many_threads_publish_take_purge_and_page() {
+    let kept = paging(18, 300 << 10);
+    let queue = kept.durable("q", &[]);
+    let (broker, vhost) = (kept.world.broker.clone(), kept.world.vhost.clone());
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let (stop, taken) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let told: Arc<dyn Waiter> = Arc::new(Told::default());
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    if !broker.page(Timestamp(1)) {
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+        let consumer = scope.spawn(|| {
+            let mut last = None;
+            while !stop.load(Ordering::SeqCst) {
+                if let Fetched::Got(got) = queue.fetch(false, Timestamp(1), &told) {
+                    let number: usize = text(&got.delivery).trim_end().parse().unwrap();
+                    assert!(got.delivery.redelivered() || last < Some(number));
+                    last = last.max(Some(number));
+                    if number.is_multiple_of(50) && !got.delivery.redelivered() {
+                        queue.requeue(vec![got.delivery], Timestamp(1));
+                    } else {
+                        taken.lock().push(number);
+                        queue.ack(vec![got.delivery]);
+                    }
+                }
+            }
+        });
+        let mut publisher = vhost.publisher(&guest);
+        for number in 0..MANY * 5 {
+            let mut octets = Vec::new();
+            properties(number).encode(&mut octets);
+            let text = body(number);
+            let body = Body::Copied(text.as_bytes());
+            publisher
+                .publish(Publish { exchange: "", routing_key: "q", properties: &octets, body }, Timestamp(1))
+                .unwrap();
+            publisher.flush(Timestamp(1));
+            if number % 1000 == 999 {
+                queue.purge();
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+        consumer.join().unwrap();
+    });
+    kept.page();
+    let rest: Vec<usize> = kept.drain("q").iter().map(|text| text.trim_end().parse().unwrap()).collect();
+    assert!(rest.is_sorted() && rest.windows(2).all(|pair| pair[0] < pair[1]), "{rest:?}");
+    let mut all = taken.into_inner();
+    all.extend(rest);
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), count, "none twice");
+    kept.page();
+    assert_eq!((kept.world.broker.held().resident, kept.world.broker.held().paged_messages), (0, 0));
+    assert_eq!(files_of_transient(&kept), 0);
+}

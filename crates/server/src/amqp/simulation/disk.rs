@@ -1,0 +1,231 @@
+//! Answers and confirms that wait for the disk: in order, and never before what they tell is there, whatever the disk does.
+
+use std::collections::VecDeque;
+
+use amqp::properties::{PERSISTENT, Properties};
+use broker::{Store, Timestamp};
+use store::Rounds;
+use store::disk::simulated::{Dice, Faults, SimDisk};
+use store::journal::{Lsn, Settings, Step};
+
+use super::*;
+
+/// A server with a disk, and the one that writes to it, step by step.
+struct Durable {
+    shared: Arc<Shared>,
+    store: Arc<Store>,
+    rounds: Rounds,
+    disk: SimDisk,
+}
+
+impl Durable {
+    fn new(seed: u64, pending_limit: usize) -> Self {
+        let disk = SimDisk::new(seed, 1 << 30);
+        let settings = Settings { segment_size: 64 << 10, pending_limit };
+        let (store, rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
+        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
+        broker.restore(&store, recovered, Timestamp::default()).unwrap();
+        broker.add_defaults();
+        store.catalogue().commit_pending().unwrap();
+        Self { shared: server_of(broker), store, rounds, disk }
+    }
+
+    fn breaks(&self, breaks: bool) {
+        let rate = if breaks { 1000 } else { 0 };
+        self.disk.set_faults(Faults { write: rate, sync: rate, names: rate });
+    }
+
+    fn write_all(&mut self) {
+        self.breaks(false);
+        while !matches!(self.rounds.step(), Step::Idle) {}
+    }
+}
+
+impl Conversation {
+    /// The outbox was nudged; what was held is shown again.
+    fn nudged(&mut self) -> Vec<String> {
+        let now = self.now;
+        self.connection.handle_nudge(now);
+        if self.connection.intent() == Intent::Run {
+            self.send(&[]);
+        }
+        self.received()
+    }
+}
+
+fn declare_durable(out: &mut Vec<u8>, name: &str) {
+    frame::write_method(out, 1, queue::Declare { queue: name, durable: true, ..Default::default() });
+}
+
+fn publish_persistent(out: &mut Vec<u8>, body: &[u8]) {
+    let mut properties = Vec::new();
+    Properties::default().with_delivery_mode(PERSISTENT).encode(&mut properties);
+    let publish = basic::Publish { routing_key: "q", ..Default::default() };
+    write_content(out, 1, publish, &properties, body, FRAME_MAX);
+}
+
+/// A client in confirm mode with a durable queue.
+fn confirming(durable: &mut Durable) -> Conversation {
+    let mut client = Conversation::open(&durable.shared, 0);
+    client.call(|out| declare_durable(out, "q"));
+    durable.write_all();
+    assert_eq!(client.nudged(), ["queue.declare-ok"]);
+    client.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
+    client
+}
+
+#[test]
+fn answers_and_confirms_keep_their_order_and_are_never_early() {
+    for seed in 0..300 {
+        Run::new(seed).play();
+    }
+}
+
+/// What one client does, and what it is to hear.
+struct Run {
+    dice: Dice,
+    durable: Durable,
+    client: Conversation,
+    /// What the disk must have before each publish may be confirmed, in order; nothing for those that are not kept.
+    unconfirmed: VecDeque<Option<Lsn>>,
+    confirmed: u64,
+    /// Answers that are still to come, in order.
+    answers: VecDeque<&'static str>,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut durable = Durable::new(seed, 1 << 20);
+        let client = confirming(&mut durable);
+        let dice = Dice::new(seed);
+        Self { dice, durable, client, unconfirmed: VecDeque::new(), confirmed: 0, answers: VecDeque::new() }
+    }
+
+    fn play(mut self) {
+        for _ in 0..60 {
+            match self.dice.below(10) {
+                0..5 => self.speak(),
+                5 => self.durable.breaks(self.dice.chance(500)),
+                6..8 => drop(self.durable.rounds.step()),
+                _ => self.nudge(),
+            }
+        }
+        // What waits to be shown again is declared, or published, only when what was said before is answered.
+        for _ in 0..100 {
+            self.durable.write_all();
+            self.nudge();
+        }
+        assert_eq!((self.unconfirmed.len(), self.answers.len()), (0, 0));
+    }
+
+    /// Sends a few things in one read.
+    fn speak(&mut self) {
+        let mut octets = Vec::new();
+        for _ in 0..=self.dice.below(4) {
+            match self.dice.below(8) {
+                0..4 => {
+                    publish_persistent(&mut octets, b"kept");
+                    self.unconfirmed.push_back(Some(Lsn(0)));
+                }
+                4 => {
+                    publish(&mut octets, "q", b"not kept", false);
+                    self.unconfirmed.push_back(None);
+                }
+                5 | 6 => {
+                    declare_durable(&mut octets, ["r", "s", "t"][self.dice.below(3) as usize]);
+                    self.answers.push_back("queue.declare-ok");
+                }
+                _ => {
+                    frame::write_method(
+                        &mut octets,
+                        1,
+                        basic::Qos { prefetch_count: 7, ..Default::default() },
+                    );
+                    self.answers.push_back("basic.qos-ok");
+                }
+            }
+        }
+        let before = self.durable.store.end();
+        self.client.send(&octets);
+        self.note_taken(before);
+        let heard = self.client.received();
+        self.hear(heard);
+    }
+
+    fn nudge(&mut self) {
+        let before = self.durable.store.end();
+        let heard = self.client.nudged();
+        self.note_taken(before);
+        self.hear(heard);
+    }
+
+    /// What was taken since is in the log by now, and was not before.
+    fn note_taken(&mut self, before: Lsn) {
+        if self.durable.store.end() > before {
+            let new = self.unconfirmed.iter_mut().flatten().filter(|until| **until == Lsn(0));
+            new.for_each(|until| *until = Lsn(before.0 + 1));
+        }
+    }
+
+    fn hear(&mut self, heard: Vec<String>) {
+        for method in heard {
+            let Some(ack) = method.strip_prefix("basic.ack ") else {
+                assert_eq!(Some(&*method), self.answers.pop_front(), "an answer out of order");
+                continue;
+            };
+            let tag: u64 = ack.trim_end_matches(" multiple").parse().unwrap();
+            assert!(tag > self.confirmed, "{tag} after {}", self.confirmed);
+            for _ in self.confirmed..tag {
+                let until = self.unconfirmed.pop_front().expect("a publish");
+                assert!(until.is_none_or(|until| until <= self.durable.store.durable()), "{tag} is early");
+            }
+            assert!(ack.ends_with(" multiple") || tag == self.confirmed + 1);
+            self.confirmed = tag;
+        }
+    }
+}
+
+#[test]
+fn a_full_journal_pauses_who_publishes_and_nothing_is_lost() {
+    let mut durable = Durable::new(1, 4 << 10);
+    let mut publisher = confirming(&mut durable);
+    let mut consumer = Conversation::open(&durable.shared, 0);
+    durable.breaks(true);
+    let body = [7; 3000];
+    let flood = |out: &mut Vec<u8>| (0..5).for_each(|_| publish_persistent(out, &body));
+    assert_eq!(publisher.call(flood), [""; 0]);
+    assert_eq!(publisher.connection.intent(), Intent::Pause);
+    assert!(!durable.store.has_room());
+    assert!(matches!(durable.rounds.step(), Step::Failed(_)));
+    assert_eq!(publisher.nudged(), [""; 0]);
+    assert_eq!(publisher.connection.intent(), Intent::Pause);
+    assert_eq!(publisher.call(flood), [""; 0], "held, not taken");
+    // Who consumes goes on: what the queue has taken is delivered.
+    let get = |out: &mut Vec<u8>| {
+        frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
+    };
+    assert_eq!(consumer.call(get), ["basic.get-ok 4"]);
+    durable.write_all();
+    let mut heard = publisher.nudged();
+    for _ in 0..10 {
+        durable.write_all();
+        heard.extend(publisher.nudged());
+    }
+    assert_eq!(heard.last().map(String::as_str), Some("basic.ack 10 multiple"));
+    assert_eq!(publisher.connection.intent(), Intent::Run);
+    assert_eq!(consumer.call(get), ["basic.get-ok 8"]);
+}
+
+#[test]
+fn a_draining_server_says_goodbye_once_what_was_published_is_confirmed() {
+    let mut durable = Durable::new(2, 1 << 20);
+    let mut publisher = confirming(&mut durable);
+    durable.breaks(true);
+    assert_eq!(publisher.call(|out| publish_persistent(out, b"kept")), [""; 0]);
+    drop(durable.rounds.step());
+    durable.shared.start_draining();
+    assert_eq!(publisher.nudged(), [""; 0], "neither a confirm nor a goodbye");
+    durable.write_all();
+    let text = "connection.close CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
+    assert_eq!(publisher.nudged(), ["basic.ack 1", text]);
+}

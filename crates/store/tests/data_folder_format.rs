@@ -1,0 +1,162 @@
+//! A whole data folder of today's format, which every later version has to open: definitions, journal and queue segments.
+//!
+//! A new version of the format gets a fixture beside the old ones, by
+//! `LEVERET_FIXTURE=write cargo test -p store --test data_folder_format`; those that are there are never written again.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use store::catalogue::Section;
+use store::disk::Disk;
+use store::disk::simulated::SimDisk;
+use store::journal::{Entry, QueueId, Range, Settings};
+use store::{Recovered, Rounds, Store, StoreSettings, check};
+
+#[test]
+fn a_data_folder_of_version_1_holds_what_was_put_in() {
+    if std::env::var("LEVERET_FIXTURE").is_ok_and(|wanted| wanted == "write") && !path().exists() {
+        std::fs::create_dir_all(path().parent().expect("a folder")).expect("a folder");
+        std::fs::write(path(), to_text(&filled())).expect("written");
+    }
+    let disk = from_text(&std::fs::read_to_string(path()).expect("the fixture"));
+    holds_what_was_put_in(&disk);
+}
+
+#[test]
+fn a_data_folder_of_today_holds_what_was_put_in() {
+    let disk = from_text(&to_text(&filled()));
+    holds_what_was_put_in(&disk);
+}
+
+fn holds_what_was_put_in(disk: &SimDisk) {
+    let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
+    let report = check(&dynamic).expect("readable");
+    assert!(report.is_sound(), "{report}");
+    let (store, _, recovered) = open(disk);
+    let queues: Vec<_> = recovered.queues().map(|queue| (queue.id.0, queue.next_position)).collect();
+    assert_eq!(queues, [(1, 20), (2, 6)]);
+    let found = |id| {
+        let read = store.queue(QueueId(id)).read(0, usize::MAX, usize::MAX).expect("readable");
+        assert!(read.iter().all(|message| message.payload == body(message.position)));
+        let told = |message: &store::pages::Stored| (message.position, message.expires, message.deliveries);
+        read.iter().map(told).collect::<Vec<_>>()
+    };
+    let expected = (0..20).filter(|position| ![1, 4, 15].contains(position)).map(|position| {
+        let deliveries = if [2, 3, 17].contains(&position) { 2 } else { 0 };
+        (position, (position % 5 == 0).then_some(EXPIRES + position), deliveries)
+    });
+    assert_eq!(found(1), expected.collect::<Vec<_>>());
+    assert_eq!(found(2), [(5, None, 0)]);
+    let mut definitions = Vec::new();
+    for section in [Section::VirtualHosts, Section::Queues, Section::Bindings] {
+        let each = |key: &[u8], value: &[u8]| definitions.push((section, key.to_vec(), value.to_vec()));
+        store.catalogue().scan(section, each).expect("readable");
+    }
+    let expected = DEFINITIONS.map(|(section, key, value)| (section, key.to_vec(), value.to_vec()));
+    assert_eq!(definitions, expected);
+    assert_eq!(store.catalogue().new_id(), 3);
+}
+
+/// Messages in queue segments and in the journal; of both some are settled, some delivered, some expire.
+fn filled() -> SimDisk {
+    let disk = SimDisk::new(1, 1 << 30);
+    let (store, mut rounds, _) = open(&disk);
+    let catalogue = store.catalogue();
+    for (section, key, value) in DEFINITIONS {
+        catalogue.put(section, key.to_vec(), value.to_vec());
+    }
+    assert_eq!((catalogue.new_id(), catalogue.new_id()), (1, 2));
+    catalogue.put(Section::Policies, b"gone".to_vec(), Vec::new());
+    catalogue.delete(Section::Policies, b"gone".to_vec());
+    let (queue, other) = (store.queue(QueueId(1)), store.queue(QueueId(2)));
+    for position in 0..20 {
+        let message = store.append(&[&body(position)]).message;
+        let shared = position == 5;
+        let expires = if position % 5 == 0 { EXPIRES + position } else { 0 };
+        queue.enqueue(&[Entry { position, message, expires, last: !shared }]);
+        if shared {
+            other.enqueue(&[Entry { position, message, expires: 0, last: true }]);
+        }
+        rounds.step();
+        if position == 13 {
+            queue.settle(&[Range::one(1)]);
+            while !disk.files().iter().any(|file| file.starts_with("queues/1/")) {
+                rounds.retire();
+                rounds.step();
+            }
+        }
+    }
+    queue.settle(&[Range::one(4), Range::one(15)]);
+    queue.delivered(&[Range { first: 2, last: 3 }, Range::one(17)], 2);
+    rounds.close().expect("closed");
+    disk
+}
+
+fn body(position: u64) -> Vec<u8> {
+    format!("message {position}; ").repeat(40).into_bytes()
+}
+
+fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
+    let journal = Settings { segment_size: 8 << 10, pending_limit: 1 << 16 };
+    let settings = StoreSettings { journal_segments: 1, ..journal.into() };
+    Store::open(Arc::new(disk.clone()), settings).expect("a store")
+}
+
+/// Each file's name and length, and its octets but for zeros: where they stand, and how often they are repeated.
+fn to_text(disk: &SimDisk) -> String {
+    let mut text = String::new();
+    for path in disk.files() {
+        let file = disk.open(&path).expect("a file");
+        let mut octets = vec![0; file.len().expect("a length") as usize];
+        file.read_at(&mut octets, 0).expect("readable");
+        writeln!(text, "file {path} {}", octets.len()).expect("a text");
+        let mut at = 0;
+        for same in octets.chunks(LINE).collect::<Vec<_>>().chunk_by(|one, next| one == next) {
+            if same[0].iter().any(|octet| *octet != 0) {
+                let hex: String = same[0].iter().map(|octet| format!("{octet:02x}")).collect();
+                writeln!(text, "{at:x} {hex} {}", same.len()).expect("a text");
+            }
+            at += same.len() * LINE;
+        }
+    }
+    text
+}
+
+fn from_text(text: &str) -> SimDisk {
+    let disk = SimDisk::new(2, 1 << 30);
+    let mut file = None;
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        match (&words[..], &file) {
+            (["file", path, len], _) => {
+                disk.create_folder(path.rsplit_once('/').map_or("", |(folder, _)| folder)).expect("a folder");
+                let opened = disk.open(path).expect("a file");
+                opened.set_len(len.parse().expect("a length")).expect("a length");
+                file = Some(opened);
+            }
+            ([at, hex, times], Some(file)) => {
+                let octet = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("an octet");
+                let octets: Vec<u8> = (0..hex.len()).step_by(2).map(octet).collect();
+                let octets = octets.repeat(times.parse().expect("a number"));
+                file.write_at(&octets, u64::from_str_radix(at, 16).expect("an offset")).expect("written");
+            }
+            _ => panic!("not a line of a fixture: {line}"),
+        }
+    }
+    disk
+}
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data_folder_1.txt")
+}
+
+const DEFINITIONS: [(Section, &[u8], &[u8]); 4] = [
+    (Section::VirtualHosts, b"/", b"a virtual host"),
+    (Section::Queues, b"/\0q", b"a queue"),
+    (Section::Queues, b"/\0r", b"another"),
+    (Section::Bindings, b"/\0amq.direct\0q\0key", b"a binding"),
+];
+/// In milliseconds since 1970.
+const EXPIRES: u64 = 1_900_000_000_000;
+const LINE: usize = 64;

@@ -1,0 +1,137 @@
+"""Killed under load while the journal's segments are retired: what was confirmed is there, what was acked stays away (B3)."""
+
+import os
+import signal
+import threading
+
+import pika
+
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+QUEUES = ("a", "b", "c")
+# The journal has four segments of 64 MiB before the first is retired: these get there soon.
+BODY = 512 * 1024
+PATIENCE = 60
+LIVES = 2
+
+
+def connect(uri):
+    return pika.BlockingConnection(pika.URLParameters(uri))
+
+
+def body_of(number):
+    return (b"%d:" % number).ljust(BODY, b"%d" % (number % 10))
+
+
+def number_of(body):
+    number = int(body.split(b":", 1)[0])
+    assert body == body_of(number)
+    return number
+
+
+class Client(threading.Thread):
+    """Does the same thing over and over until its connection breaks."""
+
+    def __init__(self, server, queue):
+        super().__init__(daemon=True)
+        self.uri, self.queue = server.uri, queue
+
+    def run(self):
+        try:
+            channel = connect(self.uri).channel()
+            channel.confirm_delivery()
+            while True:
+                self.act(channel)
+        except (pika.exceptions.AMQPError, OSError):
+            pass
+
+
+class Publisher(Client):
+    def __init__(self, server, queue, first):
+        super().__init__(server, queue)
+        self.next = first
+
+    def act(self, channel):
+        channel.basic_publish("", self.queue, body_of(self.next), PERSISTENT)
+        self.next += 1
+
+
+class Consumer(Client):
+    """Acknowledges, and knows that this is on disk when a confirm has come that was asked for later."""
+
+    def __init__(self, server, queue):
+        super().__init__(server, queue)
+        self.acked, self.sure = set(), set()
+
+    def act(self, channel):
+        method, _, body = channel.basic_get(self.queue)
+        if method is None:
+            return
+        channel.basic_ack(method.delivery_tag)
+        self.acked.add(number_of(body))
+        # On the same channel, so that the ack has been taken.
+        channel.basic_publish("", "markers", b"", PERSISTENT)
+        self.sure = set(self.acked)
+
+
+def has_retired(folder):
+    """Whether the journal has more than it may have, and the oldest of it has moved."""
+    moved = any((folder / "queues").glob("*/*.segment"))
+    numbers = [int(file.stem, 16) for file in (folder / "journal").glob("*.segment")]
+    return moved and max(numbers) - 4 > min(numbers) > 1
+
+
+def test_nothing_confirmed_is_lost_while_segments_retire(tmp_path):
+    first = dict.fromkeys(QUEUES, 0)
+    acked, sure = ({queue: set() for queue in QUEUES} for _ in range(2))
+    for life in range(LIVES):
+        with start(tmp_path) as server:
+            channel = connect(server.uri).channel()
+            for queue in (*QUEUES, "markers"):
+                channel.queue_declare(queue, durable=True)
+            publishers = [Publisher(server, queue, first[queue]) for queue in QUEUES]
+            consumers = [Consumer(server, queue) for queue in QUEUES[1:]]
+            begun = metric(server, "leveret_store_journal_bytes_total")
+            for client in publishers + consumers:
+                client.start()
+            wait_until(lambda: metric(server, "leveret_store_journal_bytes_total") > begun + (160 << 20))
+            wait_until(lambda: has_retired(tmp_path / "data"))
+            os.kill(server.pid, signal.SIGKILL)
+            server.child.wait()
+            for client in publishers + consumers:
+                client.join(PATIENCE)
+        for consumer in consumers:
+            acked[consumer.queue] |= consumer.acked
+            sure[consumer.queue] |= consumer.sure
+        with start(tmp_path) as server:
+            for publisher in publishers:
+                found = peek(server, publisher.queue)
+                told = f"life {life}, queue {publisher.queue}"
+                assert found == sorted(set(found)), f"{told}: each once and in order"
+                confirmed = set(range(publisher.next))
+                assert confirmed - acked[publisher.queue] <= set(found), f"{told}: confirmed and lost"
+                assert not sure[publisher.queue] & set(found), f"{told}: acked and back"
+                assert set(found) - confirmed <= {publisher.next}, f"{told}: never published"
+                # The one that was under way when the server died may be there.
+                first[publisher.queue] = max(publisher.next, *(number + 1 for number in found or [0]))
+                acked[publisher.queue] |= set(range(first[publisher.queue])) - set(found)
+            os.kill(server.pid, signal.SIGKILL)
+            server.child.wait()
+
+
+def start(tmp_path):
+    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+    return leveret(run, "--data-dir", str(tmp_path / "data"))
+
+
+def peek(server, queue):
+    """Numbers of all messages, in order. They stay: nothing is acknowledged."""
+    connection = connect(server.uri)
+    channel = connection.channel()
+    numbers = []
+    while (got := channel.basic_get(queue))[0] is not None:
+        numbers.append(number_of(got[2]))
+    connection.close()
+    return numbers
