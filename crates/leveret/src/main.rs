@@ -9,6 +9,7 @@ mod config;
 mod ctl;
 mod data_folder;
 mod definitions;
+mod identities;
 mod logs;
 mod pagers;
 mod relays;
@@ -108,7 +109,9 @@ fn serve(flags: &Flags) -> Result<(), Failure> {
     // Whatever has not ended by now is over its bound and is not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {
-        serve::ServeError::Definitions(line) | serve::ServeError::Tls(line) => Failure::Usage(line),
+        serve::ServeError::Definitions(line)
+        | serve::ServeError::Tls(line)
+        | serve::ServeError::Identities(line) => Failure::Usage(line),
         error => Failure::run(error),
     })
 }

@@ -6,7 +6,7 @@ use std::{fmt, io};
 
 use admin::{Source, WebSocketPorts};
 use broker::{Broker, BrokerConfig};
-use proxy::{Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
+use proxy::{Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{Accepted, Version};
 use server::{
     Clock, ConnectionLimits, Door, Listener, Preface, Routes, Server, ServerConfig, TrustedProxies,
@@ -18,6 +18,7 @@ use crate::alarms::{self, Sampler};
 use crate::announce::announce;
 use crate::config::{Config, InboundHeader, ListenAddr, OutboundHeader, VerifyClient};
 use crate::data_folder::{self, DataFolder, FillError};
+use crate::identities;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
 use crate::signals::{self, ReloadRequests};
@@ -132,9 +133,11 @@ fn warn_of_open_doors(config: &Config) {
              passwords and messages"
         );
     }
-    if !config.upstream.is_empty() && config.tls_verify_client != VerifyClient::Off {
+    let maps_certificates = config.upstream_external.0.is_some();
+    if !config.upstream.is_empty() && config.tls_verify_client != VerifyClient::Off && !maps_certificates {
         tracing::warn!(
-            "client certificates are verified, but are no login (EXTERNAL) with an upstream: it cannot verify them"
+            "client certificates are verified, but are no login (EXTERNAL) with an upstream, which cannot verify them: \
+             see upstream_external"
         );
     }
 }
@@ -157,7 +160,12 @@ fn open_door(config: &Config, tls: &Tls, clock: Clock) -> Result<(Door, Option<D
         let (broker, folder) = start_broker(config, clock)?;
         return Ok((Door::Broker(broker), folder));
     }
-    let door = Door::Upstream(Pool::new(pool_config(config, tls)));
+    let identities = match &config.upstream_external.0 {
+        Some(path) => identities::read(path).map_err(ServeError::Identities)?,
+        None => Identities::default(),
+    };
+    let pool_config = PoolConfig { identities: Arc::new(identities), ..pool_config(config, tls) };
+    let door = Door::Upstream(Pool::new(pool_config));
     Ok((door, None))
 }
 
@@ -257,6 +265,9 @@ fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
         max_connections: config.upstream_connections_total as usize,
         idle_timeout: config.upstream_idle_timeout,
         outage_max: config.upstream_outage_max,
+        arrival_max: config.upstream_arrival_max,
+        heartbeat_secs: config.upstream_heartbeat,
+        consumer_budget: usize::try_from(config.upstream_consumer_budget.0).unwrap_or(usize::MAX),
         replay_client_max: usize::try_from(config.upstream_replay_client.0).unwrap_or(usize::MAX),
         replay_total_max: usize::try_from(config.upstream_replay_total.0).unwrap_or(usize::MAX),
         transport: UpstreamTransport {
@@ -286,6 +297,8 @@ pub(crate) enum ServeError {
     Webroot(io::Error),
     /// A file of TLS cannot be used; the line begins with the key.
     Tls(String),
+    /// The file of upstream credentials cannot be used; the line begins with the key.
+    Identities(String),
     /// The definitions cannot be loaded or kept; the line begins with the key at fault.
     Definitions(String),
     /// The data folder cannot be used; the line begins with the key.
@@ -307,7 +320,9 @@ impl fmt::Display for ServeError {
             Self::Listen { key, address, error } => {
                 write!(formatter, "{key}: cannot listen on {address}: {error}")
             }
-            Self::Tls(line) | Self::Definitions(line) | Self::DataFolder(line) => formatter.write_str(line),
+            Self::Tls(line) | Self::Identities(line) | Self::Definitions(line) | Self::DataFolder(line) => {
+                formatter.write_str(line)
+            }
             Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
             Self::Sampler(error) => write!(formatter, "cannot watch memory and disk: {error}"),
@@ -324,7 +339,7 @@ impl std::error::Error for ServeError {
             | Self::Webroot(error)
             | Self::Sampler(error)
             | Self::Pagers(error) => Some(error),
-            Self::Tls(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
+            Self::Tls(_) | Self::Identities(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
         }
     }
 }

@@ -201,6 +201,11 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
             metrics.resting_channels,
         ),
         ("leveret_pool_clients", "Clients with an open session.", metrics.clients),
+        (
+            "leveret_upstream_opening_connections",
+            "Upstream connections that are being opened.",
+            metrics.opening_connections,
+        ),
         ("leveret_upstream_addresses", "Upstream addresses that are known.", metrics.addresses),
         (
             "leveret_upstream_addresses_down",
@@ -264,6 +269,12 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
             "Channels that went on elsewhere after their upstream connection was lost.",
             metrics.channels_recovered,
         ),
+        (
+            "leveret_upstream_moved_consumers_total",
+            "Channels whose consumers were too slow for a shared upstream connection and got one of their own.",
+            metrics.consumers_moved,
+        ),
+        ("leveret_upstream_refused_logins_total", "Logins that an upstream refused.", metrics.logins_refused),
         ("leveret_upstream_sent_bytes_total", "Octets sent to upstreams.", metrics.octets_to_upstreams),
         (
             "leveret_upstream_received_bytes_total",
@@ -277,5 +288,30 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
         ),
     ] {
         out.counter(name, help, value);
+    }
+    write_addresses(pool, out);
+    let proxy::Durations { buckets, count, sum } = metrics.queueing;
+    let buckets: Vec<_> = proxy::BOUNDS.into_iter().zip(buckets).collect();
+    out.histogram(
+        "leveret_upstream_queueing_seconds",
+        "How long what clients sent waited here until an upstream connection's socket took it, sampled.",
+        &[],
+        &buckets,
+        count,
+        sum.as_secs_f64(),
+    );
+}
+
+fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
+    let addresses = pool.addresses();
+    let help = "Whether an upstream address answered last.";
+    let mut family = out.family("leveret_upstream_address_up", help, Kind::Gauge);
+    for (address, is_up, _) in &addresses {
+        family.sample(&[("address", address)], u64::from(*is_up));
+    }
+    let help = "Open connections to an upstream address.";
+    let mut family = out.family("leveret_upstream_address_connections", help, Kind::Gauge);
+    for (address, _, connections) in &addresses {
+        family.sample(&[("address", address)], *connections as u64);
     }
 }

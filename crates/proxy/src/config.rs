@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use transport::tls::ClientTls;
 
+use crate::identities::Identities;
+
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamAddress {
@@ -65,10 +67,17 @@ pub struct PoolConfig {
     pub idle_timeout: Duration,
     /// How long clients wait for a lost upstream, or another one, to be there again.
     pub outage_max: Duration,
+    /// How long a client that comes while no upstream answers waits for one before it is refused.
+    pub arrival_max: Duration,
     /// Octets of one client's unanswered frames, kept to be sent again, from which on it is no longer read.
     pub replay_client_max: usize,
     /// The same of all clients together: from here on those are not read that have something kept.
     pub replay_total_max: usize,
+    /// What clients with certificates are upstream.
+    pub identities: Arc<Identities>,
+    /// Octets that may wait for a client on connections that it shares before its consumers go on on a connection of its
+    /// own. A consumer whose limit of unacknowledged messages stands for more is there from the start; with 0 all are.
+    pub consumer_budget: usize,
     /// Octets waiting for one upstream connection from which on its clients are no longer read.
     pub outbox_limit: usize,
 }
@@ -91,8 +100,11 @@ impl PoolConfig {
             max_message_size: amqp::content::MAX_MESSAGE_SIZE,
             idle_timeout: Duration::from_secs(60),
             outage_max: Duration::from_secs(60),
+            arrival_max: Duration::from_secs(3),
             replay_client_max: 8 * 1024 * 1024,
             replay_total_max: 256 * 1024 * 1024,
+            identities: Arc::default(),
+            consumer_budget: 4 * 1024 * 1024,
             outbox_limit: 1024 * 1024,
         }
     }

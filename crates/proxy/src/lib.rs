@@ -11,25 +11,30 @@
 //! Connections are *shared* by default: a client's channel is placed when its first frame has to go out, on a channel of
 //! a connection that is open already, without waiting for anything (P6). Of the connections with the client's
 //! credentials and virtual host it is the one with the fewest channels in use and octets waiting; when even that one is
-//! busy, another is opened for those who come next, up to a limit. Shared connections carry publishing, confirms
-//! and declarations only, everything that can neither make the broker close the connection nor keep it busy for one
-//! client.
+//! busy, another is opened for those who come next, up to a limit. Shared connections carry publishing, confirms,
+//! declarations and bounded consumers: everything that can neither make the broker close the connection nor keep it busy
+//! for one client. A consumer is bounded when it acknowledges, and its channel's prefetch for each consumer stands for no
+//! more than [`PoolConfig::consumer_budget`]. Its deliveries wait in its client's out-buffer, and nobody waits for it.
 //!
 //! An upstream channel is *leased*: when the client's channel ends it is proven clean and rests until the next client
 //! needs one (P5), so that next to the messages hardly anything goes to the broker. `channel.open`, `channel.close` and
 //! `confirm.select` are answered here. Confirms are renumbered for each lease.
 //!
 //! A client gets *its own* connection, unused until then or new, when one of its channels
-//! - consumes or gets messages, so that a slow client holds up nobody else (P3) and delivery tags are never shared;
+//! - consumes without a bound, or gets messages, so that a slow client holds up nobody else (P3), and when more waits for
+//!   a client of a shared connection than the budget allows: then its consumers move, and nothing is delivered meanwhile;
+//! - consumes exclusively, from direct reply-to, or with arguments that RabbitMQ may fail over;
 //! - declares an exclusive queue, which belongs to the connection (P4); from then on all its channels that name queues
 //!   are there;
-//! - uses transactions, purges a queue, deletes one conditionally, or declares an exchange of a type that is not built
-//!   in: depending on plugins and queue types the broker answers these by closing the connection (P2);
+//! - uses transactions, purges a queue, deletes one conditionally, declares a stream, or an exchange of a type that is not
+//!   built in: depending on plugins, queue types and arguments the broker answers these by closing the connection (P2);
 //! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until they
 //!   are complete, so that no channel is left in the middle of a message.
 //!
 //! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
-//! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered.
+//! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered. A
+//! consumer goes along; what it had not acknowledged is delivered again, marked as redelivered, and late acknowledgements
+//! of it are swallowed.
 //! When the client ends, its own connection goes back to the pool as soon as all its channels are closed, or is closed
 //! when it had an exclusive queue or half a message. Whole messages and plain declarations that a client which vanished
 //! had waiting for its own connection go out on a shared one; what only its own connection may see is dropped.
@@ -43,8 +48,9 @@
 //! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with `basic.nack`.
 //! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to is closed with
 //!   406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
-//! - Any other fault of the broker's is nobody else's business: it ends the clients that were there, and is not tried on
-//!   another broker.
+//! - Any other fault ends the client whose own connection it was on. On a shared one nobody can tell who is to blame:
+//!   clients with something under way there go on with it on connections of their own, where a fault that comes again
+//!   ends the one who brings it about; all others go on as after a loss.
 //! - Clients wait for `outage_max` at most, and then hear 320. Those with nothing under way do not notice.
 //!
 //! # What always holds
@@ -69,7 +75,7 @@
 //!
 //! # Lock order
 //! The pool's table of connections, then an upstream connection's state, then a lease's ledger or a client link's events;
-//! outboxes and the table of addresses are leaves. Nothing waits under any of them.
+//! outboxes, the table of addresses and a connection's sampled batch are leaves. Nothing waits under any of them.
 //!
 //! # What must never be added
 //! Listeners, HTTP, the client's handshake.
@@ -77,6 +83,8 @@
 mod config;
 mod doorkeeper;
 mod frames;
+mod histogram;
+mod identities;
 mod link;
 mod metrics;
 mod pool;
@@ -85,6 +93,8 @@ pub mod session;
 mod upstream;
 
 pub use config::{PoolConfig, UpstreamAddress, UpstreamTransport};
+pub use histogram::{BOUNDS, Durations};
+pub use identities::Identities;
 pub use metrics::PoolMetrics;
 pub use pool::{ClientInfo, ClientSide, Login, Pool};
 pub use refusal::Refusal;

@@ -66,7 +66,10 @@ pub(crate) enum Event {
     Lost { upstream: u64, fault: Fault },
     /// The client's own connection is clean again and back in the pool.
     Returned,
-    /// The client does not read what a shared connection has for it.
+    /// The client does not take its deliveries fast enough for a shared connection: nothing more is delivered on this
+    /// channel.
+    DeliveriesOverflowed { channel: u16, lease: u64 },
+    /// The client does not read what else a shared connection has for it.
     Overflowed,
 }
 
@@ -198,7 +201,7 @@ impl ClientLink {
     }
 }
 
-/// Octets that may wait for a client that shares its upstream connection. What comes over shared connections is
-/// replies, confirms and returned messages; and reading from a client stops long before, so only a client that
-/// pipelined requests without ever reading gets here.
+/// Octets that may wait for a client that shares its upstream connection. What comes over shared connections, deliveries
+/// left out, is replies, confirms and returned messages; and reading from a client stops long before, so only a client
+/// that pipelined requests without ever reading gets here.
 const CLIENT_BACKLOG_MAX: usize = 64 * 1024 * 1024;

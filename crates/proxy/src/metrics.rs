@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::histogram::{Durations, Histogram};
+
 /// A snapshot of the pool. Gauges are at the time of the call, counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolMetrics {
@@ -47,8 +49,17 @@ pub struct PoolMetrics {
     pub messages_replayed: u64,
     /// Channels that went on elsewhere after their upstream connection was lost.
     pub channels_recovered: u64,
+    /// Channels whose consumers went on on a connection of the client's own, because the client was too slow to share one.
+    pub consumers_moved: u64,
     /// Octets kept for clients until upstreams answer for them.
     pub octets_kept: usize,
+    /// Upstream connections that are being opened.
+    pub opening_connections: usize,
+    /// Logins that a broker refused.
+    pub logins_refused: u64,
+    /// How long what clients sent waited here for an upstream connection's socket to take it; one batch at a time of each
+    /// connection is looked at.
+    pub queueing: Durations,
     /// Upstream addresses that are known.
     pub addresses: usize,
     /// Those of them that did not answer last.
@@ -74,6 +85,9 @@ pub(crate) struct Counters {
     pub(crate) octets_from_upstreams: AtomicU64,
     pub(crate) messages_replayed: AtomicU64,
     pub(crate) channels_recovered: AtomicU64,
+    pub(crate) consumers_moved: AtomicU64,
+    pub(crate) logins_refused: AtomicU64,
+    pub(crate) queueing: Histogram,
 }
 
 impl Counters {

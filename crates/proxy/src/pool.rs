@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use amqp::sasl::Mechanism;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -112,7 +113,7 @@ impl Pool {
 
     /// Verifies credentials with the broker (P1): by a connection that is open and was verified with the same ones less
     /// than `auth_ttl` ago, or by a handshake that begins now and goes on in [`Self::open`]. What a broker refused a moment
-    /// ago is refused again without asking.
+    /// ago is refused again without asking. While no broker can be asked, the client waits for `arrival_max`.
     ///
     /// # Errors
     /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked.
@@ -121,28 +122,52 @@ impl Pool {
         credentials: Credentials,
         client: ClientInfo,
     ) -> Result<Login, Refusal> {
-        if self.is_verified(&credentials) {
-            return Ok(self.avoided(credentials, client));
-        }
-        self.check_not_refused(&credentials)?;
-        let _permit = self.doorkeeper.enter(&credentials).await;
-        // Somebody else may have done it meanwhile.
-        if self.is_verified(&credentials) {
-            return Ok(self.avoided(credentials, client));
-        }
-        self.check_not_refused(&credentials)?;
-        match self.begin(&credentials, SHARED_NAME).await {
-            Ok(begun) => {
-                let credentials = self.shared_copy(credentials);
-                self.doorkeeper.verified(&credentials);
-                Ok(Login { credentials, info: client, begun: Some(begun) })
+        let credentials = self.own_words(credentials)?;
+        let end = self.arrival_end();
+        loop {
+            if self.is_verified(&credentials) {
+                return Ok(self.avoided(credentials, client));
             }
-            Err(Refusal::Login(text)) => {
-                self.doorkeeper.refuse(credentials, text.clone(), Instant::now());
-                Err(Refusal::Login(text))
+            self.check_not_refused(&credentials)?;
+            self.wait_while_failing(end).await;
+            let attempt = {
+                let _permit = self.doorkeeper.enter(&credentials).await;
+                // Somebody else may have done it meanwhile.
+                if self.is_verified(&credentials) {
+                    continue;
+                }
+                self.check_not_refused(&credentials)?;
+                self.begin(&credentials, SHARED_NAME).await
+            };
+            match attempt {
+                Ok(begun) => {
+                    let credentials = self.shared_copy(credentials);
+                    self.doorkeeper.verified(&credentials);
+                    return Ok(Login { credentials, info: client, begun: Some(begun) });
+                }
+                Err(Refusal::Login(text)) => {
+                    self.doorkeeper.refuse(credentials, text.clone(), Instant::now());
+                    return Err(Refusal::Login(text));
+                }
+                Err(refusal) => self.wait_for_return(refusal, end).await?,
             }
-            Err(other) => Err(other),
         }
+    }
+
+    /// Whether clients may log in by a certificate (SASL EXTERNAL).
+    pub fn takes_external(&self) -> bool {
+        !self.config.identities.is_empty()
+    }
+
+    /// The credentials as the broker knows them: those of a client with a certificate are what the pool has for it.
+    fn own_words(&self, credentials: Credentials) -> Result<Credentials, Refusal> {
+        if credentials.mechanism != Mechanism::External {
+            return Ok(credentials);
+        }
+        self.config.identities.credentials(&credentials.username).ok_or_else(|| {
+            let identity = &credentials.username;
+            Refusal::Login(format!("no upstream user is configured for the certificate of '{identity}'"))
+        })
     }
 
     fn check_not_refused(&self, credentials: &Credentials) -> Result<(), Refusal> {
@@ -169,19 +194,36 @@ impl Pool {
         virtual_host: &str,
         client: ClientSide,
     ) -> Result<Session, Refusal> {
-        let Login { credentials, info, begun } = login;
-        if !self.is_verified_for(&credentials, virtual_host) {
-            let _permit = self.doorkeeper.enter(&credentials).await;
-            // Somebody else may have done it meanwhile.
-            if !self.is_verified_for(&credentials, virtual_host) {
-                let begun = match begun {
-                    Some(begun) => begun,
-                    None => self.begin(&credentials, SHARED_NAME).await?,
-                };
-                self.verify(begun, &credentials, virtual_host).await?;
+        let Login { credentials, info, mut begun } = login;
+        let end = self.arrival_end();
+        while !self.is_verified_for(&credentials, virtual_host) {
+            let attempt = {
+                let _permit = self.doorkeeper.enter(&credentials).await;
+                // Somebody else may have done it meanwhile.
+                if self.is_verified_for(&credentials, virtual_host) {
+                    break;
+                }
+                self.verify_once(begun.take(), &credentials, virtual_host).await
+            };
+            match attempt {
+                Ok(()) => break,
+                Err(refusal) => self.wait_for_return(refusal, end).await?,
             }
         }
         Ok(Session::new(self.clone(), credentials, virtual_host, &info, client))
+    }
+
+    async fn verify_once(
+        self: &Arc<Self>,
+        begun: Option<HalfOpen>,
+        credentials: &Arc<Credentials>,
+        virtual_host: &str,
+    ) -> Result<(), Refusal> {
+        let begun = match begun {
+            Some(begun) => begun,
+            None => self.begin(credentials, SHARED_NAME).await?,
+        };
+        self.verify(begun, credentials, virtual_host).await
     }
 
     /// Whether the last attempt to reach a broker succeeded; false before the first.
@@ -245,10 +287,19 @@ impl Pool {
             octets_from_upstreams: read(&counters.octets_from_upstreams),
             messages_replayed: read(&counters.messages_replayed),
             channels_recovered: read(&counters.channels_recovered),
+            consumers_moved: read(&counters.consumers_moved),
+            opening_connections: self.count.load(Ordering::Relaxed).saturating_sub(connections.len()),
+            logins_refused: read(&counters.logins_refused),
+            queueing: counters.queueing.read(),
             octets_kept: self.kept.load(Ordering::Relaxed),
             addresses,
             addresses_down,
         }
+    }
+
+    /// The upstream addresses that are known, whether each answered last, and how many connections it has.
+    pub fn addresses(&self) -> Vec<(String, bool, usize)> {
+        self.endpoints.states()
     }
 
     /// Hands over what clients left behind, then closes all connections cleanly, and waits until they are closed or
@@ -358,6 +409,7 @@ impl Pool {
                 // A broker has spoken: another one would say the same.
                 Err(Refusal::Login(text)) => {
                     self.reachable.store(true, Ordering::Relaxed);
+                    add(&self.counters.logins_refused, 1);
                     return Err(Refusal::Login(text));
                 }
                 Err(error) => {

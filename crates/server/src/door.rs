@@ -45,10 +45,13 @@ pub(crate) enum LoginError {
 }
 
 impl Door {
-    /// Whether a verified client certificate is a login here. The upstream would have to see the certificate itself, with
-    /// a proof that only the client can make: so it is none there.
+    /// Whether a verified client certificate is a login here. An upstream would have to see the certificate itself, with
+    /// a proof that only the client can make: there it is one only if the pool knows other credentials for it.
     pub(crate) fn takes_external(&self) -> bool {
-        matches!(self, Self::Broker(_))
+        match self {
+            Self::Broker(_) => true,
+            Self::Upstream(pool) => pool.takes_external(),
+        }
     }
 
     /// Judges credentials where that takes no waiting.

@@ -1,5 +1,7 @@
 //! The out-buffer of one connection, shared by everybody who has something to say to its peer.
 
+// A count that nothing waits for need not be tried in every order.
+use std::sync::atomic::AtomicU64;
 use std::task::{Context, Waker};
 
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,6 +18,8 @@ pub struct Outbox {
     inner: Mutex<Inner>,
     /// Octets in `inner` and with the writer.
     backlog: AtomicUsize,
+    /// Octets that the peer's socket has ever taken.
+    sent: AtomicU64,
     /// Wakes the connection's task.
     waker: AtomicWaker,
     /// Somebody wants the connection's task to look at its protocol, without octets to write.
@@ -41,6 +45,7 @@ impl Outbox {
         Self {
             inner: Mutex::default(),
             backlog: AtomicUsize::new(0),
+            sent: AtomicU64::new(0),
             waker: AtomicWaker::new(),
             nudged: AtomicBool::new(false),
             starved: AtomicBool::new(false),
@@ -87,6 +92,11 @@ impl Outbox {
         // call that never comes.
         self.starved.store(true, Ordering::Relaxed);
         self.backlog.fetch_add(0, Ordering::AcqRel) < self.limit
+    }
+
+    /// Octets that the peer's socket has taken so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
     }
 
     /// The limit given to [`Outbox::new`], in octets.
@@ -161,6 +171,7 @@ impl Outbox {
     /// The writer got rid of `octets`.
     pub(crate) fn written(&self, octets: usize) {
         self.backlog.fetch_sub(octets, Ordering::AcqRel);
+        self.sent.fetch_add(octets as u64, Ordering::Relaxed);
     }
 
     /// The connection has ended.
@@ -186,6 +197,7 @@ mod tests {
         taken.advance(10);
         outbox.written(10);
         assert!(outbox.has_room());
+        assert_eq!(outbox.sent(), 10);
         assert!(!outbox.take(&mut taken));
     }
 

@@ -32,6 +32,12 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
     if config.proxy_protocol == InboundHeader::Off && !config.trusted_proxies.is_empty() {
         return fault("trusted_proxies", "has no effect while proxy_protocol is off");
     }
+    if config.upstream_external.0.is_some() && config.upstream.is_empty() {
+        return fault("upstream_external", "has no effect without an upstream");
+    }
+    if config.upstream_external.0.is_some() && config.tls_verify_client == VerifyClient::Off {
+        return fault("upstream_external", "needs tls_verify_client");
+    }
     if config.upstream_cert.0.is_some() != config.upstream_key.0.is_some() {
         let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };
         return fault(key, "a certificate and its key are needed together");

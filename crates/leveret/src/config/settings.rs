@@ -231,6 +231,11 @@ settings! {
         /// address, since every connection may come to carry another client.
         upstream_proxy_protocol: OutboundHeader = "off";
 
+        /// A TOML file with what clients of TLS listeners that log in by certificate (SASL EXTERNAL) are upstream: for each
+        /// identity, as `tls_login_from` has it, a table such as `["CN=worker,O=example"]` with the keys `user` and
+        /// `password`. Others are refused, and without the file EXTERNAL is not offered. Read at start-up.
+        upstream_external: FilePath = "off";
+
         /// How long a login the upstream accepted lets the same credentials in again without asking it.
         /// Also the longest time an old password keeps working after a change.
         auth_ttl: Duration = "30s", from "0s" to "1h";
@@ -255,6 +260,20 @@ settings! {
         /// How long clients whose upstream connection is lost wait for an upstream to answer again, before they are told
         /// 320 CONNECTION_FORCED. With `0s` an upstream that answers at once is used, and nobody waits.
         upstream_outage_max: Duration = "60s", from "0s" to "24h";
+
+        /// How long a client that connects while no upstream answers waits for one to return, before it is refused with 320
+        /// CONNECTION_FORCED. It is let in only when an upstream has accepted its credentials.
+        upstream_arrival_max: Duration = "3s", from "0s" to "10m";
+
+        /// The heartbeat interval wanted from upstreams, in seconds; the upstream may ask for a shorter one. One that is
+        /// silent for two intervals counts as lost. 0 sends none.
+        upstream_heartbeat: u16 = "30";
+
+        /// How much may wait for a client that consumes on an upstream connection which others share. When more does, its
+        /// consumers go on on a connection of their own, and what they have not acknowledged is delivered again. Consumers
+        /// without acknowledgements or prefetch, and those whose prefetch stands for more, at 1 KiB for each message, are
+        /// there from the start; with 0 all are.
+        upstream_consumer_budget: ByteSize = "4MiB", from "0" to "1GiB";
 
         /// How much of a client's frames may be without an upstream's answer, such as a confirm, before the client is no
         /// longer read. They are kept to be sent again when the upstream connection is lost.

@@ -187,6 +187,13 @@ impl Endpoints {
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
+    /// Each as text, whether it is up, and its connections.
+    pub(super) fn states(&self) -> Vec<(String, bool, usize)> {
+        let known = self.known.lock();
+        let state = |known: &Known| (known.endpoint.to_string(), !known.down, known.connections);
+        known.iter().map(state).collect()
+    }
+
     fn backoff(&self, endpoint: &Endpoint) -> Option<Duration> {
         self.with(endpoint, |known| {
             known.down.then(|| backoff(known.failures, RandomState::new().hash_one(0)))

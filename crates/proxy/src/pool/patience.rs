@@ -38,4 +38,20 @@ impl Pool {
         }
         Ok(())
     }
+
+    /// Until when a client that arrives now waits for an upstream to answer.
+    pub(super) fn arrival_end(&self) -> Instant {
+        Instant::now() + self.config.arrival_max
+    }
+
+    /// The same for a client that has just arrived: it is let in only by an upstream's word (P1), and refused otherwise.
+    ///
+    /// # Errors
+    /// When `end` has come, the refusal is no outage, or the pool is draining.
+    pub(super) async fn wait_for_return(&self, refusal: Refusal, end: Instant) -> Result<(), Refusal> {
+        if !refusal.is_outage() || self.draining.load(Ordering::Acquire) || Instant::now() >= end {
+            return Err(refusal);
+        }
+        tokio::time::timeout_at(end, self.endpoints.healed()).await.map_err(|_| refusal)
+    }
 }

@@ -31,7 +31,8 @@ impl Pool {
             }
         });
         let (_, upstream) = best?;
-        if shared < self.config.max_shared_connections && upstream.outbox.backlog() > BUSY_BACKLOG {
+        let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
+        if shared < self.config.max_shared_connections && is_busy {
             self.grow(credentials, virtual_host);
         }
         Some(upstream)
@@ -173,6 +174,8 @@ impl Pool {
     }
 }
 
-/// Octets waiting for a connection from which on it is worth having another one: more than a few reads, so that a burst
-/// does not open one, and less than what stops clients.
-const BUSY_BACKLOG: usize = 512 * 1024;
+/// Octets waiting for a connection from which on it is worth having another one: as much as one client may have waiting
+/// before it has to wait itself.
+const BUSY_BACKLOG: usize = 128 * 1024;
+/// Channels in use from which on it is: brokers read and write each connection in one process.
+const BUSY_CHANNELS: usize = 100;

@@ -6,12 +6,12 @@ use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
-use super::judge::{awaits_reply, is_publish, is_settling};
+use super::judge::{Limits, awaits_reply, is_publish, is_settling};
 use super::output::Output;
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
-use crate::upstream::{Carried, Lease, Leased, Ledger, Remains, Upstream, Usage};
+use crate::upstream::{Carried, Lease, Leased, Ledger, Remains, Upstream, Usage, asked_for};
 
 /// An open channel of a client.
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ pub(super) struct Channel {
     pub(super) touched: bool,
     /// Something went out on the present upstream channel whose success no answer tells.
     unproven: bool,
+    /// What the client asked for last, whether it has gone out or not.
+    pub(super) limits: Limits,
     /// The client has sent `tx.select`.
     pub(super) transactional: bool,
     /// The client has sent `queue.declare`: an empty queue name means something.
@@ -123,7 +125,9 @@ impl Channel {
     pub(super) fn send(&mut self, output: &mut Output, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
         let Place::Placed(route) = &self.place else {
             // What is settled while the channel is nowhere was delivered where it was before.
-            let is_stale = self.resuming && kind == FrameKind::Method && is_settling(payload);
+            let was_delivered =
+                self.resuming || (self.touched && matches!(self.place, Place::Leaving { .. }));
+            let is_stale = was_delivered && kind == FrameKind::Method && is_settling(payload);
             if !is_stale {
                 put_frame(&mut self.held, kind, 0, payload, 0);
             }
@@ -230,10 +234,16 @@ impl Channel {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
     }
 
-    /// Prepares to go on with what is left of an upstream channel that is lost. False when there is nothing to do for
-    /// now.
-    pub(super) fn resume(&mut self, remains: Remains, is_open: bool) -> bool {
-        let own = self.is_own();
+    /// Whether something went out that the broker may have something against: what it has not answered for, or never
+    /// does.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.touched || self.unproven || self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries())
+    }
+
+    /// Prepares to go on with what is left of an upstream channel that is lost, on the client's own connection if that
+    /// `needs_own`. False when there is nothing to do for now.
+    pub(super) fn resume(&mut self, remains: Remains, is_open: bool, needs_own: bool) -> bool {
+        let own = needs_own || self.is_own();
         self.published = 0;
         self.carried = remains.carried;
         self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
@@ -247,6 +257,15 @@ impl Channel {
         self.touched &= goes_on;
         self.place = if goes_on { Place::Waiting { own } } else { Place::Nowhere };
         goes_on
+    }
+
+    /// Whether the channel has, or has asked for, a consumer with this tag.
+    pub(super) fn is_consuming(&self, tag: &str) -> bool {
+        let is_there = match &self.ledger {
+            Some(ledger) => ledger.is_consuming(tag),
+            None => self.carried.is_consuming(tag),
+        };
+        asked_for(stored_frames(&self.held), is_there, tag)
     }
 
     /// Nobody is there any more to consume.
@@ -293,6 +312,7 @@ impl Channel {
     pub(super) fn left(&mut self, last_queue: Option<Box<str>>, own: bool) {
         self.published = 0;
         self.carried = self.take_remains().carried;
+        self.resuming = !self.carried.consumers.is_empty();
         self.last_queue = last_queue.or(self.last_queue.take());
         self.place = Place::Waiting { own };
     }

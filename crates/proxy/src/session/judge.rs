@@ -5,7 +5,10 @@
 //! connections.
 
 use amqp::method::BASIC_CLASS;
-use amqp::{DecodeError, Fault, Method, Properties, ReplyCode};
+use amqp::method::basic::Consume;
+use amqp::{DecodeError, Fault, FieldValue, Method, Properties, RawTable, ReplyCode};
+
+use crate::upstream::REPLY_TO;
 
 /// What kind of connection a method needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,13 +41,15 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
             return fault(ReplyCode::NotImplemented, "active=false".to_owned());
         }
         Method::QueueDeclare(declare) if declare.exclusive && !declare.passive => Need::Exclusive,
+        // RabbitMQ does not judge a stream's arguments, and fails over wrong ones: 541.
+        Method::QueueDeclare(declare) if !declare.passive && is_for_streams(&declare.arguments) => Need::Own,
         Method::QueueDeclare(_) | Method::QueueBind(_) | Method::QueueUnbind(_) => naming,
         Method::QueueDelete(delete) if !delete.if_unused && !delete.if_empty => naming,
         Method::ExchangeDeclare(declare) if !declare.passive && !BUILT_IN_TYPES.contains(&declare.kind) => {
             Need::Own
         }
         // Streams do not know basic.get and queue.purge, nor quorum queues the conditions of queue.delete: 540.
-        // A consumer tag that is in use: 530. Anything while a transaction is being committed: 504.
+        // Anything while a transaction is being committed: 504. A consumer, unless judge_consume knows better.
         Method::QueueDelete(_)
         | Method::QueuePurge(_)
         | Method::BasicGet(_)
@@ -70,6 +75,36 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
         // What only a server sends, and what belongs to channel 0.
         _ => return fault(ReplyCode::CommandInvalid, "unimplemented method".to_owned()),
     })
+}
+
+/// What kind of connection a consumer needs. On one that clients share, deliveries must have a bound (P3), nothing may
+/// depend on the connection (P4), and there must be nothing that RabbitMQ answers by closing it, depending on the queue:
+/// 540 for a quorum queue with a limit for the whole channel and for a stream without acknowledgements, 541 for arguments
+/// of a wrong type.
+pub(super) fn judge_consume(consume: &Consume<'_>, limits: Limits, budget: usize) -> Need {
+    let prefetch = usize::from(limits.each.unwrap_or_default());
+    let is_bounded = prefetch > 0 && prefetch.saturating_mul(MESSAGE_EXPECTED) <= budget;
+    let is_plain = !consume.no_ack && !consume.exclusive && consume.queue != REPLY_TO && limits.all.is_none();
+    let is_known = |(key, _): (&str, &FieldValue)| SAFE_ARGUMENTS.contains(&key);
+    let is_safe = consume.arguments.is_empty() || consume.arguments.decode().iter().all(is_known);
+    if is_bounded && is_plain && is_safe { Need::Any } else { Need::Own }
+}
+
+/// What limits a channel's unacknowledged deliveries, as the client asked for it last.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Limits {
+    /// Those of each consumer that is made from now on; 0 is no limit.
+    pub(super) each: Option<u16>,
+    /// Those of the channel.
+    pub(super) all: Option<u16>,
+}
+
+/// Whether a queue's arguments are those of a stream.
+fn is_for_streams(arguments: &RawTable<'_>) -> bool {
+    !arguments.is_empty()
+        && arguments.decode().iter().any(|(key, value)| {
+            STREAM_ARGUMENTS.contains(&key) || (key == "x-queue-type" && value.as_text() == Some("stream"))
+        })
 }
 
 /// Whether the payload of a method frame is a `basic.publish`.
@@ -175,11 +210,18 @@ const PUBLISH: u16 = 40;
 const ACK_LEN: usize = 13;
 /// The bit of `immediate` in the last octet of `basic.publish`.
 const IMMEDIATE: u8 = 2;
+/// Octets that a message is taken to have before any has come.
+const MESSAGE_EXPECTED: usize = 1024;
+/// Arguments of consumers that RabbitMQ judges itself, with a channel error.
+const SAFE_ARGUMENTS: [&str; 2] = ["x-priority", "x-cancel-on-ha-failover"];
+/// Arguments of queues that make sense for streams only.
+const STREAM_ARGUMENTS: [&str; 2] = ["x-max-age", "x-stream-max-segment-size-bytes"];
 /// Exchange types that every broker has; RabbitMQ answers others, if no plugin knows them, with 503 on the connection.
 const BUILT_IN_TYPES: [&str; 4] = ["direct", "fanout", "topic", "headers"];
 
 #[cfg(test)]
 mod tests {
+    use amqp::FieldTable;
     use amqp::method::{basic, channel, connection, queue};
 
     use super::*;
@@ -227,6 +269,43 @@ mod tests {
         ] {
             assert_eq!(text(server_only), "COMMAND_INVALID - unimplemented method");
         }
+    }
+
+    #[test]
+    fn p3_a_consumer_shares_a_connection_only_if_it_is_bounded_and_harmless() {
+        let limits = |each, all| Limits { each, all };
+        let bounded = limits(Some(10), None);
+        let consume = Consume { queue: "q", ..Default::default() };
+        let priority = FieldTable::from_iter([("x-priority", FieldValue::text("wrong"))]).encode();
+        let credit = FieldTable::from_iter([("x-credit", FieldValue::text("wrong"))]).encode();
+        let with = |arguments| Consume { arguments: RawTable::check(arguments).unwrap(), ..consume };
+        for (consume, limits, budget, need) in [
+            (consume, bounded, 10 * 1024, Need::Any),
+            (consume, bounded, 10 * 1024 - 1, Need::Own),
+            (consume, limits(None, None), usize::MAX, Need::Own),
+            (consume, limits(Some(0), None), usize::MAX, Need::Own),
+            (consume, limits(Some(10), Some(10)), usize::MAX, Need::Own),
+            (Consume { no_ack: true, ..consume }, bounded, usize::MAX, Need::Own),
+            (Consume { exclusive: true, ..consume }, bounded, usize::MAX, Need::Own),
+            (Consume { queue: REPLY_TO, ..consume }, bounded, usize::MAX, Need::Own),
+            (with(&priority), bounded, usize::MAX, Need::Any),
+            (with(&credit), bounded, usize::MAX, Need::Own),
+        ] {
+            assert_eq!(judge_consume(&consume, limits, budget), need, "{consume:?} {limits:?}");
+        }
+    }
+
+    #[test]
+    fn p2_a_stream_is_declared_on_a_connection_of_its_own() {
+        for (key, value) in [("x-queue-type", "stream"), ("x-max-age", "nonsense")] {
+            let arguments = FieldTable::from_iter([(key, FieldValue::text(value))]).encode();
+            let declare =
+                queue::Declare { arguments: RawTable::check(&arguments).unwrap(), ..Default::default() };
+            assert_eq!(judge(&declare.into(), false), Ok(Need::Own), "{key}");
+        }
+        let quorum = FieldTable::from_iter([("x-queue-type", FieldValue::text("quorum"))]).encode();
+        let declare = queue::Declare { arguments: RawTable::check(&quorum).unwrap(), ..Default::default() };
+        assert_eq!(judge(&declare.into(), false), Ok(Need::Any));
     }
 
     #[test]

@@ -27,7 +27,7 @@ use amqp::{ContentHeader, Credentials, Fault, FieldValue, Frame, FrameKind, Meth
 
 use self::channel::{Channel, Content, Place};
 use self::judge::{
-    Need, PUBLISH_IDS, is_ack, is_publish, judge, judge_properties, judge_publish, malformed,
+    Need, PUBLISH_IDS, is_ack, is_publish, judge, judge_consume, judge_properties, judge_publish, malformed,
     names_last_queue,
 };
 use self::output::Output;
@@ -65,6 +65,8 @@ pub struct Session {
     attached: Vec<Arc<Upstream>>,
     /// The client has declared an exclusive queue.
     exclusive: bool,
+    /// A broker closed a connection that this client shared for an error that may have been this client's.
+    suspect: bool,
     output: Output,
     /// Octets of incomplete messages.
     staged: usize,
@@ -118,6 +120,7 @@ impl Session {
             rekeyed: false,
             attached: Vec::new(),
             exclusive: false,
+            suspect: false,
             output: Output::default(),
             staged: 0,
             held: 0,
@@ -185,8 +188,24 @@ impl Session {
         self.held < HELD_LIMIT
             && self.link.may_keep(config.replay_client_max, config.replay_total_max)
             && self.attached.iter().all(|upstream| {
-                upstream.outbox.has_room() || !self.sends_to(upstream) || upstream.has_room(&self.link)
+                let is_own = self.own.upstream().is_some_and(|own| Arc::ptr_eq(own, upstream));
+                let share = (!is_own).then_some(&self.output.share);
+                let has_room = match share {
+                    Some(share) => share.may_send(upstream.line()),
+                    None => upstream.outbox.has_room(),
+                };
+                has_room || !self.sends_to(upstream) || upstream.has_room(&self.link, share)
             })
+    }
+
+    /// The upstream connections of its channels, each by its broker's address and its number, as in the log.
+    pub fn upstreams(&self) -> Vec<String> {
+        self.attached.iter().map(|upstream| format!("{}#{}", upstream.endpoint, upstream.id)).collect()
+    }
+
+    /// Channels that are open.
+    pub fn channel_count(&self) -> usize {
+        self.channels.len()
     }
 
     /// Whether nothing of this client is under way: no message is incomplete or waits for its channel to be placed, and
@@ -249,7 +268,7 @@ impl Session {
 
     /// A method for an open channel.
     fn deliver(&mut self, number: u16, method: &Method<'_>, payload: &[u8]) -> Result<(), Fault> {
-        let need = judge(method, self.exclusive)?;
+        let mut need = judge(method, self.exclusive)?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if channel.closing {
             let fault = Fault::new(ReplyCode::ChannelError, "expected 'channel.open'");
@@ -271,6 +290,23 @@ impl Session {
             return Ok(());
         }
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        match method {
+            Method::BasicConsume(consume) => {
+                if !consume.consumer_tag.is_empty() && channel.is_consuming(consume.consumer_tag) {
+                    let text = format!("attempt to reuse consumer tag '{}'", consume.consumer_tag);
+                    return Err(Fault::new(ReplyCode::NotAllowed, text).caused_by(method.ids()));
+                }
+                let budget = self.pool.config().consumer_budget;
+                // A queue of the client's own connection may be meant.
+                if !self.exclusive && !channel.transactional {
+                    need = judge_consume(consume, channel.limits, budget);
+                }
+                channel.touched = true;
+            }
+            Method::BasicQos(qos) if qos.global => channel.limits.all = Some(qos.prefetch_count),
+            Method::BasicQos(qos) => channel.limits.each = Some(qos.prefetch_count),
+            _ => {}
+        }
         channel.has_declared |= matches!(method, Method::QueueDeclare(_));
         channel.transactional |= matches!(method, Method::TxSelect(_));
         channel.touched |= need != Need::Any;

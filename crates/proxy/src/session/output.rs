@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use crate::metrics::{Counters, add};
-use crate::upstream::Upstream;
+use crate::upstream::{Share, Upstream};
 
 /// Octets for one upstream connection at a time: nearly always the only one, so that a batch costs one lock.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     target: Option<Arc<Upstream>>,
     octets: Vec<u8>,
+    /// What was handed over to the target last.
+    pub(super) share: Share,
     /// Octets handed over and not yet counted.
     uncounted: usize,
     /// Messages taken and not yet counted.
@@ -37,8 +39,9 @@ impl Output {
         if let Some(target) = &self.target {
             self.uncounted += self.octets.len();
             let octets = std::mem::take(&mut self.octets);
-            // Small ones are copied, large ones are chained as they are.
-            target.outbox.append(|buf| buf.push(octets.into()));
+            let len = octets.len();
+            let end = target.hand_over(octets);
+            self.share.sent(target.id, len, end);
         }
     }
 

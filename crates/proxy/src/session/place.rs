@@ -10,6 +10,7 @@ use super::channel::{Place, Route};
 use super::{Life, Session};
 use crate::frames::put_frame;
 use crate::link::Event;
+use crate::metrics::add;
 use crate::refusal::Refusal;
 use crate::upstream::{Placed, Upstream};
 
@@ -36,7 +37,7 @@ impl Session {
     /// Sees to it that a channel is somewhere, or will be: on the client's own connection when it has to be.
     pub(super) fn find_place(&mut self, number: u16, needs_own: bool) -> Result<(), Fault> {
         // Whoever has a connection of its own has no reason to use another one for new channels.
-        let has_own = !matches!(self.own, Leg::None);
+        let has_own = self.suspect || !matches!(self.own, Leg::None);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         match &channel.place {
             Place::Nowhere => channel.place = Place::Waiting { own: needs_own || has_own },
@@ -184,11 +185,27 @@ impl Session {
                     self.life = Life::Closed;
                 }
             }
+            Event::DeliveriesOverflowed { channel, lease } => return self.overflowed(channel, lease),
             Event::Overflowed => {
                 return Err(Fault::new(ReplyCode::ResourceError, "client does not read what it asked for"));
             }
         }
         Ok(())
+    }
+
+    /// The client does not take its deliveries fast enough for a shared connection: its consumers go on on its own one,
+    /// where the broker waits for it. What it has not acknowledged is delivered again there.
+    fn overflowed(&mut self, number: u16, lease: u64) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number).filter(|channel| channel.lease == lease) else {
+            return Ok(());
+        };
+        let Place::Placed(route) = &channel.place else { return Ok(()) };
+        if channel.closing || route.own {
+            return Ok(());
+        }
+        let route = route.clone();
+        add(&self.pool.counters().consumers_moved, 1);
+        self.leave(number, route, true)
     }
 
     /// The broker closed a channel: the client hears it in the broker's words.

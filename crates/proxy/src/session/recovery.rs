@@ -42,8 +42,12 @@ impl Session {
             return Ok(());
         }
         if fault.code != ReplyCode::ConnectionForced {
-            // The broker has something against what was sent, and would have it again.
-            return Err(fault);
+            if is_own {
+                // The broker has something against what was sent, and would have it again.
+                return Err(fault);
+            }
+            // Nobody can tell who is to blame (P2). Whoever is goes on where it hurts nobody else, and hears it there.
+            self.suspect |= numbers.iter().any(|number| self.is_suspect(*number));
         }
         if lost_exclusive && self.life == Life::Open {
             return Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"));
@@ -52,6 +56,11 @@ impl Session {
             numbers.into_iter().filter_map(|number| Some((number, self.remains(number)?))).collect();
         self.judge_progress(&remains, &fault)?;
         remains.into_iter().try_for_each(|(number, remains)| self.resume(number, remains, &fault))
+    }
+
+    /// Whether something was sent on a channel for which the broker has not answered, or which it never answers.
+    fn is_suspect(&mut self, number: u16) -> bool {
+        self.channels.get_mut(number).is_some_and(|channel| channel.is_suspect())
     }
 
     fn remains(&mut self, number: u16) -> Option<Remains> {
@@ -75,7 +84,7 @@ impl Session {
 
     /// Has a channel go on on another connection, or ends it.
     fn resume(&mut self, number: u16, remains: Remains, fault: &Fault) -> Result<(), Fault> {
-        let is_open = self.life == Life::Open;
+        let (is_open, suspect) = (self.life == Life::Open, self.suspect);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(what) = not_carried(channel, &remains) {
             self.held -= channel.held.len();
@@ -95,7 +104,7 @@ impl Session {
         add(&self.pool.counters().messages_replayed, remains.messages);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let before = channel.held.len();
-        let goes_on = channel.resume(remains, is_open);
+        let goes_on = channel.resume(remains, is_open, suspect);
         self.held += channel.held.len() - before;
         if goes_on {
             add(&self.pool.counters().channels_recovered, 1);

@@ -5,6 +5,7 @@ use amqp::{Frame, FrameKind};
 
 use super::run::Run;
 use super::slot::{Lease, Missing};
+use crate::link::Event;
 
 /// Whether a method is basic.return, basic.deliver or basic.get-ok: it goes to the client as it is, with its content.
 #[inline]
@@ -54,8 +55,12 @@ impl Lease {
     /// Passes on a method that content follows.
     #[inline]
     pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
-        run.messages += 1;
         self.missing = Missing::Header;
+        self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run);
+        if self.dropping {
+            return;
+        }
+        run.messages += 1;
         let Some(at) = delivery_tag_at(frame.payload) else { return run.add_wire(self, frame, wire) };
         if let Some(tag) = frame.payload.get(at..).and_then(|rest| rest.first_chunk()) {
             self.delivered = u64::from_be_bytes(*tag);
@@ -71,6 +76,18 @@ impl Lease {
         }
     }
 
+    /// Whether a delivery has to stay away from the client because more waits for it already than may on a connection that
+    /// others share (P3).
+    #[inline]
+    fn overflows(&mut self, run: &Run) -> bool {
+        if !self.overflowed && run.is_over_budget(&self.link) {
+            self.overflowed = true;
+            let (channel, lease) = (self.client_channel, self.id);
+            self.link.tell(Event::DeliveriesOverflowed { channel, lease });
+        }
+        self.overflowed
+    }
+
     /// Passes on a content frame.
     #[inline]
     pub(super) fn go_on_with_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
@@ -84,7 +101,9 @@ impl Lease {
             Missing::Nothing => 0,
         };
         self.missing = if missing == 0 { Missing::Nothing } else { Missing::Body(missing) };
-        run.add_wire(self, frame, wire);
+        if !self.dropping {
+            run.add_wire(self, frame, wire);
+        }
     }
 }
 
@@ -98,6 +117,8 @@ fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
     }
 }
 
+/// Class and method id of basic.deliver.
+const DELIVER: [u8; 4] = [0, 60, 0, 60];
 /// Class and method id of basic.get-ok.
 const GET_OK: [u8; 4] = [0, 60, 0, 71];
 /// Octets of a message, frames included, up to which it is waited for: what the read loop holds back for a protocol.

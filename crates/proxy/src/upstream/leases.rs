@@ -68,6 +68,11 @@ impl Upstream {
         Some(has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE))
     }
 
+    /// Channels that are neither free nor resting.
+    pub(crate) fn channels_in_use(&self) -> usize {
+        self.state.lock().in_use
+    }
+
     /// Leases a channel, one that rests if possible. `confirm` says that it has to be in confirm mode; then it is, or is
     /// about to be put into it.
     pub(crate) fn lease(&self, mut lease: Lease, confirm: bool) -> Placed {

@@ -223,6 +223,20 @@ impl Ledger {
         self.forget_answered(&mut record);
     }
 
+    /// Whether the broker has a consumer with this tag, or is asked for one.
+    pub(crate) fn is_consuming(&self, tag: &str) -> bool {
+        let record = self.record.lock();
+        let under_way = record
+            .entries
+            .iter()
+            .filter(|entry| !matches!(entry.what, What::Messages { .. }) && !record.is_done(&entry.what));
+        asked_for(
+            under_way.flat_map(|entry| stored_frames(&entry.frames)),
+            record.carried.is_consuming(tag),
+            tag,
+        )
+    }
+
     /// The broker has cancelled a consumer.
     pub(super) fn cancelled(&self, tag: &str) {
         self.record.lock().carried.forget_consumer(tag);
@@ -248,6 +262,11 @@ impl Ledger {
         if freed > 0 {
             self.link.release(freed);
         }
+    }
+
+    /// Whether something is under way.
+    pub(crate) fn has_entries(&self) -> bool {
+        !self.record.lock().entries.is_empty()
     }
 
     /// Takes what is left. Nothing is kept here any more.
@@ -365,6 +384,11 @@ impl Carried {
         Some(payload.into())
     }
 
+    /// Whether there is a consumer with this tag.
+    pub(crate) fn is_consuming(&self, tag: &str) -> bool {
+        self.consumers.iter().any(|consumer| *consumer.tag == *tag)
+    }
+
     fn forget_consumer(&mut self, tag: &str) {
         self.consumers.retain(|consumer| *consumer.tag != *tag);
     }
@@ -384,6 +408,21 @@ impl Consumer {
         Method::from(again).encode(&mut method);
         Self { tag: tag.into(), method: method.into(), prefetch, is_reply_to }
     }
+}
+
+/// Whether there is a consumer with this tag behind these frames, when there was one in front of them or not.
+pub(crate) fn asked_for<'f>(
+    frames: impl Iterator<Item = (FrameKind, &'f [u8])>,
+    before: bool,
+    tag: &str,
+) -> bool {
+    let methods = frames
+        .filter(|(kind, payload)| *kind == FrameKind::Method && matches!(payload, [0, 60, 0, 20 | 30, ..]));
+    methods.fold(before, |is_there, (_, payload)| match Method::decode(payload) {
+        Ok(Method::BasicConsume(consume)) => is_there || consume.consumer_tag == tag,
+        Ok(Method::BasicCancel(cancel)) => is_there && cancel.consumer_tag != tag,
+        _ => is_there,
+    })
 }
 
 /// Which of the client's numbers the messages of a lease have.
@@ -441,7 +480,7 @@ const TOLD_MAX: usize = 256;
 /// Where the delivery tag is in the methods that settle.
 const TAG_AT: usize = 4;
 /// The queue that is no queue but the channel that consumes from it (RabbitMQ, direct reply-to).
-const REPLY_TO: &str = "amq.rabbitmq.reply-to";
+pub(crate) const REPLY_TO: &str = "amq.rabbitmq.reply-to";
 
 #[cfg(test)]
 mod tests {

@@ -6,10 +6,12 @@ mod handshake;
 mod leases;
 mod ledger;
 mod run;
+mod share;
 mod slot;
 mod task;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::frame::write_method;
@@ -20,7 +22,8 @@ use transport::Outbox;
 
 pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
-pub(crate) use ledger::{Carried, Ledger, Remains};
+pub(crate) use ledger::{Carried, Ledger, REPLY_TO, Remains, asked_for};
+pub(crate) use share::{Line, Share};
 pub(crate) use slot::{Lease, Slot, Usage};
 
 use self::slot::Missing;
@@ -37,6 +40,10 @@ pub(crate) struct Upstream {
     pub(crate) id: u64,
     /// Where frames for the broker go.
     pub(crate) outbox: Arc<Outbox>,
+    /// Octets that clients have ever handed over.
+    sent: AtomicU64,
+    /// Where a batch ends that is looked at, and when it came.
+    sample: Mutex<Option<(u64, Instant)>>,
     /// Octets of the largest frame that the broker takes; never 0.
     pub(crate) frame_max: u32,
     /// Where the broker is.
@@ -78,8 +85,8 @@ struct State {
     blocked: Option<Box<str>>,
     /// Sessions that placed, or may place, channels here.
     attached: Vec<Arc<ClientLink>>,
-    /// Sessions that found no room in `outbox`.
-    waiting: Vec<Arc<ClientLink>>,
+    /// Sessions that found no room in `outbox`, and how much has to be written before they do.
+    waiting: Vec<(Arc<ClientLink>, u64)>,
 }
 
 /// Where a connection is in its life.
@@ -153,23 +160,81 @@ impl Upstream {
     pub(crate) fn detach(&self, link: &Arc<ClientLink>) {
         let mut state = self.state.lock();
         state.attached.retain(|other| !Arc::ptr_eq(other, link));
-        state.waiting.retain(|other| !Arc::ptr_eq(other, link));
+        state.waiting.retain(|(other, _)| !Arc::ptr_eq(other, link));
         if state.blocked.is_some() {
             link.unblock();
         }
     }
 
-    /// Whether the outbox has room. After a no, the client's outbox is nudged when it has.
-    pub(crate) fn has_room(&self, link: &Arc<ClientLink>) -> bool {
-        if self.outbox.has_room() {
+    /// Takes what a client sends; returns where it ends among all that clients have sent.
+    pub(crate) fn hand_over(&self, octets: Vec<u8>) -> u64 {
+        // Counted first, so that whoever looks meanwhile sees too much written rather than too little, and is told early
+        // rather than never.
+        let end = self.sent.fetch_add(octets.len() as u64, Ordering::Relaxed) + octets.len() as u64;
+        if let Some(mut sample) = self.sample.try_lock() {
+            sample.get_or_insert_with(|| (end, Instant::now()));
+        }
+        // Small ones are copied, large ones are chained as they are.
+        self.outbox.append(|buf| buf.push(octets.into()));
+        end
+    }
+
+    /// How long the batch that was looked at has waited, if it is written.
+    fn take_sample(&self, now: Instant) -> Option<Duration> {
+        let mut sample = self.sample.lock();
+        let (_, since) = sample.take_if(|(end, _)| *end <= self.line().written)?;
+        Some(now.saturating_duration_since(since))
+    }
+
+    /// How far what clients have sent has come.
+    pub(crate) fn line(&self) -> Line {
+        let (backlog, limit) = (self.outbox.backlog(), self.outbox.limit());
+        let written = self.sent.load(Ordering::Relaxed).saturating_sub(backlog as u64);
+        Line { upstream: self.id, written, backlog, limit }
+    }
+
+    /// Whether a client may send more; one that has the connection alone has no `share`. After a no, its outbox is nudged
+    /// when it may.
+    pub(crate) fn has_room(&self, link: &Arc<ClientLink>, share: Option<&Share>) -> bool {
+        let has_room = || match share {
+            Some(share) => share.may_send(self.line()),
+            None => self.outbox.has_room(),
+        };
+        if has_room() {
             return true;
         }
+        let due = match share.map(|share| share.due(self.id)) {
+            Some(due) if due > self.line().written => due,
+            // The outbox is too full for anybody; it tells when it is not, once asked.
+            _ => {
+                self.outbox.has_room();
+                u64::MAX
+            }
+        };
         let mut state = self.state.lock();
-        if !state.waiting.iter().any(|other| Arc::ptr_eq(other, link)) {
-            state.waiting.push(link.clone());
+        match state.waiting.iter_mut().find(|(other, _)| Arc::ptr_eq(other, link)) {
+            Some(waiting) => waiting.1 = due,
+            None => state.waiting.push((link.clone(), due)),
         }
+        drop(state);
         // The room may have come before the client was on the list; then nobody will tell.
-        self.outbox.has_room()
+        has_room()
+    }
+
+    /// Something was written: lets those know who have waited for it.
+    fn wake_written(&self) {
+        let mut state = self.state.lock();
+        if state.waiting.is_empty() {
+            return;
+        }
+        let written = self.line().written;
+        state.waiting.retain(|(link, due)| {
+            let waits = *due > written;
+            if !waits {
+                link.outbox.nudge();
+            }
+            waits
+        });
     }
 
     /// The owner is through with its own connection and has released all channels: back to the pool once they are

@@ -14,13 +14,23 @@ pub(super) struct Run {
     client: Option<Arc<ClientLink>>,
     octets: Vec<u8>,
     shared: bool,
+    /// Octets that may wait for a client before it gets no more deliveries, on a shared connection.
+    budget: usize,
     /// Messages seen, returned ones included.
     pub(super) messages: u64,
 }
 
 impl Run {
-    pub(super) fn new(shared: bool) -> Self {
-        Self { client: None, octets: Vec::new(), shared, messages: 0 }
+    pub(super) fn new(shared: bool, budget: usize) -> Self {
+        Self { client: None, octets: Vec::new(), shared, budget, messages: 0 }
+    }
+
+    /// Whether so much waits for a client that it gets no more deliveries.
+    #[inline]
+    pub(super) fn is_over_budget(&self, link: &Arc<ClientLink>) -> bool {
+        let is_its = self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, link));
+        let gathered = if is_its { self.octets.len() } else { 0 };
+        self.shared && link.outbox.backlog() + gathered > self.budget
     }
 
     #[inline]

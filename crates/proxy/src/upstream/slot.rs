@@ -59,6 +59,11 @@ pub(crate) struct Lease {
     pub(crate) delivered: u64,
     /// A message for the client is passed on as it comes, and this is still missing.
     pub(crate) missing: Missing,
+    /// The client did not take its deliveries fast enough: the channel is about to be left, and what still comes goes back
+    /// to its queue then.
+    pub(crate) overflowed: bool,
+    /// The message that is coming is not passed on.
+    pub(crate) dropping: bool,
     /// What is confirmed, in confirm mode.
     pub(crate) confirms: Option<Box<Confirms>>,
     /// The session sent `channel.close` and waits for the answer.
@@ -81,6 +86,8 @@ impl Lease {
             delivery_offset: 0,
             delivered: 0,
             missing: Missing::Nothing,
+            overflowed: false,
+            dropping: false,
             confirms: None,
             close_sent: false,
             last_queue: None,

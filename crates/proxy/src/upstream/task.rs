@@ -1,5 +1,6 @@
 //! The task of an upstream connection: what the broker sends goes to the clients it is for.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ pub(crate) fn spawn(
     let upstream = Arc::new(Upstream {
         id: pool.next_id(),
         outbox: Arc::new(Outbox::new(config.outbox_limit)),
+        sent: AtomicU64::new(0),
+        sample: Mutex::default(),
         frame_max: limits.frame_max,
         endpoint: access.endpoint,
         credentials: access.credentials,
@@ -71,6 +74,7 @@ pub(crate) fn spawn(
         pool: Arc::downgrade(pool),
         heartbeat: Heartbeat::new(limits.heartbeat_secs, now),
         idle_timeout: config.idle_timeout,
+        consumer_budget: config.consumer_budget,
         cause: None,
         finished: false,
         left: false,
@@ -105,6 +109,8 @@ struct Task {
     pool: Weak<Pool>,
     heartbeat: Heartbeat,
     idle_timeout: Duration,
+    /// Octets that may wait for a client of a shared connection before it gets no more deliveries there.
+    consumer_budget: usize,
     /// Why the connection ends, when it is not by the pool's wish.
     cause: Option<Fault>,
     /// Nothing more is to be read: the connection takes no channels any more, whatever remains to be written.
@@ -118,7 +124,7 @@ impl Protocol for Task {
         self.heartbeat.received(now);
         let upstream = self.upstream.clone();
         let mut state = upstream.state.lock();
-        let mut run = Run::new(state.owner.is_none());
+        let mut run = Run::new(state.owner.is_none(), self.consumer_budget);
         let (mut taken, mut frames) = (0, 0);
         while !self.finished {
             match Frame::parse(&input[taken..], upstream.frame_max) {
@@ -168,11 +174,17 @@ impl Protocol for Task {
 
     fn handle_room(&mut self) {
         let waiting = std::mem::take(&mut self.upstream.state.lock().waiting);
-        waiting.iter().for_each(|link| link.outbox.nudge());
+        waiting.iter().for_each(|(link, _)| link.outbox.nudge());
     }
 
     fn handle_written(&mut self, now: Instant) {
         self.heartbeat.sent(now);
+        self.upstream.wake_written();
+        if let Some(waited) = self.upstream.take_sample(now)
+            && let Some(pool) = self.pool.upgrade()
+        {
+            pool.counters().queueing.observe(waited);
+        }
     }
 
     fn handle_deadline(&mut self, now: Instant) {
@@ -345,7 +357,8 @@ impl Task {
             Method::ChannelCloseOk(_) => {
                 run.hand_over();
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
-                let Lease { link, id, client_channel, last_queue, .. } = *lease;
+                let Lease { link, id, client_channel, last_queue, ledger, delivered, .. } = *lease;
+                ledger.end(delivered, None);
                 state.set_free(frame.channel);
                 link.tell(Event::CloseOk { channel: client_channel, lease: id, last_queue });
             }

@@ -6,7 +6,7 @@ use amqp::Method;
 use amqp::method::{basic, confirm, connection, queue, tx};
 use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, delivery, message, soon, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, delivery, login, message, soon, until};
 
 /// A client with a channel in confirm mode that has published these bodies, and where they came out.
 async fn publisher(broker: &mut Broker, pool: &std::sync::Arc<Pool>, bodies: &[&str]) -> (Client, BrokerEnd) {
@@ -36,20 +36,19 @@ fn ack(delivery_tag: u64, multiple: bool) -> basic::Ack {
     basic::Ack { delivery_tag, multiple }
 }
 
-/// A client that consumes on its own connection, which the broker's end of is returned.
+/// A client that consumes, and the broker's end of the connection where it does.
 async fn consumer(broker: &mut Broker, pool: &std::sync::Arc<Pool>) -> (Client, BrokerEnd) {
     let mut client = Client::connect(pool).await;
-    let _shared = broker.next_connection().await;
+    let mut upstream = broker.next_connection().await;
     client.open_channel(1).await;
     client.send(1, basic::Qos { prefetch_count: 7, ..Default::default() }).await;
     client.expect("basic.qos-ok").await;
     client.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
     client.expect("basic.consume-ok").await;
-    let mut own = broker.next_connection().await;
-    own.expect("channel.open").await;
-    own.expect("basic.qos").await;
-    own.expect("basic.consume").await;
-    (client, own)
+    upstream.expect("channel.open").await;
+    upstream.expect("basic.qos").await;
+    upstream.expect("basic.consume").await;
+    (client, upstream)
 }
 
 #[tokio::test]
@@ -279,6 +278,46 @@ async fn p7_an_outage_is_waited_out_up_to_a_limit() {
     assert_eq!(next.expect_message().await.1, b"behind");
     next.send(1, ack(2, true));
     assert_eq!(client.expect_ack().await, (2, true));
+}
+
+#[tokio::test]
+async fn p7_who_comes_during_an_outage_waits_for_its_end_and_is_let_in_by_the_broker_alone() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig { arrival_max: Duration::from_secs(60), ..broker.config() });
+    broker.go_away().await;
+    let mut arriving = Vec::new();
+    for _ in 0..50 {
+        let pool = pool.clone();
+        arriving.push(tokio::spawn(async move { Client::connect(&pool).await }));
+    }
+    let wrong = tokio::spawn({
+        let pool = pool.clone();
+        async move { login(&pool, "user", "wrong").await }
+    });
+    until("an attempt", || pool.metrics().connect_failures > 0).await;
+    assert!(arriving.iter().all(|client| !client.is_finished()));
+    broker.come_back().await;
+    for client in arriving {
+        soon("a client to be let in", client).await.unwrap();
+    }
+    assert!(matches!(soon("a refusal", wrong).await.unwrap(), Err(proxy::Refusal::Login(_))));
+}
+
+#[tokio::test]
+async fn p7_who_comes_during_an_outage_waits_for_so_long_and_not_longer() {
+    let mut broker = Broker::start(Manners::default()).await;
+    for arrival_max in [0, 50] {
+        let began = std::time::Instant::now();
+        let pool =
+            Pool::new(PoolConfig { arrival_max: Duration::from_millis(arrival_max), ..broker.config() });
+        broker.go_away().await;
+        let refusal = login(&pool, "user", "right").await.unwrap_err();
+        let proxy::Refusal::Fault(fault) = refusal else { panic!("{refusal}") };
+        assert_eq!(fault.code, amqp::ReplyCode::ConnectionForced);
+        assert!(fault.text.starts_with("upstream unreachable"), "{fault}");
+        assert!(began.elapsed() >= Duration::from_millis(arrival_max));
+        broker.come_back().await;
+    }
 }
 
 #[tokio::test]

@@ -87,6 +87,7 @@ async fn without_a_broker_the_refusal_says_so() {
     // A port that was just free, and that nobody listens on.
     let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     config.upstreams[0].port = unused;
+    config.arrival_max = std::time::Duration::ZERO;
     let pool = Pool::new(config.clone());
     let Err(Refusal::Fault(fault)) = login(&pool, "user", "right").await else { panic!("let in") };
     assert!(fault.reply_text().starts_with("CONNECTION_FORCED - upstream unreachable: "), "{fault}");

@@ -48,6 +48,28 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
 }
 
 #[tokio::test]
+async fn p3_many_channels_are_spread_over_connections() {
+    let broker = Broker::start(Manners { channel_max: 1000, ..Manners::default() }).await;
+    let pool = Pool::new(PoolConfig { max_shared_connections: 2, ..broker.config() });
+    let mut clients = Vec::new();
+    let mut connect = async || {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.send(1, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+        clients.push(client);
+    };
+    for _ in 0..=100 {
+        connect().await;
+    }
+    until("a second connection", || pool.metrics().upstream_connections == 2).await;
+    for _ in 0..200 {
+        connect().await;
+    }
+    assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
+}
+
+#[tokio::test]
 async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
     let broker = Broker::start(Manners::default()).await;
     let config = PoolConfig { max_shared_connections: 2, max_channels_per_connection: 1, ..broker.config() };

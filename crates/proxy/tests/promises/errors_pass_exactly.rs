@@ -1,7 +1,7 @@
 //! What the broker says, the client hears; and nobody else.
 
 use amqp::Method;
-use amqp::method::{basic, channel, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, queue};
 use proxy::Pool;
 
 use crate::common::{Broker, Client, Manners};
@@ -68,26 +68,56 @@ async fn both_sides_closing_a_channel_at_once_leaves_it_clean() {
 }
 
 #[tokio::test]
-async fn a_connection_closed_by_the_broker_for_an_error_ends_those_on_it_with_its_words() {
+async fn p2_a_connection_closed_by_the_broker_for_an_error_ends_only_who_offends_again_by_itself() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
-    let mut client = Client::connect(&pool).await;
+    let (mut offender, mut innocent) = (Client::connect(&pool).await, Client::connect(&pool).await);
     let mut bystander = Client::connect(&pool).await;
-    let mut upstream = broker.next_connection().await;
-    for client in [&mut client, &mut bystander] {
+    let mut shared = broker.next_connection().await;
+    for client in [&mut offender, &mut innocent, &mut bystander] {
         client.open_channel(1).await;
+        client.send(1, confirm::Select::default()).await;
+        client.expect("confirm.select-ok").await;
     }
-    client.publish(1, b"x").await;
-    upstream.expect("channel.open").await;
+    bystander.send(1, basic::Qos::default()).await;
+    bystander.expect("basic.qos-ok").await;
+    innocent.publish(1, b"good").await;
+    for name in ["channel.open", "confirm.select", "basic.qos", "channel.open", "confirm.select"] {
+        shared.expect(name).await;
+    }
+    shared.expect_message().await;
+    offender.publish(1, b"bad").await;
+    for name in ["channel.open", "confirm.select"] {
+        shared.expect(name).await;
+    }
+    shared.expect_message().await;
     let text = "INTERNAL_ERROR - something is wrong";
-    upstream.send(0, connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 });
-    client.expect_close(541, text).await;
+    let close = connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 };
+    shared.send(0, close);
 
-    // Nothing of the bystander was there: it goes on, on another connection.
+    // Both who had something under way go on with it, each on a connection of its own.
+    let mut owns = Vec::new();
+    for _ in 0..2 {
+        let mut own = broker.next_connection().await;
+        own.expect("channel.open").await;
+        own.expect("confirm.select").await;
+        match own.expect_message().await {
+            (_, body) if body == b"bad" => own.send(0, close),
+            (number, _) => own.send(number, basic::Ack { delivery_tag: 1, multiple: false }),
+        }
+        owns.push(own);
+    }
+    offender.expect_close(541, text).await;
+    assert_eq!(innocent.expect_ack().await, (1, false));
+
+    // Nothing of the bystander was under way: it is none the wiser, and still shares.
     bystander.publish(1, b"y").await;
     let mut next = broker.next_connection().await;
-    next.expect("channel.open").await;
-    next.expect("basic.publish").await;
+    for name in ["channel.open", "basic.qos", "confirm.select"] {
+        next.expect(name).await;
+    }
+    next.expect_message().await;
+    assert_eq!(pool.metrics().own_connections, 1);
 }
 
 #[tokio::test]

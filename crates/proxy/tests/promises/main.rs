@@ -4,11 +4,13 @@
 mod common;
 
 mod a_broker_restart_is_no_outage;
+mod a_flood_starves_nobody;
 mod a_memory_alarm_is_waited_out;
 mod a_slow_consumer_delays_nobody;
 mod authentication_is_never_guessed;
 mod blocked_reaches_late_joiners;
 mod bodies_are_resplit;
+mod bounded_consumers_share;
 mod channels_are_as_many_as_promised;
 mod channels_are_reused_only_when_clean;
 mod confirms_in_flight_are_awaited;

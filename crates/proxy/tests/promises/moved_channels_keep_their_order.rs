@@ -41,7 +41,7 @@ async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
     shared.send(old, basic::Ack { delivery_tag: 2, multiple: false });
     client.expect("basic.ack").await;
 
-    client.send(3, basic::Consume { queue: "q", ..Default::default() }).await;
+    client.send(3, basic::Consume { queue: "q", no_ack: true, ..Default::default() }).await;
     client.publish(3, b"3").await;
     let mut own = broker.next_connection().await;
     assert!(own.seen.try_recv().is_err(), "the first message is not confirmed yet");

@@ -86,7 +86,7 @@ async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
     }
     assert_eq!(pool.metrics().connect_failures, 1);
 
-    let alone = Pool::new(PoolConfig { upstreams: vec![address], ..config });
+    let alone = Pool::new(PoolConfig { upstreams: vec![address], arrival_max: Duration::ZERO, ..config });
     let refusal = login(&alone, "user", "right").await.unwrap_err();
     let text = format!("upstream unreachable: 127.0.0.1:{port}: no answer in time");
     assert!(refusal.to_string().contains(&text), "{refusal}");

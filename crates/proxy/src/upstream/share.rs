@@ -1,0 +1,148 @@
+//! Fairness between clients that send on one connection: each has a window of octets that wait to be written (P2).
+//!
+//! The connection's out-buffer is written in order. As nobody has more than a window in it, and a read on top, what a
+//! client sends waits for so much of each other one that sends at that time, however fast those are: the windows move on
+//! in turn as the broker takes them. Who is within its own window may send even while the out-buffer is at its limit.
+
+/// What one client has sent on the connection that it shares.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Share {
+    /// Which connection that is.
+    upstream: u64,
+    /// Octets since `mark`.
+    since: u64,
+    /// Where the connection's octets end for which the client has to wait.
+    mark: u64,
+}
+
+/// How far a connection's octets have come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Line {
+    /// Which connection it is.
+    pub(crate) upstream: u64,
+    /// Octets that clients have sent on it and the socket has taken.
+    pub(crate) written: u64,
+    /// Octets that wait.
+    pub(crate) backlog: usize,
+    /// Octets that should wait at most.
+    pub(crate) limit: usize,
+}
+
+impl Share {
+    /// The client has sent so many octets, which end at `end`.
+    #[inline]
+    pub(crate) fn sent(&mut self, upstream: u64, octets: usize, end: u64) {
+        if self.upstream != upstream {
+            *self = Self { upstream, ..Self::default() };
+        }
+        self.since += octets as u64;
+        if self.since >= WINDOW {
+            *self = Self { upstream, since: 0, mark: end };
+        }
+    }
+
+    /// Whether the client may send more.
+    #[inline]
+    pub(crate) fn may_send(&self, line: Line) -> bool {
+        self.due(line.upstream) <= line.written && line.backlog < line.limit.saturating_mul(HARD_LIMIT)
+    }
+
+    /// How much has to be written before the client may send more: all but half a window of what it has sent.
+    #[inline]
+    pub(crate) fn due(&self, upstream: u64) -> u64 {
+        if self.upstream == upstream { self.mark.saturating_sub(WINDOW / 2) } else { 0 }
+    }
+}
+
+/// Octets of one client that wait to be written before it has to wait itself: a window of all those that send in turn is
+/// a few milliseconds of a fast network, and long enough that nobody is woken for little.
+const WINDOW: u64 = 128 * 1024;
+/// How many times the limit of the out-buffer may wait because many clients are within their windows.
+const HARD_LIMIT: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Octets that a client sends at once, as a read brings them.
+    const BATCH: u64 = 256 * 1024;
+    /// Octets that the link takes at once.
+    const STEP: u64 = 16 * 1024;
+    const LIMIT: usize = 1024 * 1024;
+    /// Octets of a small message: less than a window in all.
+    const SMALL: u64 = 10;
+
+    /// Has a client of small messages and many that send what they can take turns on a link; returns the most octets that
+    /// were in front of a small message, and how many of those went out.
+    fn worst_delay(flooders: usize, steps: usize) -> (u64, usize) {
+        let (mut sent, mut written) = (0u64, 0u64);
+        let mut shares = vec![Share::default(); flooders];
+        let mut small = Share::default();
+        let (mut worst, mut count) = (0, 0);
+        for _ in 0..steps {
+            let line = |sent: u64, written: u64| Line {
+                upstream: 1,
+                written,
+                backlog: (sent - written) as usize,
+                limit: LIMIT,
+            };
+            for share in &mut shares {
+                if share.may_send(line(sent, written)) {
+                    sent += BATCH;
+                    share.sent(1, BATCH as usize, sent);
+                }
+            }
+            // Last in every turn, so that the others have taken whatever there was.
+            if small.may_send(line(sent, written)) {
+                worst = worst.max(sent - written);
+                sent += SMALL;
+                small.sent(1, SMALL as usize, sent);
+                count += 1;
+            }
+            written = sent.min(written + STEP);
+        }
+        (worst, count)
+    }
+
+    #[test]
+    fn p2_a_flood_of_others_delays_a_message_by_a_window_and_a_read_of_each() {
+        for flooders in [1, 4, 16] {
+            let (worst, count) = worst_delay(flooders, 10_000);
+            assert_eq!(count, 10_000, "the small one never waits for its turn");
+            assert!(
+                worst <= flooders as u64 * (WINDOW / 2 + BATCH) + STEP,
+                "{worst} octets of {flooders} flooders"
+            );
+        }
+    }
+
+    #[test]
+    fn p2_a_client_alone_keeps_the_link_busy() {
+        let (mut share, mut sent, mut written, mut idle) = (Share::default(), 0u64, 0u64, 0);
+        for _ in 0..1000 {
+            let backlog = (sent - written) as usize;
+            if share.may_send(Line { upstream: 1, written, backlog, limit: LIMIT }) {
+                sent += BATCH;
+                share.sent(1, BATCH as usize, sent);
+            }
+            idle += u64::from(sent - written < STEP);
+            written = sent.min(written + STEP);
+        }
+        assert_eq!(idle, 0);
+    }
+
+    #[test]
+    fn s2_what_all_together_have_waiting_is_bounded() {
+        let line = Line { upstream: 1, written: 0, backlog: HARD_LIMIT * LIMIT, limit: LIMIT };
+        assert!(!Share::default().may_send(line));
+    }
+
+    #[test]
+    fn another_connection_is_another_window() {
+        let mut share = Share::default();
+        share.sent(1, WINDOW as usize, WINDOW);
+        assert_eq!((share.due(1), share.due(2)), (WINDOW / 2, 0));
+        share.sent(2, 1, 1);
+        assert_eq!(share.due(1), 0);
+    }
+}

@@ -1,0 +1,54 @@
+//! P2: clients that flood a shared connection leave others their share of it.
+
+use proxy::{Pool, PoolConfig};
+
+use crate::common::{Broker, Client, Manners, message, until};
+
+const FLOODERS: usize = 4;
+const SMALL: u64 = 50;
+
+#[tokio::test]
+async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_nothing() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig { max_shared_connections: 1, ..broker.config() });
+    let mut small = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    small.open_channel(1).await;
+    small.publish(1, b"small").await;
+    shared.expect("channel.open").await;
+    shared.expect_message().await;
+    shared.set_reading(false);
+    let mut floods = Vec::new();
+    for _ in 0..FLOODERS {
+        let mut flooder = Client::connect(&pool).await;
+        flooder.open_channel(1).await;
+        let flood = message(1, &[7; 100_000], 131_072).repeat(400);
+        floods.push(tokio::spawn(async move { flooder.write(&flood).await }));
+    }
+    // The broker's and the kernel's buffers are full, so is the out-buffer, and nobody reads.
+    let taken = || pool.metrics().messages_to_upstreams;
+    let mut before = 0;
+    let mut same = 0;
+    while same < 10_000 {
+        tokio::task::yield_now().await;
+        same = if taken() == before { same + 1 } else { 0 };
+        before = taken();
+    }
+    assert!(floods.iter().all(|flood| !flood.is_finished()), "it all went into buffers");
+    let before = taken();
+    for n in 1..=SMALL {
+        small.publish(1, b"small").await;
+        until("a small message to be taken", || taken() >= before + n).await;
+    }
+
+    // And once the broker reads again they arrive, each client's in order, none lost.
+    shared.set_reading(true);
+    let mut arrived = 0;
+    while arrived < SMALL {
+        let frame = shared.next().await;
+        arrived += u64::from(frame.payload == b"small");
+    }
+    for flood in floods {
+        flood.abort();
+    }
+}
