@@ -9,14 +9,14 @@ use broker::{Broker, BrokerConfig};
 use proxy::{Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{Accepted, Version};
 use server::{
-    Clock, ConnectionLimits, Door, Listener, Preface, Routes, Server, ServerConfig, TrustedProxies,
-    WebSocketConfig,
+    AccessLogWriter, Clock, Door, Limits, Listener, Preface, Routes, Scopes, Server, ServerConfig,
+    TrustedProxies, WebSocketConfig,
 };
 use tokio::sync::{Notify, oneshot};
 
 use crate::alarms::{self, Sampler};
 use crate::announce::announce;
-use crate::config::{Config, InboundHeader, ListenAddr, OutboundHeader, VerifyClient};
+use crate::config::{Config, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient};
 use crate::data_folder::{self, DataFolder, FillError};
 use crate::identities;
 use crate::pagers::{Bell, Pagers};
@@ -47,7 +47,9 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
 
     let clock = Clock::start();
     let (door, data_folder) = open_door(&config, &tls, clock)?;
-    let server = Server::new(server_config(&config), door.clone(), clock, env!("CARGO_PKG_VERSION"));
+    let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
+    let server_config = server_config(&config, access_log.as_deref());
+    let server = Server::new(server_config, door.clone(), clock, env!("CARGO_PKG_VERSION"));
     if let Door::Upstream(pool) = &door {
         watch_upstream(Arc::clone(pool), server.clone());
     }
@@ -74,7 +76,7 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
         }
     }
     relays.serve(relay_listeners, &server, &config, &tls);
-    tokio::spawn(reload_files(tls, reload));
+    tokio::spawn(reload_files(tls, access_log.clone(), reload));
     // Last to go, so that probes see the drain.
     let (http_may_end, http_end) = oneshot::channel::<()>();
     let http_task = http.map(|listener| {
@@ -114,13 +116,26 @@ fn start_sampler(config: &Config, server: &Server, has_folder: bool) -> Result<O
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 
-/// Reads the files of TLS again whenever somebody asks for it.
-async fn reload_files(tls: Tls, requests: ReloadRequests) {
+/// Starts the thread that writes the access log, if there is to be one.
+fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> {
+    let target = config.access_log.0.clone();
+    let open = |target| AccessLogWriter::start(target, config.access_log_format).map(Arc::new);
+    target.map(open).transpose()
+}
+
+/// Reads the files of TLS again, and opens that of the access log anew, whenever somebody asks for it.
+async fn reload_files(tls: Tls, access_log: Option<Arc<AccessLogWriter>>, requests: ReloadRequests) {
     loop {
         requests.next().await;
-        let tls = tls.clone();
+        let (tls, access_log) = (tls.clone(), access_log.clone());
         // A disk may be slow, and sessions are not to wait for it. A reload that panicked has changed nothing.
-        let _ = tokio::task::spawn_blocking(move || tls.reload()).await;
+        let reload = move || {
+            tls.reload();
+            if let Some(access_log) = access_log {
+                access_log.reopen();
+            }
+        };
+        let _ = tokio::task::spawn_blocking(reload).await;
     }
 }
 
@@ -219,14 +234,36 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
     Ok((broker, folder))
 }
 
-fn server_config(config: &Config) -> ServerConfig {
-    let connections = |limit: Option<u32>| limit.map_or(0, |most| most as usize);
-    ServerConfig {
-        connections: ConnectionLimits {
-            total: connections(config.max_connections.0),
-            per_ip: connections(config.max_connections_per_ip.0),
-            per_user: connections(config.max_connections_per_user.0),
+fn limits(config: &Config) -> Limits {
+    let scopes = |total: Limit, per_ip: Limit, per_user: Limit| Scopes {
+        total: total.or_none(),
+        per_ip: per_ip.or_none(),
+        per_user: per_user.or_none(),
+    };
+    Limits {
+        connections: scopes(
+            config.max_connections,
+            config.max_connections_per_ip,
+            config.max_connections_per_user,
+        ),
+        connection_rate: scopes(
+            config.max_connection_rate,
+            config.max_connection_rate_per_ip,
+            config.max_connection_rate_per_user,
+        ),
+        channels: scopes(config.max_channels, config.max_channels_per_ip, config.max_channels_per_user),
+        receive_rate: Scopes {
+            total: config.max_receive_rate.or_none(),
+            per_ip: config.max_receive_rate_per_ip.or_none(),
+            per_user: config.max_receive_rate_per_user.or_none(),
         },
+        alarm_only: config.limits_mode == LimitsMode::Alarm,
+    }
+}
+
+fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> ServerConfig {
+    ServerConfig {
+        limits: limits(config),
         channel_max: config.channel_max,
         frame_max: config.frame_max,
         heartbeat: config.heartbeat,
@@ -235,6 +272,7 @@ fn server_config(config: &Config) -> ServerConfig {
         handshake_timeout: config.handshake_timeout,
         write_timeout: config.write_timeout,
         consumer_timeout: config.consumer_timeout,
+        access_log: access_log.map(|writer| Arc::clone(writer.log())),
     }
 }
 
@@ -291,6 +329,8 @@ pub(crate) enum ServeError {
     Signals(io::Error),
     /// Memory and disk cannot be watched.
     Sampler(io::Error),
+    /// The file of the setting `access_log` cannot be written.
+    AccessLog(io::Error),
     /// Messages cannot be paged.
     Pagers(io::Error),
     /// The folder of the setting `webroot` cannot be served.
@@ -323,6 +363,7 @@ impl fmt::Display for ServeError {
             Self::Tls(line) | Self::Identities(line) | Self::Definitions(line) | Self::DataFolder(line) => {
                 formatter.write_str(line)
             }
+            Self::AccessLog(error) => write!(formatter, "access_log: {error}"),
             Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
             Self::Sampler(error) => write!(formatter, "cannot watch memory and disk: {error}"),
@@ -336,6 +377,7 @@ impl std::error::Error for ServeError {
         match self {
             Self::Listen { error, .. }
             | Self::Signals(error)
+            | Self::AccessLog(error)
             | Self::Webroot(error)
             | Self::Sampler(error)
             | Self::Pagers(error) => Some(error),

@@ -79,6 +79,12 @@ impl Source for Status {
 
 fn write_server(server: &Server, out: &mut MetricsWriter) {
     let metrics = server.metrics();
+    let help =
+        "Times that something exceeded a limit, and was refused, held up, or (limits_mode = alarm) let be.";
+    let mut exceeded = out.family("leveret_limit_exceeded_total", help, Kind::Counter);
+    for (limit, count) in server.exceeded().iter() {
+        exceeded.sample(&[("limit", limit)], count);
+    }
     out.gauge("rabbitmq_connections", "Client connections that are open.", server.connection_count() as u64);
     let channels = metrics.channels_opened.get().saturating_sub(metrics.channels_closed.get());
     out.gauge("rabbitmq_channels", "Client channels that are open.", channels);

@@ -1,9 +1,10 @@
 //! Listeners and sessions: a transport, a protocol and a back end are joined here.
 //!
-//! - [`Server`]: accepts connections within [`ConnectionLimits`], runs them, and drains them.
+//! - [`Server`]: accepts connections within [`Limits`], runs them, and drains them.
 //! - [`Door`]: the one door to the back ends, the embedded [`broker::Broker`] or the upstream [`proxy::Pool`].
 //! - [`Preface`]: what stands in front of the protocol: the PROXY protocol, TLS.
 //! - [`WebSocketConfig`]: AMQP inside of WebSockets, for browsers.
+//! - [`AccessLog`]: who connected, and why it ended.
 //! - [`Relay`]: any TCP server inside of WebSockets.
 //! - [`Alarms`]: whether publishers have to wait, for want of memory or disk.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session behind the door.
@@ -15,6 +16,7 @@
 //!
 //! What must never be added: command-line arguments, HTTP beyond the upgrade to WebSocket and the files next to it.
 
+mod access;
 mod alarms;
 mod amqp;
 mod door;
@@ -27,9 +29,10 @@ mod relay;
 mod server;
 mod websocket;
 
+pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
 pub use alarms::{Alarms, Resource};
 pub use door::{Clock, Door};
-pub use limits::{ConnectionCounter, ConnectionLimits, LimitReached, Place};
+pub use limits::{ConnectionCounter, ConnectionLimits, Exceeded, LimitReached, Limits, Place, Scopes};
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Counter, Metrics};
 pub use network::Network;

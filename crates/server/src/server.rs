@@ -16,10 +16,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use transport::{Ended, Outbox, Peer, Stream, drive};
 
+use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::connection::Connection;
 use crate::door::{Clock, Door};
-use crate::limits::{ConnectionCounter, ConnectionLimits, LimitReached, Place};
+use crate::limits::{ConnectionCounter, Exceeded, LimitReached, Limits, Place};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::preface::{Preface, PrefaceError};
@@ -31,8 +32,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What listeners and sessions need to know; see the configuration reference for the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Limits on connections.
-    pub connections: ConnectionLimits,
+    /// Limits on what clients may take.
+    pub limits: Limits,
     /// Channels that a connection may have open; 0 is no limit.
     pub channel_max: u16,
     /// Octets of the largest frame.
@@ -50,6 +51,8 @@ pub struct ServerConfig {
     pub write_timeout: Duration,
     /// How long a delivery from the embedded broker may go without being acknowledged before its channel is closed.
     pub consumer_timeout: Duration,
+    /// Where connections are told of.
+    pub access_log: Option<Arc<AccessLog>>,
 }
 
 /// Everything that the connections of a server share.
@@ -123,7 +126,7 @@ impl Server {
             heartbeat: config.heartbeat,
         };
         let shared = Shared {
-            counter: ConnectionCounter::new(config.connections),
+            counter: ConnectionCounter::new(config.limits),
             config,
             door,
             offer: Mutex::new(Offers::new(offer)),
@@ -193,6 +196,11 @@ impl Server {
         self.shared.counter.total()
     }
 
+    /// Which limits were exceeded, how often.
+    pub fn exceeded(&self) -> &Exceeded {
+        self.shared.counter.exceeded()
+    }
+
     #[cfg(test)]
     pub(crate) fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
@@ -230,7 +238,37 @@ impl Shared {
     pub(crate) fn refuse(&self, id: u64, peer: Peer, limit: LimitReached) {
         self.metrics.connections_refused.add(1);
         self.metrics.connections_closed.add(1);
-        tracing::warn!(connection = id, %peer, %limit, "connection refused");
+        // That a limit is reached is logged already, however many find out.
+        tracing::debug!(connection = id, %peer, %limit, "connection refused");
+    }
+
+    /// The beginning of what the access log is told of a connection, if there is one.
+    pub(crate) fn record(
+        &self,
+        stream: &Stream,
+        id: u64,
+        peer: Peer,
+        since: Instant,
+        websocket: bool,
+    ) -> Option<Box<AccessRecord>> {
+        let log = self.config.access_log.as_ref()?;
+        let transport = Transport { websocket, tls: matches!(stream, Stream::Tls(_)) };
+        Some(AccessRecord::new(log, id, peer, transport, since))
+    }
+
+    /// Tells that a connection has ended, after `sent` octets to the client: the access log, or else the log of the process.
+    pub(crate) fn closed(
+        &self,
+        record: Option<Box<AccessRecord>>,
+        id: u64,
+        peer: Peer,
+        sent: u64,
+        reason: &str,
+    ) {
+        match record {
+            Some(record) => record.closed(sent, reason),
+            None => tracing::info!(connection = id, %peer, reason, "connection closed"),
+        }
     }
 
     pub(crate) async fn drain_begun(&self) {
@@ -314,7 +352,11 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
         Err(_) => "no handshake in time".to_owned(),
     };
     shared.metrics.connections_closed.add(1);
-    tracing::info!(connection = id, peer = %newcomer.peer, reason, "connection closed");
+    let transport =
+        Transport { websocket: entrance.websocket.is_some(), tls: entrance.preface.tls.is_some() };
+    let log = shared.config.access_log.as_ref();
+    let record = log.map(|log| AccessRecord::new(log, id, newcomer.peer, transport, newcomer.since));
+    shared.closed(record, id, newcomer.peer, 0, &reason);
 }
 
 /// Runs a connection that has its preface behind it.
@@ -352,6 +394,7 @@ async fn run(shared: Arc<Shared>, mut stream: Stream, newcomer: Newcomer) {
     let Newcomer { id, peer, place, since, external } = newcomer;
     let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
     let mut connection = Connection::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
+    connection.keep_record(shared.record(&stream, id, peer, since, false));
     if let Some(user) = external {
         connection.offer_external(user);
     }
@@ -359,7 +402,7 @@ async fn run(shared: Arc<Shared>, mut stream: Stream, newcomer: Newcomer) {
     let config = &shared.config;
     let ended = drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
     let reason = reason_of(connection.take_reason(), ended);
-    tracing::info!(connection = id, %peer, reason, "connection closed");
+    shared.closed(connection.take_record(), id, peer, outbox.sent(), &reason);
 }
 
 /// Why a connection ended, for the log: as its protocol says, else as its socket does.

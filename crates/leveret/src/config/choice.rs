@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use server::Network;
+use server::{AccessFormat, AccessTarget, Network};
 use transport::tls::{LoginFrom, SanType};
 
 use super::value::{Value, quoted};
@@ -62,6 +62,42 @@ pub(crate) enum InboundHeader {
 }
 
 words!(InboundHeader { "off" => Self::Off, "v1" => Self::V1, "v2" => Self::V2, "any" => Self::Any });
+
+words!(AccessFormat { "text" => Self::Text, "json" => Self::Json });
+
+/// Where the access log goes, or `None` for `off`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AccessLogTarget(pub(crate) Option<AccessTarget>);
+
+impl Value for AccessLogTarget {
+    const KIND: &'static str = "FILE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("must be the path of a file, 'stderr' or 'off'".to_owned()),
+            "off" => Ok(Self(None)),
+            "stderr" => Ok(Self(Some(AccessTarget::Stderr))),
+            path => Ok(Self(Some(AccessTarget::File(path.into())))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        match &self.0 {
+            None => quoted("off"),
+            Some(AccessTarget::Stderr) => quoted("stderr"),
+            Some(AccessTarget::File(path)) => quoted(&path.to_string_lossy()),
+        }
+    }
+}
+
+/// What limits on clients do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LimitsMode {
+    Enforce,
+    Alarm,
+}
+
+words!(LimitsMode { "enforce" => Self::Enforce, "alarm" => Self::Alarm });
 
 /// Which header the upstream gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

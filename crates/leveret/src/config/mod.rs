@@ -14,10 +14,10 @@ mod value;
 mod watermark;
 
 pub(crate) use address::{ListenAddr, mask_credentials};
-pub(crate) use choice::{InboundHeader, OutboundHeader, VerifyClient};
+pub(crate) use choice::{InboundHeader, LimitsMode, OutboundHeader, VerifyClient};
 pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
 pub(crate) use reference::reference;
 pub(crate) use relay::{RelayEntry, RelayUrl};
 pub(crate) use settings::{Config, SETTINGS, Setting, UNAVAILABLE, flag};
-pub(crate) use value::ByteSize;
+pub(crate) use value::{ByteSize, Limit};
 pub(crate) use watermark::Watermark;

@@ -5,14 +5,18 @@
 
 use std::time::Duration;
 
+use server::AccessFormat;
 use transport::tls::LoginFrom;
 
 use super::address::{ListenAddr, UpstreamUrl};
-use super::choice::{FilePaths, HostName, InboundHeader, Networks, OutboundHeader, Switch, VerifyClient};
+use super::choice::{
+    AccessLogTarget, FilePaths, HostName, InboundHeader, LimitsMode, Networks, OutboundHeader, Switch,
+    VerifyClient,
+};
 use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::Relays;
-use super::value::{ByteSize, FilePath, Limit, LogFilter, Value, WorkerThreads, within};
+use super::value::{ByteSize, FilePath, Limit, LogFilter, RateLimit, Value, WorkerThreads, within};
 use super::watermark::Watermark;
 
 /// One setting, without its type: what the parser, the layers and the reference need to know of it.
@@ -336,6 +340,38 @@ settings! {
         /// The most client connections of one user.
         max_connections_per_user: Limit = "unlimited";
 
+        /// The most new client connections a second in all; as many may come at once.
+        max_connection_rate: Limit = "unlimited";
+
+        /// The most new client connections a second from one IP address.
+        max_connection_rate_per_ip: Limit = "unlimited";
+
+        /// The most logins a second of one user.
+        max_connection_rate_per_user: Limit = "unlimited";
+
+        /// The most channels in all. Who opens another is closed with 530 NOT_ALLOWED.
+        max_channels: Limit = "unlimited";
+
+        /// The most channels of all connections from one IP address.
+        max_channels_per_ip: Limit = "unlimited";
+
+        /// The most channels of all connections of one user.
+        max_channels_per_user: Limit = "unlimited";
+
+        /// The most octets a second that are read from all clients together; as many may come at once. More is left unread
+        /// until it is time, which is no error. Logging in is free.
+        max_receive_rate: RateLimit = "unlimited";
+
+        /// The most octets a second that are read from one IP address.
+        max_receive_rate_per_ip: RateLimit = "unlimited";
+
+        /// The most octets a second that are read from one user.
+        max_receive_rate_per_user: RateLimit = "unlimited";
+
+        /// What the limits above do: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody, but counts
+        /// (`leveret_limit_exceeded_total`) and logs what would have been.
+        limits_mode: LimitsMode = "enforce";
+
         /// Octets waiting to be written to one client above which Leveret produces no more for it until it has read.
         /// What has been begun, such as the rest of a message, is still added.
         outbox_limit: ByteSize = "1MiB", from "64KiB" to "1GiB";
@@ -357,6 +393,14 @@ settings! {
     "Process" {
         /// What to log to standard error: a level (error, warn, info, debug, trace, off) or directives (info,proxy=debug).
         log: LogFilter = "info";
+
+        /// Where a line is written for each client that logs in and for each connection that ends, with addresses, user,
+        /// virtual host, octets, messages and the reason: `stderr`, a file (opened anew on SIGHUP), or `off`. Lines that
+        /// cannot be written in time are dropped and counted. They take the place of those in the log.
+        access_log: AccessLogTarget = "off";
+
+        /// How these lines look: `text` or `json`.
+        access_log_format: AccessFormat = "text";
 
         /// Threads that run the sessions; `auto` is one for each core.
         worker_threads: WorkerThreads = "auto";

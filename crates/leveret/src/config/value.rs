@@ -173,6 +173,42 @@ impl Value for Limit {
     }
 }
 
+impl Limit {
+    /// The number, and 0 for no limit.
+    pub(crate) fn or_none(self) -> usize {
+        self.0.map_or(0, |most| most as usize)
+    }
+}
+
+/// The most octets a second, or `None` for `unlimited`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RateLimit(pub(crate) Option<ByteSize>);
+
+impl RateLimit {
+    /// The number of octets, and 0 for no limit.
+    pub(crate) fn or_none(self) -> usize {
+        self.0.map_or(0, |most| usize::try_from(most.0).unwrap_or(usize::MAX))
+    }
+}
+
+impl Value for RateLimit {
+    const KIND: &'static str = "SIZE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "unlimited" {
+            return Ok(Self(None));
+        }
+        match ByteSize::parse(text).map_err(|reason| format!("{reason}, nor 'unlimited'"))? {
+            ByteSize(0) => Err("must be at least 1, or 'unlimited'".to_owned()),
+            most => Ok(Self(Some(most))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        self.0.map_or_else(|| quoted("unlimited"), |most| most.to_toml())
+    }
+}
+
 /// A file, or `None` for `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FilePath(pub(crate) Option<PathBuf>);
@@ -321,6 +357,15 @@ mod tests {
         same("unlimited", Limit(None), "\"unlimited\"");
         refused::<Limit>("0", "must be at least 1, or 'unlimited'");
         refused::<Limit>("many", "'many' is not a whole number, nor 'unlimited'");
+    }
+
+    #[test]
+    fn a_rate_is_a_size_or_unlimited() {
+        same("1MiB", RateLimit(Some(ByteSize(1 << 20))), "\"1MiB\"");
+        same("unlimited", RateLimit(None), "\"unlimited\"");
+        refused::<RateLimit>("0", "must be at least 1, or 'unlimited'");
+        let reason = "'much' is not a size (such as 1048576, 64KiB, 16MiB or 50MB), nor 'unlimited'";
+        refused::<RateLimit>("much", reason);
     }
 
     #[test]

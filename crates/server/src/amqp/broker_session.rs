@@ -400,6 +400,10 @@ impl Session for BrokerSession {
         Ok(true)
     }
 
+    fn channel_count(&self) -> usize {
+        self.channels.len()
+    }
+
     fn is_settled(&self) -> bool {
         self.unconfirmed.is_empty() && self.context.held.is_empty()
     }

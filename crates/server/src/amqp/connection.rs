@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use amqp::channel::{ConnectionLife, ConnectionStep};
 use amqp::error::{Fault, ReplyCode};
-use amqp::frame::{self, Frame, HEARTBEAT};
+use amqp::frame::{self, Frame, FrameKind, HEARTBEAT};
 use amqp::handshake::{OpenRequest, ServerEnd, ServerEvent, ServerHandshake};
 use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{Method, connection};
@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::session::Session;
+use crate::access::AccessRecord;
 use crate::door::{Client, Login, LoginError};
 use crate::limits::Place;
 use crate::server::Shared;
@@ -40,6 +41,8 @@ pub(crate) struct Connection {
     /// The end of the handshake, or of waiting for close-ok.
     deadline: Option<Instant>,
     heartbeat: Heartbeat,
+    /// The client has sent as much as it may for now, and is not read until then.
+    rested_until: Option<Instant>,
     /// Octets of the largest frame, once negotiated.
     frame_max: u32,
     /// Where a task that asks the back end leaves its answer, before it nudges the outbox.
@@ -47,6 +50,8 @@ pub(crate) struct Connection {
     asking: Option<Asking>,
     /// Why the connection ended, for the log.
     reason: Option<String>,
+    /// What the access log is told, if there is one.
+    record: Option<Box<AccessRecord>>,
     ending: Ending,
 }
 
@@ -124,10 +129,12 @@ impl Connection {
             intent: Intent::Run,
             deadline,
             heartbeat: Heartbeat::new(0, now),
+            rested_until: None,
             frame_max: 0,
             answer: Arc::default(),
             asking: None,
             reason: None,
+            record: None,
             ending: Ending::Normal,
         }
     }
@@ -140,6 +147,17 @@ impl Connection {
             handshake.machine = ServerHandshake::new(offer);
             handshake.external = Some(user);
         }
+    }
+
+    /// Keeps the account of the connection for the access log, if there is one.
+    pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
+        self.record = record;
+    }
+
+    /// What the access log is told in the end.
+    pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
+        self.release_session(Instant::now());
+        self.record.take()
     }
 
     /// Why the connection ended, if its protocol knows.
@@ -200,6 +218,9 @@ impl Connection {
                 credentials.username = user.to_string();
             }
             handshake.user.clone_from(&credentials.username);
+            if let Some(record) = &mut self.record {
+                record.user = handshake.user.as_str().into();
+            }
         }
         let shared = Arc::clone(&self.shared);
         let client = Client { id: self.id, peer: self.peer };
@@ -221,6 +242,9 @@ impl Connection {
             );
             self.ends(Ending::Limit, || limit.to_string());
             return self.answered(Answer::Open(Err(Fault::new(ReplyCode::NotAllowed, text))), now);
+        }
+        if let Some(record) = &mut self.record {
+            record.vhost = request.virtual_host.as_str().into();
         }
         self.frame_max = request.negotiated.frame_max;
         self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
@@ -265,7 +289,12 @@ impl Connection {
             Answer::Open(Ok(session)) => {
                 handshake.machine.accept_open();
                 self.outbox.append(|buf| handshake.machine.poll_output(buf.tail()));
-                tracing::info!(connection = self.id, peer = %self.peer, user = handshake.user, "connection opened");
+                match &self.record {
+                    Some(record) => record.opened(),
+                    None => {
+                        tracing::info!(connection = self.id, peer = %self.peer, user = handshake.user, "connection opened");
+                    }
+                }
                 self.deadline = None;
                 self.phase = Phase::Open(session);
                 return;
@@ -273,6 +302,25 @@ impl Connection {
             Answer::Open(Err(fault)) => handshake.machine.refuse_open(fault),
         }
         self.step_handshake(now);
+    }
+
+    /// Takes octets from the front of `input`; returns how many.
+    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
+        let mut taken = 0;
+        while let Phase::Handshake(handshake) = &mut self.phase {
+            let step = handshake.machine.handle_input(&input[taken..]);
+            taken += step;
+            self.step_handshake(now);
+            if step == 0 {
+                break;
+            }
+        }
+        match self.phase {
+            Phase::Open(_) | Phase::Closing => taken + self.take_frames(&input[taken..], now),
+            Phase::Handshake(_) => taken,
+            // A client that has said goodbye has nothing to add.
+            Phase::Leaving(_) | Phase::Over => input.len(),
+        }
     }
 
     /// Takes frames of an open connection; returns the octets taken.
@@ -306,6 +354,7 @@ impl Connection {
         }
         if let Phase::Open(session) = &mut self.phase {
             session.flush(now);
+            self.place.keep_channels(session.channel_count());
             self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
         }
         self.leave_when_settled(now);
@@ -317,6 +366,17 @@ impl Connection {
         match self.life.frame(&frame)? {
             ConnectionStep::Channel => {
                 let Phase::Open(session) = &mut self.phase else { return Ok(0) };
+                if self.place.counts_channels() && is_method(&frame, CHANNEL_OPEN) {
+                    self.place.keep_channels(session.channel_count());
+                    self.place.open_channel().map_err(|limit| {
+                        Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()
+                    })?;
+                }
+                if let Some(record) = &mut self.record
+                    && is_method(&frame, BASIC_PUBLISH)
+                {
+                    record.published += 1;
+                }
                 return session.handle_frame(frame, rest, now);
             }
             ConnectionStep::Heartbeat | ConnectionStep::Discard => {}
@@ -335,6 +395,7 @@ impl Connection {
 
     /// The client closes; it is answered when nothing of it is left.
     fn leave(&mut self, now: Instant) {
+        self.note_upstreams();
         if let Phase::Open(mut session) = std::mem::replace(&mut self.phase, Phase::Over) {
             if !session.close(now) {
                 self.phase = Phase::Leaving(session);
@@ -388,8 +449,18 @@ impl Connection {
         }
     }
 
+    /// Which upstream connections the session has, while it has them.
+    fn note_upstreams(&mut self) {
+        if let (Phase::Open(session), Some(record)) = (&self.phase, &mut self.record)
+            && record.upstreams.is_empty()
+        {
+            record.upstreams = session.upstreams();
+        }
+    }
+
     /// Ends the session, if there is one still.
     fn release_session(&mut self, now: Instant) {
+        self.note_upstreams();
         if let Phase::Open(session) | Phase::Leaving(session) = &mut self.phase {
             session.end(now);
         }
@@ -415,22 +486,16 @@ impl Connection {
 impl Protocol for Connection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         self.heartbeat.received(now);
-        self.shared.metrics.bytes_received.add(input.len() as u64);
-        let mut taken = 0;
-        while let Phase::Handshake(handshake) = &mut self.phase {
-            let step = handshake.machine.handle_input(&input[taken..]);
-            taken += step;
-            self.step_handshake(now);
-            if step == 0 {
-                break;
-            }
+        let taken = self.take_input(input, now);
+        self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(record) = &mut self.record {
+            record.received += taken as u64;
         }
-        match self.phase {
-            Phase::Open(_) | Phase::Closing => taken + self.take_frames(&input[taken..], now),
-            Phase::Handshake(_) => taken,
-            // A client that has said goodbye has nothing to add.
-            Phase::Leaving(_) | Phase::Over => input.len(),
+        // Logging in is free: it is bounded, and must not wait for what others have sent.
+        if self.is_open() {
+            self.rested_until = self.place.received(taken, now);
         }
+        taken
     }
 
     fn handle_eof(&mut self) {
@@ -469,7 +534,10 @@ impl Protocol for Connection {
         }
         if let Phase::Open(session) = &mut self.phase {
             match session.handle_nudge(now) {
-                Ok(()) => self.intent = if session.has_room() { Intent::Run } else { Intent::Pause },
+                Ok(()) => {
+                    self.place.keep_channels(session.channel_count());
+                    self.intent = if session.has_room() { Intent::Run } else { Intent::Pause };
+                }
                 Err(fault) => self.fail(fault, now),
             }
         }
@@ -487,6 +555,8 @@ impl Protocol for Connection {
     }
 
     fn handle_deadline(&mut self, now: Instant) {
+        let rests = self.intent() == Intent::Pause;
+        self.rested_until = self.rested_until.filter(|until| now < *until);
         self.leave_when_settled(now);
         if !self.is_open() && self.deadline.is_some_and(|deadline| deadline <= now) {
             if let Phase::Leaving(_) = self.phase {
@@ -500,7 +570,7 @@ impl Protocol for Connection {
         if !self.is_open() {
             return;
         }
-        if self.intent == Intent::Pause || self.outbox.backlog() >= self.shared.config.outbox_limit {
+        if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
             // Nobody reads what the client sends, so its silence means nothing.
             self.heartbeat.received(now);
         }
@@ -525,15 +595,19 @@ impl Protocol for Connection {
     fn next_deadline(&self) -> Option<Instant> {
         match &self.phase {
             Phase::Open(session) => {
-                let deadlines = [self.heartbeat.next_deadline(), session.next_deadline(), self.deadline];
-                deadlines.into_iter().flatten().min()
+                let of_session = [self.heartbeat.next_deadline(), session.next_deadline()];
+                let deadlines = of_session.into_iter().chain([self.deadline, self.rested_until]);
+                deadlines.flatten().min()
             }
             _ => self.deadline,
         }
     }
 
     fn intent(&self) -> Intent {
-        self.intent
+        match self.intent {
+            Intent::Run if self.rested_until.is_some() && self.is_open() => Intent::Pause,
+            intent => intent,
+        }
     }
 }
 
@@ -543,6 +617,14 @@ impl Drop for Connection {
         self.release_session(Instant::now());
     }
 }
+
+/// Whether it is a method with these numbers of class and method.
+fn is_method(frame: &Frame<'_>, numbers: [u8; 4]) -> bool {
+    frame.kind == FrameKind::Method && frame.payload.starts_with(&numbers)
+}
+
+const CHANNEL_OPEN: [u8; 4] = [0, 20, 0, 10];
+const BASIC_PUBLISH: [u8; 4] = [0, 60, 0, 40];
 
 fn describe_close(close: &connection::Close<'_>) -> String {
     if close.reply_code == ReplyCode::Success.code() {

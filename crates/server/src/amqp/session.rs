@@ -40,6 +40,12 @@ pub(crate) trait Session: Send {
     /// # Errors
     /// A fault that ends the connection.
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault>;
+    /// Channels that are open.
+    fn channel_count(&self) -> usize;
+    /// Upstream connections of its channels, if there are any, for the log.
+    fn upstreams(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// Whether nothing that the client published waits for its confirm. After a no, the outbox is nudged when it is worth
     /// asking again.
     fn is_settled(&self) -> bool;
@@ -87,6 +93,14 @@ impl Session for proxy::Session {
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
         Ok(Self::update_secret(self, secret))
+    }
+
+    fn channel_count(&self) -> usize {
+        Self::channel_count(self)
+    }
+
+    fn upstreams(&self) -> Vec<String> {
+        Self::upstreams(self)
     }
 
     fn is_settled(&self) -> bool {

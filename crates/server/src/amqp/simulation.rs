@@ -34,7 +34,7 @@ fn server() -> Arc<Shared> {
 
 fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
     let config = ServerConfig {
-        connections: ConnectionLimits { total: 0, per_ip: 0, per_user: 1 },
+        limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 1 }.into(),
         channel_max: 10,
         frame_max: FRAME_MAX,
         heartbeat: 0,
@@ -43,6 +43,7 @@ fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
         handshake_timeout: HANDSHAKE_TIMEOUT,
         write_timeout: Duration::from_secs(10),
         consumer_timeout: CONSUMER_TIMEOUT,
+        access_log: None,
     };
     let door = Door::Broker(broker);
     Server::new(config, door, Clock::start(), "test").shared()

@@ -54,6 +54,7 @@ pub(crate) async fn run(
     let Newcomer { id, peer, place, since, external } = newcomer;
     let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
     let mut connection = Connection::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
+    connection.keep_record(shared.record(&stream, id, peer, since, true));
     if let Some(user) = external {
         connection.offer_external(user);
     }
@@ -72,7 +73,7 @@ pub(crate) async fn run(
     };
     let reason = protocol.take_reason().or_else(|| protocol.inner_mut().take_reason());
     let reason = reason_of(reason, ended);
-    tracing::info!(connection = id, %peer, reason, "connection closed");
+    shared.closed(protocol.inner_mut().take_record(), id, peer, outbox.sent(), &reason);
 }
 
 /// Tells a client that it exceeds a limit, if few others are being told.

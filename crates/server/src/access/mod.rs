@@ -1,0 +1,101 @@
+//! The access log: one line for each connection that was opened, and one for each that has ended, with why.
+//!
+//! Sessions hand finished lines to a thread that writes them, and never wait for it: when it cannot keep up, lines are
+//! dropped, and a line says how many. No line holds a secret.
+
+mod line;
+mod writer;
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use transport::Peer;
+
+pub use self::line::AccessFormat;
+use self::line::{Line, Value};
+pub use self::writer::{AccessLog, AccessLogWriter, AccessTarget};
+
+/// What is written down of one connection.
+#[derive(Debug)]
+pub(crate) struct AccessRecord {
+    log: Arc<AccessLog>,
+    id: u64,
+    peer: Peer,
+    transport: Transport,
+    since: Instant,
+    pub(crate) user: Box<str>,
+    pub(crate) vhost: Box<str>,
+    /// Messages that the client published.
+    pub(crate) published: u64,
+    pub(crate) received: u64,
+    /// Upstream connections of the client's channels, by address and number.
+    pub(crate) upstreams: Vec<String>,
+}
+
+/// What a connection came in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Transport {
+    pub(crate) websocket: bool,
+    pub(crate) tls: bool,
+}
+
+impl Transport {
+    fn protocol(self) -> &'static str {
+        if self.websocket { "amqp+ws" } else { "amqp" }
+    }
+}
+
+impl AccessRecord {
+    pub(crate) fn new(
+        log: &Arc<AccessLog>,
+        id: u64,
+        peer: Peer,
+        transport: Transport,
+        since: Instant,
+    ) -> Box<Self> {
+        let (user, vhost) = Default::default();
+        let log = Arc::clone(log);
+        let (published, received, upstreams) = (0, 0, Vec::new());
+        Box::new(Self { log, id, peer, transport, since, user, vhost, published, received, upstreams })
+    }
+
+    /// The client has been let in.
+    pub(crate) fn opened(&self) {
+        let mut line = self.begin("open");
+        line.add("handshake_ms", Value::Number(self.elapsed_ms()));
+        self.log.write(line.finish());
+    }
+
+    /// The connection has ended, after `sent` octets to the client.
+    pub(crate) fn closed(&self, sent: u64, reason: &str) {
+        let mut line = self.begin("close");
+        line.add("duration_ms", Value::Number(self.elapsed_ms()));
+        line.add("received_bytes", Value::Number(self.received));
+        line.add("sent_bytes", Value::Number(sent));
+        line.add("published_messages", Value::Number(self.published));
+        if !self.upstreams.is_empty() {
+            line.add("upstreams", Value::List(&self.upstreams));
+        }
+        line.add("reason", Value::Text(reason));
+        self.log.write(line.finish());
+    }
+
+    fn begin(&self, event: &'static str) -> Line {
+        let mut line = Line::new(self.log.format(), SystemTime::now(), event);
+        line.add("connection", Value::Number(self.id));
+        line.add("client", Value::Text(&self.peer.to_string()));
+        line.add("protocol", Value::Text(self.transport.protocol()));
+        line.add("tls", Value::Flag(self.transport.tls));
+        if !self.user.is_empty() {
+            line.add("user", Value::Text(&self.user));
+        }
+        if !self.vhost.is_empty() {
+            line.add("vhost", Value::Text(&self.vhost));
+        }
+        line
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

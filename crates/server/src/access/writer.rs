@@ -1,0 +1,230 @@
+//! The thread that writes the access log.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+use super::line::{AccessFormat, Line, Value};
+
+/// Where lines go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AccessTarget {
+    /// Standard error.
+    Stderr,
+    /// The end of a file, which is made if it is not there.
+    File(PathBuf),
+}
+
+/// Where sessions leave lines.
+#[derive(Debug)]
+pub struct AccessLog {
+    format: AccessFormat,
+    lines: SyncSender<Message>,
+    lost: AtomicU64,
+}
+
+/// The thread behind an [`AccessLog`]. Dropping it waits until everything is written.
+#[derive(Debug)]
+pub struct AccessLogWriter {
+    log: Arc<AccessLog>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Line(String),
+    /// The file may have been moved away.
+    Reopen,
+    End,
+}
+
+/// Lines that wait for the thread: at some 300 octets each, 5 MB.
+const WAITING: usize = 16_384;
+
+impl AccessLog {
+    pub(super) fn format(&self) -> AccessFormat {
+        self.format
+    }
+
+    pub(super) fn write(&self, line: String) {
+        if let Err(TrySendError::Full(_)) = self.lines.try_send(Message::Line(line)) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl AccessLogWriter {
+    /// Opens the target and starts the thread.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or the thread not be started.
+    pub fn start(target: AccessTarget, format: AccessFormat) -> io::Result<Self> {
+        let (lines, waiting) = sync_channel(WAITING);
+        let log = Arc::new(AccessLog { format, lines, lost: AtomicU64::new(0) });
+        let sink = Sink::open(&target)?;
+        let writer = Writer { target, sink, log: Arc::clone(&log), failing: false };
+        let thread = std::thread::Builder::new().name("access-log".to_owned());
+        Ok(Self { log, thread: Some(thread.spawn(move || writer.run(&waiting))?) })
+    }
+
+    /// Where sessions leave lines.
+    pub fn log(&self) -> &Arc<AccessLog> {
+        &self.log
+    }
+
+    /// Opens the file anew, after it has been moved away. Waits for the thread to take notice.
+    pub fn reopen(&self) {
+        // Fails only when the thread has ended.
+        let _ = self.log.lines.send(Message::Reopen);
+    }
+}
+
+impl Drop for AccessLogWriter {
+    fn drop(&mut self) {
+        let _ = self.log.lines.send(Message::End);
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Sink {
+    Stderr,
+    File(BufWriter<File>),
+}
+
+impl Sink {
+    fn open(target: &AccessTarget) -> io::Result<Self> {
+        Ok(match target {
+            AccessTarget::Stderr => Self::Stderr,
+            AccessTarget::File(path) => {
+                Self::File(BufWriter::new(OpenOptions::new().create(true).append(true).open(path)?))
+            }
+        })
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        match self {
+            // One write for one line, so that it is not mixed with other logs.
+            Self::Stderr => io::stderr().lock().write_all(line.as_bytes()),
+            Self::File(file) => file.write_all(line.as_bytes()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stderr => Ok(()),
+            Self::File(file) => file.flush(),
+        }
+    }
+}
+
+struct Writer {
+    target: AccessTarget,
+    sink: Sink,
+    log: Arc<AccessLog>,
+    /// That the log cannot be written is said once, until it works again.
+    failing: bool,
+}
+
+impl Writer {
+    fn run(mut self, waiting: &Receiver<Message>) {
+        while let Ok(message) = waiting.recv() {
+            let mut next = Some(message);
+            let mut result = Ok(());
+            // All that waits is written before it is flushed.
+            while let Some(message) = next {
+                match message {
+                    Message::Line(line) => result = result.and(self.sink.write(&line)),
+                    Message::Reopen => result = result.and(self.sink.flush()).and_then(|()| self.reopen()),
+                    Message::End => {
+                        self.settle(result);
+                        return;
+                    }
+                }
+                next = waiting.try_recv().ok();
+            }
+            self.settle(result);
+        }
+    }
+
+    fn settle(&mut self, result: io::Result<()>) {
+        let lost = self.log.lost.swap(0, Ordering::Relaxed);
+        let told = if lost == 0 {
+            Ok(())
+        } else {
+            let mut line = Line::new(self.log.format, SystemTime::now(), "lost");
+            line.add("lines", Value::Number(lost));
+            self.sink.write(&line.finish())
+        };
+        match result.and(told).and_then(|()| self.sink.flush()) {
+            Ok(()) if self.failing => {
+                self.failing = false;
+                tracing::info!("access log can be written again");
+            }
+            Err(error) if !self.failing => {
+                self.failing = true;
+                tracing::error!(%error, "access log cannot be written; lines are missing");
+            }
+            _ => {}
+        }
+    }
+
+    fn reopen(&mut self) -> io::Result<()> {
+        self.sink = Sink::open(&self.target)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_arrive_in_order_and_in_the_new_file_after_reopening() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("access"), folder.path().join("moved"));
+        let writer = AccessLogWriter::start(AccessTarget::File(path.clone()), AccessFormat::Text).unwrap();
+        writer.log().write("one\n".to_owned());
+        std::fs::rename(&path, &moved).unwrap();
+        writer.reopen();
+        writer.log().write("two\n".to_owned());
+        writer.log().write("three\n".to_owned());
+        drop(writer);
+        assert_eq!(std::fs::read_to_string(moved).unwrap(), "one\n");
+        assert_eq!(std::fs::read_to_string(path).unwrap(), "two\nthree\n");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_lost_and_counted_and_nobody_waits() {
+        let (lines, waiting) = sync_channel(1);
+        let log = Arc::new(AccessLog { format: AccessFormat::Json, lines, lost: AtomicU64::new(0) });
+        for _ in 0..3 {
+            log.write("line\n".to_owned());
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let target = AccessTarget::File(folder.path().join("access"));
+        let sink = Sink::open(&target).unwrap();
+        let writer = Writer { target: target.clone(), sink, log: Arc::clone(&log), failing: false };
+        let thread = std::thread::spawn(move || writer.run(&waiting));
+        log.lines.send(Message::End).unwrap();
+        thread.join().unwrap();
+        let AccessTarget::File(path) = target else { unreachable!() };
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.starts_with("line\n{"), "{text}");
+        assert!(text.ends_with("\"event\":\"lost\",\"lines\":2}\n"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_opened_is_an_error() {
+        let target = AccessTarget::File(PathBuf::from("/nowhere/access"));
+        assert!(AccessLogWriter::start(target, AccessFormat::Text).is_err());
+    }
+}

@@ -1,0 +1,434 @@
+//! How much clients may take: connections, new ones a second, channels, and octets a second; in all, from one address,
+//! and of one user.
+//!
+//! [`Limits`] says how much, [`ConnectionCounter`] counts it, and a [`Place`] is what one connection has of it. With
+//! [`Limits::alarm_only`] what exceeds a limit is counted and logged as otherwise, and let be: to find out what limits
+//! would do before they do it.
+
+mod bucket;
+mod exceeded;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+
+use self::bucket::Bucket;
+pub use self::exceeded::Exceeded;
+
+/// One number for each of those that share a limit; as a limit, 0 means none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Scopes<T> {
+    /// All clients together.
+    pub total: T,
+    /// Those from one IP address. Unix sockets have none.
+    pub per_ip: T,
+    /// Those logged in as one user.
+    pub per_user: T,
+}
+
+/// Limits on connections.
+pub type ConnectionLimits = Scopes<usize>;
+
+/// Everything that is limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at one time.
+    pub connections: ConnectionLimits,
+    /// New connections a second; as many may come at once. A user's are counted at login.
+    pub connection_rate: Scopes<usize>,
+    /// Channels at one time.
+    pub channels: Scopes<usize>,
+    /// Octets received a second, after login; as many may come at once. More are left in the socket until it is time:
+    /// that is no error.
+    pub receive_rate: Scopes<usize>,
+    /// Nobody is refused or held up, but what exceeds a limit is counted and logged.
+    pub alarm_only: bool,
+}
+
+impl From<ConnectionLimits> for Limits {
+    fn from(connections: ConnectionLimits) -> Self {
+        Self { connections, ..Self::default() }
+    }
+}
+
+/// What there is a limit on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limited {
+    /// [`Limits::connections`]
+    Connections,
+    /// [`Limits::connection_rate`]
+    ConnectionRate,
+    /// [`Limits::channels`]
+    Channels,
+    /// [`Limits::receive_rate`]
+    ReceiveRate,
+}
+
+/// Who shares a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// All clients.
+    Total,
+    /// Those from one address.
+    PerIp,
+    /// Those of one user.
+    PerUser,
+}
+
+/// A limit that a client would exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitReached {
+    /// On what.
+    pub what: Limited,
+    /// Of whom.
+    pub scope: Scope,
+    /// How many there may be.
+    pub most: usize,
+}
+
+impl fmt::Display for LimitReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, unit) = match self.what {
+            Limited::Connections => ("connection limit", ""),
+            Limited::ConnectionRate => ("connection rate limit", "/s"),
+            Limited::Channels => ("channel limit", ""),
+            Limited::ReceiveRate => ("receive rate limit", " B/s"),
+        };
+        let scope = match self.scope {
+            Scope::Total => "",
+            Scope::PerIp => " per address",
+            Scope::PerUser => " per user",
+        };
+        write!(f, "{what}{scope} ({}{unit}) is reached", self.most)
+    }
+}
+
+impl std::error::Error for LimitReached {}
+
+/// Counts connections, and what they take, against the limits.
+#[derive(Debug)]
+pub struct ConnectionCounter {
+    limits: Limits,
+    counts: Mutex<Counts>,
+    /// Of all clients.
+    total: Arc<Share>,
+    exceeded: Exceeded,
+}
+
+#[derive(Debug)]
+struct Counts {
+    connections: usize,
+    arrivals: Bucket,
+    by_ip: Members<IpAddr>,
+    by_user: Members<Arc<str>>,
+}
+
+/// Those who share a limit with others, by what they have in common.
+#[derive(Debug)]
+struct Members<K> {
+    members: HashMap<K, Member>,
+    /// How many there have to be before those are looked for who are remembered for their rate alone.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Member {
+    connections: usize,
+    arrivals: Bucket,
+    share: Arc<Share>,
+}
+
+/// What connections count without the lock of all.
+#[derive(Debug)]
+struct Share {
+    channels: AtomicUsize,
+    received: Mutex<Bucket>,
+}
+
+/// A counted connection; dropping it gives its place back.
+#[derive(Debug)]
+pub struct Place {
+    counter: Arc<ConnectionCounter>,
+    ip: Option<(IpAddr, Arc<Share>)>,
+    user: Option<(Arc<str>, Arc<Share>)>,
+    /// Channels counted for this connection.
+    channels: usize,
+}
+
+impl ConnectionCounter {
+    /// Nothing counted yet.
+    pub fn new(limits: impl Into<Limits>) -> Arc<Self> {
+        let (limits, now) = (limits.into(), Instant::now());
+        let counts = Counts {
+            connections: 0,
+            arrivals: Bucket::full(limits.connection_rate.total, now),
+            by_ip: Members::default(),
+            by_user: Members::default(),
+        };
+        let total = Arc::new(Share::new(limits.receive_rate.total, now));
+        Arc::new(Self { limits, counts: Mutex::new(counts), total, exceeded: Exceeded::default() })
+    }
+
+    /// Counts a new connection, from `ip` unless it came through a Unix socket.
+    ///
+    /// # Errors
+    /// The limit that stands against it; it is not counted then.
+    pub fn enter(self: &Arc<Self>, ip: Option<IpAddr>) -> Result<Place, LimitReached> {
+        let now = Instant::now();
+        let mut counts = self.counts.lock();
+        let most = self.limits.connections.total;
+        self.judge(counts.connections, most, Limited::Connections, Scope::Total)?;
+        let ip = self.add_ip(&mut counts, ip, now)?;
+        if let Err(reached) = self.take_arrival(&mut counts.arrivals, Scope::Total, now) {
+            self.remove_ip(&mut counts, ip.as_ref(), now);
+            return Err(reached);
+        }
+        counts.connections += 1;
+        Ok(Place { counter: Arc::clone(self), ip, user: None, channels: 0 })
+    }
+
+    /// Connections counted now.
+    pub fn total(&self) -> usize {
+        self.counts.lock().connections
+    }
+
+    /// What has exceeded which limit, how often.
+    pub fn exceeded(&self) -> &Exceeded {
+        &self.exceeded
+    }
+
+    /// Whether the limit on something is reached, and somebody is to be refused for it.
+    fn judge(&self, count: usize, most: usize, what: Limited, scope: Scope) -> Result<(), LimitReached> {
+        if most == 0 || count < most {
+            return Ok(());
+        }
+        self.exceed(LimitReached { what, scope, most })
+    }
+
+    fn exceed(&self, reached: LimitReached) -> Result<(), LimitReached> {
+        self.exceeded.note(reached, self.limits.alarm_only);
+        if self.limits.alarm_only { Ok(()) } else { Err(reached) }
+    }
+
+    fn take_arrival(&self, arrivals: &mut Bucket, scope: Scope, now: Instant) -> Result<(), LimitReached> {
+        let most = self.limits.connection_rate.of(scope);
+        if most == 0 || arrivals.take_one(most, now) {
+            return Ok(());
+        }
+        self.exceed(LimitReached { what: Limited::ConnectionRate, scope, most })
+    }
+
+    /// Counts one connection more from `ip`; returns the address that it is counted under.
+    fn add_ip(
+        &self,
+        counts: &mut Counts,
+        ip: Option<IpAddr>,
+        now: Instant,
+    ) -> Result<Option<(IpAddr, Arc<Share>)>, LimitReached> {
+        // An IPv4 client of a dual-stack listener is the same client.
+        let Some(ip) = ip.map(|ip| ip.to_canonical()) else { return Ok(None) };
+        let share = self.add(&mut counts.by_ip, &ip, Scope::PerIp, now)?;
+        Ok(Some((ip, share)))
+    }
+
+    fn add<K: Hash + Eq + Clone>(
+        &self,
+        members: &mut Members<K>,
+        key: &K,
+        scope: Scope,
+        now: Instant,
+    ) -> Result<Arc<Share>, LimitReached> {
+        members.sweep(&self.limits, scope, now);
+        let member =
+            members.members.entry(key.clone()).or_insert_with(|| Member::new(&self.limits, scope, now));
+        let most = self.limits.connections.of(scope);
+        let judged = self
+            .judge(member.connections, most, Limited::Connections, scope)
+            .and_then(|()| self.take_arrival(&mut member.arrivals, scope, now));
+        if let Err(reached) = judged {
+            members.forget(key, &self.limits, scope, now);
+            return Err(reached);
+        }
+        member.connections += 1;
+        Ok(Arc::clone(&member.share))
+    }
+
+    fn remove_ip(&self, counts: &mut Counts, ip: Option<&(IpAddr, Arc<Share>)>, now: Instant) {
+        if let Some((ip, _)) = ip {
+            counts.by_ip.remove(ip, &self.limits, Scope::PerIp, now);
+        }
+    }
+}
+
+impl Place {
+    /// Counts the connection for the address that it turned out to come from: one that came through a load balancer
+    /// entered without.
+    ///
+    /// # Errors
+    /// The limit that stands against a connection from there.
+    pub fn locate(&mut self, ip: Option<IpAddr>) -> Result<(), LimitReached> {
+        let (counter, now) = (&self.counter, Instant::now());
+        let mut counts = counter.counts.lock();
+        let ip = counter.add_ip(&mut counts, ip, now)?;
+        let before = std::mem::replace(&mut self.ip, ip);
+        counter.remove_ip(&mut counts, before.as_ref(), now);
+        Ok(())
+    }
+
+    /// Counts the connection for the user that it has logged in as.
+    ///
+    /// # Errors
+    /// The limit that stands against another connection of the user.
+    pub fn log_in(&mut self, user: &str) -> Result<(), LimitReached> {
+        let user: Arc<str> = user.into();
+        let mut counts = self.counter.counts.lock();
+        let share = self.counter.add(&mut counts.by_user, &user, Scope::PerUser, Instant::now())?;
+        self.user = Some((user, share));
+        Ok(())
+    }
+
+    /// Whether channels are counted.
+    pub fn counts_channels(&self) -> bool {
+        self.counter.limits.channels != Scopes::default()
+    }
+
+    /// Counts a channel more.
+    ///
+    /// # Errors
+    /// The limit that stands against it.
+    pub fn open_channel(&mut self) -> Result<(), LimitReached> {
+        let counter = &self.counter;
+        for (scope, share) in self.shares() {
+            let count = share.channels.load(Ordering::Relaxed);
+            counter.judge(count, counter.limits.channels.of(scope), Limited::Channels, scope)?;
+        }
+        for (_, share) in self.shares() {
+            share.channels.fetch_add(1, Ordering::Relaxed);
+        }
+        self.channels += 1;
+        Ok(())
+    }
+
+    /// Of the channels counted, only so many are left.
+    pub fn keep_channels(&mut self, left: usize) {
+        let gone = self.channels.saturating_sub(left);
+        if gone > 0 {
+            for (_, share) in self.shares() {
+                share.channels.fetch_sub(gone, Ordering::Relaxed);
+            }
+            self.channels = left;
+        }
+    }
+
+    /// Octets have been received. Returns when the next may be, if not now.
+    pub fn received(&self, octets: usize, now: Instant) -> Option<Instant> {
+        let limits = &self.counter.limits;
+        if limits.receive_rate == Scopes::default() {
+            return None;
+        }
+        let charge = |(scope, share): (Scope, &Arc<Share>)| {
+            let most = limits.receive_rate.of(scope);
+            if most == 0 {
+                return None;
+            }
+            let until = share.received.lock().charge(octets, most, now)?;
+            let reached = LimitReached { what: Limited::ReceiveRate, scope, most };
+            self.counter.exceed(reached).is_err().then_some(until)
+        };
+        // All are charged, whichever of them makes the client wait.
+        self.shares().filter_map(charge).fold(None, |latest, until| latest.max(Some(until)))
+    }
+
+    fn shares(&self) -> impl Iterator<Item = (Scope, &Arc<Share>)> {
+        let ip = self.ip.as_ref().map(|(_, share)| (Scope::PerIp, share));
+        let user = self.user.as_ref().map(|(_, share)| (Scope::PerUser, share));
+        [Some((Scope::Total, &self.counter.total)), ip, user].into_iter().flatten()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.keep_channels(0);
+        let now = Instant::now();
+        let mut counts = self.counter.counts.lock();
+        counts.connections -= 1;
+        self.counter.remove_ip(&mut counts, self.ip.as_ref(), now);
+        if let Some((user, _)) = &self.user {
+            counts.by_user.remove(user, &self.counter.limits, Scope::PerUser, now);
+        }
+    }
+}
+
+impl<K> Default for Members<K> {
+    fn default() -> Self {
+        Self { members: HashMap::new(), sweep_at: SWEEP_AT_LEAST }
+    }
+}
+
+impl<K: Hash + Eq> Members<K> {
+    fn remove(&mut self, key: &K, limits: &Limits, scope: Scope, now: Instant) {
+        if let Some(member) = self.members.get_mut(key) {
+            member.connections -= 1;
+        }
+        self.forget(key, limits, scope, now);
+    }
+
+    /// Forgets a member without connections, unless it has to wait: connecting anew must not make it forget its rate.
+    fn forget(&mut self, key: &K, limits: &Limits, scope: Scope, now: Instant) {
+        if self.members.get(key).is_some_and(|member| member.is_forgettable(limits, scope, now)) {
+            self.members.remove(key);
+        }
+    }
+
+    /// Now and then forgets all who need not be remembered any more: strangers must not make the map grow. That costs
+    /// each newcomer as much as another look at the map.
+    fn sweep(&mut self, limits: &Limits, scope: Scope, now: Instant) {
+        if self.members.len() >= self.sweep_at {
+            self.members.retain(|_, member| !member.is_forgettable(limits, scope, now));
+            self.sweep_at = (self.members.len() * 2).max(SWEEP_AT_LEAST);
+        }
+    }
+}
+
+impl Member {
+    fn new(limits: &Limits, scope: Scope, now: Instant) -> Self {
+        Self {
+            connections: 0,
+            arrivals: Bucket::full(limits.connection_rate.of(scope), now),
+            share: Arc::new(Share::new(limits.receive_rate.of(scope), now)),
+        }
+    }
+
+    fn is_forgettable(&self, limits: &Limits, scope: Scope, now: Instant) -> bool {
+        self.connections == 0
+            && self.arrivals.is_full(limits.connection_rate.of(scope), now)
+            && self.share.received.lock().is_full(limits.receive_rate.of(scope), now)
+    }
+}
+
+impl Share {
+    fn new(receive_rate: usize, now: Instant) -> Self {
+        Self { channels: AtomicUsize::new(0), received: Mutex::new(Bucket::full(receive_rate, now)) }
+    }
+}
+
+impl Scopes<usize> {
+    fn of(&self, scope: Scope) -> usize {
+        match scope {
+            Scope::Total => self.total,
+            Scope::PerIp => self.per_ip,
+            Scope::PerUser => self.per_user,
+        }
+    }
+}
+
+/// So few are not worth looking for those to forget.
+const SWEEP_AT_LEAST: usize = 1024;

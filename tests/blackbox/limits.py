@@ -1,0 +1,175 @@
+"""Limits on connections, channels and rates: who exceeds them is told so, or waits; everybody else goes on."""
+
+import contextlib
+import threading
+import time
+
+import pika
+import pika.exceptions
+import pytest
+
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.wire import CHANNEL_OPEN, Wire, short_string
+
+
+@contextlib.contextmanager
+def target(target_name, targets, tmp_path, *flags):
+    """The embedded broker or the proxy, with limits."""
+    upstream = ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")] if target_name == "proxy" else []
+    with leveret(tmp_path, *upstream, *flags) as server:
+        yield server
+
+
+TARGETS = ["leveret", "proxy"]
+
+
+def exceeded(server, limit):
+    return metric(server, f'leveret_limit_exceeded_total{{limit="{limit}"}}')
+
+
+def connect(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))
+
+
+def told(wire):
+    wire.send_method(2, CHANNEL_OPEN, short_string(""))
+    return wire.connection_error()
+
+
+@pytest.mark.parametrize("scope", ["", "_per_ip", "_per_user"])
+def test_a_channel_too_many_closes_its_connection_and_no_other(targets, tmp_path, target_name, scope):
+    name = "channels" + scope
+    with target(target_name, targets, tmp_path, f"--max-{name.replace('_', '-')}", "2") as server:
+        first = connect(server)
+        first.channel()
+        with Wire(server.port) as second:
+            second.handshake().open_channel()
+            code, text = told(second)
+        where = {"": "", "_per_ip": " per address", "_per_user": " per user"}[scope]
+        assert (code, text) == (530, f"NOT_ALLOWED - channel limit{where} (2) is reached")
+        assert exceeded(server, name) == 1
+        # What was taken is given back.
+        first.channel().close()
+        first.channel().close()
+        first.close()
+        server.stop()
+
+
+@pytest.mark.parametrize("scope", ["", "_per_ip"])
+def test_connections_that_come_too_fast_are_refused_for_a_moment(tmp_path, scope):
+    with leveret(tmp_path, f"--max-connection-rate{scope.replace('_', '-')}", "1") as server:
+        # On a slow machine the first is forgiven already when the second comes.
+        while not exceeded(server, "connection_rate" + scope):
+            Wire(server.port).close()
+        server.child.wait_line(r"limit exceeded.*connection rate limit.*\(1/s\) is reached")
+        wait_until(lambda: lets_in(server))
+        server.stop()
+
+
+def lets_in(server):
+    try:
+        connect(server).close()
+        return True
+    except pika.exceptions.AMQPConnectionError:
+        return False
+
+
+def test_a_user_who_logs_in_too_often_is_told(tmp_path):
+    with leveret(tmp_path, "--max-connection-rate-per-user", "1") as server:
+        answers = []
+
+        def refusal():
+            try:
+                connect(server).close()
+            except pika.exceptions.ConnectionClosedByBroker as closed:
+                answers.append((closed.reply_code, closed.reply_text))
+            except pika.exceptions.ProbableAccessDeniedError as denied:
+                answers.append((530, str(denied)))
+            return answers
+
+        wait_until(refusal)
+        code, text = answers[0]
+        assert code == 530
+        assert "connection rate limit per user (1/s) is reached" in text
+        server.stop()
+
+
+@pytest.mark.parametrize("scope", ["", "_per_ip", "_per_user"])
+def test_who_sends_too_much_waits_and_loses_nothing(targets, tmp_path, target_name, scope):
+    # Four seconds' worth, of which one may come at once.
+    rate, size, count = 500_000, 20_000, 100
+    flags = [f"--max-receive-rate{scope.replace('_', '-')}", str(rate)]
+    with target(target_name, targets, tmp_path, *flags) as server:
+        connection = connect(server)
+        channel = connection.channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.confirm_delivery()
+        began = time.monotonic()
+        for _ in range(count):
+            channel.basic_publish("", queue, b"x" * size)
+        seconds = time.monotonic() - began
+        assert channel.queue_declare(queue, passive=True).method.message_count == count
+        # Never faster; how much slower depends on the machine.
+        assert seconds > (count * size - rate) / rate - 0.1
+        assert exceeded(server, "receive_rate" + scope) > 0
+        connection.close()
+        server.stop()
+
+
+def test_a_heartbeat_is_not_missed_for_want_of_reading(tmp_path):
+    with leveret(tmp_path, "--max-receive-rate", "10000") as server:
+        parameters = pika.URLParameters(server.uri + "?heartbeat=1")
+        with pika.BlockingConnection(parameters) as connection:
+            channel = connection.channel()
+            queue = channel.queue_declare("", exclusive=True).method.queue
+            channel.basic_publish("", queue, b"x" * 60_000)
+            # Not read for some five seconds, in which it would have to be heard every other.
+            assert channel.queue_declare(queue, passive=True).method.message_count == 1
+        server.stop()
+
+
+def test_alarms_count_and_log_and_refuse_nobody(targets, tmp_path, target_name):
+    limits = ["connections", "connections-per-ip", "channels-per-user", "connection-rate", "receive-rate"]
+    flags = [word for limit in limits for word in (f"--max-{limit}", "1")]
+    with target(target_name, targets, tmp_path, *flags, "--limits-mode", "alarm") as server:
+        connections = [connect(server) for _ in range(3)]
+        for connection in connections:
+            for _ in range(3):
+                connection.channel().queue_declare("", exclusive=True)
+        for limit in limits:
+            assert exceeded(server, limit.replace("-", "_")) > 0, limit
+        server.child.wait_line("limit exceeded; limits_mode is alarm, so nothing is refused.*channel limit per user")
+        assert metric(server, "leveret_connections_refused_total") == 0
+        for connection in connections:
+            connection.close()
+        server.stop()
+
+
+def test_one_clients_rate_is_not_anothers(tmp_path, targets):
+    broker = targets["rabbitmq"]
+    broker.control("add_user", "calm", "calm")
+    broker.control("set_permissions", "calm", ".*", ".*", ".*")
+    upstream = broker.uri.replace("guest:guest@", "")
+    with leveret(tmp_path, "--upstream", upstream, "--max-receive-rate-per-user", "200000") as server:
+        flood = connect(server).channel()
+
+        def send():
+            # Far more than sockets hold, and than is read before the other is done.
+            with contextlib.suppress(pika.exceptions.AMQPError):
+                while True:
+                    flood.basic_publish("amq.fanout", "", b"x" * 100_000)
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        wait_until(lambda: exceeded(server, "receive_rate_per_user") > 0)
+        uri = server.uri.replace("guest:guest", "calm:calm")
+        before = metric(server, "leveret_received_bytes_total")
+        with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
+            for _ in range(50):
+                connection.channel()
+        # The flood would have waited for minutes for what it has sent into its socket.
+        assert metric(server, "leveret_received_bytes_total") < before + 20_000_000
+        assert sending.is_alive()
+    sending.join(30)
+    broker.control("delete_user", "calm")
