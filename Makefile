@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: test setup unit loom leveret scenarios differential crash figures routing-study screenshot check run clean
+.PHONY: test setup unit loom leveret scenarios differential cluster crash figures capacity routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -43,6 +43,11 @@ differential: setup leveret
 	cargo build --release --locked --quiet --package differential
 	.cache/venv/bin/python tests/differential/run.py --programs $(PROGRAMS) --timed $(TIMED) --seed $(SEED) $(ARGS)
 
+# A cluster of three RabbitMQ nodes behind the proxy, under load: each node is killed ROUNDS times, in turn.
+ROUNDS ?= 1
+cluster: setup leveret
+	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py $(ARGS)'
+
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
@@ -51,6 +56,10 @@ crash:
 # The figures of docs/benchmarks.md, on a machine that has nothing else to do.
 figures: setup leveret
 	cd tests && ../.cache/venv/bin/python figures.py $(ARGS)
+
+# Their WebSocket section: very many connections, on as many descriptors as the hard limit allows.
+capacity: setup leveret
+	cd tests && ../.cache/venv/bin/python capacity.py $(ARGS)
 
 # The picture of the page at / in the README, as a test sees it.
 screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png

@@ -26,6 +26,9 @@ const FRAME_MAX: u32 = 131_072;
 /// Size of the receive buffer: thousands of small messages a read, and at least two of the largest frames.
 const RECEIVE_BYTES: usize = 2 * FRAME_MAX as usize;
 
+/// The receive buffer of a connection that receives no content: methods are far smaller than this.
+const SMALL_RECEIVE_BYTES: usize = 16 * 1024;
+
 /// An open connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -37,6 +40,15 @@ pub(crate) struct Connection {
 impl Connection {
     /// Connects, logs in and opens the vhost. `name` is shown by the broker's tools.
     pub(crate) fn open(uri: &Uri, name: &str) -> Result<Self, ClientError> {
+        Self::open_with(uri, name, RECEIVE_BYTES)
+    }
+
+    /// Likewise, for a connection that receives little and does not last.
+    pub(crate) fn open_small(uri: &Uri, name: &str) -> Result<Self, ClientError> {
+        Self::open_with(uri, name, SMALL_RECEIVE_BYTES)
+    }
+
+    fn open_with(uri: &Uri, name: &str, receive_bytes: usize) -> Result<Self, ClientError> {
         let mut stream = connect(uri)?;
         let mut client_properties: FieldTable = [
             ("product", FieldValue::text("Leveret bench")),
@@ -55,7 +67,7 @@ impl Connection {
             heartbeat: 0,
         });
         let deadline = Instant::now() + SETUP_TIMEOUT;
-        let mut receiver = Receiver::new();
+        let mut receiver = Receiver::new(receive_bytes);
         let mut output = Vec::new();
         loop {
             handshake.poll_output(&mut output);
@@ -105,6 +117,15 @@ impl Connection {
         let mut output = Vec::new();
         write_method(&mut output, channel, request);
         self.stream.write_all(&output).map_err(ClientError::io("sending a request"))?;
+        self.wait(request.name(), accept)
+    }
+
+    /// Waits for the method that `accept` takes as the answer to `request`.
+    pub(crate) fn wait<T>(
+        &mut self,
+        request: &'static str,
+        accept: impl Fn(&Method<'_>) -> Option<T>,
+    ) -> Result<T, ClientError> {
         let deadline = Instant::now() + SETUP_TIMEOUT;
         loop {
             while let Some(frame) = self.receiver.next_frame()? {
@@ -117,12 +138,12 @@ impl Connection {
                     return Ok(answer);
                 }
                 if !matches!(method, Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_)) {
-                    let text = format!("{} in answer to {}", method.name(), request.name());
+                    let text = format!("{} in answer to {request}", method.name());
                     return Err(ClientError::Protocol(text));
                 }
             }
             if Instant::now() > deadline {
-                return Err(ClientError::TimedOut(request.name()));
+                return Err(ClientError::TimedOut(request));
             }
             if self.receiver.fill(&self.stream).map_err(ClientError::io("waiting for an answer"))?
                 == Fill::Eof
@@ -132,10 +153,22 @@ impl Connection {
         }
     }
 
+    /// Product and version, as the server announces them.
+    pub(crate) fn server(&self) -> String {
+        let properties = &self.opened.server_properties;
+        let parts = ["product", "version"].map(|key| properties.get(key).and_then(|value| value.as_text()));
+        let known: Vec<&str> = parts.into_iter().flatten().collect();
+        if known.is_empty() { "unknown".into() } else { known.join(" ") }
+    }
+
+    /// Says goodbye, and waits for the answer.
+    pub(crate) fn close_and_wait(mut self) -> Result<(), ClientError> {
+        self.call(0, GOODBYE, |method| matches!(method, Method::ConnectionCloseOk(_)).then_some(()))
+    }
+
     /// Says goodbye; without waiting long, and without caring whether it was heard.
-    pub(crate) fn close(mut self) {
-        let goodbye = connection::Close { reply_code: 200, reply_text: "Goodbye", ..Default::default() };
-        drop(self.call(0, goodbye, |method| matches!(method, Method::ConnectionCloseOk(_)).then_some(())));
+    pub(crate) fn close(self) {
+        drop(self.close_and_wait());
     }
 
     /// How often a heartbeat is to be sent, at least; `None` when none is wanted.
@@ -206,8 +239,8 @@ pub(crate) enum Fill {
 }
 
 impl Receiver {
-    fn new() -> Self {
-        Self { buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(), start: 0, end: 0, frame_max: FRAME_MAX }
+    fn new(octets: usize) -> Self {
+        Self { buffer: vec![0; octets].into_boxed_slice(), start: 0, end: 0, frame_max: FRAME_MAX }
     }
 
     /// Reads once.
@@ -249,6 +282,9 @@ impl Receiver {
 pub(crate) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
+
+const GOODBYE: connection::Close<'static> =
+    connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
 
 /// What this client understands.
 const CAPABILITIES: Capabilities = Capabilities {

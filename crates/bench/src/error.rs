@@ -22,6 +22,18 @@ pub enum Error {
         /// What happened.
         cause: ClientError,
     },
+    /// A latency link could not be set up.
+    Link {
+        /// Where it was to listen.
+        address: String,
+        /// Why it could not.
+        cause: io::Error,
+    },
+    /// Leveret's pool could not be started.
+    Pool {
+        /// What went wrong; it tells more on its standard error.
+        cause: io::Error,
+    },
     /// The report could not be written.
     Report {
         /// Where to.
@@ -45,6 +57,8 @@ impl fmt::Display for Error {
             Self::Uri(error) => error.fmt(f),
             Self::Expect(error) => error.fmt(f),
             Self::System { system, cause } => write!(f, "system {system}: {cause}"),
+            Self::Link { address, cause } => write!(f, "the link at {address}: {cause}"),
+            Self::Pool { cause } => write!(f, "the pool does not start: {cause}"),
             Self::Report { path, cause } => write!(f, "cannot write the report to {path}: {cause}"),
         }
     }
@@ -57,7 +71,7 @@ impl std::error::Error for Error {
             Self::Uri(error) => Some(error),
             Self::Expect(error) => Some(error),
             Self::System { cause, .. } => Some(cause),
-            Self::Report { cause, .. } => Some(cause),
+            Self::Link { cause, .. } | Self::Pool { cause } | Self::Report { cause, .. } => Some(cause),
         }
     }
 }

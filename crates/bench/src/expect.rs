@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::metric::Metric;
 
@@ -17,7 +17,7 @@ pub struct Expectation {
 }
 
 /// What became of an expectation.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The expectation as given.
     pub expectation: String,

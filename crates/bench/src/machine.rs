@@ -1,11 +1,14 @@
 //! The machine that a run was made on, for its report.
 
+use std::fmt;
 use std::fs;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+use crate::metric::bytes;
 
 /// What a reader needs to judge whether figures compare with theirs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
     /// Cores that this process may use.
     pub cores: usize,
@@ -35,6 +38,15 @@ impl Machine {
             system: or_unknown(value_of(&read("/etc/os-release"), "PRETTY_NAME", '=')),
             generator: concat!("leveret bench ", env!("CARGO_PKG_VERSION")).into(),
         }
+    }
+}
+
+/// One line.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cores, cpu, memory_bytes, kernel, system, generator } = self;
+        let memory = bytes(*memory_bytes as f64);
+        write!(f, "{generator} on {system}, Linux {kernel}, {cores} × {cpu}, {memory}")
     }
 }
 

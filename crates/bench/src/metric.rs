@@ -21,6 +21,8 @@ pub enum Metric {
     Cpu,
     /// CPU time of the measured processes for each message, in seconds.
     CpuPerMessage,
+    /// CPU time of the broker behind the measured processes for each message, in seconds.
+    BrokerCpuPerMessage,
     /// Largest resident memory of the measured processes, in bytes.
     Rss,
 }
@@ -65,7 +67,7 @@ const POINTS: [(&str, Point); 8] = [
     ("max", Point::Max),
 ];
 
-const OTHERS: [(&str, Metric); 11] = [
+const OTHERS: [(&str, Metric); 12] = [
     ("rate", Metric::Rate),
     ("publish", Metric::Publish),
     ("consume", Metric::Consume),
@@ -76,6 +78,7 @@ const OTHERS: [(&str, Metric); 11] = [
     ("returned", Metric::Count(Fate::Returned)),
     ("cpu", Metric::Cpu),
     ("cpu_per_message", Metric::CpuPerMessage),
+    ("broker_cpu_per_message", Metric::BrokerCpuPerMessage),
     ("rss", Metric::Rss),
 ];
 
@@ -93,8 +96,11 @@ impl Metric {
     /// A value of this metric for people, with its unit.
     pub fn show(self, value: f64) -> String {
         match self {
+            Self::Rate | Self::Publish | Self::Consume if value < 100.0 => format!("{value:.1}/s"),
             Self::Rate | Self::Publish | Self::Consume => format!("{}/s", grouped(value)),
-            Self::Latency(_) | Self::ConfirmLatency(_) | Self::CpuPerMessage => duration(value),
+            Self::Latency(_) | Self::ConfirmLatency(_) | Self::CpuPerMessage | Self::BrokerCpuPerMessage => {
+                duration(value)
+            }
             Self::Count(_) => grouped(value),
             Self::Cpu => format!("{value:.2} cores"),
             Self::Rss => bytes(value),
@@ -158,6 +164,7 @@ mod tests {
     #[test]
     fn values_are_shown_with_units() {
         assert_eq!(Metric::Rate.show(1_234_567.4), "1,234,567/s");
+        assert_eq!(Metric::Rate.show(3.21), "3.2/s");
         assert_eq!(Metric::Latency(Point::P50).show(0.001_234), "1.23 ms");
         assert_eq!(Metric::Latency(Point::P50).show(0.000_123), "123 µs");
         assert_eq!(Metric::Rss.show(3.0 * 1_048_576.0), "3.0 MiB");

@@ -166,6 +166,8 @@ impl Round {
             Metric::Count(fate) => Some(self.counts.of(fate) as f64),
             Metric::Cpu => self.processes.map(|usage| usage.cpu_cores),
             Metric::CpuPerMessage => self.processes.map(|usage| usage.cpu_seconds_per_message),
+            // Everything that is sampled belongs to the system.
+            Metric::BrokerCpuPerMessage => None,
             Metric::Rss => self.processes.map(|usage| usage.rss_bytes as f64),
         }
     }

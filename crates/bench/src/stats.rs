@@ -1,9 +1,9 @@
 //! Statistics over the rounds of a run.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Location and spread of one figure over the rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Number of rounds.
     pub count: usize,
@@ -19,6 +19,8 @@ pub struct Summary {
     pub stddev: f64,
     /// Median absolute deviation from the median, not scaled: half of the rounds lie within it.
     pub mad: f64,
+    /// Half the width of the 95 % confidence interval of the mean, by Student's t; 0 for a single round.
+    pub ci95: f64,
 }
 
 impl Summary {
@@ -33,14 +35,16 @@ impl Summary {
         let median = median_of_sorted(&sorted);
         let mut deviations: Vec<f64> = sorted.iter().map(|v| (v - median).abs()).collect();
         deviations.sort_by(f64::total_cmp);
+        let stddev = if sorted.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 };
         Some(Self {
             count: sorted.len(),
             median,
             min,
             max,
             mean,
-            stddev: if sorted.len() > 1 { (squares / (n - 1.0)).sqrt() } else { 0.0 },
+            stddev,
             mad: median_of_sorted(&deviations),
+            ci95: t_quantile(sorted.len() - 1) * stddev / n.sqrt(),
         })
     }
 }
@@ -49,6 +53,41 @@ fn median_of_sorted(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
 }
+
+/// The quantile at 0.975 of Student's t distribution; between the tabulated degrees of freedom that of the fewer, so
+/// that an interval is never too narrow.
+fn t_quantile(degrees: usize) -> f64 {
+    let at = T_QUANTILES.partition_point(|(known, _)| *known <= degrees);
+    at.checked_sub(1).map_or(0.0, |index| T_QUANTILES[index].1)
+}
+
+/// Degrees of freedom, and the quantile. From any table of the distribution.
+const T_QUANTILES: [(usize, f64); 24] = [
+    (1, 12.706),
+    (2, 4.303),
+    (3, 3.182),
+    (4, 2.776),
+    (5, 2.571),
+    (6, 2.447),
+    (7, 2.365),
+    (8, 2.306),
+    (9, 2.262),
+    (10, 2.228),
+    (11, 2.201),
+    (12, 2.179),
+    (13, 2.160),
+    (14, 2.145),
+    (15, 2.131),
+    (16, 2.120),
+    (17, 2.110),
+    (18, 2.101),
+    (19, 2.093),
+    (20, 2.086),
+    (25, 2.060),
+    (30, 2.042),
+    (60, 2.000),
+    (120, 1.980),
+];
 
 #[cfg(test)]
 mod tests {
@@ -88,5 +127,31 @@ mod tests {
         let s = Summary::of([3.0]).unwrap();
         assert_eq!((s.median, s.stddev, s.mad), (3.0, 0.0, 0.0));
         assert_eq!(Summary::of([]), None);
+    }
+
+    #[test]
+    fn the_confidence_interval_is_students() {
+        // The mean of n values with standard deviation s lies within t s / sqrt(n).
+        let s = Summary::of([9.0, 2.0, 4.0, 4.0, 5.0, 4.0, 7.0, 5.0]).unwrap();
+        assert!(close(s.ci95, 2.365 * (32.0f64 / 7.0).sqrt() / 8.0f64.sqrt()));
+        let s = Summary::of([1.0, 3.0]).unwrap();
+        assert!(close(s.ci95, 12.706), "two values, s = sqrt 2");
+        assert_eq!((t_quantile(0), t_quantile(24), t_quantile(29)), (0.0, 2.086, 2.060));
+    }
+
+    #[test]
+    fn the_confidence_interval_holds_the_true_mean_as_often_as_it_says() {
+        // Sums of twelve uniform values are very nearly normal; ten of them a trial, as in a study of ten repeats.
+        let mut random = crate::random::Random::new(42);
+        let mut normal = || (0..12).map(|_| random.next() as f64 / u64::MAX as f64).sum::<f64>() - 6.0;
+        let trials = 20_000;
+        let held = (0..trials)
+            .filter(|_| {
+                let s = Summary::of((0..10).map(|_| normal())).unwrap();
+                s.mean.abs() <= s.ci95
+            })
+            .count();
+        let share = held as f64 / f64::from(trials);
+        assert!((0.943..0.957).contains(&share), "{share}");
     }
 }

@@ -5,21 +5,15 @@ use std::fmt::Write;
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{Cell, CellAlignment, Row, Table};
 
-use crate::metric::{Fate, Metric, Point, bytes, grouped};
+use crate::metric::{Fate, Metric, Point, grouped};
 use crate::report::{Report, SystemReport};
 use crate::stream::arguments::{Acks, Length, Workload};
 
 /// Renders the whole report: machine, parameters, tables, notes, verdicts.
 pub(crate) fn render(report: &Report) -> String {
     let mut out = String::new();
-    let m = &report.machine;
-    let memory = bytes(m.memory_bytes as f64);
     // Writing to a String cannot fail.
-    let _ = writeln!(
-        out,
-        "{} on {}, Linux {}, {} × {}, {memory}",
-        m.generator, m.system, m.kernel, m.cores, m.cpu
-    );
+    let _ = writeln!(out, "{}", report.machine);
     let _ = writeln!(out, "{}", describe(&report.workload));
     for system in &report.systems {
         let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);

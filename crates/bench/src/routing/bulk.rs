@@ -10,12 +10,13 @@ use amqp::method::{channel, exchange, queue};
 
 use super::CHANNEL;
 use super::arguments::{Kind, Study};
-use super::keys::{Keys, Random};
+use super::keys::Keys;
 use super::report::Bulk;
 use super::session::Session;
 use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
+use crate::random::Random;
 use crate::stream::arguments::System;
 
 /// Deletes a queue with `count` bindings, while another connection publishes to the same exchange, a message at a

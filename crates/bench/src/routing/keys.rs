@@ -6,29 +6,7 @@ use amqp::properties::{NO_PROPERTIES, Properties};
 use amqp::{FieldTable, FieldValue, RawTable};
 
 use super::arguments::Kind;
-
-/// Random, but the same in every run and for every system.
-#[derive(Debug, Clone)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// SplitMix64: never repeats a value within its period of 2^64.
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(super) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit.max(1) as u64) as usize
-    }
-}
+use crate::random::Random;
 
 /// What each queue of a level is bound with.
 #[derive(Debug)]

@@ -6,11 +6,12 @@ use std::time::Instant;
 use amqp::method::{exchange, queue};
 
 use super::arguments::{Kind, Level, Plan};
-use super::keys::{Keys, Random, Shape};
+use super::keys::{Keys, Shape};
 use super::report::Point;
 use super::session::Session;
 use crate::error::ClientError;
 use crate::process::tree_usage;
+use crate::random::Random;
 use crate::stream::arguments::System;
 
 /// What to do, and with what.

@@ -25,10 +25,11 @@ use std::path::Path;
 use crate::error::{ClientError, Error};
 use crate::machine::Machine;
 use crate::stream::System;
+use crate::study::report::SystemAbout;
 use arguments::{Kind, Study};
 pub use arguments::{Plan, RoutingArguments};
 use level::{Outcome, Task};
-use report::{Figure, RoutingReport, Series, SystemAbout};
+use report::{Figure, RoutingReport, Series};
 use session::Session;
 pub(crate) use table::render;
 

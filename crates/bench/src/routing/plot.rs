@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::report::{Figure, Series};
+use crate::study::chart::{FONT, GRID, INK, PAPER, with_schemes};
 
 /// Draws one figure: a panel for each system on the same axes, a line for each level. `title` names the exchange.
 ///
@@ -126,33 +127,6 @@ impl Axes {
 /// Pixels of a panel.
 const PANEL: (u32, u32) = (480, 380);
 const LEGEND_WIDTH: u32 = 130;
-const FONT: &str = "sans-serif";
-// Each of these colours is used for one thing only: the style sheet below finds it by its value.
-const PAPER: RGBColor = RGBColor(254, 254, 254);
-const INK: RGBColor = RGBColor(34, 34, 35);
-const GRID: RGBColor = RGBColor(221, 221, 222);
-
-/// Adds a style sheet that exchanges paper, ink and grid where the reader's scheme is dark. In print, and where style
-/// sheets are not understood, the paper stays bright.
-fn with_schemes(svg: &str) -> String {
-    const STYLE: &str = "<style>@media screen and (prefers-color-scheme:dark){\
-        [fill=\"#FEFEFE\"]{fill:#14171c}\
-        [fill=\"#222223\"]{fill:#d8dce2}[stroke=\"#222223\"]{stroke:#d8dce2}\
-        [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}</style>\n";
-    let mut out = String::with_capacity(svg.len());
-    // Lines between those of the grid are drawn in the paper's colour, for they cannot be turned off.
-    for line in svg.lines().filter(|line| !(line.starts_with("<line") && line.contains(UNSEEN))) {
-        out += &line.replace(" opacity=\"1\"", "");
-        out.push('\n');
-        if line.starts_with("<svg") {
-            out += STYLE;
-        }
-    }
-    out
-}
-
-/// How lines of the paper's colour are written.
-const UNSEEN: &str = "stroke=\"#FEFEFE\"";
 
 #[cfg(test)]
 mod tests {

@@ -6,6 +6,7 @@ use super::arguments::{Kind, Settings, Study};
 use super::fit::Growth;
 use crate::latency::Percentiles;
 use crate::machine::Machine;
+use crate::study::report::SystemAbout;
 
 /// Everything about one run of `bench routing`.
 #[derive(Debug, Clone, Serialize)]
@@ -24,17 +25,6 @@ pub struct RoutingReport {
     pub bulk: Vec<Bulk>,
     /// What a reader must know to judge the figures.
     pub notes: Vec<String>,
-}
-
-/// A system under test.
-#[derive(Debug, Clone, Serialize)]
-pub struct SystemAbout {
-    /// Its name on the command line.
-    pub name: String,
-    /// Where it listens, without the password.
-    pub uri: String,
-    /// What it calls itself.
-    pub server: String,
 }
 
 /// A level on a system: growing numbers of queues with the same number of bindings.

@@ -52,12 +52,9 @@ impl Session {
         })
     }
 
-    /// Product, version and platform, as the system announces them.
+    /// Product and version, as the system announces them.
     pub(super) fn server(&self) -> String {
-        let properties = &self.connection.opened.server_properties;
-        let parts = ["product", "version"].map(|key| properties.get(key).and_then(|value| value.as_text()));
-        let known: Vec<&str> = parts.into_iter().flatten().collect();
-        if known.is_empty() { "unknown".into() } else { known.join(" ") }
+        self.connection.server()
     }
 
     /// Asks for something that has exactly one answer; waits for it unless pipelined.

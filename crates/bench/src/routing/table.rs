@@ -7,20 +7,15 @@ use comfy_table::{Cell, Row, Table};
 use super::arguments::Study;
 use super::report::{Bulk, Figure, FigureGrowth, Growths, RoutingReport, Series};
 use crate::latency::Percentiles;
-use crate::metric::{bytes, duration, grouped};
+use crate::metric::{duration, grouped};
 use crate::table::{new_table, number};
 
 /// Renders the whole report: machine, parameters, tables, notes.
 pub(crate) fn render(report: &RoutingReport) -> String {
     let mut out = String::new();
-    let (m, s) = (&report.machine, &report.settings);
-    let memory = bytes(m.memory_bytes as f64);
+    let s = &report.settings;
     // Writing to a String cannot fail.
-    let _ = writeln!(
-        out,
-        "{} on {}, Linux {}, {} × {}, {memory}",
-        m.generator, m.system, m.kernel, m.cores, m.cpu
-    );
+    let _ = writeln!(out, "{}", report.machine);
     let mode = if s.pipelined { "pipelined" } else { "one at a time" };
     let _ = writeln!(out, "powers of {}; {} messages a point; {mode}", s.base, grouped(s.messages as f64));
     for system in &report.systems {

@@ -21,6 +21,10 @@ pub struct StreamArguments {
     /// systems, round by round
     #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
     pub systems: Vec<String>,
+    /// Beside the systems, round by round, write and sync messages of this size one by one in this folder, as the
+    /// system named disk: what a synchronous publisher could have at best
+    #[arg(long, value_name = "FOLDER")]
+    pub disk: Option<PathBuf>,
     /// Connections that publish
     #[arg(long, default_value_t = 1)]
     pub producers: usize,
@@ -42,7 +46,8 @@ pub struct StreamArguments {
     /// Rounds for each system [default: 3]
     #[arg(long)]
     pub rounds: Option<usize>,
-    /// Publisher confirms: how many messages of a producer may be unconfirmed; 0 is no confirms
+    /// Publisher confirms: how many messages of a producer may be unconfirmed; 0 is no confirms, 1 is a producer that
+    /// waits for each
     #[arg(long, value_name = "WINDOW", default_value_t = 0)]
     pub confirms: usize,
     /// Have unroutable messages returned
@@ -165,6 +170,8 @@ pub enum Acks {
 pub struct Plan {
     /// In the order given; ratios are relative to the first.
     pub systems: Vec<System>,
+    /// Where a plain loop of writing and syncing is measured as well.
+    pub disk: Option<PathBuf>,
     /// What each round does.
     pub workload: Workload,
     /// Rounds for each system.
@@ -180,7 +187,12 @@ impl StreamArguments {
     /// What is wrong with them, in words for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
         let systems = parse_systems(&self.uri, &self.systems)?;
-        let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
+        let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
+        if let Some(folder) = &self.disk {
+            check(!names.contains(&DISK), "--system: the name disk is taken by --disk")?;
+            check(folder.is_dir(), "--disk must name a folder")?;
+            names.push(DISK);
+        }
         let mut expectations = Vec::new();
         for text in &self.expect {
             let expectation: Expectation = text.parse().map_err(Error::Expect)?;
@@ -191,7 +203,7 @@ impl StreamArguments {
         let workload = self.workload()?;
         check(rounds > 0, "--rounds must be at least 1")?;
         workload.check()?;
-        Ok(Plan { systems, workload, rounds, expectations })
+        Ok(Plan { systems, disk: self.disk.clone(), workload, rounds, expectations })
     }
 
     fn workload(&self) -> Result<Workload, Error> {
@@ -257,6 +269,8 @@ impl Workload {
     }
 }
 
+/// The name of what [`StreamArguments::disk`] measures.
+pub(crate) const DISK: &str = "disk";
 /// RabbitMQ's largest configurable message.
 const MAX_SIZE: usize = 512 << 20;
 /// A window's bookkeeping takes 32 bytes a message.
@@ -357,6 +371,9 @@ mod tests {
             &["--system", "a=amqp://h", "--system", "a=amqp://h"],
             &["--expect", "other.rate>1"],
             &["--uri", "http://h"],
+            &["--disk", "/nowhere/at/all"],
+            &["--disk", "/tmp", "--system", "disk=amqp://h"],
+            &["--expect", "disk.rate>1"],
         ] {
             let error = plan(arguments).unwrap_err();
             assert!(error.is_usage(), "{arguments:?}: {error}");

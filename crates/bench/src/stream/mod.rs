@@ -4,6 +4,7 @@
 pub mod arguments;
 mod confirms;
 mod consumer;
+mod disk;
 mod message;
 mod pacer;
 mod producer;
@@ -19,11 +20,12 @@ mod tests;
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::report::{Report, SystemReport};
+use arguments::DISK;
 pub use arguments::{Plan, StreamArguments, System, Workload};
 pub use round::Progress;
 
-/// Makes all rounds of a plan, one system after the other in each, and judges the expectations. `watch` is told the
-/// round (from 0), the system's name, and how it goes.
+/// Makes all rounds of a plan, one system after the other in each and the disk at last, and judges the expectations.
+/// `watch` is told the round (from 0), the system's name, and how it goes.
 ///
 /// # Errors
 /// The first failure of a system ends the run.
@@ -40,6 +42,7 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
             summary: Vec::new(),
         })
         .collect();
+    let mut disk = plan.disk.as_deref().map(disk::report);
     for number in 0..plan.rounds {
         for (system, report) in plan.systems.iter().zip(&mut systems) {
             let mut watch = |progress| watch(number, &system.name, progress);
@@ -48,7 +51,13 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
             report.rounds.push(round);
             report.server = server;
         }
+        if let (Some(folder), Some(report)) = (&plan.disk, &mut disk) {
+            let round = disk::run(folder, &plan.workload, &mut |progress| watch(number, DISK, progress))
+                .map_err(|cause| Error::System { system: DISK.to_owned(), cause })?;
+            report.rounds.push(round);
+        }
     }
+    systems.extend(disk);
     systems.iter_mut().for_each(SystemReport::summarise);
     let machine = Machine::describe();
     let notes = notes(&plan.workload, &systems, machine.cores);

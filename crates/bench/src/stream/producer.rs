@@ -1,4 +1,5 @@
-//! The publishing side: one thread writes batches, another reads confirms, returns and connection.blocked.
+//! The publishing side: one thread writes batches, another reads confirms, returns and connection.blocked. Who waits for each
+//! confirm does both on one thread, as a synchronous client does.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -60,24 +61,36 @@ pub(crate) fn run(task: Task<'_>, connection: Connection) -> Result<Produced, Cl
     let window = ConfirmWindow::new(task.confirms);
     let done = AtomicBool::new(false);
     let heartbeat = HeartbeatTimer::new(connection.heartbeat_interval());
-    let Connection { stream, receiver, .. } = connection;
+    let Connection { stream, mut receiver, .. } = connection;
     let shared = task.shared;
+    let mut watcher =
+        Watcher { shared, window: &window, done: &done, outcome: Produced::default(), content: false };
+    if task.confirms == 1 {
+        let mut sender =
+            Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
+        sender.run(|_| watcher.read(&stream, &mut receiver).map(drop))?;
+        let published = sender.sequence;
+        done.store(true, SeqCst);
+        let mut outcome = watcher.run(&stream, receiver)?;
+        (outcome.published, outcome.unconfirmed) = (published, window.unconfirmed());
+        return Ok(outcome);
+    }
     std::thread::scope(|scope| {
-        let watcher =
-            Watcher { shared, window: &window, done: &done, outcome: Produced::default(), content: false };
         let watching = scope.spawn(|| {
             shared.timed(|| watcher.run(&stream, receiver)).inspect_err(|_| done.store(true, SeqCst))
         });
         let mut sender =
             Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
-        let sent = sender.run();
+        let sent = sender.run(|sender| {
+            sender.wait_for_room();
+            Ok(())
+        });
         let published = sender.sequence;
         // A watcher that failed knows why; the sender only saw the socket die.
         done.store(true, SeqCst);
         let mut outcome = watching.join().map_err(|_| ClientError::Panicked("confirm"))??;
         sent?;
-        outcome.published = published;
-        outcome.unconfirmed = window.unconfirmed();
+        (outcome.published, outcome.unconfirmed) = (published, window.unconfirmed());
         Ok(outcome)
     })
 }
@@ -94,7 +107,8 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    fn run(&mut self) -> Result<(), ClientError> {
+    /// Publishes, and calls `wait` when it cannot, until it is over.
+    fn run(&mut self, mut wait: impl FnMut(&Self) -> Result<(), ClientError>) -> Result<(), ClientError> {
         let shared = self.task.shared;
         let mut pacer = Pacer::new(self.task.rate, shared.now());
         let mut stamps = Vec::with_capacity(self.task.batch.capacity());
@@ -102,7 +116,7 @@ impl Sender<'_> {
             self.send_heartbeat()?;
             let room = self.room();
             if room == 0 {
-                self.wait_for_room();
+                wait(self)?;
                 continue;
             }
             let now = shared.now();
@@ -116,7 +130,7 @@ impl Sender<'_> {
                 return Ok(());
             }
         }
-        self.finish()
+        self.finish(wait)
     }
 
     fn is_over(&self) -> bool {
@@ -144,6 +158,9 @@ impl Sender<'_> {
     }
 
     fn wait_for_room(&self) {
+        if self.window.unconfirmed() > 0 && self.is_over() {
+            return self.window.changed.wait_unless(|| self.window.unconfirmed() == 0);
+        }
         let signal = match self.task.backlog {
             Some(_) if !self.window.blocked.load(Relaxed) => &self.task.shared.backlog,
             _ => &self.window.changed,
@@ -173,11 +190,11 @@ impl Sender<'_> {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<(), ClientError> {
+    fn finish(&mut self, mut wait: impl FnMut(&Self) -> Result<(), ClientError>) -> Result<(), ClientError> {
         let deadline = Instant::now() + FINISH_TIMEOUT;
         let over = || self.done.load(Relaxed) || Instant::now() > deadline;
         while self.window.unconfirmed() > 0 && !over() {
-            self.window.changed.wait_unless(|| self.window.unconfirmed() == 0);
+            wait(self)?;
         }
         let mut goodbye = Vec::new();
         write_method(
@@ -219,24 +236,32 @@ impl Watcher<'_> {
     fn run(mut self, stream: &TcpStream, mut receiver: Receiver) -> Result<Produced, ClientError> {
         let mut done_since: Option<Instant> = None;
         loop {
-            let now = self.shared.now();
-            while let Some(frame) = receiver.next_frame()? {
-                if self.frame(&frame, now)? {
-                    return Ok(self.outcome);
-                }
-            }
             if self.done.load(Relaxed) {
                 let since = *done_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > FINISH_TIMEOUT || self.shared.stop.load(Relaxed) {
                     return Ok(self.outcome);
                 }
             }
-            match receiver.fill(stream).map_err(ClientError::io("reading confirms"))? {
-                Fill::Data | Fill::Quiet => {}
-                Fill::Eof if self.done.load(Relaxed) => return Ok(self.outcome),
-                Fill::Eof => return Err(ClientError::Closed("the server closed a producer's socket".into())),
+            if self.read(stream, &mut receiver)? {
+                return Ok(self.outcome);
             }
         }
+    }
+
+    /// Reads once, and handles what has come; true when it is the server's goodbye, or as good as that.
+    fn read(&mut self, stream: &TcpStream, receiver: &mut Receiver) -> Result<bool, ClientError> {
+        match receiver.fill(stream).map_err(ClientError::io("reading confirms"))? {
+            Fill::Data | Fill::Quiet => {}
+            Fill::Eof if self.done.load(Relaxed) => return Ok(true),
+            Fill::Eof => return Err(ClientError::Closed("the server closed a producer's socket".into())),
+        }
+        let now = self.shared.now();
+        while let Some(frame) = receiver.next_frame()? {
+            if self.frame(&frame, now)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Handles a frame; true when it is the server's goodbye.

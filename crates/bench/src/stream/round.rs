@@ -143,7 +143,7 @@ fn load(
             producing.push(scope.spawn(move || guarded(shared, || producer::run(task, connection))));
         }
         let mut window =
-            coordinate(system, workload, shared, watch, || producing.iter().all(|p| p.is_finished()));
+            coordinate(&system.pids, workload, shared, watch, || producing.iter().all(|p| p.is_finished()));
         let produced = join(producing, "producer")?;
         let returned: u64 = produced.iter().map(|p| p.returned + p.nacked).sum();
         if workload.consumers > 0 && workload.producers > 0 {
@@ -218,7 +218,7 @@ fn task<'s>(
 }
 
 /// Runs a thread's work, so that its failure ends the round for all.
-fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T, ClientError>) -> Option<T> {
+pub(super) fn guarded<T>(shared: &Shared, work: impl FnOnce() -> Result<T, ClientError>) -> Option<T> {
     match shared.timed(work) {
         Ok(outcome) => Some(outcome),
         Err(error) => {
@@ -238,22 +238,22 @@ fn join<T>(threads: Vec<ScopedJoinHandle<'_, Option<T>>>, what: &'static str) ->
 }
 
 /// The part of a round that is measured.
-struct Window<'p> {
-    sampler: Sampler<'p>,
+pub(super) struct Window<'p> {
+    pub(super) sampler: Sampler<'p>,
     start: Snapshot,
     /// `None` until everything has arrived, in a round that is counted in messages.
-    end: Option<Snapshot>,
+    pub(super) end: Option<Snapshot>,
 }
 
 /// Sees the load through its warm-up and its measured window.
-fn coordinate<'p>(
-    system: &'p System,
+pub(super) fn coordinate<'p>(
+    pids: &'p [u32],
     workload: &Workload,
     shared: &Shared,
     watch: &mut dyn FnMut(Progress),
     producers_finished: impl Fn() -> bool,
 ) -> Window<'p> {
-    let mut sampler = Sampler::new(&system.pids);
+    let mut sampler = Sampler::new(pids);
     let mut tick = |sampler: &mut Sampler<'_>, done: f64| {
         thread::sleep(TICK);
         sampler.tick();
@@ -310,7 +310,7 @@ fn drain(workload: &Workload, shared: &Shared, returned: u64) {
     }
 }
 
-fn result(
+pub(super) fn result(
     workload: &Workload,
     shared: &Shared,
     Window { sampler, start, .. }: &Window<'_>,

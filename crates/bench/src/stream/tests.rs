@@ -91,6 +91,48 @@ fn nacks_and_returns_are_counted_and_are_no_losses() {
 }
 
 #[test]
+fn a_producer_that_waits_for_each_confirm_gets_them_all() {
+    let script = |n| if n == 7 { Fate::Nacked } else { Fate::Delivered };
+    let round = one_round(script, &["--messages", "300", "--confirms", "1"]);
+    let expected = Counts { published: 300, consumed: 299, confirmed: 299, nacked: 1, ..Counts::default() };
+    assert_eq!(round.counts, expected);
+    assert_eq!(round.confirm_latency.unwrap().count, 300);
+}
+
+#[test]
+fn the_disk_is_measured_in_turn_with_the_systems_and_leaves_nothing_behind() {
+    let (broker, folder) = (FakeBroker::start(honest), tempfile::tempdir().unwrap());
+    let path = folder.path().to_str().unwrap();
+    let uri = broker.uri();
+    let arguments = [
+        "stream",
+        "--uri",
+        &uri,
+        "--messages",
+        "20",
+        "--rounds",
+        "2",
+        "--disk",
+        path,
+        "--expect",
+        "disk.lost==0",
+    ];
+    let plan = Cli::parse_from(arguments).stream.plan().unwrap();
+    let mut order = Vec::new();
+    let report = run(&plan, |round, system, _| order.push((round, system.to_owned())));
+    order.dedup();
+    let names: Vec<_> = order.iter().map(|(round, name)| (*round, name.as_str())).collect();
+    assert_eq!(names, [(0, "default"), (0, "disk"), (1, "default"), (1, "disk")]);
+    let report = report.unwrap();
+    assert!(report.expectations[0].met);
+    for round in &report.systems[1].rounds {
+        assert_eq!(round.counts, Counts { published: 20, confirmed: 20, ..Counts::default() });
+        assert_eq!(round.confirm_latency.unwrap().count, 20);
+    }
+    assert_eq!(std::fs::read_dir(path).unwrap().count(), 0);
+}
+
+#[test]
 fn acknowledgements_are_batched_as_told_and_none_is_left_out() {
     for (every, expected) in [("1", 1000), ("300", 4)] {
         let broker = FakeBroker::start(honest);

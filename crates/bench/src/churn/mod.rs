@@ -1,0 +1,243 @@
+//! `bench churn`: connections, channels, queues, bindings and consumers, opened and closed again, how many a second.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use amqp::Method;
+use amqp::method::{basic, channel, queue};
+use clap::{Args, ValueEnum};
+
+use crate::client::Connection;
+use crate::error::{ClientError, Error};
+use crate::mailbox::new_name;
+use crate::stream::System;
+use crate::stream::arguments::check;
+use crate::study::arguments::{Common, CommonArguments, Defaults, SystemArguments};
+use crate::study::crew::{Done, Shift, work};
+use crate::study::meter::{Idle, Meter};
+use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+use crate::uri::Uri;
+
+/// Open and close connections, channels, queues, bindings and consumers, as many as go
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ChurnArguments {
+    #[command(flatten)]
+    systems: SystemArguments,
+    /// What is opened and closed; may be repeated [default: all]
+    #[arg(long, value_enum, value_name = "KIND")]
+    kind: Vec<Kind>,
+    /// Numbers of workers; except for connections, each has a connection of its own [default: 1,4,16; with --quick 1,4]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    workers: Vec<usize>,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+/// What is opened and closed. Each step waits for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Connect, log in, open the vhost; close
+    Connection,
+    /// Open a channel; close it
+    Channel,
+    /// Declare a queue; delete it
+    Queue,
+    /// Bind a queue to amq.direct with a new key; unbind it
+    Binding,
+    /// Consume from a queue; cancel
+    Consumer,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Channel => "channel",
+            Self::Queue => "queue",
+            Self::Binding => "binding",
+            Self::Consumer => "consumer",
+        }
+    }
+
+    fn named(name: &str) -> Self {
+        let known = Self::value_variants().iter().copied().find(|kind| kind.name() == name);
+        known.unwrap_or(Self::Connection)
+    }
+}
+
+/// A checked command line.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    systems: Vec<System>,
+    kinds: Vec<Kind>,
+    workers: Vec<usize>,
+    pub(crate) common: Common,
+}
+
+const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
+const MOST_WORKERS: usize = 1000;
+const CHANNEL: u16 = 1;
+/// The channel that is opened and closed beside the one that stays.
+const OTHER_CHANNEL: u16 = 2;
+
+impl ChurnArguments {
+    /// Checks the arguments.
+    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+        let default: &[usize] = if self.common.quick { &[1, 4] } else { &[1, 4, 16] };
+        let workers = if self.workers.is_empty() { default } else { &self.workers };
+        let valid = workers.iter().all(|count| (1..=MOST_WORKERS).contains(count));
+        check(valid, "--workers must be between 1 and 1000")?;
+        let all = Kind::value_variants();
+        Ok(Plan {
+            systems: self.systems.systems()?,
+            kinds: if self.kind.is_empty() { all.to_vec() } else { self.kind.clone() },
+            workers: workers.to_vec(),
+            common: self.common.check(DEFAULTS)?,
+        })
+    }
+}
+
+/// Makes the study.
+pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+    let workers = |kind: Kind| {
+        plan.workers.iter().map(move |&count| Cell {
+            scenario: kind.name(),
+            axis: Axis::Workers,
+            at: count as f64,
+        })
+    };
+    let cells: Vec<Cell> = plan.kinds.iter().flat_map(|&kind| workers(kind)).collect();
+    let failed = |system: &System| {
+        let system = system.name.clone();
+        move |cause| Error::System { system, cause }
+    };
+    let about = |system: &System| {
+        let connection = Connection::open(&system.uri, NAME).map_err(failed(system))?;
+        let server = connection.server();
+        connection.close();
+        Ok(server)
+    };
+    let outline = Outline {
+        name: "churn",
+        title: "Opened and closed",
+        compared: Compared::Systems,
+        parameters: vec![Parameter::new("seconds a round", plan.common.time.as_secs_f64())],
+        cells: &cells,
+        systems: &plan.systems,
+    };
+    let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
+        let system = &plan.systems[index];
+        let shift = Shift { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
+        measure(system, Kind::named(cell.scenario), shift).map_err(failed(system))
+    })?;
+    report.notes.push(
+        "Each is opened and closed again, and every answer is waited for; the time is that of both together."
+            .into(),
+    );
+    Ok(report)
+}
+
+const NAME: &str = "leveret bench churn";
+
+fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientError> {
+    let (processes, nobody) = (Idle::none(&system.pids), Idle::default());
+    let uri = &system.uri;
+    if kind == Kind::Connection {
+        let meter = Meter::start(&processes, &nobody);
+        let done = work(shift, |_| Ok(()), |()| Connection::open_small(uri, NAME)?.close_and_wait())?;
+        return Ok(sample(meter, &done));
+    }
+    // Set up before, so that only what is studied is measured.
+    let clients = (0..shift.workers).map(|_| Client::open(uri, kind)).collect::<Result<Vec<_>, _>>()?;
+    let clients: Vec<_> = clients.into_iter().map(|client| std::sync::Mutex::new(Some(client))).collect();
+    let meter = Meter::start(&processes, &nobody);
+    let take = |number: usize| {
+        let client = clients[number].lock().ok().and_then(|mut client| client.take());
+        client.ok_or(ClientError::Panicked("churn"))
+    };
+    let done = work(shift, take, |client| client.step(kind))?;
+    let sample = sample(meter, &done);
+    done.states.into_iter().try_for_each(Client::close)?;
+    Ok(sample)
+}
+
+fn sample<T>(meter: Meter<'_>, done: &Done<T>) -> Sample {
+    let mut sample = meter.finish(done.count, done.busiest);
+    done.add_to(&mut sample);
+    sample
+}
+
+/// A worker's connection, with a queue of its own where that is needed.
+struct Client {
+    connection: Connection,
+    queue: Option<String>,
+}
+
+impl Client {
+    fn open(uri: &Uri, kind: Kind) -> Result<Self, ClientError> {
+        let mut connection = Connection::open_small(uri, NAME)?;
+        connection.open_channel(CHANNEL)?;
+        let mut client = Self { connection, queue: None };
+        if matches!(kind, Kind::Binding | Kind::Consumer) {
+            let name = new_name();
+            client.declare(&name)?;
+            client.queue = Some(name);
+        }
+        Ok(client)
+    }
+
+    fn step(&mut self, kind: Kind) -> Result<(), ClientError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let queue = self.queue.clone().unwrap_or_default();
+        let call = &mut self.connection;
+        match kind {
+            // Not a step of a connection that exists.
+            Kind::Connection => Ok(()),
+            Kind::Channel => {
+                call.open_channel(OTHER_CHANNEL)?;
+                let close = channel::Close { reply_code: 200, reply_text: "Bye", ..Default::default() };
+                call.call(OTHER_CHANNEL, close, |m| matches!(m, Method::ChannelCloseOk(_)).then_some(()))
+            }
+            Kind::Queue => {
+                let name = new_name();
+                self.declare(&name)?;
+                self.delete(&name)
+            }
+            Kind::Binding => {
+                let key = NUMBER.fetch_add(1, Relaxed).to_string();
+                let (queue, routing_key, exchange) = (queue.as_str(), key.as_str(), "amq.direct");
+                let bind = queue::Bind { queue, exchange, routing_key, ..Default::default() };
+                call.call(CHANNEL, bind, |m| matches!(m, Method::QueueBindOk(_)).then_some(()))?;
+                let unbind = queue::Unbind { queue, exchange, routing_key, ..Default::default() };
+                call.call(CHANNEL, unbind, |m| matches!(m, Method::QueueUnbindOk(_)).then_some(()))
+            }
+            Kind::Consumer => {
+                let consume = basic::Consume { queue: &queue, consumer_tag: "c", ..Default::default() };
+                call.call(CHANNEL, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
+                let cancel = basic::Cancel { consumer_tag: "c", no_wait: false };
+                call.call(CHANNEL, cancel, |m| matches!(m, Method::BasicCancelOk(_)).then_some(()))
+            }
+        }
+    }
+
+    fn declare(&mut self, name: &str) -> Result<(), ClientError> {
+        let declare = queue::Declare { queue: name, ..Default::default() };
+        self.connection.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))
+    }
+
+    fn delete(&mut self, name: &str) -> Result<(), ClientError> {
+        let delete = queue::Delete { queue: name, ..Default::default() };
+        self.connection.call(CHANNEL, delete, |m| matches!(m, Method::QueueDeleteOk(_)).then_some(()))
+    }
+
+    fn close(mut self) -> Result<(), ClientError> {
+        if let Some(name) = self.queue.take() {
+            self.delete(&name)?;
+        }
+        self.connection.close();
+        Ok(())
+    }
+}

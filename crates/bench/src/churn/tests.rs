@@ -1,0 +1,35 @@
+//! What a broker that only takes messages can be asked; the rest is tested from outside.
+
+use clap::Parser;
+
+use super::*;
+use crate::metric::Metric;
+use crate::stream::fake_broker::{FakeBroker, Fate};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    churn: ChurnArguments,
+}
+
+fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    Cli::parse_from([&["churn"], arguments].concat()).churn.plan()
+}
+
+#[test]
+fn connections_and_queues_come_and_go() {
+    let broker = FakeBroker::start(|_| Fate::Dropped);
+    let arguments =
+        ["--quick", "--time", "0.05", "--kind", "connection", "--kind", "queue", "--uri", &broker.uri()];
+    let report = run(&plan(&arguments).unwrap(), &mut |_, _| {}).unwrap();
+    assert_eq!(report.cells.len(), 4);
+    assert!(report.cells.iter().all(|cell| cell.figure(Metric::Rate).unwrap() > 0.0));
+}
+
+#[test]
+fn every_kind_is_known_by_its_name() {
+    for &kind in Kind::value_variants() {
+        assert_eq!(Kind::named(kind.name()), kind);
+    }
+    assert!(plan(&["--workers", "0"]).unwrap_err().is_usage());
+}

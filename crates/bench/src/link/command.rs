@@ -1,0 +1,103 @@
+//! `bench link`: the link by itself, for measurements by other programs.
+
+use std::io::{self, BufRead, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{Link, Shape};
+use crate::error::Error;
+
+/// Stand between a client and a server, and delay what passes.
+///
+/// Reads orders from its standard input, one a line: `latency MS` changes the round trip, `cut` breaks all
+/// connections, `stall` lets nothing pass until `flow`. Each is answered with a line `done`.
+#[derive(Debug, Clone, Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct LinkArguments {
+    /// Where to listen; port 0 is any that is free, and the first line of output tells it
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// The server to connect to
+    #[arg(long, value_name = "HOST:PORT")]
+    to: String,
+    /// Time of a round trip in milliseconds, half of it each way
+    #[arg(long, value_name = "MS", default_value_t = 0.0, conflicts_with_all = ["there", "back"])]
+    latency: f64,
+    /// Milliseconds from the client to the server
+    #[arg(long, value_name = "MS", requires = "back")]
+    there: Option<f64>,
+    /// Milliseconds from the server to the client
+    #[arg(long, value_name = "MS", requires = "there")]
+    back: Option<f64>,
+    /// Add up to so many milliseconds at random, each way
+    #[arg(long, value_name = "MS", default_value_t = 0.0)]
+    jitter: f64,
+    /// Let so many bytes pass in a second, each way of each connection; 0 is no limit
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    bandwidth: u64,
+}
+
+impl LinkArguments {
+    /// Serves until the process is killed.
+    pub(crate) fn run(&self) -> Result<(), Error> {
+        let shape = |delay| -> Result<Shape, Error> {
+            let (delay, jitter) = (milliseconds("delay", delay)?, milliseconds("--jitter", self.jitter)?);
+            Ok(Shape { delay, jitter, bytes_per_second: self.bandwidth })
+        };
+        let half = self.latency / 2.0;
+        let shapes = [shape(self.there.unwrap_or(half))?, shape(self.back.unwrap_or(half))?];
+        let (listen, to) = (resolve("--listen", &self.listen)?, resolve("--to", &self.to)?);
+        let failed = |cause| Error::Link { address: self.listen.clone(), cause };
+        let link = Link::start(listen, to, shapes).map_err(failed)?;
+        say(&format!("link  listening on tcp://{}", link.address())).map_err(failed)?;
+        for line in io::stdin().lock().lines() {
+            let line = line.map_err(failed)?;
+            match obey(&link, shapes, &line) {
+                Ok(()) => say("done").map_err(failed)?,
+                Err(error) => say(&format!("not done: {error}")).map_err(failed)?,
+            }
+        }
+        // Without anybody to give orders it goes on until it is killed.
+        loop {
+            thread::park();
+        }
+    }
+}
+
+fn obey(link: &Link, shapes: [Shape; 2], line: &str) -> Result<(), Error> {
+    match line.split_whitespace().collect::<Vec<_>>()[..] {
+        ["latency", time] => {
+            let time: f64 = time.parse().map_err(|_| Error::Usage(format!("{time:?} is no number")))?;
+            let delay = milliseconds("latency", time)? / 2;
+            link.reshape(shapes.map(|shape| Shape { delay, ..shape }));
+        }
+        ["cut"] => link.cut(),
+        ["stall"] => link.stall(true),
+        ["flow"] => link.stall(false),
+        _ => return Err(Error::Usage(format!("{line:?} is none of: latency MS, cut, stall, flow"))),
+    }
+    Ok(())
+}
+
+fn say(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// A length of time given in milliseconds as `flag`; at most an hour.
+pub(crate) fn milliseconds(flag: &str, value: f64) -> Result<Duration, Error> {
+    match Duration::try_from_secs_f64(value / 1e3) {
+        Ok(time) if time <= Duration::from_secs(3600) => Ok(time),
+        _ => Err(Error::Usage(format!("{flag}: {value} is no number of milliseconds up to an hour"))),
+    }
+}
+
+/// The first address of `text`, which was given as `flag`.
+pub(crate) fn resolve(flag: &str, text: &str) -> Result<SocketAddr, Error> {
+    let wrong = || Error::Usage(format!("{flag}: {text:?} is no address, which is written host:port"));
+    text.to_socket_addrs().ok().and_then(|mut all| all.next()).ok_or_else(wrong)
+}

@@ -1,0 +1,212 @@
+//! The link's thread: sockets, the timer, and orders.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
+
+use mio::net::TcpListener;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+use slab::Slab;
+
+use super::Order;
+use super::joint::{Joint, Next};
+use super::line::Shape;
+
+const WAKER: Token = Token(0);
+const TIMER: Token = Token(1);
+const LISTENER: Token = Token(2);
+/// The first token of joints, which take two each.
+const JOINTS: usize = 3;
+/// Read at most so much at once.
+const SCRATCH_BYTES: usize = 64 * 1024;
+
+pub(super) struct EventLoop {
+    poll: Poll,
+    listener: TcpListener,
+    target: SocketAddr,
+    shapes: [Shape; 2],
+    orders: Receiver<(Order, SyncSender<()>)>,
+    joints: Slab<Joint>,
+    timer: Timer,
+    scratch: Box<[u8]>,
+    /// Counts connections, and makes their jitter differ.
+    seed: u64,
+    stalled: bool,
+}
+
+impl EventLoop {
+    pub(super) fn new(
+        listener: std::net::TcpListener,
+        target: SocketAddr,
+        shapes: [Shape; 2],
+        orders: Receiver<(Order, SyncSender<()>)>,
+    ) -> io::Result<(Self, Waker)> {
+        let poll = Poll::new()?;
+        let registry = poll.registry();
+        let waker = Waker::new(registry, WAKER)?;
+        let timer = Timer::new()?;
+        registry.register(&mut SourceFd(&timer.descriptor.as_raw_fd()), TIMER, Interest::READABLE)?;
+        let mut listener = TcpListener::from_std(listener);
+        registry.register(&mut listener, LISTENER, Interest::READABLE)?;
+        let (joints, scratch) = (Slab::new(), vec![0; SCRATCH_BYTES].into_boxed_slice());
+        let event_loop =
+            Self { poll, listener, target, shapes, orders, joints, timer, scratch, seed: 0, stalled: false };
+        Ok((event_loop, waker))
+    }
+
+    /// Serves until it is told to stop.
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(1024);
+        loop {
+            match self.poll.poll(&mut events, None) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return,
+            }
+            for event in &events {
+                match event.token() {
+                    WAKER => {
+                        if !self.obey() {
+                            return;
+                        }
+                    }
+                    TIMER => self.timer.rang(),
+                    LISTENER => self.accept(),
+                    Token(number) => {
+                        let (key, end) = ((number - JOINTS) / 2, (number - JOINTS) % 2);
+                        if let Some(joint) = self.joints.get_mut(key) {
+                            joint.ready(end, event.is_readable(), event.is_writable());
+                        }
+                        self.advance(key);
+                    }
+                }
+            }
+            while let Some(key) = self.timer.take_due() {
+                self.advance(key);
+            }
+            self.timer.set();
+        }
+    }
+
+    /// Carries out orders; whether to go on.
+    fn obey(&mut self) -> bool {
+        while let Ok((order, done)) = self.orders.try_recv() {
+            match order {
+                Order::Reshape(shapes) => {
+                    self.shapes = shapes;
+                    self.joints.iter_mut().for_each(|(_, joint)| joint.reshape(shapes));
+                }
+                Order::Cut => self.joints.clear(),
+                Order::Stall(stalled) => {
+                    self.stalled = stalled;
+                    let keys: Vec<usize> = self.joints.iter().map(|(key, _)| key).collect();
+                    keys.into_iter().for_each(|key| self.advance(key));
+                }
+                Order::Stop => {
+                    self.joints.clear();
+                    let _ = done.send(());
+                    return false;
+                }
+            }
+            // Whoever ordered waits.
+            let _ = done.send(());
+        }
+        true
+    }
+
+    fn accept(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((client, _)) => {
+                    self.seed += 1;
+                    let joint = Joint::new(client, self.target, self.shapes, Instant::now(), self.seed);
+                    // One that cannot be joined is closed.
+                    let Ok(mut joint) = joint else { continue };
+                    let entry = self.joints.vacant_entry();
+                    let tokens = [0, 1].map(|end| Token(JOINTS + 2 * entry.key() + end));
+                    if joint.register(self.poll.registry(), tokens).is_ok() {
+                        entry.insert(joint);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Nobody is there, or the system is short of something: the next arrival tries again.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn advance(&mut self, key: usize) {
+        if self.stalled {
+            return;
+        }
+        let Some(joint) = self.joints.get_mut(key) else { return };
+        match joint.advance(&mut self.scratch) {
+            Next::Wait(Some(due)) => self.timer.add(due, key),
+            Next::Wait(None) => {}
+            Next::Over => drop(self.joints.remove(key)),
+        }
+    }
+}
+
+/// Which joints are to be looked at when, and the descriptor that becomes readable when the first of them is.
+struct Timer {
+    descriptor: OwnedFd,
+    /// May name joints more than once, and joints that are gone: looking at one in vain is harmless.
+    alarms: BinaryHeap<Reverse<(Instant, usize)>>,
+    set_for: Option<Instant>,
+}
+
+impl Timer {
+    fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let descriptor = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        Ok(Self { descriptor, alarms: BinaryHeap::new(), set_for: None })
+    }
+
+    fn add(&mut self, due: Instant, key: usize) {
+        self.alarms.push(Reverse((due, key)));
+    }
+
+    fn take_due(&mut self) -> Option<usize> {
+        let Reverse((due, _)) = *self.alarms.peek()?;
+        if due > Instant::now() {
+            return None;
+        }
+        self.alarms.pop().map(|Reverse((_, key))| key)
+    }
+
+    /// Sets the descriptor for the first alarm.
+    fn set(&mut self) {
+        let first = self.alarms.peek().map(|Reverse((due, _))| *due);
+        if first == self.set_for {
+            return;
+        }
+        let Some(due) = first else { return };
+        // Zero would disarm it.
+        let left = due.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        // Both fit: a delay is far below what seconds hold, and nanoseconds are below a second.
+        let it_value =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) as _ };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value };
+        match timerfd_settime(&self.descriptor, TimerfdTimerFlags::empty(), &once) {
+            Ok(_) => self.set_for = Some(due),
+            Err(_) => self.set_for = None,
+        }
+    }
+
+    /// Makes the descriptor unreadable again.
+    fn rang(&mut self) {
+        self.set_for = None;
+        let mut count = [0; 8];
+        while rustix::io::read(&self.descriptor, &mut count) == Err(Errno::INTR) {}
+    }
+}

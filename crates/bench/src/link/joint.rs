@@ -1,0 +1,160 @@
+//! A client's connection joined to one to the target.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::time::Instant;
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+
+use super::line::{Arrival, Line, Shape};
+
+/// How often a connection may read or write before others get their turn.
+const TURNS: usize = 32;
+
+/// Both ends, and what is under way between them.
+#[derive(Debug)]
+pub(super) struct Joint {
+    ends: [End; 2],
+    /// From the end with this index to the other one.
+    lines: [Line; 2],
+}
+
+#[derive(Debug)]
+struct End {
+    stream: TcpStream,
+    readable: bool,
+    writable: bool,
+    /// It has ended its stream.
+    ended: bool,
+    /// It has been told that the other one did.
+    told: bool,
+}
+
+/// What is to be done with a joint after it has moved what it could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Wait for its sockets, and for this moment if there is one.
+    Wait(Option<Instant>),
+    /// Both directions have ended, or one broke: let go of it.
+    Over,
+}
+
+/// The client's end; the other one is the target's.
+const CLIENT: usize = 0;
+
+impl Joint {
+    /// Joins a client that was accepted at `now` to the target, to which a connection is begun.
+    pub(super) fn new(
+        client: TcpStream,
+        target: SocketAddr,
+        shapes: [Shape; 2],
+        now: Instant,
+        seed: u64,
+    ) -> io::Result<Self> {
+        let target = TcpStream::connect(target)?;
+        client.set_nodelay(true)?;
+        target.set_nodelay(true)?;
+        // The kernel has opened the client's connection at once. On the real line it would stand, and the client
+        // could send, a round trip later.
+        let open = now + shapes[0].delay + shapes[1].delay;
+        let lines = [Line::new(shapes[0], open, seed), Line::new(shapes[1], now, !seed)];
+        Ok(Self { ends: [client, target].map(End::new), lines })
+    }
+
+    /// Has the poll report on both ends, with these tokens.
+    pub(super) fn register(&mut self, registry: &Registry, tokens: [Token; 2]) -> io::Result<()> {
+        for (end, token) in self.ends.iter_mut().zip(tokens) {
+            registry.register(&mut end.stream, token, Interest::READABLE | Interest::WRITABLE)?;
+        }
+        self.ends[CLIENT].stream.set_nodelay(true)
+    }
+
+    /// Notes what an end can do.
+    pub(super) fn ready(&mut self, end: usize, readable: bool, writable: bool) {
+        let end = &mut self.ends[end];
+        end.readable |= readable;
+        end.writable |= writable;
+    }
+
+    /// Changes both directions.
+    pub(super) fn reshape(&mut self, shapes: [Shape; 2]) {
+        for (line, shape) in self.lines.iter_mut().zip(shapes) {
+            line.reshape(shape);
+        }
+    }
+
+    /// Moves what can be moved.
+    pub(super) fn advance(&mut self, scratch: &mut [u8]) -> Next {
+        for _ in 0..TURNS {
+            match self.turn(scratch) {
+                Ok(true) => {}
+                Ok(false) if self.ends.iter().all(|end| end.told) => return Next::Over,
+                Ok(false) => return Next::Wait(self.next_due()),
+                Err(_) => return Next::Over,
+            }
+        }
+        Next::Wait(Some(Instant::now()))
+    }
+
+    /// Reads and writes each end once, at most; whether there may be more to do.
+    fn turn(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
+        let mut moved = false;
+        for from in 0..2 {
+            let line = &mut self.lines[from];
+            moved |= self.ends[from].read_into(line, scratch)?;
+            moved |= self.ends[1 - from].write_from(line)?;
+        }
+        Ok(moved)
+    }
+
+    /// When something arrives that its receiver could take.
+    fn next_due(&self) -> Option<Instant> {
+        let ready = |end: &End| end.writable && !end.told;
+        let due = |from: usize| self.lines[from].next_due().filter(|_| ready(&self.ends[1 - from]));
+        due(0).into_iter().chain(due(1)).min()
+    }
+}
+
+impl End {
+    fn new(stream: TcpStream) -> Self {
+        Self { stream, readable: false, writable: false, ended: false, told: false }
+    }
+
+    fn read_into(&mut self, line: &mut Line, scratch: &mut [u8]) -> io::Result<bool> {
+        if !self.readable || self.ended || !line.has_room() {
+            return Ok(false);
+        }
+        match self.stream.read(scratch) {
+            Ok(0) => {
+                self.ended = true;
+                line.send_end(Instant::now());
+            }
+            Ok(count) => line.send(Instant::now(), &scratch[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.readable = false,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    fn write_from(&mut self, line: &mut Line) -> io::Result<bool> {
+        if !self.writable || self.told {
+            return Ok(false);
+        }
+        match line.arrived(Instant::now()) {
+            None => return Ok(false),
+            Some(Arrival::End) => {
+                self.told = true;
+                self.stream.shutdown(Shutdown::Write)?;
+            }
+            Some(Arrival::Octets(octets)) => match self.stream.write(octets) {
+                Ok(count) => line.take(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            },
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,237 @@
+//! One direction of a connection: octets that are under way. Holds no socket and no clock; time comes in as an argument.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+
+/// Most octets under way in one direction of a connection; beyond it the sender is not read. It is more than what
+/// Linux keeps in flight by default (`net.ipv4.tcp_wmem`, 4 MiB), so that the line is not what limits a fast sender.
+const MOST_UNDER_WAY: usize = 4 << 20;
+
+/// What a direction does to octets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// How long they take to arrive.
+    pub delay: Duration,
+    /// At most so much is added to it, at random; order is kept.
+    pub jitter: Duration,
+    /// Octets that can be sent in a second; 0 is no limit.
+    pub bytes_per_second: u64,
+}
+
+/// Octets under way, in order.
+#[derive(Debug)]
+pub(super) struct Line {
+    shape: Shape,
+    parcels: VecDeque<Parcel>,
+    octets: usize,
+    /// When the next octets can be sent: those before them have been, and the connection stands.
+    free: Instant,
+    /// When the last parcel arrives; no later one does so earlier.
+    latest: Instant,
+    random: Random,
+}
+
+#[derive(Debug)]
+struct Parcel {
+    due: Instant,
+    /// Empty is the end of the stream.
+    octets: Vec<u8>,
+    /// How many of them have been handed over.
+    taken: usize,
+}
+
+/// What has arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Arrival<'l> {
+    /// Octets, to be taken off with [`Line::take`].
+    Octets(&'l [u8]),
+    /// The sender has ended its stream; nothing follows.
+    End,
+}
+
+impl Line {
+    /// A line on which nothing can be sent before `open`.
+    pub(super) fn new(shape: Shape, open: Instant, seed: u64) -> Self {
+        Self {
+            shape,
+            parcels: VecDeque::new(),
+            octets: 0,
+            free: open,
+            latest: open,
+            random: Random::new(seed),
+        }
+    }
+
+    /// Changes what happens to what is sent from now on. It does not overtake what is under way.
+    pub(super) fn reshape(&mut self, shape: Shape) {
+        self.shape = shape;
+    }
+
+    /// Whether more may be sent.
+    pub(super) fn has_room(&self) -> bool {
+        self.octets < MOST_UNDER_WAY
+    }
+
+    /// Sends octets at `now`.
+    pub(super) fn send(&mut self, now: Instant, octets: &[u8]) {
+        if !octets.is_empty() {
+            self.push(now, octets.to_vec());
+        }
+    }
+
+    /// Sends the end of the stream, behind everything else.
+    pub(super) fn send_end(&mut self, now: Instant) {
+        self.push(now, Vec::new());
+    }
+
+    fn push(&mut self, now: Instant, octets: Vec<u8>) {
+        let wire_nanos = match self.shape.bytes_per_second {
+            0 => 0,
+            rate => octets.len() as u64 * 1_000_000_000 / rate,
+        };
+        self.free = self.free.max(now) + Duration::from_nanos(wire_nanos);
+        let jitter = self.random.below(self.shape.jitter.as_nanos() as usize + 1) as u64;
+        let due = self.free + self.shape.delay + Duration::from_nanos(jitter);
+        self.latest = self.latest.max(due);
+        self.octets += octets.len();
+        self.parcels.push_back(Parcel { due: self.latest, octets, taken: 0 });
+    }
+
+    /// When what is next arrives.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.parcels.front().map(|parcel| parcel.due)
+    }
+
+    /// What is next, if it has arrived by `now`.
+    pub(super) fn arrived(&self, now: Instant) -> Option<Arrival<'_>> {
+        let parcel = self.parcels.front().filter(|parcel| parcel.due <= now)?;
+        match &parcel.octets[parcel.taken..] {
+            [] => Some(Arrival::End),
+            octets => Some(Arrival::Octets(octets)),
+        }
+    }
+
+    /// Takes off so many of the octets that arrived last.
+    pub(super) fn take(&mut self, count: usize) {
+        let Some(parcel) = self.parcels.front_mut() else { return };
+        parcel.taken += count;
+        self.octets -= count;
+        if parcel.taken >= parcel.octets.len() {
+            self.parcels.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn line(shape: Shape) -> (Line, Instant) {
+        let start = Instant::now();
+        (Line::new(shape, start, 1), start)
+    }
+
+    fn delayed(delay: Duration) -> Shape {
+        Shape { delay, ..Shape::default() }
+    }
+
+    /// Takes everything off, one parcel after the other, and tells when each was due.
+    fn empty(line: &mut Line, start: Instant) -> Vec<(Duration, Vec<u8>)> {
+        let mut all = Vec::new();
+        while let Some(due) = line.next_due() {
+            let Some(Arrival::Octets(octets)) = line.arrived(due) else { break };
+            all.push((due - start, octets.to_vec()));
+            let count = octets.len();
+            line.take(count);
+        }
+        all
+    }
+
+    #[test]
+    fn octets_arrive_after_the_delay_and_not_a_nanosecond_before() {
+        let (mut line, start) = line(delayed(MS / 2));
+        line.send(start, b"a");
+        line.send(start + MS, b"b");
+        assert_eq!(line.arrived(start + MS / 2 - Duration::from_nanos(1)), None);
+        assert_eq!(line.arrived(start + MS / 2), Some(Arrival::Octets(b"a")));
+        assert_eq!(empty(&mut line, start), [(MS / 2, b"a".to_vec()), (MS * 3 / 2, b"b".to_vec())]);
+    }
+
+    #[test]
+    fn nothing_leaves_before_the_connection_stands() {
+        let start = Instant::now();
+        let mut line = Line::new(delayed(MS), start + 2 * MS, 1);
+        line.send(start, b"early");
+        line.send(start + 5 * MS, b"later");
+        assert_eq!(empty(&mut line, start), [(3 * MS, b"early".to_vec()), (6 * MS, b"later".to_vec())]);
+    }
+
+    #[test]
+    fn bandwidth_is_shared_by_what_is_sent_one_after_the_other() {
+        let (mut line, start) = line(Shape { bytes_per_second: 1_000_000, ..delayed(10 * MS) });
+        for _ in 0..3 {
+            line.send(start, &[0; 1000]);
+        }
+        let due: Vec<_> = empty(&mut line, start).into_iter().map(|(due, _)| due).collect();
+        assert_eq!(due, [11 * MS, 12 * MS, 13 * MS]);
+        line.send(start + 20 * MS, &[0; 500]);
+        assert_eq!(line.next_due(), Some(start + 30 * MS + MS / 2), "a pause is not saved up");
+    }
+
+    #[test]
+    fn jitter_stays_within_its_bounds_and_keeps_the_order() {
+        let (mut line, start) = line(Shape { jitter: 4 * MS, ..delayed(MS) });
+        for number in 0..200_u8 {
+            line.send(start + MS * u32::from(number) * 10, &[number]);
+        }
+        let arrivals = empty(&mut line, start);
+        let added: Vec<_> = (0..).zip(&arrivals).map(|(n, (due, _))| *due - 10 * MS * n - MS).collect();
+        assert!(added.iter().all(|added| *added <= 4 * MS), "{added:?}");
+        assert!(added.iter().any(|a| *a < MS) && added.iter().any(|a| *a > 3 * MS), "{added:?}");
+        for number in 0..200_u8 {
+            line.send(start + 2000 * MS, &[number]);
+        }
+        let arrivals = empty(&mut line, start);
+        assert!(arrivals.is_sorted_by_key(|(due, _)| *due));
+        assert!(arrivals.iter().map(|(_, octets)| octets[0]).eq(0..200));
+    }
+
+    #[test]
+    fn a_shorter_delay_does_not_overtake_what_is_under_way() {
+        let (mut line, start) = line(delayed(50 * MS));
+        line.send(start, b"slow");
+        line.reshape(delayed(MS));
+        line.send(start + MS, b"fast");
+        line.send(start + 60 * MS, b"alone");
+        let due: Vec<_> = empty(&mut line, start).into_iter().map(|(due, _)| due).collect();
+        assert_eq!(due, [50 * MS, 50 * MS, 61 * MS]);
+    }
+
+    #[test]
+    fn the_end_arrives_last_and_late_too() {
+        let (mut line, start) = line(delayed(MS));
+        line.send(start, b"abc");
+        line.send_end(start);
+        line.take(2);
+        assert_eq!(line.arrived(start + MS), Some(Arrival::Octets(b"c")));
+        line.take(1);
+        assert_eq!(line.arrived(start), None);
+        assert_eq!(line.arrived(start + MS), Some(Arrival::End));
+    }
+
+    #[test]
+    fn what_is_under_way_is_bounded() {
+        let (mut line, start) = line(delayed(MS));
+        let piece = [0; 64 * 1024];
+        while line.has_room() {
+            line.send(start, &piece);
+        }
+        assert_eq!(line.octets, MOST_UNDER_WAY);
+        line.take(piece.len());
+        assert!(line.has_room());
+    }
+}

@@ -1,0 +1,170 @@
+//! The link between real sockets. What must be exact is proved in `line`; here it must merely never be early, and
+//! exact when the machine lets it.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const MS: Duration = Duration::from_millis(1);
+
+/// A server that sends back what it gets, and the end too.
+fn echo() -> SocketAddr {
+    let listener = TcpListener::bind(ANY).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            stream.set_nodelay(true).unwrap();
+            thread::spawn(move || {
+                let mut chunk = vec![0; 1 << 16];
+                while let Ok(count @ 1..) = stream.read(&mut chunk) {
+                    if stream.write_all(&chunk[..count]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+fn link_to(target: SocketAddr, time: Duration) -> Link {
+    Link::start(ANY, target, [round_trip(time); 2]).unwrap()
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// One octet there and back.
+fn ping(stream: &mut TcpStream) -> Duration {
+    let start = Instant::now();
+    stream.write_all(b"x").unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    start.elapsed()
+}
+
+/// The median of so many round trips, none of which may be shorter than `least`.
+fn median_ping(stream: &mut TcpStream, count: usize, least: Duration) -> Duration {
+    let mut times: Vec<Duration> = (0..count).map(|_| ping(stream)).collect();
+    times.sort_unstable();
+    assert!(times[0] >= least, "{:?} is shorter than {least:?}", times[0]);
+    times[count / 2]
+}
+
+#[test]
+fn a_round_trip_of_a_millisecond_is_exact_within_a_fifth_of_one() {
+    let target = echo();
+    let link = link_to(target, MS);
+    let (mut far, mut near) = (connect(link.address()), connect(target));
+    ping(&mut far);
+    // A busy machine makes all round trips longer, with and without the link; one quiet moment is enough. A link
+    // whose timer is coarse never has one.
+    let mut closest = Duration::MAX;
+    for _ in 0..200 {
+        let without = median_ping(&mut near, 21, Duration::ZERO);
+        let with = median_ping(&mut far, 21, MS);
+        closest = closest.min(with.saturating_sub(without));
+        if closest <= MS + MS / 5 {
+            return;
+        }
+    }
+    panic!("{closest:?} instead of 1 ms at best");
+}
+
+#[test]
+fn a_connection_stands_after_a_round_trip_and_its_end_takes_as_long_as_octets() {
+    let link = link_to(echo(), 20 * MS);
+    let start = Instant::now();
+    let mut stream = connect(link.address());
+    stream.write_all(b"abc").unwrap();
+    let mut received = [0; 3];
+    stream.read_exact(&mut received).unwrap();
+    assert!(start.elapsed() >= 40 * MS, "a round trip for the handshake, one for the octets");
+    let start = Instant::now();
+    stream.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(stream.read(&mut received).unwrap(), 0);
+    assert!(start.elapsed() >= 20 * MS);
+}
+
+#[test]
+fn open_connections_follow_a_change_at_once() {
+    let link = link_to(echo(), Duration::ZERO);
+    let mut stream = connect(link.address());
+    ping(&mut stream);
+    link.set_round_trip(30 * MS);
+    assert!(ping(&mut stream) >= 30 * MS);
+    link.set_round_trip(Duration::ZERO);
+    // Some quiet moment.
+    assert!((0..200).any(|_| ping(&mut stream) < 30 * MS));
+}
+
+#[test]
+fn every_octet_passes_in_order_whatever_is_done_to_them() {
+    let shape = Shape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20 };
+    let link = Link::start(ANY, echo(), [shape; 2]).unwrap();
+    let mut stream = connect(link.address());
+    let sent: Vec<u8> = (0..12_000_000_u32).map(|n| (n * 7 + n / 1021) as u8).collect();
+    let mut writer = stream.try_clone().unwrap();
+    let copy = sent.clone();
+    let writing = thread::spawn(move || {
+        writer.write_all(&copy).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    writing.join().unwrap();
+    assert!(received == sent);
+}
+
+#[test]
+fn a_receiver_that_does_not_read_stops_the_sender() {
+    let listener = TcpListener::bind(ANY).unwrap();
+    let link = link_to(listener.local_addr().unwrap(), Duration::ZERO);
+    let mut stream = connect(link.address());
+    let _deaf = listener.accept().unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    let piece = vec![0; 1 << 20];
+    let mut sent = 0_usize;
+    let stopped = loop {
+        match stream.write(&piece) {
+            Ok(count) => sent += count,
+            Err(error) => break error,
+        }
+        assert!(sent < 256 << 20, "nothing holds the sender up");
+    };
+    assert_eq!(stopped.kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_cut_breaks_connections_and_a_stall_holds_them_up() {
+    let link = link_to(echo(), Duration::ZERO);
+    let mut stream = connect(link.address());
+    ping(&mut stream);
+    link.stall(true);
+    stream.set_read_timeout(Some(50 * MS)).unwrap();
+    stream.write_all(b"x").unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    link.stall(false);
+    stream.set_read_timeout(None).unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    link.cut();
+    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+    ping(&mut connect(link.address()));
+}
+
+#[test]
+fn a_target_that_refuses_closes_its_clients() {
+    let nobody = TcpListener::bind(ANY).unwrap().local_addr().unwrap();
+    let link = link_to(nobody, MS);
+    let mut stream = connect(link.address());
+    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+    drop(link);
+    assert!(TcpStream::connect(nobody).is_err());
+}

@@ -1,0 +1,87 @@
+//! A queue that a study publishes to, seen over a connection of its own.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use amqp::method::queue;
+use amqp::{FieldTable, FieldValue, Method, RawTable};
+
+use crate::client::Connection;
+use crate::error::ClientError;
+use crate::uri::Uri;
+
+const CHANNEL: u16 = 1;
+/// How long no message may arrive until those that are missing count as lost.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often the queue is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// More than this is dropped, the oldest first, so that no study fills a broker's memory.
+const MOST_MESSAGES: i32 = 1_000_000;
+
+/// A queue, declared when this is made and deleted when it is closed.
+pub(crate) struct Mailbox {
+    connection: Connection,
+    name: String,
+}
+
+impl Mailbox {
+    /// Declares a queue with a new name.
+    pub(crate) fn open(uri: &Uri) -> Result<Self, ClientError> {
+        let mut connection = Connection::open(uri, "leveret bench: control")?;
+        connection.open_channel(CHANNEL)?;
+        let name = new_name();
+        let limit: FieldTable = [("x-max-length", FieldValue::I32(MOST_MESSAGES))].into_iter().collect();
+        let arguments = limit.encode();
+        let arguments = RawTable::check(&arguments)?;
+        let declare = queue::Declare { queue: &name, arguments, ..Default::default() };
+        connection.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
+        Ok(Self { connection, name })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the broker calls itself.
+    pub(crate) fn server(&self) -> String {
+        self.connection.server()
+    }
+
+    /// Waits for so many messages and throws them away; how many there were.
+    pub(crate) fn empty(&mut self, expected: u64) -> Result<u64, ClientError> {
+        let (mut count, mut changed) = (0, Instant::now());
+        while count < expected && changed.elapsed() < PATIENCE {
+            let look = queue::Declare { queue: &self.name, passive: true, ..Default::default() };
+            let now = self.connection.call(CHANNEL, look, |method| match method {
+                Method::QueueDeclareOk(ok) => Some(u64::from(ok.message_count)),
+                _ => None,
+            })?;
+            if now != count {
+                (count, changed) = (now, Instant::now());
+            }
+            if count < expected {
+                thread::sleep(LOOK_EVERY);
+            }
+        }
+        let purge = queue::Purge { queue: &self.name, ..Default::default() };
+        self.connection.call(CHANNEL, purge, |method| match method {
+            Method::QueuePurgeOk(ok) => Some(u64::from(ok.message_count)),
+            _ => None,
+        })
+    }
+
+    /// Deletes the queue.
+    pub(crate) fn close(mut self) -> Result<(), ClientError> {
+        let delete = queue::Delete { queue: &self.name, ..Default::default() };
+        self.connection.call(CHANNEL, delete, |m| matches!(m, Method::QueueDeleteOk(_)).then_some(()))?;
+        self.connection.close();
+        Ok(())
+    }
+}
+
+/// A name that no other queue has.
+pub(crate) fn new_name() -> String {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    format!("leveret-bench-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed))
+}

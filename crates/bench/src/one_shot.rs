@@ -1,0 +1,88 @@
+//! A connection for each message: connect, log in, open a channel, publish, close. What scripts, lambdas and web
+//! requests do.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use amqp::Method;
+use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
+use amqp::method::{basic, confirm};
+use amqp::properties::NO_PROPERTIES;
+
+use crate::client::Connection;
+use crate::error::ClientError;
+use crate::latency::Latencies;
+use crate::metric::Metric;
+use crate::study::Sample;
+use crate::study::crew::{Done, Shift, work};
+use crate::study::meter::Meter;
+use crate::uri::Uri;
+
+const CHANNEL: u16 = 1;
+
+/// What is sent, and where to.
+#[derive(Debug, Clone)]
+pub(crate) struct Letter<'l> {
+    pub(crate) uri: &'l Uri,
+    pub(crate) queue: &'l str,
+    pub(crate) body: &'l [u8],
+    /// Whether the sender waits for the confirm.
+    pub(crate) confirm: bool,
+}
+
+impl Letter<'_> {
+    /// Sends one message; how long its confirm took, if it was waited for.
+    pub(crate) fn post(&self) -> Result<Option<Duration>, ClientError> {
+        let mut connection = Connection::open_small(self.uri, "leveret bench: a message")?;
+        connection.open_channel(CHANNEL)?;
+        if self.confirm {
+            connection.call(CHANNEL, confirm::Select { no_wait: false }, |method| {
+                matches!(method, Method::ConfirmSelectOk(_)).then_some(())
+            })?;
+        }
+        let mut octets = Vec::with_capacity(256 + self.body.len());
+        write_method(&mut octets, CHANNEL, basic::Publish { routing_key: self.queue, ..Default::default() });
+        write_content_header(&mut octets, CHANNEL, self.body.len() as u64, NO_PROPERTIES);
+        for piece in self.body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
+            write_body(&mut octets, CHANNEL, piece);
+        }
+        let sent = Instant::now();
+        (&connection.stream).write_all(&octets).map_err(ClientError::io("publishing"))?;
+        let mut confirmed = None;
+        if self.confirm {
+            connection.wait("a confirm", |method| match method {
+                Method::BasicAck(_) => Some(Ok(())),
+                Method::BasicNack(_) => Some(Err(ClientError::Closed("the message was refused".into()))),
+                _ => None,
+            })??;
+            confirmed = Some(sent.elapsed());
+        }
+        connection.close_and_wait()?;
+        Ok(confirmed)
+    }
+
+    /// Has a crew send one message after the other; the states are how long confirms took.
+    pub(crate) fn post_for(&self, shift: Shift) -> Result<Done<Latencies>, ClientError> {
+        work(
+            shift,
+            |_| Ok(Latencies::new()),
+            |confirms| {
+                if let Some(time) = self.post()? {
+                    confirms.record(time.as_nanos() as u64);
+                }
+                Ok(())
+            },
+        )
+    }
+
+    /// Likewise, measured; how many messages were sent.
+    pub(crate) fn measure(&self, shift: Shift, meter: Meter<'_>) -> Result<(Sample, u64), ClientError> {
+        let done = self.post_for(shift)?;
+        let mut sample = meter.finish(done.count, done.busiest);
+        done.add_to(&mut sample);
+        let mut confirms = Latencies::new();
+        done.states.iter().for_each(|one| confirms.add(one));
+        sample.add_latencies(confirms.percentiles(), Metric::ConfirmLatency);
+        Ok((sample, done.count))
+    }
+}

@@ -1,0 +1,261 @@
+//! `bench proxy`: what a connection for each message costs when the broker is far away, directly and through a proxy
+//! next to the client.
+//!
+//! The latency link stands before the broker. `direct` connects through it; proxies have it as their upstream, so
+//! that clients reach them at once and they reach the broker over the link.
+
+mod child;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::error::{ClientError, Error};
+use crate::link::{Link, Shape, resolve};
+use crate::mailbox::Mailbox;
+use crate::metric::{Fate, Metric};
+use crate::one_shot::Letter;
+use crate::process;
+use crate::stream::System;
+use crate::stream::arguments::{check, parse_systems};
+use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
+use crate::study::crew::Shift;
+use crate::study::meter::{Idle, Meter};
+use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+use crate::uri::Uri;
+use child::Pool;
+
+/// Publish with a connection for each message to a broker that is far away, directly and through a proxy nearby
+///
+/// Starts Leveret's pool by itself. Other proxies are started beforehand, with the address that --listen names as
+/// their upstream, and named with --system.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ProxyArguments {
+    /// The broker, as amqp://user:password@host:port/vhost
+    #[arg(long, value_name = "URI", default_value = "amqp://localhost")]
+    uri: String,
+    /// Process id of the broker, whose CPU time is sampled; may be repeated
+    #[arg(long = "pid", value_name = "N")]
+    pids: Vec<u32>,
+    /// Another proxy, whose upstream is the link, as name=uri[,pid=N]...; may be repeated
+    #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
+    systems: Vec<String>,
+    /// Where the link to the broker listens
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    listen: String,
+    /// Do not start Leveret's pool
+    #[arg(long)]
+    no_pool: bool,
+    /// Do not measure without a proxy
+    #[arg(long)]
+    no_direct: bool,
+    /// Round trips to the broker in milliseconds [default: 0,1,5,10,50,100; with --quick 0,5,50]
+    #[arg(long, value_name = "MS,...", value_delimiter = ',')]
+    latency: Vec<f64>,
+    /// Clients that publish side by side
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    clients: usize,
+    /// Body size in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 16)]
+    size: usize,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+/// A checked command line.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    broker: System,
+    listen: SocketAddr,
+    pool: bool,
+    direct: bool,
+    others: Vec<System>,
+    round_trips: Vec<f64>,
+    clients: usize,
+    body: Vec<u8>,
+    /// How long what idle processes use is measured.
+    idle: Duration,
+    pub(crate) common: Common,
+}
+
+const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
+/// At the longest round trip, at least so many messages of each client are measured.
+const FEWEST: u64 = 3;
+const NO_CONFIRM: &str = "no confirm";
+const CONFIRM: &str = "confirm";
+/// Names of the systems that this study brings itself.
+const DIRECT: &str = "direct";
+const POOL: &str = "leveret";
+/// More would be a test of the machine.
+const MOST_CLIENTS: usize = 1000;
+const LARGEST_BODY: usize = 128 << 20;
+
+impl ProxyArguments {
+    /// Checks the arguments against each other.
+    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+        let others = if self.systems.is_empty() { Vec::new() } else { parse_systems("", &self.systems)? };
+        let taken = others.iter().any(|system| [DIRECT, POOL].contains(&system.name.as_str()));
+        check(!taken, "--system: the names direct and leveret are taken")?;
+        check(
+            !(self.no_direct && self.no_pool && others.is_empty()),
+            "--no-direct and --no-pool leave nothing to measure",
+        )?;
+        check((1..=MOST_CLIENTS).contains(&self.clients), "--clients must be between 1 and 1000")?;
+        check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;
+        if let Some(pid) = self.pids.iter().find(|pid| !process::exists(**pid)) {
+            return Err(Error::Usage(format!("--pid: there is no process {pid}")));
+        }
+        let default: &[f64] =
+            if self.common.quick { &[0.0, 5.0, 50.0] } else { &[0.0, 1.0, 5.0, 10.0, 50.0, 100.0] };
+        let latency = if self.latency.is_empty() { default } else { &self.latency };
+        Ok(Plan {
+            broker: System { name: "broker".into(), uri: Uri::parse(&self.uri)?, pids: self.pids.clone() },
+            listen: resolve("--listen", &self.listen)?,
+            pool: !self.no_pool,
+            direct: !self.no_direct,
+            others,
+            round_trips: round_trips(latency)?,
+            clients: self.clients,
+            body: vec![b'x'; self.size],
+            idle: Duration::from_secs_f64(if self.common.quick { 0.5 } else { 2.0 }),
+            common: self.common.check(DEFAULTS)?,
+        })
+    }
+}
+
+/// Makes the study.
+pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+    let broker = &plan.broker;
+    let target = resolve("--uri", &format!("{}:{}", broker.uri.host, broker.uri.port))?;
+    let failed = |cause| Error::Link { address: plan.listen.to_string(), cause };
+    let link = Link::start(plan.listen, target, [Shape::default(); 2]).map_err(failed)?;
+    let through_link = through(&broker.uri, link.address());
+    let pool = if plan.pool { Some(Pool::start(&format!("amqp://{}", link.address()))?) } else { None };
+    let mut systems = Vec::new();
+    if plan.direct {
+        systems.push(System { name: DIRECT.into(), uri: through_link, pids: Vec::new() });
+    }
+    if let Some(pool) = &pool {
+        systems.push(pool.system(POOL, &broker.uri)?);
+    }
+    systems.extend(plan.others.iter().cloned());
+    let of_broker = |cause| Error::System { system: broker.name.clone(), cause };
+    let mut mailbox = Mailbox::open(&broker.uri).map_err(of_broker)?;
+    let report = measure(plan, &link, &systems, &mut mailbox, watch);
+    let closed = mailbox.close().map_err(of_broker);
+    let report = report?;
+    closed.map(|()| report)
+}
+
+/// The same login at another address.
+pub(crate) fn through(uri: &Uri, address: SocketAddr) -> Uri {
+    Uri { host: address.ip().to_string(), port: address.port(), ..uri.clone() }
+}
+
+fn measure(
+    plan: &Plan,
+    link: &Link,
+    systems: &[System],
+    mailbox: &mut Mailbox,
+    watch: Watch<'_>,
+) -> Result<StudyReport, Error> {
+    let cells: Vec<Cell> = [NO_CONFIRM, CONFIRM]
+        .into_iter()
+        .flat_map(|scenario| {
+            plan.round_trips.iter().map(move |&at| Cell { scenario, axis: Axis::RoundTrip, at })
+        })
+        .collect();
+    watch(0.0, "what everybody uses when idle");
+    let queue = mailbox.name().to_owned();
+    let letter = |system: usize, confirm| Letter {
+        uri: &systems[system].uri,
+        queue: &queue,
+        body: &plan.body,
+        confirm,
+    };
+    let of = |system: usize| {
+        move |cause: ClientError| Error::System { system: systems[system].name.clone(), cause }
+    };
+    for system in 0..systems.len() {
+        letter(system, true).post().map_err(of(system))?;
+    }
+    let mut groups: Vec<&[u32]> = systems.iter().map(|system| system.pids.as_slice()).collect();
+    groups.push(&plan.broker.pids);
+    let idle = Idle::measure(&groups, plan.idle);
+    let (broker_idle, idle) = (&idle[systems.len()], &idle[..systems.len()]);
+    let server = mailbox.server();
+    mailbox.empty(systems.len() as u64).map_err(of(0))?;
+    let outline = Outline {
+        name: "proxy",
+        title: "A connection for each message, to a broker far away",
+        compared: Compared::Systems,
+        parameters: parameters(plan, &server),
+        cells: &cells,
+        systems,
+    };
+    let about = |_: &System| Ok(server.clone());
+    let mut report = run_study(outline, &plan.common, watch, about, |cell, system| {
+        link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
+        let letter = letter(system, cell.scenario == CONFIRM);
+        let (sample, count) = one_round(plan, &letter, &idle[system], broker_idle).map_err(of(system))?;
+        let arrived = mailbox.empty(count).map_err(of(system))?;
+        Ok(with_losses(sample, count, arrived))
+    })?;
+    report.notes.extend(notes(plan, systems, idle, broker_idle));
+    Ok(report)
+}
+
+/// Measures for a while, after one message that is not measured; how many were sent in all.
+fn one_round(
+    plan: &Plan,
+    letter: &Letter<'_>,
+    idle: &Idle,
+    broker_idle: &Idle,
+) -> Result<(Sample, u64), ClientError> {
+    letter.post()?;
+    let meter = Meter::start(idle, broker_idle);
+    let shift = Shift { workers: plan.clients, time: plan.common.time, fewest: FEWEST };
+    let (sample, count) = letter.measure(shift, meter)?;
+    Ok((sample, count + 1))
+}
+
+fn with_losses(mut sample: Sample, sent: u64, arrived: u64) -> Sample {
+    sample.add(Metric::Count(Fate::Lost), sent.saturating_sub(arrived) as f64);
+    sample
+}
+
+fn parameters(plan: &Plan, server: &str) -> Vec<Parameter> {
+    vec![
+        Parameter::new("broker", format!("{server} at {}", plan.broker.uri)),
+        Parameter::new("clients", plan.clients),
+        Parameter::new("body", format!("{} bytes", plan.body.len())),
+        Parameter::new("seconds a round", plan.common.time.as_secs_f64()),
+    ]
+}
+
+fn notes(plan: &Plan, systems: &[System], idle: &[Idle], broker_idle: &Idle) -> Vec<String> {
+    let mut notes = vec![
+        "Each message is connect, log in, open a channel, publish, close the connection; its time is that of all of \
+         it. The link takes a round trip for TCP's handshake, as a network does."
+            .to_owned(),
+    ];
+    if !plan.broker.pids.is_empty() {
+        notes.push(format!(
+            "CPU each is without what the processes use when idle, which was {:.3} cores for the broker{}. Where few \
+             messages were sent it is uncertain: 10 ms is the least that the kernel tells apart.",
+            broker_idle.cores(),
+            systems
+                .iter()
+                .zip(idle)
+                .filter(|(system, _)| !system.pids.is_empty())
+                .map(|(system, idle)| format!(", {:.3} for {}", idle.cores(), system.name))
+                .collect::<String>(),
+        ));
+    }
+    notes
+}

@@ -1,0 +1,66 @@
+//! The study against brokers that take everything, or drop everything.
+
+use clap::Parser;
+
+use super::*;
+use crate::stream::fake_broker::{FakeBroker, Fate as Script};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    proxy: ProxyArguments,
+}
+
+fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    Cli::parse_from([&["proxy"], arguments].concat()).proxy.plan()
+}
+
+#[test]
+fn without_a_proxy_each_round_trip_is_paid_again_and_again_and_losses_are_told() {
+    let broker = FakeBroker::start(|_| Script::Dropped);
+    let arguments = ["--uri", &broker.uri(), "--no-pool", "--quick", "--time", "0.05", "--latency", "0,20"];
+    let report = run(&plan(&arguments).unwrap(), &mut |_, _| {}).unwrap();
+    assert_eq!(report.cells.len(), 4);
+    let figure = |scenario, at, metric| {
+        report.cell(scenario, Axis::RoundTrip, at, DIRECT).unwrap().figure(metric).unwrap()
+    };
+    use crate::metric::Point;
+    // TCP, three for the login, the channel, the end; with confirms, two more.
+    let six = figure(NO_CONFIRM, 20.0, Metric::Latency(Point::P50));
+    let eight = figure(CONFIRM, 20.0, Metric::Latency(Point::P50));
+    assert!(six >= 0.119 && eight >= 0.159, "{six} {eight}");
+    assert!(figure(NO_CONFIRM, 20.0, Metric::Rate) <= 1.0 / 0.119);
+    assert!(figure(CONFIRM, 20.0, Metric::ConfirmLatency(Point::P50)) >= 0.019);
+    // This broker never has a message in its queue.
+    assert!(figure(NO_CONFIRM, 0.0, Metric::Count(Fate::Lost)) >= 4.0);
+}
+
+#[test]
+fn what_could_never_work_is_refused() {
+    for arguments in [
+        &["--no-pool", "--no-direct"][..],
+        &["--system", "direct=amqp://h"],
+        &["--system", "leveret=amqp://h"],
+        &["--clients", "0"],
+        &["--latency", "-1"],
+        &["--latency=1,-1"],
+        &["--listen", "nowhere"],
+        &["--pid", "4294967295"],
+        &["--uri", "http://h"],
+    ] {
+        match Cli::try_parse_from([&["proxy"], arguments].concat()) {
+            Ok(cli) => assert!(cli.proxy.plan().unwrap_err().is_usage(), "{arguments:?}"),
+            Err(error) => assert!(error.use_stderr(), "{arguments:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_link_is_where_the_broker_seems_to_be() {
+    let uri = Uri::parse("amqp://u:p@far.example:5672/v").unwrap();
+    let near = through(&uri, "127.0.0.1:99".parse().unwrap());
+    assert_eq!(
+        (&*near.host, near.port, &*near.user, &*near.password, &*near.vhost),
+        ("127.0.0.1", 99, "u", "p", "v")
+    );
+}

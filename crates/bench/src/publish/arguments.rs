@@ -1,0 +1,113 @@
+//! The command line of `bench publish`, and the checked plan that it becomes.
+
+use clap::{Args, ValueEnum};
+
+use crate::error::Error;
+use crate::stream::System;
+use crate::stream::arguments::check;
+use crate::study::arguments::{Common, CommonArguments, Defaults, SystemArguments, round_trips};
+
+/// Publish in every way there is: with and without confirms, one by one, a connection for each message
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PublishArguments {
+    #[command(flatten)]
+    systems: SystemArguments,
+    /// Ways of publishing; may be repeated [default: all]
+    #[arg(long, value_enum, value_name = "STYLE")]
+    style: Vec<Style>,
+    /// Numbers of publishers, each with a connection of its own [default: 1,2,3,4,5; with --quick 1,2]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    publishers: Vec<usize>,
+    /// Round trips in milliseconds, at which one publisher is measured [default: 0,1,5,10,50,100; with --quick 0,10]
+    #[arg(long, value_name = "MS,...", value_delimiter = ',')]
+    latency: Vec<f64>,
+    /// Body size in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 16)]
+    size: usize,
+    #[command(flatten)]
+    common: CommonArguments,
+}
+
+/// A way of publishing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Style {
+    /// Nothing is confirmed, nothing is waited for
+    Async,
+    /// Confirms, 10,000 of which may be awaited at a time
+    AsyncConfirm,
+    /// Each message waits for the confirm of the one before
+    SyncConfirm,
+    /// A connection for each message
+    Connection,
+    /// A connection for each message, which waits for its confirm
+    ConnectionConfirm,
+}
+
+/// Most unconfirmed messages of a publisher that does not wait for each.
+pub(super) const WINDOW: usize = 10_000;
+const MOST_PUBLISHERS: usize = 1000;
+const LARGEST_BODY: usize = 128 << 20;
+const DEFAULTS: Defaults = Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.5 };
+
+impl Style {
+    /// Its name in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Async => "async",
+            Self::AsyncConfirm => "async confirm",
+            Self::SyncConfirm => "sync confirm",
+            Self::Connection => "connection each",
+            Self::ConnectionConfirm => "connection each, confirm",
+        }
+    }
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::value_variants().iter().copied().find(|style| style.name() == name)
+    }
+
+    /// The window of one that stays connected; `None` for one that does not.
+    pub(super) fn confirms(self) -> Option<usize> {
+        match self {
+            Self::Async => Some(0),
+            Self::AsyncConfirm => Some(WINDOW),
+            Self::SyncConfirm => Some(1),
+            Self::Connection | Self::ConnectionConfirm => None,
+        }
+    }
+}
+
+/// A checked command line.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(super) systems: Vec<System>,
+    pub(super) styles: Vec<Style>,
+    pub(super) publishers: Vec<usize>,
+    pub(super) round_trips: Vec<f64>,
+    pub(super) body: Vec<u8>,
+    pub(crate) common: Common,
+}
+
+impl PublishArguments {
+    /// Checks the arguments against each other.
+    pub(crate) fn plan(&self) -> Result<Plan, Error> {
+        let quick = self.common.quick;
+        let publishers: &[usize] = if quick { &[1, 2] } else { &[1, 2, 3, 4, 5] };
+        let latency: &[f64] = if quick { &[0.0, 10.0] } else { &[0.0, 1.0, 5.0, 10.0, 50.0, 100.0] };
+        let publishers = if self.publishers.is_empty() { publishers } else { &self.publishers };
+        let latency = if self.latency.is_empty() { latency } else { &self.latency };
+        check(
+            publishers.iter().all(|count| (1..=MOST_PUBLISHERS).contains(count)),
+            "--publishers must be between 1 and 1000",
+        )?;
+        check(self.size <= LARGEST_BODY, "--size must be at most 128 MiB")?;
+        let all = Style::value_variants();
+        Ok(Plan {
+            systems: self.systems.systems()?,
+            styles: if self.style.is_empty() { all.to_vec() } else { self.style.clone() },
+            publishers: publishers.to_vec(),
+            round_trips: round_trips(latency)?,
+            body: vec![b'x'; self.size],
+            common: self.common.check(DEFAULTS)?,
+        })
+    }
+}

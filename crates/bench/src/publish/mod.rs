@@ -1,0 +1,195 @@
+//! `bench publish`: what each way of publishing is worth, with more and more publishers, and with a broker that is
+//! farther and farther away.
+
+mod arguments;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::error::{ClientError, Error};
+use crate::link::{Link, Shape, resolve};
+use crate::mailbox::Mailbox;
+use crate::metric::Metric;
+use crate::one_shot::Letter;
+use crate::proxy::through;
+use crate::report::Round;
+use crate::stream::arguments::{Acks, Length};
+use crate::stream::{self, System, Workload};
+use crate::study::crew::Shift;
+use crate::study::meter::{Idle, Meter};
+use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+pub(crate) use arguments::{Plan, PublishArguments, Style};
+
+/// With the longest round trip, at least so many messages of each publisher are measured.
+const FEWEST: u64 = 3;
+/// The warm-up of publishers that stay connected, as a share of what is measured.
+const WARMUP_SHARE: u32 = 4;
+
+/// Makes the study.
+pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+    let cells = cells(plan);
+    let mut benches = plan.systems.iter().map(Bench::open).collect::<Result<Vec<_>, _>>()?;
+    let servers: Vec<(String, String)> =
+        benches.iter().map(|bench| (bench.system.name.clone(), bench.mailbox.server())).collect();
+    let about = |system: &System| {
+        let known = servers.iter().find(|(name, _)| *name == system.name);
+        Ok(known.map_or_else(String::new, |(_, server)| server.clone()))
+    };
+    let outline = Outline {
+        name: "publish",
+        title: "Ways of publishing",
+        compared: Compared::Scenarios,
+        parameters: vec![
+            Parameter::new("body", format!("{} bytes", plan.body.len())),
+            Parameter::new("window of confirms", arguments::WINDOW),
+            Parameter::new("seconds a round", plan.common.time.as_secs_f64()),
+        ],
+        cells: &cells,
+        systems: &plan.systems,
+    };
+    let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
+        let bench = &mut benches[index];
+        let name = bench.system.name.clone();
+        bench.measure(plan, cell).map_err(|error| match error {
+            Failure::Client(cause) => Error::System { system: name, cause },
+            Failure::Other(error) => error,
+        })
+    })?;
+    for bench in benches {
+        let name = bench.system.name.clone();
+        bench.mailbox.close().map_err(|cause| Error::System { system: name, cause })?;
+    }
+    report.notes.push(
+        "The rate is that of confirms, and where there are none, that at which the system took messages from the \
+         socket. Nobody consumes; the queue is emptied between rounds and holds a million messages at most."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// More and more publishers next to the system, then one that is farther and farther away.
+fn cells(plan: &Plan) -> Vec<Cell> {
+    let near = plan.publishers.iter().map(|&count| (Axis::Publishers, count as f64));
+    let far = plan.round_trips.iter().map(|&time| (Axis::RoundTrip, time));
+    let places: Vec<(Axis, f64)> = near.chain(far).collect();
+    let cell = |style: Style, (axis, at)| Cell { scenario: style.name(), axis, at };
+    places.iter().flat_map(|&place| plan.styles.iter().map(move |&style| cell(style, place))).collect()
+}
+
+/// A system with its queue and the link to it.
+struct Bench {
+    system: System,
+    mailbox: Mailbox,
+    link: Link,
+    processes: Idle,
+}
+
+enum Failure {
+    Client(ClientError),
+    Other(Error),
+}
+
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Client(error)
+    }
+}
+
+impl Bench {
+    fn open(system: &System) -> Result<Self, Error> {
+        let target = resolve("--system", &format!("{}:{}", system.uri.host, system.uri.port))?;
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let failed = |cause| Error::Link { address: listen.to_string(), cause };
+        let link = Link::start(listen, target, [Shape::default(); 2]).map_err(failed)?;
+        let failed = |cause| Error::System { system: system.name.clone(), cause };
+        let mailbox = Mailbox::open(&system.uri).map_err(failed)?;
+        Ok(Self { system: system.clone(), mailbox, link, processes: Idle::none(&system.pids) })
+    }
+
+    fn measure(&mut self, plan: &Plan, cell: &Cell) -> Result<Sample, Failure> {
+        let (system, publishers) = match cell.axis {
+            Axis::RoundTrip => {
+                self.link.set_round_trip(Duration::from_secs_f64(cell.at / 1e3));
+                let uri = through(&self.system.uri, self.link.address());
+                (System { uri, ..self.system.clone() }, 1)
+            }
+            Axis::Publishers | Axis::Workers => (self.system.clone(), cell.at as usize),
+        };
+        let style = Style::named(cell.scenario);
+        let sample = match style.map(Style::confirms) {
+            Some(Some(confirms)) => self.connected(plan, system, publishers, confirms)?,
+            _ => self.one_shot(plan, &system, publishers, style == Some(Style::ConnectionConfirm))?,
+        };
+        self.mailbox.empty(0)?;
+        Ok(sample)
+    }
+
+    /// Publishers that stay connected.
+    fn connected(
+        &self,
+        plan: &Plan,
+        system: System,
+        publishers: usize,
+        confirms: usize,
+    ) -> Result<Sample, Failure> {
+        let measure = plan.common.time;
+        let workload = Workload {
+            producers: publishers,
+            consumers: 0,
+            size: plan.body.len(),
+            length: Length::Timed { warmup: measure / WARMUP_SHARE, measure },
+            confirms,
+            mandatory: false,
+            acks: Acks::Automatic,
+            persistent: false,
+            queue: Some(self.mailbox.name().to_owned()),
+            queues: 1,
+            predeclared: true,
+            rate: None,
+            limit_backlog: 0,
+        };
+        let plan =
+            stream::Plan { systems: vec![system], disk: None, workload, rounds: 1, expectations: Vec::new() };
+        let report = stream::run(&plan, |_, _, _| {}).map_err(Failure::Other)?;
+        let round = report.systems.first().and_then(|system| system.rounds.first());
+        Ok(round.map_or_else(Sample::default, |round| sample(round, report.machine.cores)))
+    }
+
+    /// Publishers that connect anew for each message.
+    fn one_shot(
+        &self,
+        plan: &Plan,
+        system: &System,
+        publishers: usize,
+        confirm: bool,
+    ) -> Result<Sample, Failure> {
+        let (uri, queue) = (&system.uri, self.mailbox.name());
+        let letter = Letter { uri, queue, body: &plan.body, confirm };
+        let shift = Shift { workers: publishers, time: plan.common.time, fewest: FEWEST };
+        let nobody = Idle::default();
+        let (mut sample, _) = letter.measure(shift, Meter::start(&self.processes, &nobody))?;
+        // In this study the time of a message is that of its confirm, whatever the style.
+        sample.figures.retain(|(metric, _)| !matches!(metric, Metric::Latency(_)));
+        Ok(sample)
+    }
+}
+
+fn sample(round: &Round, cores: usize) -> Sample {
+    let mut sample = Sample {
+        figures: Vec::new(),
+        saturated: round.generator.is_saturated(),
+        full: round.generator.machine_is_full(cores),
+    };
+    sample.add(Metric::Rate, round.end_to_end_rate());
+    sample.add_latencies(round.confirm_latency, Metric::ConfirmLatency);
+    if let Some(usage) = round.processes {
+        sample.add(Metric::CpuPerMessage, usage.cpu_seconds_per_message);
+        sample.add(Metric::Cpu, usage.cpu_cores);
+        sample.add(Metric::Rss, usage.rss_bytes as f64);
+    }
+    sample
+}

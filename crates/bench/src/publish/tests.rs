@@ -1,0 +1,63 @@
+//! The study against brokers that take everything.
+
+use clap::Parser;
+
+use super::*;
+use crate::metric::Point;
+use crate::stream::fake_broker::{FakeBroker, Fate};
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    publish: PublishArguments,
+}
+
+fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    Cli::parse_from([&["publish"], arguments].concat()).publish.plan()
+}
+
+#[test]
+fn every_style_is_measured_with_more_publishers_and_farther_away() {
+    let (a, b) = (FakeBroker::start(|_| Fate::Dropped), FakeBroker::start(|_| Fate::Dropped));
+    let own = std::process::id();
+    let (a, b) = (format!("a={},pid={own}", a.uri()), format!("b={}", b.uri()));
+    let arguments = ["--quick", "--time", "0.05", "--latency", "20", "--publishers", "1,2"];
+    let plan = plan(&[&arguments[..], &["--system", &a, "--system", &b]].concat()).unwrap();
+    let report = run(&plan, &mut |_, _| {}).unwrap();
+    assert_eq!(report.cells.len(), 5 * 3 * 2);
+    for cell in &report.cells {
+        let of = |metric| cell.summary(metric).map(|summary| summary.median);
+        assert!(of(Metric::Rate).is_some(), "{cell:?}");
+        assert_eq!(of(Metric::CpuPerMessage).is_some(), cell.system == "a");
+        let confirmed = of(Metric::ConfirmLatency(Point::P50));
+        assert!(confirmed.is_none() || cell.scenario.contains("confirm"), "{cell:?}");
+        if cell.axis == Axis::RoundTrip {
+            assert!(confirmed.is_none_or(|time| time >= 0.0199), "{cell:?}");
+        }
+        // Those that connect for each message send some, however slow the machine is.
+        if cell.scenario.starts_with("connection") {
+            assert!(of(Metric::Rate).unwrap() > 0.0, "{cell:?}");
+            assert_eq!(confirmed.is_some(), cell.scenario.ends_with("confirm"), "{cell:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_given_is_measured_and_nothing_else() {
+    let plan = plan(&["--style", "async", "--publishers", "7", "--latency", "3", "--size", "5"]).unwrap();
+    assert_eq!(
+        cells(&plan),
+        [
+            Cell { scenario: "async", axis: Axis::Publishers, at: 7.0 },
+            Cell { scenario: "async", axis: Axis::RoundTrip, at: 3.0 },
+        ]
+    );
+    assert_eq!(plan.body.len(), 5);
+}
+
+#[test]
+fn what_could_never_work_is_refused() {
+    for arguments in [&["--publishers", "0"][..], &["--latency=-1"], &["--size", "999999999"]] {
+        assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
+    }
+}

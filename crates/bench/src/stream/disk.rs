@@ -1,0 +1,93 @@
+//! What a disk does at best for one who waits: octets of a message's size, written and synced one after the other by a plain
+//! loop, into room that the file has had before.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::thread;
+
+use super::arguments::{DISK, Length, Workload};
+use super::producer::Produced;
+use super::round::{Progress, coordinate, guarded, result};
+use super::shared::Shared;
+use crate::error::ClientError;
+use crate::report::{Round, SystemReport};
+
+/// A report without rounds.
+pub(super) fn report(folder: &Path) -> SystemReport {
+    SystemReport {
+        name: DISK.to_owned(),
+        uri: folder.display().to_string(),
+        server: "write and fdatasync, one by one".to_owned(),
+        pids: Vec::new(),
+        rounds: Vec::new(),
+        summary: Vec::new(),
+    }
+}
+
+/// One round in `folder`: its confirms are the syncs.
+pub(super) fn run(
+    folder: &Path,
+    workload: &Workload,
+    watch: &mut dyn FnMut(Progress),
+) -> Result<Round, ClientError> {
+    let workload = Workload { producers: 1, consumers: 0, confirms: 1, rate: None, ..workload.clone() };
+    let path = folder.join(format!("leveret-bench-{}", std::process::id()));
+    let failed = ClientError::io("preparing a file");
+    let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
+    let shared = Shared::new(0, 0);
+    if let Length::Messages(_) = workload.length {
+        shared.measure_from.store(0, SeqCst);
+    }
+    let outcome = thread::scope(|scope| {
+        fill(&file).map_err(ClientError::io("preparing a file"))?;
+        shared.begin();
+        let writing = scope.spawn(|| guarded(&shared, || write(&file, &workload, &shared)));
+        let mut window = coordinate(&[], &workload, &shared, watch, || writing.is_finished());
+        let produced = writing.join().map_err(|_| ClientError::Panicked("disk"))?;
+        let end = window.end.take().unwrap_or_else(|| window.sampler.snapshot_at_end(&shared));
+        match (produced, shared.take_failure()) {
+            (Some(produced), None) => Ok(result(&workload, &shared, &window, &end, (&[produced], &[]))),
+            (_, failure) => Err(failure.unwrap_or(ClientError::Panicked("disk"))),
+        }
+    });
+    // It is the measurement that counts.
+    let _ = std::fs::remove_file(&path);
+    outcome
+}
+
+/// Gives the file its octets, so that a sync has nothing else to write.
+fn fill(file: &File) -> std::io::Result<()> {
+    let zeros = vec![0; FILL_STEP as usize];
+    for at in (0..FILE_SIZE).step_by(FILL_STEP as usize) {
+        file.write_all_at(&zeros, at)?;
+    }
+    file.sync_all()
+}
+
+fn write(file: &File, workload: &Workload, shared: &Shared) -> Result<Produced, ClientError> {
+    let body = vec![b'x'; workload.size];
+    let room = (FILE_SIZE / workload.size.max(1) as u64).max(1);
+    let mut produced = Produced::default();
+    while !shared.stop_publishing.load(Relaxed) && workload.length != Length::Messages(produced.published) {
+        let begin = shared.now();
+        let at = produced.published % room * workload.size as u64;
+        file.write_all_at(&body, at).and_then(|()| file.sync_data()).map_err(ClientError::io("syncing"))?;
+        let now = shared.now();
+        if shared.measures(begin) {
+            produced.confirm_latencies.record(now - begin);
+        }
+        produced.published += 1;
+        shared.published.fetch_add(1, Relaxed);
+        shared.confirmed.fetch_add(1, Relaxed);
+        shared.last_publish.fetch_max(now, Relaxed);
+        shared.last_confirm.fetch_max(now, Relaxed);
+    }
+    Ok(produced)
+}
+
+/// As long as a segment of Leveret's journal: it is written over and over.
+const FILE_SIZE: u64 = 64 << 20;
+/// Octets written at once at first.
+const FILL_STEP: u64 = 1 << 20;

@@ -1,0 +1,157 @@
+//! What the command lines of studies have in common.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Cell;
+use super::expect::Condition;
+use crate::error::Error;
+use crate::link::milliseconds;
+use crate::stream::System;
+use crate::stream::arguments::{check, parse_systems, seconds};
+
+/// Options of every study.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CommonArguments {
+    /// How often everything is measured
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// How long each measurement takes, in seconds
+    #[arg(long, value_name = "SECONDS")]
+    time: Option<f64>,
+    /// Few and short measurements, to see that everything works; ends within a minute
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write report.html (a page with tables and plots), results.json and results.csv into this folder
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Write everything as JSON to this file; - is the standard output
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write medians and spread as CSV to this file
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Fail unless this holds wherever it was measured, such as 'p99<5ms' or 'ratio(a/b)>3'; or in some cells only, as
+    /// 'SCENARIO: p99<5ms', '@50: p99<60ms', 'SCENARIO@50: rate>10'; may be repeated
+    #[arg(long, value_name = "CONDITION")]
+    expect: Vec<String>,
+}
+
+/// Where the systems are.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SystemArguments {
+    /// The system under test, as amqp://user:password@host:port/vhost
+    #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
+    uri: String,
+    /// A system under test with a name and process ids to sample, as name=uri[,pid=N]...; repeat to compare
+    /// systems, round by round
+    #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
+    systems: Vec<String>,
+}
+
+impl SystemArguments {
+    /// The systems named.
+    pub(crate) fn systems(&self) -> Result<Vec<System>, Error> {
+        parse_systems(&self.uri, &self.systems)
+    }
+}
+
+/// What a study does where nothing is given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Defaults {
+    pub(crate) rounds: usize,
+    pub(crate) seconds: f64,
+    pub(crate) quick_rounds: usize,
+    pub(crate) quick_seconds: f64,
+}
+
+/// The checked options of every study.
+#[derive(Debug, Clone)]
+pub(crate) struct Common {
+    pub(crate) rounds: usize,
+    pub(crate) time: Duration,
+    pub(crate) output: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) csv: Option<PathBuf>,
+    pub(super) expectations: Vec<Condition>,
+}
+
+impl CommonArguments {
+    /// Checks them.
+    pub(crate) fn check(&self, defaults: Defaults) -> Result<Common, Error> {
+        let (rounds, time) = if self.quick {
+            (defaults.quick_rounds, defaults.quick_seconds)
+        } else {
+            (defaults.rounds, defaults.seconds)
+        };
+        let rounds = self.rounds.unwrap_or(rounds);
+        check(rounds > 0, "--rounds must be at least 1")?;
+        let expectations = self.expect.iter().map(|text| text.parse()).collect::<Result<_, _>>();
+        Ok(Common {
+            rounds,
+            time: seconds("--time", self.time.unwrap_or(time))?,
+            output: self.output.clone(),
+            json: self.json.clone(),
+            csv: self.csv.clone(),
+            expectations: expectations.map_err(Error::Expect)?,
+        })
+    }
+}
+
+impl Common {
+    /// Checks that every expectation speaks of cells and systems that will be measured.
+    pub(super) fn check_cells(&self, cells: &[Cell], systems: &[System]) -> Result<(), Error> {
+        let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
+        self.expectations.iter().try_for_each(|condition| {
+            check(
+                cells.iter().any(|cell| condition.selects(cell.scenario, cell.at)),
+                &format!("--expect {condition}: nothing that is measured is called so"),
+            )?;
+            condition.check_systems(&names).map_err(Error::Expect)
+        })
+    }
+}
+
+/// Round trips given in milliseconds.
+pub(crate) fn round_trips(given: &[f64]) -> Result<Vec<f64>, Error> {
+    given.iter().try_for_each(|&time| milliseconds("--latency", time).map(drop))?;
+    Ok(given.to_vec())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        common: CommonArguments,
+    }
+
+    pub(crate) const DEFAULTS: Defaults =
+        Defaults { rounds: 3, seconds: 2.0, quick_rounds: 1, quick_seconds: 0.1 };
+
+    pub(crate) fn common(arguments: &[&str]) -> Common {
+        Cli::parse_from([&["study"], arguments].concat()).common.check(DEFAULTS).unwrap()
+    }
+
+    #[test]
+    fn quick_is_short_but_what_is_given_holds() {
+        let quick = common(&["--quick", "--rounds", "7"]);
+        assert_eq!((quick.rounds, quick.time), (7, Duration::from_millis(100)));
+        assert_eq!(common(&[]).rounds, 3);
+    }
+
+    #[test]
+    fn what_could_never_work_is_refused() {
+        for arguments in [&["--rounds", "0"][..], &["--time=-1"], &["--expect", "x: speed>1"]] {
+            let cli = Cli::parse_from([&["study"], arguments].concat());
+            assert!(cli.common.check(DEFAULTS).unwrap_err().is_usage(), "{arguments:?}");
+        }
+        assert!(round_trips(&[-1.0]).unwrap_err().is_usage());
+    }
+}

@@ -1,0 +1,343 @@
+//! Plots as SVG that follow the reader's light or dark scheme.
+
+use std::error::Error;
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+
+use super::grid::name_of;
+use super::report::{Axis, Compared, StudyReport};
+use crate::metric::{Metric, Point};
+
+/// Lines over places that are named, rather than measured out: 0, 1, 5, 10, 50 and 100 ms stand at equal distances.
+#[derive(Debug, Clone)]
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    pub(crate) places: Vec<String>,
+    pub(crate) x_label: String,
+    pub(crate) y_label: String,
+    pub(crate) metric: Metric,
+    pub(crate) lines: Vec<Line>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    /// Its place among all lines of the report, so that it has one colour in all charts.
+    pub(crate) colour: usize,
+    /// Place, middle, least and most.
+    pub(crate) points: Vec<(usize, f64, Range<f64>)>,
+}
+
+/// The charts of a report, in order.
+pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
+    let mut charts = Vec::new();
+    for axis in report.axes() {
+        let mut scenarios: Vec<&str> =
+            report.cells.iter().filter(|c| c.axis == axis).map(|c| &*c.scenario).collect();
+        distinct(&mut scenarios);
+        let systems: Vec<&str> = report.systems.iter().map(|system| system.name.as_str()).collect();
+        let (charted, lines) = match report.compared {
+            Compared::Systems => (&scenarios, &systems),
+            Compared::Scenarios => (&systems, &scenarios),
+        };
+        for metric in report.metrics(axis).into_iter().filter(|metric| CHARTED.contains(metric)) {
+            for one in charted {
+                let name = |line: &str| match report.compared {
+                    Compared::Systems => (one.to_string(), line.to_owned()),
+                    Compared::Scenarios => (line.to_owned(), one.to_string()),
+                };
+                charts.extend(chart(report, axis, metric, one, lines, &name));
+            }
+        }
+    }
+    charts
+}
+
+/// What is drawn, where it was measured.
+const CHARTED: [Metric; 6] = [
+    Metric::Rate,
+    Metric::Latency(Point::P50),
+    Metric::Latency(Point::P99),
+    Metric::ConfirmLatency(Point::P99),
+    Metric::CpuPerMessage,
+    Metric::BrokerCpuPerMessage,
+];
+
+/// A value on the axis, the middle, the least and the most.
+type Measure = (f64, f64, Range<f64>);
+
+/// One chart; `None` when nothing was measured for it. `name` tells scenario and system of a line.
+fn chart(
+    report: &StudyReport,
+    axis: Axis,
+    metric: Metric,
+    title: &str,
+    lines: &[&str],
+    name: &dyn Fn(&str) -> (String, String),
+) -> Option<Chart> {
+    let mut places: Vec<f64> = Vec::new();
+    let mut drawn: Vec<(usize, &str, Vec<Measure>)> = Vec::new();
+    for (colour, line) in lines.iter().enumerate() {
+        let (scenario, system) = name(line);
+        let cells = report
+            .cells
+            .iter()
+            .filter(|cell| cell.axis == axis && cell.scenario == scenario && cell.system == system);
+        let points: Vec<Measure> = cells
+            .filter_map(|cell| cell.summary(metric).map(|s| (cell.at, s.median, s.min..s.max)))
+            .collect();
+        places.extend(points.iter().map(|(at, ..)| *at));
+        if !points.is_empty() {
+            drawn.push((colour, line, points));
+        }
+    }
+    places.sort_by(f64::total_cmp);
+    places.dedup();
+    let place = |at: f64| places.iter().position(|known| *known == at).unwrap_or(0);
+    let lines = drawn.into_iter().map(|(colour, name, points)| Line {
+        name: name.to_owned(),
+        colour,
+        points: points.into_iter().map(|(at, middle, spread)| (place(at), middle, spread)).collect(),
+    });
+    (!places.is_empty()).then(|| Chart {
+        title: format!("{title}: {}", name_of(metric)),
+        places: places.iter().map(f64::to_string).collect(),
+        x_label: axis.label().to_owned(),
+        y_label: unit_of(metric).to_owned(),
+        metric,
+        lines: lines.collect(),
+    })
+}
+
+fn distinct(names: &mut Vec<&str>) {
+    let all = std::mem::take(names);
+    for name in all {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+}
+
+fn unit_of(metric: Metric) -> &'static str {
+    match metric {
+        Metric::Rate => "per second",
+        _ => "time",
+    }
+}
+
+impl Chart {
+    /// Draws it; nothing when there is nothing above zero.
+    ///
+    /// # Errors
+    /// Those of the plotting library; none is expected.
+    pub(crate) fn svg(&self) -> Result<String, String> {
+        let mut out = String::new();
+        self.draw(&mut out).map_err(|error| error.to_string())?;
+        Ok(with_schemes(&out))
+    }
+
+    fn draw(&self, out: &mut String) -> Result<(), Box<dyn Error>> {
+        let values = || self.lines.iter().flat_map(|line| line.points.iter().map(|(_, middle, _)| *middle));
+        let positive = || values().filter(|value| *value > 0.0);
+        let (low, high) = (positive().fold(f64::INFINITY, f64::min), positive().fold(0.0, f64::max));
+        if high <= 0.0 {
+            return Ok(());
+        }
+        let height = PANEL.1 + LEGEND_ROW * self.lines.len() as u32;
+        let root = SVGBackend::with_string(out, (PANEL.0, height)).into_drawing_area();
+        root.fill(&PAPER)?;
+        let (panel, legend) = root.split_vertically(PANEL.1);
+        let x = -0.4..self.places.len() as f64 - 0.6;
+        if high / low > LOGARITHMIC_FROM {
+            let decades = 10f64.powf(low.log10().floor())..10f64.powf(high.log10().ceil());
+            self.draw_panel(&panel, x, decades.log_scale())?;
+        } else {
+            self.draw_panel(&panel, x, 0.0..high * 1.15)?;
+        }
+        self.draw_legend(&legend)?;
+        root.present()?;
+        Ok(())
+    }
+
+    fn draw_panel<Y>(
+        &self,
+        area: &DrawingArea<SVGBackend<'_>, Shift>,
+        x: Range<f64>,
+        y: Y,
+    ) -> Result<(), Box<dyn Error>>
+    where
+        Y: AsRangedCoord<Value = f64>,
+        Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, (FONT, 16).into_font().color(&INK))
+            .margin(8)
+            .x_label_area_size(40)
+            .y_label_area_size(72)
+            .build_cartesian_2d(x, y)?;
+        let least = chart.as_coord_spec().y_spec().range().start;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .disable_x_axis()
+            .y_desc(&self.y_label)
+            .axis_style(INK)
+            .bold_line_style(GRID)
+            .light_line_style(PAPER)
+            .label_style((FONT, 12).into_font().color(&INK))
+            .axis_desc_style((FONT, 13).into_font().color(&INK))
+            .y_label_formatter(&|value| self.show(*value))
+            .draw()?;
+        for line in &self.lines {
+            let style = colour(line.colour).stroke_width(2);
+            let middles: Vec<(f64, f64)> =
+                line.points.iter().map(|(place, middle, _)| (*place as f64, middle.max(least))).collect();
+            for (place, _, spread) in &line.points {
+                let whisker =
+                    [(*place as f64, spread.start.max(least)), (*place as f64, spread.end.max(least))];
+                chart.draw_series([PathElement::new(whisker, colour(line.colour).stroke_width(1))])?;
+            }
+            chart.draw_series(middles.iter().map(|&at| Circle::new(at, 3, style.filled())))?;
+            chart.draw_series(LineSeries::new(middles, style))?;
+        }
+        self.draw_places(area, &chart)
+    }
+
+    /// The names of the places below the axis.
+    fn draw_places<'a, Y: Ranged<ValueType = f64>>(
+        &self,
+        area: &DrawingArea<SVGBackend<'a>, Shift>,
+        chart: &ChartContext<'a, SVGBackend<'a>, Cartesian2d<plotters::coord::types::RangedCoordf64, Y>>,
+    ) -> Result<(), Box<dyn Error>> {
+        use plotters::style::text_anchor::{HPos, Pos, VPos};
+        let centred = |size: u32| (FONT, size).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Top));
+        let (from, to) = chart.plotting_area().get_pixel_range();
+        for (place, name) in self.places.iter().enumerate() {
+            let share = (place as f64 + 0.4) / (self.places.len() as f64 - 0.2);
+            let x = from.start + (share * f64::from(from.end - from.start)) as i32;
+            area.draw(&Text::new(name.clone(), (x, to.end + 5), centred(12)))?;
+        }
+        let middle = (from.start + from.end) / 2;
+        area.draw(&Text::new(self.x_label.clone(), (middle, to.end + 22), centred(13)))?;
+        Ok(())
+    }
+
+    fn draw_legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Box<dyn Error>> {
+        for (row, line) in self.lines.iter().enumerate() {
+            let y = row as i32 * LEGEND_ROW as i32;
+            let style = colour(line.colour).stroke_width(3);
+            area.draw(&PathElement::new([(80, y + 6), (108, y + 6)], style))?;
+            let text = (FONT, 12).into_font().color(&INK);
+            area.draw(&Text::new(line.name.clone(), (116, y), text))?;
+        }
+        Ok(())
+    }
+
+    fn show(&self, value: f64) -> String {
+        if value == 0.0 {
+            return "0".into();
+        }
+        match self.metric {
+            Metric::Rate if value < 10.0 => format!("{value}"),
+            metric => metric.show(value).trim_end_matches("/s").to_owned(),
+        }
+    }
+}
+
+/// Told apart by eyes that see few colours, on bright paper and on dark.
+fn colour(number: usize) -> RGBColor {
+    const COLOURS: [RGBColor; 7] = [
+        RGBColor(0, 114, 178),
+        RGBColor(213, 94, 0),
+        RGBColor(0, 158, 115),
+        RGBColor(204, 121, 167),
+        RGBColor(150, 120, 20),
+        RGBColor(86, 160, 213),
+        RGBColor(120, 120, 125),
+    ];
+    COLOURS[number % COLOURS.len()]
+}
+
+/// Pixels of the part above the legend.
+const PANEL: (u32, u32) = (480, 340);
+const LEGEND_ROW: u32 = 18;
+/// Where the largest value is so many times the least, the scale is logarithmic.
+const LOGARITHMIC_FROM: f64 = 20.0;
+pub(crate) const FONT: &str = "sans-serif";
+// Each of these colours is used for one thing only: the style sheet below finds it by its value.
+pub(crate) const PAPER: RGBColor = RGBColor(254, 254, 254);
+pub(crate) const INK: RGBColor = RGBColor(34, 34, 35);
+pub(crate) const GRID: RGBColor = RGBColor(221, 221, 222);
+
+/// Adds a style sheet that exchanges paper, ink and grid where the reader's scheme is dark. In print, and where style
+/// sheets are not understood, the paper stays bright.
+pub(crate) fn with_schemes(svg: &str) -> String {
+    const STYLE: &str = "<style>@media screen and (prefers-color-scheme:dark){\
+        [fill=\"#FEFEFE\"]{fill:#14171c}\
+        [fill=\"#222223\"]{fill:#d8dce2}[stroke=\"#222223\"]{stroke:#d8dce2}\
+        [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}</style>\n";
+    let mut out = String::with_capacity(svg.len());
+    // Lines between those of the grid are drawn in the paper's colour, for they cannot be turned off.
+    for line in svg.lines().filter(|line| !(line.starts_with("<line") && line.contains(UNSEEN))) {
+        out += &line.replace(" opacity=\"1\"", "");
+        out.push('\n');
+        if line.starts_with("<svg") {
+            out += STYLE;
+        }
+    }
+    out
+}
+
+/// How lines of the paper's colour are written.
+const UNSEEN: &str = "stroke=\"#FEFEFE\"";
+
+#[cfg(test)]
+mod tests {
+    use super::super::grid::tests::report;
+    use super::*;
+
+    #[test]
+    fn systems_share_a_chart_for_each_scenario_or_the_other_way_round() {
+        let mut report = report();
+        let titles = |report: &StudyReport| charts(report).into_iter().map(|c| c.title).collect::<Vec<_>>();
+        let expected =
+            ["publish: rate", "publish & confirm: rate", "publish: time p99", "publish & confirm: time p99"];
+        assert_eq!(titles(&report), expected);
+        report.compared = Compared::Scenarios;
+        assert_eq!(titles(&report)[..2], ["direct: rate", "proxy: rate"]);
+        let lines: Vec<_> = charts(&report)[0].lines.iter().map(|line| line.name.clone()).collect();
+        assert_eq!(lines, ["publish", "publish & confirm"]);
+    }
+
+    #[test]
+    fn a_chart_has_a_line_for_each_and_names_its_places() {
+        let charts = charts(&report());
+        let svg = charts[0].svg().unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 4);
+        for text in ["publish: rate", "direct", "proxy", "round trip in ms", "per second", "50"] {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        assert!(charts[1].svg().unwrap().contains("publish &amp; confirm"), "what is not SVG is escaped");
+    }
+
+    #[test]
+    fn paper_ink_and_grid_follow_the_scheme() {
+        let svg = charts(&report())[0].svg().unwrap();
+        assert!(svg.contains("prefers-color-scheme:dark"));
+        for colour in ["fill=\"#FEFEFE\"", "fill=\"#222223\"", "stroke=\"#DDDDDE\""] {
+            // Once in the style sheet, and where it is used.
+            assert!(svg.matches(colour).count() > 1, "{colour}");
+        }
+    }
+
+    #[test]
+    fn nothing_measured_draws_nothing() {
+        let mut chart = charts(&report()).remove(0);
+        chart.lines.clear();
+        assert_eq!(chart.svg().unwrap(), "");
+    }
+}

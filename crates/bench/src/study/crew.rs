@@ -1,0 +1,133 @@
+//! Threads that do the same thing again and again, side by side.
+
+use std::sync::Barrier;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use super::Sample;
+use crate::error::ClientError;
+use crate::latency::Latencies;
+use crate::metric::Metric;
+use crate::process;
+
+/// How many, and how long.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shift {
+    pub(crate) workers: usize,
+    pub(crate) time: Duration,
+    /// Each does it so many times at least, however long that takes.
+    pub(crate) fewest: u64,
+}
+
+/// What they did.
+#[derive(Debug)]
+pub(crate) struct Done<T> {
+    pub(crate) count: u64,
+    /// From the beginning until the last had finished.
+    pub(crate) seconds: f64,
+    /// How long each time took.
+    pub(crate) times: Latencies,
+    /// Share of a core that the busiest thread used.
+    pub(crate) busiest: f64,
+    /// What `set_up` made, for each worker.
+    pub(crate) states: Vec<T>,
+}
+
+/// Has workers do `step` again and again, each on what `set_up` made for it; time counts from when all are set up.
+pub(crate) fn work<T: Send>(
+    shift: Shift,
+    set_up: impl Fn(usize) -> Result<T, ClientError> + Sync,
+    step: impl Fn(&mut T) -> Result<(), ClientError> + Sync,
+) -> Result<Done<T>, ClientError> {
+    let mut states = (0..shift.workers).map(&set_up).collect::<Result<Vec<T>, _>>()?;
+    let start = Barrier::new(shift.workers);
+    let labour = |state: &mut T| -> Result<Labour, ClientError> {
+        start.wait();
+        let (began, mut times, mut count) = (Instant::now(), Latencies::new(), 0);
+        while count < shift.fewest || began.elapsed() < shift.time {
+            let from = Instant::now();
+            step(state)?;
+            times.record(from.elapsed().as_nanos() as u64);
+            count += 1;
+        }
+        let cpu = process::own_thread_id().map_or(0.0, process::thread_cpu_seconds);
+        Ok(Labour { began, ended: Instant::now(), count, times, cpu })
+    };
+    let labour = &labour;
+    let labours = thread::scope(|scope| {
+        let threads: Vec<_> = states.iter_mut().map(|state| scope.spawn(move || labour(state))).collect();
+        let join =
+            |thread: ScopedJoinHandle<'_, _>| thread.join().map_err(|_| ClientError::Panicked("worker"));
+        threads.into_iter().map(|thread| join(thread).flatten()).collect::<Vec<_>>()
+    });
+    let labours = labours.into_iter().collect::<Result<Vec<Labour>, _>>()?;
+    // By the workers' own clocks: on a busy machine, whoever waits for them wakes up late.
+    let began = labours.iter().map(|labour| labour.began).min();
+    let ended = labours.iter().map(|labour| labour.ended).max();
+    let mut times = Latencies::new();
+    labours.iter().for_each(|labour| times.add(&labour.times));
+    Ok(Done {
+        count: labours.iter().map(|labour| labour.count).sum(),
+        seconds: began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64()),
+        times,
+        busiest: labours.iter().map(Labour::share_of_a_core).fold(0.0, f64::max),
+        states,
+    })
+}
+
+/// What one worker did.
+struct Labour {
+    began: Instant,
+    ended: Instant,
+    count: u64,
+    times: Latencies,
+    /// CPU time of its thread, in seconds.
+    cpu: f64,
+}
+
+impl Labour {
+    fn share_of_a_core(&self) -> f64 {
+        self.cpu / (self.ended - self.began).as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+}
+
+impl<T> Done<T> {
+    /// Adds rate and times to a sample.
+    pub(crate) fn add_to(&self, sample: &mut Sample) {
+        sample.add(Metric::Rate, self.count as f64 / self.seconds.max(f64::MIN_POSITIVE));
+        sample.add_latencies(self.times.percentiles(), Metric::Latency);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_works_at_least_as_often_as_it_must() {
+        let shift = Shift { workers: 3, time: Duration::ZERO, fewest: 5 };
+        let done = work(
+            shift,
+            |number| Ok((number, 0)),
+            |(_, count)| {
+                *count += 1;
+                Ok(())
+            },
+        )
+        .unwrap();
+        assert_eq!((done.count, done.states), (15, vec![(0, 5), (1, 5), (2, 5)]));
+    }
+
+    #[test]
+    fn work_goes_on_for_its_time_and_a_failure_ends_it() {
+        let time = Duration::from_millis(20);
+        let shift = Shift { workers: 2, time, fewest: 0 };
+        let done = work(shift, Ok, |_| Ok(())).unwrap();
+        assert!(done.seconds >= 0.02 && done.count >= 2, "{done:?}");
+        let failed = work(shift, Ok, |number| match number {
+            1 => Err(ClientError::TimedOut("a step")),
+            _ => Ok(()),
+        });
+        assert!(matches!(failed, Err(ClientError::TimedOut("a step"))));
+    }
+}

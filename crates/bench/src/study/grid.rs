@@ -1,0 +1,157 @@
+//! Tables of a study, as text for a terminal and for pages.
+
+use std::fmt::Write;
+
+use comfy_table::{Cell, Row};
+
+use super::report::{Axis, CellReport, StudyReport};
+use crate::metric::Metric;
+use crate::table::{new_table, number};
+
+/// A table; the first columns are words, the others numbers.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Grid {
+    pub(crate) header: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+    pub(crate) words: usize,
+}
+
+/// Renders the whole report: machine, parameters, tables, notes, verdicts.
+pub(crate) fn render(report: &StudyReport) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{}\n{}", report.title, report.machine);
+    let parameters = report.parameters.iter().map(|p| format!("{} {}", p.name, p.value));
+    let _ = writeln!(out, "{}", parameters.collect::<Vec<_>>().join("; "));
+    for system in &report.systems {
+        let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);
+    }
+    for axis in report.axes() {
+        let grid = of_axis(report, axis);
+        let mut table = new_table(&grid.header.iter().map(String::as_str).collect::<Vec<_>>());
+        for row in grid.rows {
+            let cells = row.into_iter().enumerate();
+            let cell = |(at, text)| if at < grid.words { Cell::new(text) } else { number(text) };
+            table.add_row(Row::from(cells.map(cell).collect::<Vec<_>>()));
+        }
+        let _ = writeln!(out, "\n{table}");
+    }
+    if !report.notes.is_empty() {
+        out.push('\n');
+    }
+    for note in &report.notes {
+        let _ = writeln!(out, "* {note}");
+    }
+    for verdict in &report.expectations {
+        let word = if verdict.met { "met" } else { "NOT MET" };
+        let _ = writeln!(out, "expected {}: {word} ({})", verdict.expectation, verdict.measured);
+    }
+    out
+}
+
+/// All cells along an axis: medians, the spread of the rate, and its ratio to the first system's.
+pub(crate) fn of_axis(report: &StudyReport, axis: Axis) -> Grid {
+    let metrics = report.metrics(axis);
+    let ratios = report.systems.len() > 1;
+    let mut header = vec!["scenario".to_owned(), axis.label().to_owned(), "system".to_owned()];
+    for metric in &metrics {
+        header.push(name_of(*metric));
+        if *metric == Metric::Rate {
+            header.extend(["min".into(), "max".into(), "mean ± 95 %".into()]);
+            header.extend(ratios.then(|| "ratio".into()));
+        }
+    }
+    let first = report.systems.first().map_or("", |system| &system.name);
+    let cells = report.cells.iter().filter(|cell| cell.axis == axis);
+    let rows = cells.map(|cell| {
+        let mut row = vec![cell.scenario.clone(), cell.at.to_string(), cell.system.clone()];
+        for metric in &metrics {
+            let show = |value: Option<f64>| value.map_or(String::new(), |value| metric.show(value));
+            row.push(show(cell.figure(*metric)));
+            if *metric == Metric::Rate {
+                let summary = cell.summary(*metric);
+                row.extend([show(summary.map(|s| s.min)), show(summary.map(|s| s.max))]);
+                row.push(summary.map_or(String::new(), |s| {
+                    format!("{} ± {}", metric.show(s.mean), metric.show(s.ci95).trim_end_matches("/s"))
+                }));
+                let base = report.cell(&cell.scenario, axis, cell.at, first);
+                row.extend(ratios.then(|| ratio(cell, base)));
+            }
+        }
+        row
+    });
+    Grid { header, rows: rows.collect(), words: 1 }
+}
+
+fn ratio(cell: &CellReport, base: Option<&CellReport>) -> String {
+    let base = base.and_then(|base| base.figure(Metric::Rate)).filter(|rate| *rate > 0.0);
+    match cell.figure(Metric::Rate).zip(base) {
+        Some((ours, theirs)) => format!("{:.2}", ours / theirs),
+        None => String::new(),
+    }
+}
+
+/// What a metric is called in tables and plots.
+pub(crate) fn name_of(metric: Metric) -> String {
+    match metric {
+        Metric::Latency(_) => format!("time {metric}"),
+        Metric::ConfirmLatency(_) => metric.to_string().replacen('.', " ", 1),
+        Metric::Cpu => "CPU".into(),
+        Metric::CpuPerMessage => "CPU each".into(),
+        Metric::BrokerCpuPerMessage => "broker CPU each".into(),
+        Metric::Rss => "memory".into(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::report::{Compared, Measured, Parameter, SystemAbout};
+    use super::*;
+    use crate::machine::Machine;
+    use crate::metric::{Fate, Point};
+
+    /// Two systems, one of which slows down with the round trip.
+    pub(crate) fn report() -> StudyReport {
+        let about =
+            |name: &str| SystemAbout { name: name.into(), uri: "amqp://h".into(), server: "Fake <1>".into() };
+        let mut cells = Vec::new();
+        for scenario in ["publish", "publish & confirm"] {
+            for at in [0.0, 50.0] {
+                for (system, rate) in [("direct", 100.0 / (1.0 + at)), ("proxy", 300.0)] {
+                    let figures = [
+                        (Metric::Rate, vec![rate * 0.9, rate * 1.1, rate]),
+                        (Metric::Latency(Point::P99), vec![0.002, 0.001, 0.003]),
+                        (Metric::Count(Fate::Lost), vec![0.0, 2.0, 0.0]),
+                    ];
+                    let (scenario, system) = (scenario.into(), system.into());
+                    let figures =
+                        figures.into_iter().filter_map(|(m, values)| Measured::of(m, values)).collect();
+                    cells.push(CellReport { scenario, axis: Axis::RoundTrip, at, system, figures });
+                }
+            }
+        }
+        StudyReport {
+            study: "proxy".into(),
+            title: "A connection for each message".into(),
+            compared: Compared::Systems,
+            machine: Machine::describe(),
+            parameters: vec![Parameter::new("body", "16 bytes")],
+            systems: vec![about("direct"), about("proxy")],
+            cells,
+            notes: vec!["Mind <this>.".into()],
+            expectations: vec![],
+        }
+    }
+
+    #[test]
+    fn a_table_has_a_row_for_each_cell_with_medians_spread_and_ratio() {
+        let text = render(&report());
+        let row = text.lines().find(|line| line.contains("50") && line.contains("proxy")).unwrap();
+        for part in ["300/s", "270/s", "330/s", "153.00", "2.00 ms", "300/s ± 74.5"] {
+            assert!(row.contains(part), "{part} in {row}");
+        }
+        assert!(row.trim_end().ends_with("2 |"), "losses are added up: {row}");
+        assert!(text.contains("* Mind <this>.") && text.contains("body 16 bytes"), "{text}");
+    }
+}

@@ -1,0 +1,152 @@
+//! CPU and memory around a measurement.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Sample;
+use crate::latency::Percentiles;
+use crate::metric::{Metric, Point};
+use crate::process::{self, TreeUsage};
+use crate::report::GeneratorUsage;
+
+/// What is sampled beside a rate.
+#[derive(Debug)]
+pub(crate) struct Meter<'p> {
+    began: Instant,
+    /// The system's own processes, and those of the broker behind it.
+    groups: [(&'p Idle, TreeUsage); 2],
+    generator_cpu: f64,
+    idle: Option<f64>,
+}
+
+/// Processes, and what they use when nobody asks anything of them.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    pids: Vec<u32>,
+    /// Cores.
+    cores: f64,
+}
+
+impl Idle {
+    /// Processes whose whole use counts.
+    pub(crate) fn none(pids: &[u32]) -> Self {
+        Self { pids: pids.to_vec(), cores: 0.0 }
+    }
+
+    /// Measures for so long what several groups of processes use while nothing happens.
+    pub(crate) fn measure(groups: &[&[u32]], time: Duration) -> Vec<Self> {
+        let usage = |pids: &&[u32]| process::tree_usage(pids).cpu_seconds;
+        let before: Vec<f64> = groups.iter().map(usage).collect();
+        thread::sleep(time);
+        let seconds = time.as_secs_f64();
+        let cores = |(pids, before): (&&[u32], f64)| (usage(pids) - before) / seconds;
+        groups
+            .iter()
+            .zip(before)
+            .map(|(pids, before)| Self { pids: pids.to_vec(), cores: cores((pids, before)) })
+            .collect()
+    }
+
+    /// Cores that the processes use when idle.
+    pub(crate) fn cores(&self) -> f64 {
+        self.cores
+    }
+}
+
+impl<'p> Meter<'p> {
+    /// Begins a measurement.
+    pub(crate) fn start(system: &'p Idle, broker: &'p Idle) -> Self {
+        Self {
+            groups: [system, broker].map(|idle| (idle, process::tree_usage(&idle.pids))),
+            generator_cpu: process::own_cpu_seconds(),
+            idle: process::machine_idle_seconds(),
+            began: Instant::now(),
+        }
+    }
+
+    /// Ends it. `busiest` is the share of a core that the generator's busiest thread used.
+    pub(crate) fn finish(self, messages: u64, busiest: f64) -> Sample {
+        let seconds = self.began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+        let generator = GeneratorUsage {
+            cpu_cores: (process::own_cpu_seconds() - self.generator_cpu) / seconds,
+            busiest_thread: busiest,
+            idle_cores: process::machine_idle_seconds()
+                .zip(self.idle)
+                .map(|(end, start)| (end - start) / seconds),
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let mut sample = Sample {
+            figures: Vec::new(),
+            saturated: generator.is_saturated(),
+            full: generator.machine_is_full(cores),
+        };
+        let per_message = [Metric::CpuPerMessage, Metric::BrokerCpuPerMessage];
+        for (number, ((idle, before), metric)) in self.groups.into_iter().zip(per_message).enumerate() {
+            if idle.pids.is_empty() {
+                continue;
+            }
+            let after = process::tree_usage(&idle.pids);
+            let cpu = after.cpu_seconds - before.cpu_seconds;
+            let asked_for = (cpu - idle.cores * seconds).max(0.0);
+            sample.figures.push((metric, asked_for / messages.max(1) as f64));
+            if number == 0 {
+                sample.figures.push((Metric::Cpu, cpu / seconds));
+                sample.figures.push((Metric::Rss, after.rss_bytes as f64));
+            }
+        }
+        sample
+    }
+}
+
+impl Sample {
+    /// Adds points of a distribution, each as the metric that `name` makes of it.
+    pub(crate) fn add_latencies(&mut self, latencies: Option<Percentiles>, name: fn(Point) -> Metric) {
+        let Some(p) = latencies else { return };
+        let points = [
+            (Point::P50, p.p50),
+            (Point::P90, p.p90),
+            (Point::P99, p.p99),
+            (Point::P99_9, p.p99_9),
+            (Point::P99_99, p.p99_99),
+            (Point::Max, p.max),
+        ];
+        self.figures.extend(points.map(|(point, value)| (name(point), value)));
+    }
+
+    /// Adds one figure.
+    pub(crate) fn add(&mut self, metric: Metric, value: f64) {
+        self.figures.push((metric, value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_counts_for_the_processes_that_did_it() {
+        let own = Idle::none(&[std::process::id()]);
+        let nobody = Idle::default();
+        let meter = Meter::start(&own, &nobody);
+        let start = Instant::now();
+        let mut work = 0_u64;
+        while process::own_cpu_seconds() - meter.generator_cpu < 0.05 {
+            work = work.wrapping_add(start.elapsed().as_nanos() as u64);
+        }
+        assert!(work > 0);
+        let sample = meter.finish(10, 0.95);
+        let of = |metric| sample.figures.iter().find(|(m, _)| *m == metric).map(|(_, value)| *value);
+        assert!(of(Metric::CpuPerMessage).unwrap() >= 0.004, "{sample:?}");
+        assert!(of(Metric::Rss).unwrap() > 0.0 && of(Metric::Cpu).unwrap() > 0.0);
+        assert_eq!(of(Metric::BrokerCpuPerMessage), None);
+        assert!(sample.saturated);
+    }
+
+    #[test]
+    fn what_idle_processes_use_does_not_count() {
+        let own = Idle { pids: vec![std::process::id()], cores: 1e6 };
+        let nobody = Idle::default();
+        let sample = Meter::start(&own, &nobody).finish(1, 0.0);
+        assert_eq!(sample.figures[0], (Metric::CpuPerMessage, 0.0));
+    }
+}

@@ -1,0 +1,209 @@
+//! What a study found, for people and programs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::expect::Verdict;
+use crate::machine::Machine;
+use crate::metric::{Fate, Metric, Point};
+use crate::stats::Summary;
+
+/// Everything about one run of a study.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StudyReport {
+    /// The command's name.
+    pub study: String,
+    /// What it is about.
+    pub title: String,
+    /// What its plots put side by side.
+    pub compared: Compared,
+    /// Where it ran.
+    pub machine: Machine,
+    /// What all cells have in common.
+    pub parameters: Vec<Parameter>,
+    /// In the order given; ratios are relative to the first.
+    pub systems: Vec<SystemAbout>,
+    /// By scenario, place and system.
+    pub cells: Vec<CellReport>,
+    /// What a reader must know to judge the figures.
+    pub notes: Vec<String>,
+    /// What became of the expectations.
+    pub expectations: Vec<Verdict>,
+}
+
+/// What a plot puts side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compared {
+    /// All systems, in one plot for each scenario.
+    Systems,
+    /// All scenarios, in one plot for each system.
+    Scenarios,
+}
+
+/// An option that tells what was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Parameter {
+    pub name: String,
+    pub value: String,
+}
+
+impl Parameter {
+    /// A parameter with its value as text.
+    pub fn new(name: &str, value: impl ToString) -> Self {
+        Self { name: name.into(), value: value.to_string() }
+    }
+}
+
+/// A system under test.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SystemAbout {
+    /// Its name on the command line.
+    pub name: String,
+    /// Where it listens, without the password.
+    pub uri: String,
+    /// What it calls itself.
+    pub server: String,
+}
+
+/// What differs between the cells of a scenario.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// Milliseconds of a round trip to the broker.
+    RoundTrip,
+    /// Connections that publish.
+    Publishers,
+    /// Threads that work side by side.
+    Workers,
+}
+
+impl Axis {
+    /// What its values are.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "round trip in ms",
+            Self::Publishers => "publishers",
+            Self::Workers => "workers",
+        }
+    }
+
+    /// A value with its unit.
+    pub(crate) fn show(self, at: f64) -> String {
+        match self {
+            Self::RoundTrip => format!("{at} ms"),
+            Self::Publishers | Self::Workers => format!("{at} {}", self.label()),
+        }
+    }
+}
+
+/// All rounds of a cell on a system.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CellReport {
+    /// What was done.
+    pub scenario: String,
+    /// What differs between the cells of a scenario.
+    pub axis: Axis,
+    /// Its value.
+    pub at: f64,
+    /// On which system.
+    pub system: String,
+    /// What was measured.
+    pub figures: Vec<Measured>,
+}
+
+/// A figure over all rounds.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Measured {
+    /// The metric's name, as in expectations.
+    pub metric: String,
+    /// Location and spread; seconds, bytes, cores, or a number per second.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// Each round, in order.
+    pub values: Vec<f64>,
+}
+
+impl Measured {
+    /// Summarises the rounds; `None` when there were none.
+    pub(super) fn of(metric: Metric, values: Vec<f64>) -> Option<Self> {
+        let summary = Summary::of(values.iter().copied())?;
+        Some(Self { metric: metric.to_string(), summary, values })
+    }
+}
+
+impl CellReport {
+    /// Location and spread of a figure; `None` unless it was measured.
+    pub fn summary(&self, metric: Metric) -> Option<Summary> {
+        let name = metric.to_string();
+        self.figures.iter().find(|measured| measured.metric == name).map(|measured| measured.summary)
+    }
+
+    /// One value for all rounds: counts are added up, of extremes the worst is taken, of all else the median.
+    pub fn figure(&self, metric: Metric) -> Option<f64> {
+        let summary = self.summary(metric)?;
+        Some(match metric {
+            Metric::Count(_) => summary.mean * summary.count as f64,
+            Metric::Latency(Point::Max) | Metric::ConfirmLatency(Point::Max) | Metric::Rss => summary.max,
+            Metric::Latency(Point::Min) | Metric::ConfirmLatency(Point::Min) => summary.min,
+            _ => summary.median,
+        })
+    }
+}
+
+impl StudyReport {
+    /// The rounds of one cell on one system.
+    pub fn cell(&self, scenario: &str, axis: Axis, at: f64, system: &str) -> Option<&CellReport> {
+        self.cells.iter().find(|cell| {
+            cell.scenario == scenario && cell.axis == axis && cell.at == at && cell.system == system
+        })
+    }
+
+    /// Every cell once, whatever the systems, in order.
+    pub fn distinct_cells(&self) -> Vec<(&str, Axis, f64)> {
+        let mut all: Vec<(&str, Axis, f64)> = Vec::new();
+        for cell in &self.cells {
+            let known = (cell.scenario.as_str(), cell.axis, cell.at);
+            if !all.contains(&known) {
+                all.push(known);
+            }
+        }
+        all
+    }
+
+    /// The axes that were measured along, in order.
+    pub fn axes(&self) -> Vec<Axis> {
+        let mut axes: Vec<Axis> = Vec::new();
+        for cell in &self.cells {
+            if !axes.contains(&cell.axis) {
+                axes.push(cell.axis);
+            }
+        }
+        axes
+    }
+
+    /// The metrics that some cell of an axis holds, in the order in which reports show them.
+    pub fn metrics(&self, axis: Axis) -> Vec<Metric> {
+        let measured = |metric: &Metric| {
+            self.cells.iter().any(|cell| cell.axis == axis && cell.summary(*metric).is_some())
+        };
+        SHOWN.iter().copied().filter(measured).collect()
+    }
+}
+
+/// In this order.
+const SHOWN: [Metric; 13] = [
+    Metric::Rate,
+    Metric::Latency(Point::P50),
+    Metric::Latency(Point::P99),
+    Metric::Latency(Point::Max),
+    Metric::ConfirmLatency(Point::P50),
+    Metric::ConfirmLatency(Point::P99),
+    Metric::ConfirmLatency(Point::P99_9),
+    Metric::ConfirmLatency(Point::Max),
+    Metric::CpuPerMessage,
+    Metric::BrokerCpuPerMessage,
+    Metric::Cpu,
+    Metric::Rss,
+    Metric::Count(Fate::Lost),
+];

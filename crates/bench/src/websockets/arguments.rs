@@ -1,0 +1,168 @@
+//! The command line of `bench websockets`, and the checked plan that it becomes.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde::{Serialize, Serializer};
+
+use super::target::System;
+use crate::error::Error;
+use crate::stream::arguments::{check, seconds};
+
+/// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
+#[derive(Debug, Clone, Args)]
+pub struct WebSocketsArguments {
+    /// A system under test, what it speaks, and process ids to sample; repeat for several, one after the other
+    #[arg(
+        long = "system",
+        value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]",
+        default_value = "default=amqp+ws://127.0.0.1:15670/ws/amqp"
+    )]
+    pub systems: Vec<String>,
+    /// Numbers of connections to measure at, ascending [default: 5000,15000,20000]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    pub connections: Vec<u32>,
+    /// Measure at each number for this long, in seconds [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub hold: Option<f64>,
+    /// Each connection publishes a message to itself this often, in seconds, a tenth more or less
+    #[arg(long, value_name = "SECONDS", default_value_t = 55.0)]
+    pub interval: f64,
+    /// Heartbeat (AMQP, STOMP) or keep-alive (MQTT) to ask for, in seconds; 0 is none
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub heartbeat: u16,
+    /// Connections that are being opened at a time
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub opening: usize,
+    /// Loopback addresses to connect from, from 127.0.0.2 on; each has some 28,000 ports
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub sources: u8,
+    /// Open no more once the system's processes take this much memory, in MiB
+    #[arg(long, value_name = "MIB")]
+    pub memory_limit: Option<u64>,
+    /// Few connections for a short time, to see that everything works
+    #[arg(long)]
+    pub quick: bool,
+    /// Write everything as JSON to this file; - is the standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// What is done with each system.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Settings {
+    /// Numbers of connections to measure at.
+    pub connections: Vec<u32>,
+    /// How long to measure at each; in seconds where serialised.
+    #[serde(serialize_with = "as_seconds")]
+    pub hold: Duration,
+    /// How often a connection publishes; in seconds where serialised.
+    #[serde(serialize_with = "as_seconds")]
+    pub interval: Duration,
+    /// What is asked for; in seconds where serialised.
+    #[serde(serialize_with = "as_seconds")]
+    pub heartbeat: Duration,
+    /// Connections being opened at a time.
+    pub opening: usize,
+    /// Loopback addresses to connect from.
+    pub sources: u8,
+    /// Octets of memory beyond which no more are opened.
+    pub memory_limit: Option<u64>,
+}
+
+/// A checked command line.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// In the order given.
+    pub systems: Vec<System>,
+    /// The same for each.
+    pub settings: Settings,
+}
+
+impl WebSocketsArguments {
+    /// Checks the arguments.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words for the command line.
+    pub fn plan(&self) -> Result<Plan, Error> {
+        let systems = self.systems.iter().map(|text| System::parse(text)).collect::<Result<_, _>>()?;
+        let (usual, hold): (&[u32], _) = if self.quick { (&[50, 100], 2.0) } else { (&USUAL, 60.0) };
+        let connections = if self.connections.is_empty() { usual.to_vec() } else { self.connections.clone() };
+        check(connections.is_sorted_by(|one, next| one < next), "--connections must ascend")?;
+        check(connections[0] > 0, "--connections must be at least 1")?;
+        check(self.opening > 0, "--opening must be at least 1")?;
+        check(self.sources > 0, "--sources must be at least 1")?;
+        let interval = seconds("--interval", self.interval)?;
+        check(!interval.is_zero(), "--interval must be above 0")?;
+        let settings = Settings {
+            connections,
+            hold: seconds("--hold", self.hold.unwrap_or(hold))?,
+            interval,
+            heartbeat: Duration::from_secs(self.heartbeat.into()),
+            opening: self.opening,
+            sources: self.sources,
+            memory_limit: self.memory_limit.map(|mebibytes| mebibytes << 20),
+        };
+        Ok(Plan { systems, settings })
+    }
+}
+
+/// The numbers at which others were measured.
+const USUAL: [u32; 3] = [5_000, 15_000, 20_000];
+
+impl Settings {
+    /// Where the connection with this number comes from. Servers elsewhere see whatever the system chooses.
+    pub(super) fn source(&self, address: SocketAddr, number: u32) -> Option<SocketAddr> {
+        let IpAddr::V4(ip) = address.ip() else { return None };
+        let last = 2 + (number % u32::from(self.sources)) as u8;
+        ip.is_loopback().then(|| SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)))
+    }
+}
+
+fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        websockets: WebSocketsArguments,
+    }
+
+    fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+        Cli::parse_from([&["websockets"], arguments].concat()).websockets.plan()
+    }
+
+    #[test]
+    fn connections_come_from_many_addresses_where_they_stay_on_this_machine() {
+        let settings = plan(&["--sources", "3"]).unwrap().settings;
+        let here = "127.0.0.1:15670".parse().unwrap();
+        let sources: Vec<_> =
+            (0..4).map(|number| settings.source(here, number).unwrap().to_string()).collect();
+        assert_eq!(sources, ["127.0.0.2:0", "127.0.0.3:0", "127.0.0.4:0", "127.0.0.2:0"]);
+        assert_eq!(settings.source("192.0.2.1:1".parse().unwrap(), 0), None);
+    }
+
+    #[test]
+    fn what_could_never_work_is_refused_before_anything_is_connected() {
+        for arguments in [
+            &["--connections", "0"][..],
+            &["--connections", "200,100"],
+            &["--opening", "0"],
+            &["--sources", "0"],
+            &["--interval", "0"],
+            &["--hold=-1"],
+            &["--system", "a=http://h:1"],
+        ] {
+            assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! All connections to one system: opened, held, dropped.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::net::lookup_host;
+use tokio::runtime::Builder;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{interval, sleep};
+
+use super::arguments::Settings;
+use super::kernel::slab_bytes;
+use super::member::{self, Phase, Role, Shared};
+use super::report::{Dropped, Level, SystemReport};
+use super::target::System;
+use crate::error::ClientError;
+use crate::latency::Latencies;
+use crate::process::{TreeUsage, own_cpu_seconds, tree_usage};
+
+/// Connections that look on while the others are dropped.
+const BYSTANDERS: u32 = 10;
+/// How often memory is compared with its limit while connections are opened.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long bystanders are watched before the others are dropped, and from then on.
+const WATCH: Duration = Duration::from_secs(3);
+/// How long messages may take that are under way when a level ends.
+const LATE: Duration = Duration::from_millis(500);
+/// How long a server may take to notice that connections are gone.
+const GONE: Duration = Duration::from_secs(3);
+
+/// Measures a system at each level. `watch` is told what is being done, in words.
+///
+/// # Errors
+/// Not one connection can be opened.
+pub(super) async fn measure(
+    system: &System,
+    settings: &Settings,
+    mut watch: impl FnMut(&str),
+) -> Result<SystemReport, ClientError> {
+    let fleet = Fleet::new(system, settings).await?;
+    // What a first connection makes the server allocate once is not the cost of each.
+    let first = member::open(Arc::clone(&fleet.shared), u32::MAX, Role::Ordinary).await;
+    let first = first.map_err(ClientError::Protocol)?;
+    drop(first);
+    sleep(LATE).await;
+    let mut study =
+        Study { baseline: fleet.usage(), slab: slab_bytes(), fleet, members: JoinSet::new(), next: 0 };
+    let mut report = SystemReport {
+        name: system.name.clone(),
+        target: system.target.clone(),
+        baseline_bytes: study.baseline.rss_bytes,
+        levels: Vec::new(),
+        stopped: None,
+        dropped: None,
+    };
+    for &connections in &settings.connections {
+        watch(&format!("{}: opening {connections} connections", system.name));
+        let opening = study.open(connections).await;
+        watch(&format!("{}: holding {} connections", system.name, study.next));
+        report.stopped = opening.stopped.clone();
+        report.levels.push(study.hold(opening).await);
+        if report.stopped.is_some() {
+            break;
+        }
+    }
+    watch(&format!("{}: dropping connections", system.name));
+    match study.drop_all().await {
+        Ok(dropped) => report.dropped = Some(dropped),
+        // A server that is so busy with the others is not measured for nothing.
+        Err(why) => drop(report.stopped.get_or_insert(format!("ten more could not be opened: {why}"))),
+    }
+    study.end().await;
+    Ok(report)
+}
+
+struct Fleet {
+    shared: Arc<Shared>,
+    pids: Vec<u32>,
+}
+
+impl Fleet {
+    async fn new(system: &System, settings: &Settings) -> Result<Self, ClientError> {
+        let target = &system.target;
+        let resolving = ClientError::io("resolving the host name");
+        let mut addresses = lookup_host((target.host.as_str(), target.port)).await.map_err(resolving)?;
+        let address = addresses.next().ok_or(ClientError::Protocol("the host has no address".to_owned()))?;
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let shared = Shared {
+            target: target.clone(),
+            address,
+            settings: settings.clone(),
+            run: since_1970.as_nanos() as u64,
+            start: Instant::now(),
+            phase: watch::Sender::new(Phase::Hold),
+            open: AtomicUsize::new(0),
+            published: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            latencies: Mutex::default(),
+            lost: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared), pids: system.pids.clone() })
+    }
+
+    fn usage(&self) -> TreeUsage {
+        tree_usage(&self.pids)
+    }
+}
+
+/// What was measured while a level's connections were opened.
+struct Opening {
+    opened: usize,
+    seconds: f64,
+    cpu_seconds: f64,
+    stopped: Option<String>,
+}
+
+struct Study {
+    fleet: Fleet,
+    baseline: TreeUsage,
+    slab: u64,
+    members: JoinSet<()>,
+    /// Number of the next connection.
+    next: u32,
+}
+
+impl Study {
+    /// Opens connections until there are `connections`, or one is refused, or the memory limit is reached.
+    async fn open(&mut self, connections: u32) -> Opening {
+        let shared = Arc::clone(&self.fleet.shared);
+        let (begin, before, cpu) =
+            (Instant::now(), shared.open.load(Relaxed), self.fleet.usage().cpu_seconds);
+        let mut opening = JoinSet::new();
+        let mut stopped = None;
+        let mut look = interval(LOOK);
+        loop {
+            while stopped.is_none() && self.next < connections && opening.len() < shared.settings.opening {
+                opening.spawn(member::open(Arc::clone(&shared), self.next, Role::Ordinary));
+                self.next += 1;
+            }
+            tokio::select! {
+                opened = opening.join_next() => match opened {
+                    None => break,
+                    Some(Ok(Ok(member))) => {
+                        self.members.spawn(member.run());
+                    }
+                    Some(Ok(Err(why))) => drop(stopped.get_or_insert(why)),
+                    Some(Err(panicked)) => drop(stopped.get_or_insert(panicked.to_string())),
+                },
+                _ = look.tick(), if shared.settings.memory_limit.is_some() => {
+                    let rss = self.fleet.usage().rss_bytes;
+                    if shared.settings.memory_limit.is_some_and(|limit| rss > limit) {
+                        stopped.get_or_insert(format!("memory of {rss} octets is over the limit"));
+                    }
+                }
+            }
+        }
+        Opening {
+            opened: shared.open.load(Relaxed).saturating_sub(before),
+            seconds: begin.elapsed().as_secs_f64(),
+            cpu_seconds: self.fleet.usage().cpu_seconds - cpu,
+            stopped,
+        }
+    }
+
+    /// Lets messages and heartbeats go on for the time of a level.
+    async fn hold(&self, opening: Opening) -> Level {
+        let shared = &self.fleet.shared;
+        self.forget();
+        let (begin, own, cpu) = (Instant::now(), own_cpu_seconds(), self.fleet.usage().cpu_seconds);
+        sleep(shared.settings.hold).await;
+        let (usage, seconds) = (self.fleet.usage(), begin.elapsed().as_secs_f64());
+        let generator_cores = (own_cpu_seconds() - own) / seconds;
+        let published = shared.published.load(Relaxed);
+        sleep(LATE).await;
+        let connections = shared.open.load(Relaxed);
+        let each = |grown: u64| grown as f64 / connections.max(1) as f64;
+        let lost = shared.lost.lock().map(|mut lost| std::mem::take(&mut *lost)).unwrap_or_default();
+        Level {
+            connections,
+            opened: opening.opened,
+            opening_seconds: opening.seconds,
+            opening_cpu_seconds: opening.cpu_seconds,
+            rss_bytes: usage.rss_bytes,
+            bytes_per_connection: each(usage.rss_bytes.saturating_sub(self.baseline.rss_bytes)),
+            kernel_bytes_per_connection: each(slab_bytes().saturating_sub(self.slab)),
+            cpu_cores: (usage.cpu_seconds - cpu) / seconds,
+            generator_cores,
+            published,
+            received: shared.received.load(Relaxed),
+            latency: self.latencies(),
+            lost: lost.1,
+            lost_because: lost.0,
+        }
+    }
+
+    /// Drops all connections at once, while bystanders look on from a thread of their own: closing so many sockets takes
+    /// this one a while.
+    async fn drop_all(&self) -> Result<Dropped, ClientError> {
+        let shared = &self.fleet.shared;
+        let connections = shared.open.load(Relaxed);
+        let (opened, all_open) = oneshot::channel();
+        let bystanders = Arc::clone(shared);
+        let bystanders = thread::spawn(move || look_on(bystanders, opened));
+        let opened = all_open.await.map_err(|_| ClientError::Panicked("bystanders"))?;
+        opened.map_err(ClientError::Protocol)?;
+        self.forget();
+        sleep(WATCH).await;
+        let before = self.latencies();
+        self.forget();
+        shared.phase.send_replace(Phase::Drop);
+        sleep(WATCH).await;
+        let published = shared.published.load(Relaxed);
+        sleep(LATE).await;
+        let received = shared.received.load(Relaxed);
+        let during = self.latencies();
+        sleep(GONE).await;
+        let rss_bytes = self.fleet.usage().rss_bytes;
+        shared.phase.send_replace(Phase::End);
+        bystanders.join().map_err(|_| ClientError::Panicked("bystanders"))?;
+        Ok(Dropped { connections, before, during, missing: published.saturating_sub(received), rss_bytes })
+    }
+
+    async fn end(mut self) {
+        self.fleet.shared.phase.send_replace(Phase::End);
+        while self.members.join_next().await.is_some() {}
+        sleep(GONE).await;
+    }
+
+    fn forget(&self) {
+        let shared = &self.fleet.shared;
+        shared.published.store(0, Relaxed);
+        shared.received.store(0, Relaxed);
+        if let Ok(mut latencies) = shared.latencies.lock() {
+            *latencies = Latencies::new();
+        }
+    }
+
+    fn latencies(&self) -> Option<crate::latency::Percentiles> {
+        self.fleet.shared.latencies.lock().ok()?.percentiles()
+    }
+}
+
+/// Opens the bystanders, tells `opened`, and runs them.
+fn look_on(shared: Arc<Shared>, opened: oneshot::Sender<Result<(), String>>) {
+    let runtime = match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        // Nobody listens any more where the study has ended.
+        Err(error) => return drop(opened.send(Err(error.to_string()))),
+    };
+    runtime.block_on(async {
+        let mut members = JoinSet::new();
+        for number in 0..BYSTANDERS {
+            match member::open(Arc::clone(&shared), u32::MAX - 1 - number, Role::Bystander).await {
+                Ok(member) => drop(members.spawn(member.run())),
+                Err(why) => return drop(opened.send(Err(why))),
+            }
+        }
+        drop(opened.send(Ok(())));
+        while members.join_next().await.is_some() {}
+    });
+}

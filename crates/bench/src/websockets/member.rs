@@ -1,0 +1,220 @@
+//! One connection of a fleet: subscribes to a topic of its own, publishes to it now and then, and sees its messages come.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::{sleep_until, timeout};
+
+use super::arguments::Settings;
+use super::session::{Met, Session, message_kind, session};
+use super::target::Target;
+use super::wire::Wire;
+use crate::latency::Latencies;
+use crate::random::Random;
+
+/// How long a server may take to connect, upgrade, log in and subscribe a client.
+const OPENING_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often a bystander publishes.
+const BYSTANDER_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What all members are to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Publish and receive.
+    Hold,
+    /// All but the bystanders drop their connections.
+    Drop,
+    /// The bystanders do, too.
+    End,
+}
+
+/// What the members of a fleet share.
+pub(super) struct Shared {
+    pub(super) target: Target,
+    pub(super) address: SocketAddr,
+    pub(super) settings: Settings,
+    /// Tells the topics of this run from those of others.
+    pub(super) run: u64,
+    pub(super) start: Instant,
+    pub(super) phase: watch::Sender<Phase>,
+    pub(super) open: AtomicUsize,
+    pub(super) published: AtomicU64,
+    pub(super) received: AtomicU64,
+    pub(super) latencies: Mutex<Latencies>,
+    /// The first connection that was lost, and how many were.
+    pub(super) lost: Mutex<(Option<String>, u64)>,
+}
+
+impl Shared {
+    fn nanos(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// To be one of very many.
+    Ordinary,
+    /// To notice when the others are dropped: publishes all the time.
+    Bystander,
+}
+
+/// Opens the connection with this number.
+///
+/// # Errors
+/// In words: why it cannot be opened.
+pub(super) async fn open(shared: Arc<Shared>, number: u32, role: Role) -> Result<Member, String> {
+    match timeout(OPENING_TIMEOUT, Member::open(shared, number, role)).await {
+        Ok(opened) => opened,
+        Err(_) => Err("it was not subscribed in time".to_owned()),
+    }
+}
+
+/// An open connection.
+pub(super) struct Member {
+    shared: Arc<Shared>,
+    role: Role,
+    wire: Wire,
+    session: Box<dyn Session>,
+    next_publish: Instant,
+    next_heartbeat: Option<Instant>,
+    random: Random,
+    /// It counts as open.
+    subscribed: bool,
+}
+
+impl Member {
+    async fn open(shared: Arc<Shared>, number: u32, role: Role) -> Result<Self, String> {
+        let heartbeat = shared.settings.heartbeat;
+        let source = shared.settings.source(shared.address, number);
+        let wire = Wire::open(&shared.target, shared.address, source).await?;
+        let topic = format!("leveret.bench.{:x}.{number}", shared.run);
+        let session = session(&shared.target, &topic, heartbeat);
+        let now = Instant::now();
+        let mut member = Self {
+            next_publish: now,
+            next_heartbeat: (!heartbeat.is_zero()).then(|| now + heartbeat / 2),
+            random: Random::new(number.into()),
+            subscribed: false,
+            shared,
+            role,
+            wire,
+            session,
+        };
+        let first = member.interval().mul_f64(member.fraction());
+        member.next_publish += first;
+        let mut out = Vec::new();
+        member.session.begin(&mut out);
+        loop {
+            member.send(&out).await?;
+            out.clear();
+            match member.session.handle(&mut member.wire.payload, &mut out)? {
+                Some(Met::Subscribed) => break,
+                Some(Met::Delivery(_)) => return Err("a message that nobody has published".to_owned()),
+                None if out.is_empty() => member.wire.receive().await?,
+                None => {}
+            }
+        }
+        member.subscribed = true;
+        member.shared.open.fetch_add(1, Relaxed);
+        Ok(member)
+    }
+
+    /// Publishes, receives and sends signs of life until the phase or the server ends it.
+    pub(super) async fn run(mut self) {
+        let mut phase = self.shared.phase.subscribe();
+        let ended = loop {
+            match (*phase.borrow_and_update(), self.role) {
+                (Phase::Hold, _) | (Phase::Drop, Role::Bystander) => {}
+                (Phase::Drop | Phase::End, _) => break None,
+            }
+            let due = self.next_heartbeat.map_or(self.next_publish, |beat| beat.min(self.next_publish));
+            tokio::select! {
+                changed = phase.changed() => if changed.is_err() { break None },
+                received = self.wire.receive() => if let Err(why) = received.and_then(|()| self.take()) {
+                    break Some(why);
+                },
+                () = sleep_until(due.into()) => if let Err(why) = self.act().await {
+                    break Some(why);
+                },
+            }
+        };
+        if let Some(why) = ended
+            && let Ok(mut lost) = self.shared.lost.lock()
+        {
+            lost.0.get_or_insert(why);
+            lost.1 += 1;
+        }
+    }
+
+    /// Takes the messages that have come.
+    fn take(&mut self) -> Result<(), String> {
+        let mut out = Vec::new();
+        while let Some(met) = self.session.handle(&mut self.wire.payload, &mut out)? {
+            let Met::Delivery(body) = met else { return Err("subscribed twice".to_owned()) };
+            let sent = std::str::from_utf8(&body).ok().and_then(|text| text.trim().parse::<u64>().ok());
+            let sent = sent.ok_or("a message that is not ours")?;
+            self.shared.received.fetch_add(1, Relaxed);
+            if let Ok(mut latencies) = self.shared.latencies.lock() {
+                latencies.record(self.shared.nanos().saturating_sub(sent));
+            }
+        }
+        if self.wire.payload.is_empty() {
+            self.wire.payload = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Does what is due.
+    async fn act(&mut self) -> Result<(), String> {
+        let now = Instant::now();
+        let mut out = Vec::new();
+        if self.next_heartbeat.is_some_and(|due| due <= now) {
+            self.session.heartbeat(&mut out);
+            self.next_heartbeat = Some(now + self.shared.settings.heartbeat / 2);
+            self.send(&out).await?;
+            out.clear();
+        }
+        if self.next_publish <= now {
+            // A tenth more or less, so that the fleet does not fall into step.
+            self.next_publish = now + self.interval().mul_f64(0.9 + 0.2 * self.fraction());
+            self.session.publish(self.shared.nanos().to_string().as_bytes(), &mut out);
+            self.shared.published.fetch_add(1, Relaxed);
+        }
+        self.send(&out).await
+    }
+
+    async fn send(&mut self, out: &[u8]) -> Result<(), String> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.wire.send(message_kind(self.shared.target.protocol), out).await
+    }
+
+    /// How often it publishes.
+    fn interval(&self) -> Duration {
+        match self.role {
+            Role::Ordinary => self.shared.settings.interval,
+            Role::Bystander => BYSTANDER_INTERVAL,
+        }
+    }
+
+    /// From 0 up to 1.
+    fn fraction(&mut self) -> f64 {
+        self.random.next() as f64 / u64::MAX as f64
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if self.subscribed {
+            self.shared.open.fetch_sub(1, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Where a fleet connects to, and what it speaks there.
+
+use std::fmt;
+
+use percent_encoding::percent_decode_str;
+use serde::{Serialize, Serializer};
+
+use crate::error::Error;
+use crate::process;
+use crate::stream::arguments::check;
+
+/// How a system is written on the command line.
+const FORM: &str = "it is written name=PROTOCOL+ws://user:password@host:port/path[,pid=N]";
+
+/// What is spoken inside of the WebSocket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// AMQP 0-9-1.
+    Amqp,
+    /// MQTT 3.1.1.
+    Mqtt,
+    /// STOMP 1.2.
+    Stomp,
+}
+
+impl Protocol {
+    fn from_name(name: &str) -> Option<Self> {
+        Some(match name {
+            "amqp" => Self::Amqp,
+            "mqtt" => Self::Mqtt,
+            "stomp" => Self::Stomp,
+            _ => return None,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Amqp => "amqp",
+            Self::Mqtt => "mqtt",
+            Self::Stomp => "stomp",
+        }
+    }
+
+    /// The subprotocol to offer. None for AMQP: relays know none, and clients in browsers offer none.
+    pub(super) fn subprotocol(self) -> Option<&'static str> {
+        match self {
+            Self::Amqp => None,
+            Self::Mqtt => Some("mqtt"),
+            Self::Stomp => Some("v12.stomp"),
+        }
+    }
+}
+
+/// Where and as whom to connect.
+#[derive(Clone)]
+pub struct Target {
+    /// What is spoken there.
+    pub protocol: Protocol,
+    /// A name or an address.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// User name; `guest` when absent.
+    pub user: String,
+    /// Password; `guest` when absent.
+    pub password: String,
+    /// The path of the upgrade, query included.
+    pub path: String,
+}
+
+impl Target {
+    /// Reads a URL such as `amqp+ws://guest:guest@localhost:15670/ws/amqp`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words for the command line.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        // The text may hold a password, so that errors do not repeat it.
+        let fail = |what: &str| Error::Usage(format!("--system: {what}; {FORM}"));
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| fail("there is no scheme"))?;
+        let protocol = scheme.strip_suffix("+ws").and_then(Protocol::from_name);
+        let protocol = protocol.ok_or_else(|| fail("the scheme is none of amqp+ws, mqtt+ws and stomp+ws"))?;
+        let (authority, path) = match rest.find('/') {
+            Some(slash) => rest.split_at(slash),
+            None => (rest, "/"),
+        };
+        let (login, address) = match authority.rsplit_once('@') {
+            Some((login, address)) => (login, address),
+            None => ("guest:guest", authority),
+        };
+        let (user, password) = login.split_once(':').unwrap_or((login, ""));
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| fail("there is no port"))?;
+        let decode = |part: &str| {
+            let decoded = percent_decode_str(part).decode_utf8();
+            decoded.map(String::from).map_err(|_| fail("percent-encoding that is not UTF-8"))
+        };
+        Ok(Self {
+            protocol,
+            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: port.parse().map_err(|_| fail("the port is no number"))?,
+            user: decode(user)?,
+            password: decode(password)?,
+            path: path.to_owned(),
+        })
+    }
+}
+
+/// The URL without its password, for reports.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, host, port, user, path, .. } = self;
+        let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
+        write!(f, "{}+ws://{user}@{open}{host}{close}:{port}{path}", protocol.name())
+    }
+}
+
+/// Without the password too.
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Serialize for Target {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A system under test.
+#[derive(Debug, Clone)]
+pub struct System {
+    /// Its name in the report.
+    pub name: String,
+    /// Where it listens.
+    pub target: Target,
+    /// Processes whose CPU and memory, children included, belong to it.
+    pub pids: Vec<u32>,
+}
+
+impl System {
+    /// Reads a `--system`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words for the command line.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let (name, rest) = text
+            .split_once('=')
+            .ok_or_else(|| Error::Usage(format!("--system: there is no name; {FORM}")))?;
+        let (mut url, mut pids) = (rest, Vec::new());
+        while let Some((before, pid)) = url.rsplit_once(",pid=") {
+            let known = pid.parse().ok().filter(|pid| process::exists(*pid));
+            pids.push(
+                known.ok_or_else(|| Error::Usage(format!("--system {name}: there is no process {pid:?}")))?,
+            );
+            url = before;
+        }
+        check(!name.is_empty(), "--system: the name is empty")?;
+        Ok(Self { name: name.to_owned(), target: Target::parse(url)?, pids })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_read() {
+        let own = std::process::id();
+        let text = format!("web-mqtt=mqtt+ws://a%40b:p,w@[::1]:15675/ws?x=1,pid={own}");
+        let System { name, target, pids } = System::parse(&text).unwrap();
+        assert_eq!((&*name, pids, target.protocol), ("web-mqtt", vec![own], Protocol::Mqtt));
+        assert_eq!((&*target.host, target.port, &*target.path), ("::1", 15675, "/ws?x=1"));
+        assert_eq!((&*target.user, &*target.password), ("a@b", "p,w"));
+        assert_eq!(target.to_string(), "mqtt+ws://a@b@[::1]:15675/ws?x=1");
+        let target = Target::parse("amqp+ws://localhost:1").unwrap();
+        assert_eq!((&*target.user, &*target.password, &*target.path), ("guest", "guest", "/"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_without_the_password() {
+        for bad in
+            ["x", "a=ws://u:secret@h:1", "a=amqp+ws://u:secret@h", "a=amqp+ws://u:secret@h:x", "a=u:secret"]
+        {
+            let error = System::parse(bad).unwrap_err();
+            assert!(error.is_usage() && !error.to_string().contains("secret"), "{error}");
+        }
+    }
+}

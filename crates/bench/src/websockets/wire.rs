@@ -1,0 +1,141 @@
+//! A client's WebSocket. Holds no buffer while nothing is on its way, so that a fleet is limited by descriptors only.
+
+use std::io;
+use std::net::SocketAddr;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::{TcpSocket, TcpStream};
+use websocket::handshake::ClientRequest;
+use websocket::{Decoder, Event, Limits, MessageKind, Role, encode};
+
+use super::target::Target;
+
+/// Octets read at once: far more than a message of this study.
+const READ: usize = 16 * 1024;
+
+/// A connection behind its upgrade.
+pub(super) struct Wire {
+    stream: TcpStream,
+    decoder: Decoder,
+    /// Input that the decoder has left.
+    left: Vec<u8>,
+    /// Payload that has come; whoever takes it removes it.
+    pub(super) payload: Vec<u8>,
+}
+
+impl Wire {
+    /// Connects from `source`, if that is given, and upgrades.
+    ///
+    /// # Errors
+    /// In words: there is no connection, or no upgrade.
+    pub(super) async fn open(
+        target: &Target,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<Self, String> {
+        let stream = connect(address, source).await.map_err(|error| format!("cannot connect: {error}"))?;
+        let mut wire = Self {
+            stream,
+            decoder: Decoder::new(Role::Client, Limits::NONE),
+            left: Vec::new(),
+            payload: Vec::new(),
+        };
+        let request = ClientRequest {
+            host: format!("{}:{}", target.host, target.port),
+            target: target.path.clone(),
+            origin: None,
+            protocols: target.protocol.subprotocol().into_iter().map(str::to_owned).collect(),
+            // A nonce keeps caches from answering; there are none between us and the server.
+            nonce: *b"a fleet's nonce.",
+        };
+        wire.write(&request.octets()).await?;
+        loop {
+            let input = wire.read().await?;
+            match request.judge(&input).map_err(|error| error.to_string())? {
+                Some(accepted) => {
+                    wire.decode(&input[accepted.len..])?;
+                    return Ok(wire);
+                }
+                None => wire.left = input,
+            }
+        }
+    }
+
+    /// Sends a message.
+    pub(super) async fn send(&mut self, kind: MessageKind, payload: &[u8]) -> Result<(), String> {
+        let mut frame = Vec::with_capacity(payload.len() + websocket::MAX_HEADER_LEN);
+        // Nobody is to be protected from this payload by an unpredictable key.
+        encode::message(&mut frame, Some([0x5a; 4]), kind, payload);
+        self.write(&frame).await
+    }
+
+    /// Waits until more payload, or a control frame, has come.
+    ///
+    /// # Errors
+    /// In words: the server closed, or broke the protocol.
+    pub(super) async fn receive(&mut self) -> Result<(), String> {
+        let input = self.read().await?;
+        self.decode(&input)
+    }
+
+    /// What was left, and what comes. Can be abandoned while it waits.
+    async fn read(&mut self) -> Result<Vec<u8>, String> {
+        loop {
+            let lost = |error: io::Error| format!("connection lost: {error}");
+            self.stream.readable().await.map_err(lost)?;
+            let mut buffer = [0; READ];
+            match self.stream.try_read(&mut buffer) {
+                Ok(0) => return Err("the server closed the connection".to_owned()),
+                Ok(octets) => {
+                    let mut input = std::mem::take(&mut self.left);
+                    input.extend_from_slice(&buffer[..octets]);
+                    return Ok(input);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(lost(error)),
+            }
+        }
+    }
+
+    async fn write(&mut self, octets: &[u8]) -> Result<(), String> {
+        self.stream.write_all(octets).await.map_err(|error| format!("connection lost: {error}"))
+    }
+
+    fn decode(&mut self, input: &[u8]) -> Result<(), String> {
+        let mut taken = 0;
+        loop {
+            let step = self.decoder.decode(&input[taken..], &mut self.payload);
+            let step = step.map_err(|fault| format!("the server broke the protocol: {fault}"))?;
+            taken += step.taken;
+            match step.event {
+                None => break,
+                Some(Event::Ping(ping)) => {
+                    let mut pong = Vec::new();
+                    encode::pong(&mut pong, Some([0x5a; 4]), ping.payload());
+                    // A socket that has no room for it is one that its server does not read.
+                    let _ = self.stream.try_write(&pong);
+                }
+                Some(Event::Close(Some(close))) => {
+                    return Err(format!("closed by the server: {} {}", close.code, close.reason));
+                }
+                Some(Event::Close(None)) => return Err("closed by the server".to_owned()),
+                Some(Event::MessageStart(_) | Event::MessageEnd | Event::More | Event::Pong(_)) => {}
+            }
+        }
+        self.left = input[taken..].to_vec();
+        Ok(())
+    }
+}
+
+async fn connect(address: SocketAddr, source: Option<SocketAddr>) -> io::Result<TcpStream> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    if let Some(source) = source {
+        socket.bind(source)?;
+    }
+    let stream = socket.connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}

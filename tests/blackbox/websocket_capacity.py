@@ -1,0 +1,33 @@
+"""`leveret bench websockets` opens what it says, loses nothing, and tells who refuses."""
+
+import json
+
+from harness.instances import leveret
+from harness.leveret import run
+
+SHORT = ("--hold", "1", "--interval", "0.3", "--json", "-")
+
+
+def test_levels_are_reached_and_every_message_comes_back(tmp_path):
+    with leveret(tmp_path, "--ws", "127.0.0.1:0") as server:
+        system = f"ours=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"
+        code, out, err = run("bench", "websockets", "--system", system, "--connections", "20,50", *SHORT)
+        server.stop()
+    assert code == 0, err
+    (ours,) = json.loads(out)["systems"]
+    assert [level["connections"] for level in ours["levels"]] == [20, 50]
+    assert all(level["published"] > 0 and level["lost"] == 0 for level in ours["levels"])
+    assert all(level["received"] >= level["published"] for level in ours["levels"])
+    assert ours["stopped"] is None
+    assert ours["dropped"]["connections"] == 50 and ours["dropped"]["missing"] == 0
+
+
+def test_a_limit_ends_the_ramp_and_is_told(tmp_path):
+    with leveret(tmp_path, "--ws", "127.0.0.1:0", "--max-connections", "30") as server:
+        system = f"ours=amqp+ws://127.0.0.1:{server.ws_port}/"
+        code, out, err = run("bench", "websockets", "--system", system, "--connections", "50", *SHORT)
+        server.stop()
+    assert code == 0, err
+    (ours,) = json.loads(out)["systems"]
+    assert ours["levels"][0]["connections"] == 30
+    assert "1013" in ours["stopped"]

@@ -1,0 +1,115 @@
+"""The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
+message now and then, and heartbeats, on Leveret's broker, through a relay of ours, and on RabbitMQ's Web-MQTT and
+Web-STOMP, one after the other.
+
+    make capacity                 # everything, about half an hour
+    make capacity ARGS="--quick"  # to see that it works
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.leveret import ROOT, Leveret, binary
+from harness.rabbitmq import RabbitMq, free_ports
+
+# What a process has open besides its clients' sockets.
+SPARE = 256
+# Others' published figures are at these numbers.
+LEVELS = [5_000, 15_000, 20_000]
+# Everybody comes from the same machine.
+UNLIMITED = ("--max-connections", "unlimited", "--log", "warn")
+PLUGINS = "rabbitmq_web_mqtt,rabbitmq_web_stomp"
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--quick", action="store_true", help="few connections for a short time")
+    arguments.add_argument("--hold", default="60", help="seconds at each level")
+    arguments.add_argument("--only", choices=[name for name, _ in STUDIES], action="append", help="these studies alone")
+    options = arguments.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, study in STUDIES:
+            if not options.only or name in options.only:
+                print(f"\n## {name}\n", flush=True)
+                study(Path(folder, name), options, most - SPARE)
+    return 0
+
+
+def broker(folder, options, most):
+    with server(folder, "--ws", "127.0.0.1:0") as leveret:
+        bench(options, most, f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}")
+
+
+def relay(folder, options, most):
+    """The relay in a process of its own, in front of a broker in another: two sockets a pair."""
+    with server(folder / "broker") as behind, relaying(folder / "relay", behind.port) as (front, port):
+        bench(options, most // 2, f"relay=amqp+ws://127.0.0.1:{port}/,pid={front.pid}")
+
+
+def rabbitmq(folder, options, most):
+    """Each plug-in in a RabbitMQ that has just started."""
+    for scheme, plugin in [("mqtt", "web_mqtt"), ("stomp", "web_stomp")]:
+        (port,) = free_ports(1)
+        settings = [f"{plugin}.tcp.port = {port}", f"{plugin}.tcp.ip = 127.0.0.1", *OTHER_PORTS[plugin]]
+        peer = RabbitMq(folder / plugin, *settings, plugins=f"rabbitmq_{plugin}")
+        try:
+            bench(options, most, f"{plugin}={scheme}+ws://127.0.0.1:{port}/ws,pid={peer.pid}")
+        finally:
+            # It would take its time to say goodbye to very many clients that have gone.
+            peer.server.kill()
+            peer.stop()
+
+
+# Neither is measured over TCP.
+OTHER_PORTS = {"web_mqtt": ["mqtt.listeners.tcp = none"], "web_stomp": ["stomp.listeners.tcp = none"]}
+
+
+def abandoned(_folder, options, most):
+    """The test, with as many connections as there can be."""
+    count = "1000" if options.quick else str(min(20_000, most))
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "blackbox/websocket_abandoned.py"]
+    environment = {**os.environ, "LEVERET_ABANDONED": count}
+    subprocess.run(command, check=True, cwd=ROOT / "tests", env=environment)
+
+
+STUDIES = [
+    ("broker", broker),
+    ("relay", relay),
+    ("rabbitmq", rabbitmq),
+    ("abandoned", abandoned),
+]
+
+
+@contextmanager
+def server(folder, *flags):
+    leveret = Leveret(folder, *UNLIMITED, *flags)
+    try:
+        yield leveret
+    finally:
+        leveret.stop()
+
+
+@contextmanager
+def relaying(folder, port):
+    with server(folder, "--relay", f"127.0.0.1:0=tcp://127.0.0.1:{port}") as front:
+        yield front, int(front.child.wait_line(r"^relay +listening on ws://127\.0\.0\.1:(\d+)").group(1))
+
+
+def bench(options, most, system):
+    levels = sorted({min(level, most) for level in LEVELS})
+    length = ["--quick"] if options.quick else ["--connections", ",".join(map(str, levels)), "--hold", options.hold]
+    command = [str(binary()), "bench", "websockets", "--system", system, *length]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
