@@ -1,12 +1,17 @@
-"""Debian's RabbitMQ as a child process on ports and in folders of its own, its port mapper included."""
+"""Debian's RabbitMQ as a child process on ports and in folders of its own, its port mapper included; or a cluster of it."""
 
+import contextlib
 import os
 import random
+import signal
 import socket
+import subprocess
 
 from harness.child import Child, clean_environment
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
+CONTROL_SECONDS = 120
 PORTS = (10_000, 32_000)
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
@@ -15,38 +20,66 @@ READY = r"Starting broker\.\.\. completed"
 
 
 class RabbitMq:
-    def __init__(self, folder, *settings, plugins=PLUGINS):
+    """A server. `mapper` is a cluster's, which its nodes share, as they share their Erlang cookie in `home`."""
+
+    def __init__(self, folder, *settings, plugins=PLUGINS, ports=None, mapper=None, home=None, wait=True):
         self.folder = folder
-        self.port, mapper_port, distribution_port = free_ports(3)
-        for short in ("home", "mnesia", "log"):
-            (folder / short).mkdir(parents=True)
-        (folder / "plugins").write_text(f"[{plugins}].\n")
-        lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", *settings]
-        (folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
-        env = clean_environment(
-            # The Erlang cookie is made in here, so that no other node is known or disturbed.
-            HOME=str(folder / "home"),
-            ERL_EPMD_PORT=str(mapper_port),
-            ERL_EPMD_ADDRESS="127.0.0.1",
-            # Without its shell wrapper the server itself gets our signals.
-            RUNNING_UNDER_SYSTEMD="true",
-            RABBITMQ_NODENAME=f"leveret-{os.getpid()}-{self.port}@localhost",
-            RABBITMQ_DIST_PORT=str(distribution_port),
-            RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}",
-            RABBITMQ_MNESIA_BASE=str(folder / "mnesia"),
-            RABBITMQ_LOG_BASE=str(folder / "log"),
-            RABBITMQ_ENABLED_PLUGINS_FILE=str(folder / "plugins"),
-            RABBITMQ_CONFIG_FILE=str(folder / "rabbitmq.conf"),
-            RABBITMQ_CONF_ENV_FILE="/dev/null",
-        )
+        self.port, self.distribution_port, *mapper_port = ports or free_ports(3)
+        self.node = node_name(self.port)
+        self.mapper_is_own = mapper is None
+        folder.mkdir(parents=True, exist_ok=True)
         # A port mapper of our own, started first: one that the server starts would outlive it.
-        self.mapper = Child(["epmd"], folder / "epmd.log", env=env)
-        self.server = Child([SERVER], folder / "server.log", env=env)
+        self.mapper = mapper or PortMapper(folder, *mapper_port)
+        self.env = self.prepare(settings, plugins, home or folder / "home")
+        self.starts = 0
         try:
-            self.server.wait_line(READY)
+            self.start(wait)
         except BaseException:
             self.stop()
             raise
+
+    def prepare(self, settings, plugins, home):
+        for folder in (home, self.folder / "mnesia", self.folder / "log"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "plugins").write_text(f"[{plugins}].\n")
+        lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", *settings]
+        (self.folder / "rabbitmq.conf").write_text("".join(f"{line}\n" for line in lines))
+        return clean_environment(
+            # The Erlang cookie is made in here, so that no other node is known or disturbed.
+            HOME=str(home),
+            ERL_EPMD_PORT=str(self.mapper.port),
+            ERL_EPMD_ADDRESS="127.0.0.1",
+            # Without its shell wrapper the server itself gets our signals.
+            RUNNING_UNDER_SYSTEMD="true",
+            RABBITMQ_NODENAME=self.node,
+            RABBITMQ_DIST_PORT=str(self.distribution_port),
+            RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}",
+            RABBITMQ_MNESIA_BASE=str(self.folder / "mnesia"),
+            RABBITMQ_LOG_BASE=str(self.folder / "log"),
+            RABBITMQ_ENABLED_PLUGINS_FILE=str(self.folder / "plugins"),
+            RABBITMQ_CONFIG_FILE=str(self.folder / "rabbitmq.conf"),
+            RABBITMQ_CONF_ENV_FILE="/dev/null",
+        )
+
+    def start(self, wait=True):
+        """Starts the server, for the first time or again with the same ports and folders."""
+        log = self.folder / ("server.log" if self.starts == 0 else f"server-{self.starts}.log")
+        self.starts += 1
+        self.server = Child([SERVER], log, env=self.env)
+        if wait:
+            self.server.wait_line(READY)
+
+    def end(self, how=signal.SIGKILL):
+        """Ends the server, the Erlang machine itself, by a signal."""
+        self.server.send(how)
+        self.server.wait(CONTROL_SECONDS)
+
+    def control(self, *arguments):
+        """rabbitmqctl for this node; returns what it prints."""
+        argv = [CONTROL, "--quiet", "--node", self.node, *map(str, arguments)]
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=CONTROL_SECONDS)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     @property
     def uri(self):
@@ -67,12 +100,63 @@ class RabbitMq:
         try:
             self.server.stop()
         finally:
-            self.mapper.kill()
+            if self.mapper_is_own:
+                self.mapper.stop()
+
+
+class PortMapper:
+    """Where the nodes of a cluster, and their tools, find each other."""
+
+    def __init__(self, folder, port):
+        self.port = port
+        env = clean_environment(ERL_EPMD_PORT=str(self.port), ERL_EPMD_ADDRESS="127.0.0.1")
+        self.child = Child(["epmd"], folder / "epmd.log", env=env)
+
+    def stop(self):
+        self.child.kill()
+
+
+class Cluster:
+    """Several servers that know each other by name and share their queues."""
+
+    def __init__(self, folder, count=3):
+        folder.mkdir(parents=True)
+        mapper_port, *ports = free_ports(1 + 2 * count)
+        pairs = list(zip(ports[::2], ports[1::2], strict=True))
+        settings = ["cluster_formation.peer_discovery_backend = classic_config"]
+        settings += [
+            f"cluster_formation.classic_config.nodes.{number} = {node_name(port)}"
+            for number, (port, _) in enumerate(pairs, 1)
+        ]
+        self.mapper = PortMapper(folder, mapper_port)
+        self.nodes = []
+        try:
+            for number, pair in enumerate(pairs):
+                # The first makes the cookie and the cluster, the others join.
+                options = {"ports": pair, "mapper": self.mapper, "home": folder / "home", "wait": number == 0}
+                self.nodes.append(RabbitMq(folder / f"node-{number}", *settings, **options))
+            for node in self.nodes:
+                node.server.wait_line(READY)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self):
+        """Stops all nodes, whatever becomes of one of them."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.mapper.stop)
+            for node in self.nodes:
+                # Nothing is kept, so they need not go in order and in peace.
+                stack.callback(node.server.kill)
+
+
+def node_name(port):
+    return f"leveret-{os.getpid()}-{port}@localhost"
 
 
 def free_ports(count):
     """Ports that nobody listens on, for servers that cannot be asked to choose one themselves. They lie below those that
-    the system gives to connections, so that none of them is taken before its server has it."""
+    the system gives to connections, so that none of them is taken while a server is down."""
     sockets = []
     try:
         while len(sockets) < count:

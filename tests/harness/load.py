@@ -1,0 +1,57 @@
+"""A load that keeps accounts (tests/go/load): its clients must not notice what the test does to the servers."""
+
+import contextlib
+import json
+import subprocess
+
+from harness.child import Child
+from harness.drivers import CACHE
+
+# Longer than the load's own patience, after which it says what it waited for.
+ANSWER_SECONDS = 180
+
+
+class Load:
+    """200 confirming publishers and 50 consumers, unless `options` say otherwise."""
+
+    def __init__(self, folder, uri, **options):
+        flags = [f"-{name.replace('_', '-')}={value}" for name, value in {"uri": uri, **options}.items()]
+        self.child = Child([CACHE / "go" / "load", *flags], folder / "load.log", stdin=subprocess.PIPE)
+        self.answers = 0
+        self.answer()
+
+    def ask(self, command):
+        self.child.process.stdin.write(command + "\n")
+        self.child.process.stdin.flush()
+        return self.answer()
+
+    def answer(self):
+        """The answer to the last command; a client that has heard an error fails the test here."""
+        self.answers += 1
+        with self.child.changed:
+            came = self.child.changed.wait_for(
+                lambda: len(self.child.lines) >= self.answers or self.child.ended, ANSWER_SECONDS
+            )
+            assert came and len(self.child.lines) >= self.answers, self.child.tail()
+            line = self.child.lines[self.answers - 1]
+        answer = json.loads(line)
+        assert answer["errors"] == []
+        return answer
+
+    def go_on(self, count=10):
+        """Waits until each publisher has had so many more messages confirmed."""
+        self.ask(f"go-on {count}")
+
+    @contextlib.contextmanager
+    def trouble(self, after=10):
+        """While it lasts, and until each publisher has had some confirms more, what is under way may arrive twice."""
+        self.ask("trouble")
+        yield
+        self.go_on(after)
+        self.ask("calm")
+
+    def finish(self):
+        """Ends the load; tells what became of its messages."""
+        accounts = self.ask("finish")["accounts"]
+        self.child.wait()
+        return accounts
