@@ -13,6 +13,7 @@ use tokio::time::Sleep;
 
 use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
+use crate::turn::turn_to_end;
 
 /// Octets of the per-thread read buffer: what was left unconsumed in front, then what is read.
 const SCRATCH: usize = 256 * 1024;
@@ -116,8 +117,20 @@ where
         eof: false,
         timer: None,
     };
-    let ended = poll_fn(|cx| connection.poll(cx)).await;
+    let ended = loop {
+        match poll_fn(|cx| connection.poll(cx)).await {
+            Step::Ended(ended) => break ended,
+            Step::Eof => {
+                // Boxed: few connections are at their end at a time.
+                Box::pin(turn_to_end()).await;
+                connection.protocol.handle_eof();
+            }
+        }
+    };
     outbox.close();
+    if matches!(ended, Ended::Io(_)) {
+        Box::pin(turn_to_end()).await;
+    }
     if matches!(ended, Ended::Finished) {
         linger(stream).await;
     }
@@ -150,6 +163,13 @@ const LINGER_OCTETS: usize = 4 * 1024 * 1024;
 /// Octets that [`linger`] reads at once.
 const LINGER_READ: usize = 4096;
 
+/// How far a connection has come when its loop has something for the outside to do.
+enum Step {
+    /// The peer closed its side, which the protocol is to be told.
+    Eof,
+    Ended(Ended),
+}
+
 struct Connection<'c, S, P> {
     stream: &'c mut S,
     protocol: &'c mut P,
@@ -179,7 +199,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     P: Protocol,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         self.outbox.register(cx);
         let mut budget = READ_BUDGET;
         loop {
@@ -190,14 +210,16 @@ where
             }
             match self.poll_write(cx) {
                 Ok(wrote) => progress |= wrote,
-                Err(error) => return Poll::Ready(Ended::Io(error)),
+                Err(error) => return Poll::Ready(Step::Ended(Ended::Io(error))),
             }
             if self.outbox.take_starved() {
                 self.protocol.handle_room();
                 progress = true;
             }
             match self.protocol.intent() {
-                Intent::Finish if self.stuck_since.is_none() => return Poll::Ready(self.finished()),
+                Intent::Finish if self.stuck_since.is_none() => {
+                    return Poll::Ready(Step::Ended(self.finished()));
+                }
                 Intent::Run if self.outbox.backlog() < self.read_limit && self.held => {
                     self.show_again();
                     progress = true;
@@ -206,21 +228,20 @@ where
                     match self.poll_read(cx) {
                         Poll::Ready(Ok(0)) => {
                             self.eof = true;
-                            self.protocol.handle_eof();
-                            progress = true;
+                            return Poll::Ready(Step::Eof);
                         }
                         Poll::Ready(Ok(octets)) => {
                             budget = budget.saturating_sub(octets);
                             progress = true;
                         }
-                        Poll::Ready(Err(error)) => return Poll::Ready(Ended::Io(error)),
+                        Poll::Ready(Err(error)) => return Poll::Ready(Step::Ended(Ended::Io(error))),
                         Poll::Pending => {}
                     }
                 }
                 _ => {}
             }
             if let Poll::Ready(ended) = self.poll_deadline(cx, &mut progress) {
-                return Poll::Ready(ended);
+                return Poll::Ready(Step::Ended(ended));
             }
             if !progress {
                 return Poll::Pending;
@@ -385,7 +406,10 @@ const MIN_TIMER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
+    use crate::turn::AT_ONCE;
 
     /// Echoes whole lines; `quit` ends.
     struct Lines {
@@ -538,6 +562,32 @@ mod tests {
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
         assert!(matches!(ended, Ended::Eof));
         assert_eq!(peer.await.unwrap(), "nudged\n");
+    }
+
+    #[tokio::test]
+    async fn very_many_that_are_lost_at_once_end_a_few_at_a_time() {
+        const LOST: usize = 500;
+        let ended = Arc::new(AtomicUsize::new(0));
+        let open = |_| {
+            let (near, mut far) = tokio::io::duplex(64);
+            let ended = Arc::clone(&ended);
+            tokio::spawn(async move {
+                let (mut protocol, outbox) = lines(1024);
+                drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_secs(5)).await;
+                ended.fetch_add(1, Relaxed);
+            });
+            near
+        };
+        let peers: Vec<_> = (0..LOST).map(open).collect();
+        drop(peers);
+        let mut before = 0;
+        while before < LOST {
+            // Everybody else who is ready has a turn here.
+            tokio::task::yield_now().await;
+            let now = ended.load(Relaxed);
+            assert!(now - before <= 2 * AT_ONCE, "{} at a time", now - before);
+            before = now;
+        }
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
 //! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
 //!   and writes what gathered in the outbox, once per batch.
+//! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! What always holds: an idle connection holds neither a read nor a write buffer; reading stops while the peer does
 //! not take what was written to it; a peer that takes nothing for the write time-out is given up.
@@ -18,8 +19,10 @@ mod drive;
 mod outbox;
 mod stream;
 pub mod tls;
+mod turn;
 
 pub use buffer::OutBuf;
 pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger};
 pub use outbox::Outbox;
 pub use stream::{ConnectOptions, Peer, Stream};
+pub use turn::turn_to_end;

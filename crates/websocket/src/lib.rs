@@ -34,3 +34,4 @@ pub use deflate::Deflate;
 pub use fault::Fault;
 pub use frame::{Header, HeaderOctets, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
 pub use mask::mask;
+pub use utf8::{NotUtf8, Utf8};

@@ -2,7 +2,7 @@
 
 /// The check of one text, piece by piece. What can no longer become UTF-8 is refused at once, not at the end.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Utf8 {
+pub struct Utf8 {
     /// A character of which the rest has not come.
     partial: [u8; 4],
     /// Octets of `partial` that count.
@@ -11,11 +11,14 @@ pub(crate) struct Utf8 {
 
 /// The text is not UTF-8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotUtf8;
+pub struct NotUtf8;
 
 impl Utf8 {
     /// Takes the next piece.
-    pub(crate) fn push(&mut self, mut piece: &[u8]) -> Result<(), NotUtf8> {
+    ///
+    /// # Errors
+    /// It is not, or cannot become, UTF-8.
+    pub fn push(&mut self, mut piece: &[u8]) -> Result<(), NotUtf8> {
         while self.len > 0 {
             let Some((&octet, rest)) = piece.split_first() else { return Ok(()) };
             self.partial[usize::from(self.len)] = octet;
@@ -40,7 +43,10 @@ impl Utf8 {
     }
 
     /// The text ends here.
-    pub(crate) fn finish(&mut self) -> Result<(), NotUtf8> {
+    ///
+    /// # Errors
+    /// It ends within a character.
+    pub fn finish(&mut self) -> Result<(), NotUtf8> {
         if std::mem::take(&mut self.len) == 0 { Ok(()) } else { Err(NotUtf8) }
     }
 }

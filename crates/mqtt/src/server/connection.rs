@@ -151,6 +151,13 @@ impl Connection {
         self.core.keep_alive.as_ref().filter(|_| self.is_connected())?.deadline()
     }
 
+    /// The client is not being read: that it is silent means nothing.
+    pub fn note_unread(&mut self, now: Instant) {
+        if let Some(keep_alive) = &mut self.core.keep_alive {
+            keep_alive.received(now);
+        }
+    }
+
     /// Ends the connection of a client that was silent for one and a half of its Keep Alive.
     pub fn handle_deadline(&mut self, now: Instant, out: &mut impl Output) -> Option<End> {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {

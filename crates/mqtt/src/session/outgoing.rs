@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Message;
+use crate::packet::QoS;
 
 /// The messages, in the order of their first sending, which is the order of sending them again (section 4.6).
 #[derive(Debug, Default)]
@@ -34,6 +35,13 @@ pub enum Stage {
     Received,
     /// PUBREL was sent; PUBCOMP is awaited.
     Released,
+}
+
+impl InFlight {
+    /// Whether it is of QoS 2: so is whatever has got beyond its first sending.
+    pub fn is_exactly_once(&self) -> bool {
+        !matches!(&self.stage, Stage::Published(message) if message.qos != QoS::ExactlyOnce)
+    }
 }
 
 impl Outgoing {

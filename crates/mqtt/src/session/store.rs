@@ -29,6 +29,29 @@ impl Session {
     /// Appends the session as it is to be kept. Messages from the client that were not accepted are left out: it will
     /// send them again.
     pub fn encode(&self, out: &mut Vec<u8>) {
+        self.encode_subscriptions(out);
+        put_len(out, self.in_flight().count());
+        self.in_flight().for_each(|entry| entry.encode(out));
+        put_len(out, self.received().count());
+        self.received().for_each(|id| out.extend(id.to_be_bytes()));
+    }
+
+    /// Like [`Session::encode`], for a server that keeps the rest elsewhere: of the messages in flight those of QoS 2 alone,
+    /// and none of the identifiers received, which are given back by [`Session::restore_received`].
+    pub fn encode_exactly_once(&self, out: &mut Vec<u8>) {
+        let exactly_once = || self.in_flight().filter(|entry| entry.is_exactly_once());
+        self.encode_subscriptions(out);
+        put_len(out, exactly_once().count());
+        exactly_once().for_each(|entry| entry.encode(out));
+        put_len(out, 0);
+    }
+
+    /// A message of QoS 2 from the client was accepted, and has not been released.
+    pub fn restore_received(&mut self, packet_id: u16) {
+        self.received.insert(packet_id, true);
+    }
+
+    fn encode_subscriptions(&self, out: &mut Vec<u8>) {
         out.push(LAYOUT);
         put_len(out, self.subscriptions.len());
         for (filter, subscription) in &self.subscriptions {
@@ -36,10 +59,6 @@ impl Session {
             out.push(subscription.options.octet());
             out.extend(subscription.identifier.unwrap_or(0).to_be_bytes());
         }
-        put_len(out, self.in_flight().count());
-        self.in_flight().for_each(|entry| entry.encode(out));
-        put_len(out, self.received().count());
-        self.received().for_each(|id| out.extend(id.to_be_bytes()));
     }
 
     /// The session that [`Session::encode`] gave.

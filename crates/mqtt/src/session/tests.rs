@@ -46,6 +46,18 @@ fn a_session_comes_back_from_disk_as_it_was() {
 }
 
 #[test]
+fn of_what_is_kept_elsewhere_only_exactly_once_is_written() {
+    let (session, mut octets) = (session(), Vec::new());
+    session.encode_exactly_once(&mut octets);
+    let mut back = Session::decode(&octets).expect("it was a session");
+    assert!(back.subscriptions().eq(session.subscriptions()));
+    assert!(!back.holds(70) && back.holds(71));
+    assert_eq!(back.received().count(), 0);
+    back.restore_received(5);
+    assert_eq!(back.received().collect::<Vec<_>>(), [5]);
+}
+
+#[test]
 fn damaged_octets_are_refused() {
     let mut octets = Vec::new();
     session().encode(&mut octets);

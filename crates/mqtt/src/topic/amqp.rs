@@ -1,17 +1,18 @@
 //! Topics as AMQP routing keys and back, as RabbitMQ's MQTT plugin translates them: `/` and `.` change places with each
 //! other in one direction only, `+` is `*`, `#` is `#`.
 //!
-//! What is lost, as it is with RabbitMQ: a dot within a level becomes a level separator for subscribers, and a `*`
-//! within a topic name becomes a `+`. Both worlds' wildcards differ in one more thing: `#` at the end of a binding key
+//! What is lost, as it is with RabbitMQ: a dot within a level becomes a level separator for subscribers. Unlike there, a
+//! `*` in a routing key stays one: as a `+` it would be in no topic name. Both worlds' wildcards differ in one more thing: `#` at the end of a binding key
 //! matches no word as well, and so does `#` at the end of a filter (`a/#` matches `a`), so nothing need be done.
 
 /// The routing key of a message that was published to `topic`.
 pub fn topic_to_routing_key(topic: &str) -> String {
-    translate(topic, |octet| match octet {
-        b'/' => b'.',
-        b'+' => b'*',
+    let letter = |letter| match letter {
+        '/' => '.',
+        '+' => '*',
         other => other,
-    })
+    };
+    topic.chars().map(letter).collect()
 }
 
 /// The binding key of a subscription to `filter`, which is without `$share/group/`.
@@ -21,20 +22,7 @@ pub fn filter_to_binding_key(filter: &str) -> String {
 
 /// The topic under which a message with this routing key is delivered.
 pub fn routing_key_to_topic(key: &str) -> String {
-    translate(key, |octet| match octet {
-        b'.' => b'/',
-        b'*' => b'+',
-        other => other,
-    })
-}
-
-fn translate(text: &str, octet: impl Fn(u8) -> u8) -> String {
-    text.chars()
-        .map(|letter| {
-            u8::try_from(letter)
-                .map_or(letter, |ascii| if ascii.is_ascii() { char::from(octet(ascii)) } else { letter })
-        })
-        .collect()
+    key.replace('.', "/")
 }
 
 #[cfg(test)]
@@ -52,7 +40,7 @@ mod tests {
     #[test]
     fn routing_keys_become_topics() {
         assert_eq!(routing_key_to_topic("sensors.kitchen.temp"), "sensors/kitchen/temp");
-        assert_eq!(routing_key_to_topic("a*b"), "a+b");
+        assert_eq!(routing_key_to_topic("a*b"), "a*b");
         assert_eq!(routing_key_to_topic("größe.日本"), "größe/日本");
     }
 

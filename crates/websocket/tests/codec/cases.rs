@@ -1,6 +1,6 @@
 //! Cases in the spirit of the Autobahn test suite, under its headings.
 
-use websocket::{CloseCode, CloseFrame, Limits, MessageKind, Role, encode};
+use websocket::{CloseCode, CloseFrame, Decoder, Limits, MAX_HEADER_LEN, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear, hear_client, masked};
 
@@ -223,4 +223,56 @@ fn messages_above_the_limit_are_refused_by_their_headers_alone() {
     let huge = [0x02, 0xff, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
     assert_eq!(code(&huge), Some(1009));
     assert_eq!(hear_client(&huge), (vec![], None));
+}
+
+#[test]
+fn large_messages_are_heard_in_frames_and_reads_of_every_size() {
+    for (len, frame, read) in [
+        (1 << 20, 64, 1300),
+        (1 << 20, 4096, 1 << 20),
+        (1 << 20, 1 << 20, 1300),
+        (16 << 20, 64 << 10, 128 << 10),
+        (16 << 20, 16 << 20, 32 << 20),
+    ] {
+        let payload: Vec<u8> = (0..len).map(|at| b'a' + (at % 23) as u8).collect();
+        for (opcode, expected) in
+            [(TEXT, Heard::Text(payload.clone())), (BINARY, Heard::Binary(payload.clone()))]
+        {
+            let mut octets = Vec::new();
+            for (at, piece) in payload.chunks(frame).enumerate() {
+                let fin = if (at + 1) * frame >= len { FIN } else { 0 };
+                octets.extend(masked(fin | if at == 0 { opcode } else { CONTINUATION }, piece));
+            }
+            let heard = hear(Role::Server, Limits::NONE, &octets, read);
+            assert!(heard == (vec![expected], None), "{len} octets in frames of {frame}");
+        }
+    }
+}
+
+/// What is shown again and again would make the cost of a message grow with its square.
+#[test]
+fn nothing_but_a_header_or_a_control_frame_is_ever_shown_twice() {
+    let mut octets = Vec::new();
+    for len in [0, 1, 125, 126, 70_000] {
+        octets.extend(masked(FIN | BINARY, &vec![b'x'; len]));
+        octets.extend(masked(FIN | TEXT, &vec![b'x'; len]));
+        octets.extend(masked(FIN | PING, &[b'x'; 125]));
+    }
+    for step in [1, 2, 7, 64, 1300] {
+        let mut decoder = Decoder::new(Role::Server, Limits::NONE);
+        let (mut start, mut end, mut payload) = (0, 0, Vec::new());
+        while end < octets.len() {
+            end = (end + step).min(octets.len());
+            loop {
+                let told = decoder.decode(&octets[start..end], &mut payload).unwrap();
+                start += told.taken;
+                if told.event.is_none() {
+                    break;
+                }
+            }
+            assert!(end - start < MAX_HEADER_LEN + 125, "{} octets left", end - start);
+            payload.clear();
+        }
+        assert_eq!(start, octets.len());
+    }
 }

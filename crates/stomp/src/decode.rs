@@ -1,0 +1,366 @@
+//! Frames off a stream.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use memchr::{memchr, memchr_iter};
+use smallvec::SmallVec;
+
+use crate::escape;
+use crate::fault::Fault;
+use crate::frame::{Frame, Headers, Payload};
+use crate::limits::{MAX_HEAD, MAX_HEADER_LINE, MAX_HEADERS};
+use crate::version::Version;
+
+/// How far [`Decoder::decode`] came.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Octets of the input that are done with.
+    pub taken: usize,
+    /// The frame that ended there, if one did.
+    pub frame: Option<Frame<'a>>,
+}
+
+/// Finds frames in a stream, a piece at a time.
+#[derive(Debug)]
+pub struct Decoder {
+    commands: &'static [&'static str],
+    version: Version,
+    body_limit: u64,
+    state: State,
+    /// The head of a frame whose body did not come with it.
+    head: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// At the beginning of a frame. The input was looked at so far, without finding the end of its head.
+    Head { looked_at: usize },
+    /// Within a body, of a length that may be known.
+    Body { announced: Announced, body: Vec<u8> },
+}
+
+/// What the head of a frame says of its body.
+#[derive(Debug, Clone, Copy)]
+struct Announced {
+    len: Option<usize>,
+    /// Octets.
+    limit: u64,
+}
+
+impl Decoder {
+    /// Reads what clients send, with bodies of up to `body_limit` octets, in the form of 1.0 at first.
+    pub fn of_clients(body_limit: u64) -> Self {
+        Self::new(CLIENT_COMMANDS, body_limit)
+    }
+
+    /// Reads what servers send.
+    pub fn of_servers(body_limit: u64) -> Self {
+        Self::new(SERVER_COMMANDS, body_limit)
+    }
+
+    fn new(commands: &'static [&'static str], body_limit: u64) -> Self {
+        let state = State::Head { looked_at: 0 };
+        Self { commands, version: Version::V10, body_limit, state, head: Vec::new() }
+    }
+
+    /// What was negotiated, for the frames that follow.
+    pub fn set_version(&mut self, version: Version) {
+        self.version = version;
+    }
+
+    /// Takes what it can from the front of `input`, up to the end of one frame. To be called again with the rest until it
+    /// takes nothing; what it leaves is the beginning of a frame's head, [`MAX_HEAD`] octets at most.
+    ///
+    /// # Errors
+    /// What came is no frame, or one that is too large. Nothing can be read behind it.
+    pub fn decode<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+        match &mut self.state {
+            State::Head { looked_at } => {
+                self.head = Vec::new();
+                let skipped = if *looked_at == 0 { between_frames(input) } else { 0 };
+                let input = &input[skipped..];
+                match end_of_head(input, *looked_at) {
+                    Some(end) => self.begin(input, skipped, end),
+                    None => {
+                        check_begin(input, self.commands)?;
+                        // The end may begin with the last two octets.
+                        *looked_at = input.len().saturating_sub(2);
+                        Ok(Step { taken: skipped, frame: None })
+                    }
+                }
+            }
+            State::Body { .. } => self.go_on(input),
+        }
+    }
+
+    /// The head of a frame ends at `end`.
+    fn begin<'a>(&'a mut self, input: &'a [u8], skipped: usize, end: usize) -> Result<Step<'a>, Fault> {
+        let (head, rest) = input.split_at(end);
+        let (command, headers) = self.read_head(head)?;
+        let announced = self.announced(command, &headers)?;
+        let len = match announced.len {
+            Some(len) => (rest.len() > len).then_some(len),
+            None => memchr(0, rest),
+        };
+        announced.check(command, len.unwrap_or(rest.len().min(announced.len.unwrap_or(usize::MAX))))?;
+        let Some(len) = len else {
+            self.head = head.to_vec();
+            let body = rest.to_vec();
+            self.state = State::Body { announced, body };
+            return Ok(Step { taken: skipped + input.len(), frame: None });
+        };
+        check_end(rest[len])?;
+        self.state = State::Head { looked_at: 0 };
+        let frame = Frame { command, headers, body: Payload::Borrowed(&rest[..len]) };
+        Ok(Step { taken: skipped + end + len + 1, frame: Some(frame) })
+    }
+
+    /// More of a body.
+    fn go_on<'a>(&'a mut self, input: &'a [u8]) -> Result<Step<'a>, Fault> {
+        let State::Body { announced, body } = &mut self.state else {
+            return Ok(Step { taken: 0, frame: None });
+        };
+        let end = match announced.len {
+            Some(len) => len - body.len(),
+            None => memchr(0, input).unwrap_or(input.len()),
+        };
+        let step = end.min(input.len());
+        let line = self.head.split(|octet| matches!(octet, b'\r' | b'\n')).next().unwrap_or_default();
+        announced.check(&String::from_utf8_lossy(line), body.len() + step)?;
+        body.extend_from_slice(&input[..step]);
+        if step == input.len() {
+            return Ok(Step { taken: step, frame: None });
+        }
+        check_end(input[step])?;
+        let body = Bytes::from(std::mem::take(body));
+        self.state = State::Head { looked_at: 0 };
+        let (command, headers) = self.read_head(&self.head)?;
+        let frame = Frame { command, headers, body: Payload::Owned(body) };
+        Ok(Step { taken: step + 1, frame: Some(frame) })
+    }
+
+    /// Takes a head apart.
+    fn read_head<'h>(&self, head: &'h [u8]) -> Result<(&'h str, Headers<'h>), Fault> {
+        let head =
+            std::str::from_utf8(head).map_err(|_| Fault::frame("command and headers must be UTF-8\n"))?;
+        let mut lines = head.split('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+        let command = lines.next().unwrap_or_default();
+        if !self.commands.contains(&command) {
+            return Err(bad_command(command));
+        }
+        let version = match command {
+            "CONNECT" | "STOMP" | "CONNECTED" => None,
+            _ => Some(self.version),
+        };
+        let mut headers = Headers(SmallVec::new());
+        let mut count = 0;
+        for line in lines.take_while(|line| !line.is_empty()) {
+            count += 1;
+            if count > MAX_HEADERS {
+                return Err(Fault::frame(format!("a frame may have {MAX_HEADERS} headers at most\n")));
+            }
+            let (name, value) = read_header(line, version)?;
+            if headers.get(&name).is_none() {
+                headers.0.push((name, value));
+            }
+        }
+        Ok((command, headers))
+    }
+
+    fn announced(&self, command: &str, headers: &Headers<'_>) -> Result<Announced, Fault> {
+        // 1.2, "Body": only these may have one.
+        let limit = if matches!(command, "SEND" | "MESSAGE" | "ERROR") { self.body_limit } else { 0 };
+        let len: Option<u64> = headers.number("content-length")?;
+        let announced = Announced { len: len.map(|len| usize::try_from(len).unwrap_or(usize::MAX)), limit };
+        announced.check(command, 0)?;
+        Ok(announced)
+    }
+}
+
+impl Announced {
+    /// Whether a body may be as long as announced, and as it is so far.
+    fn check(&self, command: &str, so_far: usize) -> Result<(), Fault> {
+        let at_least = self.len.unwrap_or_default().max(so_far);
+        let fits = at_least as u64 <= self.limit && at_least < usize::MAX;
+        match (fits, self.len) {
+            (true, _) => Ok(()),
+            (false, _) if self.limit == 0 && command != "SEND" => {
+                Err(Fault::frame(format!("'{command}' must not have a body\n")))
+            }
+            (false, Some(len)) => Err(too_large(&format!("size {len} "), self.limit)),
+            (false, None) => Err(too_large("", self.limit)),
+        }
+    }
+}
+
+/// As RabbitMQ's channel says it.
+fn too_large(size: &str, limit: u64) -> Fault {
+    let detail = format!("PRECONDITION_FAILED - message {size}is larger than configured max size {limit}");
+    Fault::new("precondition_failed", detail)
+}
+
+fn bad_command(command: &str) -> Fault {
+    let shown: String = command.chars().take(MAX_COMMAND).collect();
+    Fault::new("Bad command", format!("Could not interpret command \"{}\"\n", shown.escape_debug()))
+}
+
+/// Octets at the front that are between frames: line ends, which are heart-beats, and stray NULs.
+fn between_frames(input: &[u8]) -> usize {
+    let mut at = 0;
+    loop {
+        at += match &input[at..] {
+            [b'\n' | 0, ..] => 1,
+            [b'\r', b'\n', ..] => 2,
+            _ => return at,
+        };
+    }
+}
+
+/// Where the empty line behind the headers ends, looked for from `from` on.
+fn end_of_head(input: &[u8], from: usize) -> Option<usize> {
+    memchr_iter(b'\n', &input[from..]).map(|at| from + at + 1).find_map(|at| match &input[at..] {
+        [b'\n', ..] => Some(at + 1),
+        [b'\r', b'\n', ..] => Some(at + 2),
+        _ => None,
+    })
+}
+
+/// Whether what has come of a head may become one: a peer that speaks something else hears of it at once.
+fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), Fault> {
+    if input.len() > MAX_HEAD {
+        return Err(Fault::frame(format!("headers of a frame may have {MAX_HEAD} octets at most\n")));
+    }
+    let line = &input[..memchr(b'\n', input).unwrap_or(input.len())];
+    let is_whole = line.len() < input.len();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let may_be = |command: &&str| {
+        if is_whole { command.as_bytes() == line } else { command.as_bytes().starts_with(line) }
+    };
+    if commands.iter().any(may_be) { Ok(()) } else { Err(bad_command(&String::from_utf8_lossy(line))) }
+}
+
+fn check_end(octet: u8) -> Result<(), Fault> {
+    if octet == 0 {
+        return Ok(());
+    }
+    Err(Fault::frame("no NUL where content-length says that the body ends\n"))
+}
+
+/// Takes a header line apart. Without a version nothing is escaped.
+fn read_header(line: &str, version: Option<Version>) -> Result<(Cow<'_, str>, Cow<'_, str>), Fault> {
+    if line.len() > MAX_HEADER_LINE {
+        return Err(Fault::frame(format!("a header may have {MAX_HEADER_LINE} octets at most\n")));
+    }
+    let (name, value) = line.split_once(':').unwrap_or_default();
+    if name.is_empty() {
+        let shown: String = line.chars().take(MAX_SHOWN).collect();
+        return Err(Fault::frame(format!("a header is a name, a colon and a value, not '{shown}'\n")));
+    }
+    if line.contains(['\r', '\0']) {
+        return Err(Fault::frame("a header holds neither a carriage return nor a NUL\n"));
+    }
+    match version {
+        None => Ok((name.into(), value.into())),
+        // As RabbitMQ: clients of 1.0 write `name: value`.
+        Some(Version::V10) => Ok((name.into(), value.trim_start_matches(' ').into())),
+        Some(version) => Ok((escape::read(name, version)?, escape::read(value, version)?)),
+    }
+}
+
+/// Characters of an unknown command that are told back.
+const MAX_COMMAND: usize = 32;
+
+/// Characters of a line that are told back.
+const MAX_SHOWN: usize = 64;
+
+const CLIENT_COMMANDS: &[&str] = &[
+    "SEND",
+    "ACK",
+    "NACK",
+    "SUBSCRIBE",
+    "UNSUBSCRIBE",
+    "BEGIN",
+    "COMMIT",
+    "ABORT",
+    "DISCONNECT",
+    "CONNECT",
+    "STOMP",
+];
+
+const SERVER_COMMANDS: &[&str] = &["MESSAGE", "RECEIPT", "ERROR", "CONNECTED"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(input: &[u8]) -> Result<(usize, Option<String>), Fault> {
+        let mut decoder = Decoder::of_clients(100);
+        decoder.set_version(Version::V12);
+        let step = decoder.decode(input)?;
+        let told = step.frame.map(|frame| {
+            let body = String::from_utf8_lossy(frame.body.octets()).into_owned();
+            format!("{} {:?} {body}", frame.command, frame.headers)
+        });
+        Ok((step.taken, told))
+    }
+
+    fn told(input: &[u8]) -> String {
+        decode(input).unwrap().1.unwrap()
+    }
+
+    fn refused(input: &[u8]) -> String {
+        decode(input).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_first_of_repeated_headers_counts() {
+        assert_eq!(told(b"SEND\na:1\nb:2\na:3\n\nx\0"), r#"SEND {"a": "1", "b": "2"} x"#);
+    }
+
+    #[test]
+    fn a_body_may_hold_nul_when_its_length_is_told() {
+        assert_eq!(told(b"SEND\ncontent-length:3\n\na\0b\0"), "SEND {\"content-length\": \"3\"} a\0b");
+        assert_eq!(told(b"SEND\n\na\0b\0"), "SEND {} a");
+        assert_eq!(told(b"\n\r\n\0SEND\r\nd:e\r\n\r\n\0"), r#"SEND {"d": "e"} "#);
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused_at_once() {
+        for input in [&b"GET / HTTP/1.1\r\n"[..], b"AMQP\0\0\x09\x01", b"\x16\x03\x01", b"SEN D", b"send\n"] {
+            assert!(refused(input).starts_with("Bad command: Could not interpret command"), "{input:?}");
+        }
+        assert!(decode(b"CONN").unwrap().1.is_none());
+        assert!(refused(b"SEND\nx\n\n\0").contains("not 'x'"));
+        assert!(refused(b"SEND\n:x\n\n\0").contains("not ':x'"));
+        assert!(refused(b"SEND\na:\xff\n\n\0").contains("UTF-8"));
+        assert!(refused(b"SEND\na:b\rc\n\n\0").contains("carriage return"));
+        assert!(refused(b"SEND\ncontent-length:2\n\nabc\0").contains("no NUL"));
+        assert!(refused(b"SEND\ncontent-length:-1\n\nabc\0").contains("'content-length' must be a number"));
+        assert!(refused(b"BEGIN\ntransaction:t\n\nx\0").contains("'BEGIN' must not have a body"));
+        assert!(refused(b"BEGIN\ncontent-length:1\n\n").contains("'BEGIN' must not have a body"));
+    }
+
+    #[test]
+    fn limits_are_judged_before_anything_is_kept() {
+        let large = "message size 101 is larger than configured max size 100";
+        assert!(refused(b"SEND\ncontent-length:101\n\n").ends_with(large));
+        assert!(refused(b"SEND\ncontent-length:18446744073709551615\n\n").contains("larger"));
+        let mut endless = b"SEND\n\n".to_vec();
+        endless.resize(endless.len() + 101, b'x');
+        assert!(refused(&endless).ends_with("message is larger than configured max size 100"));
+        let long = [b"SEND\na:".to_vec(), vec![b'x'; MAX_HEADER_LINE], b"\n\n\0".to_vec()].concat();
+        assert!(refused(&long).contains("16384 octets"));
+        let long = [b"SEND\n".to_vec(), b"a:b\n".repeat(MAX_HEADERS + 1), b"\n\0".to_vec()].concat();
+        assert!(refused(&long).contains("128 headers"));
+        let endless = [b"SEND\n".to_vec(), b"a:b\n".repeat(MAX_HEAD / 4)].concat();
+        assert!(refused(&endless).contains("65536 octets"));
+    }
+
+    #[test]
+    fn old_clients_may_put_a_space_in_front_of_values() {
+        let mut decoder = Decoder::of_clients(100);
+        let step = decoder.decode(b"SEND\ndestination:  /queue/a\\n\n\n\0").unwrap();
+        assert_eq!(step.frame.unwrap().headers.get("destination"), Some(r"/queue/a\n"));
+    }
+}

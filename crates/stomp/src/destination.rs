@@ -1,0 +1,248 @@
+//! Destinations as RabbitMQ's STOMP adapter has them (<https://www.rabbitmq.com/docs/stomp#d>).
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::fault::Fault;
+
+/// Where a SEND goes or a SUBSCRIBE comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Destination<'a> {
+    /// `/queue/NAME`, or a name alone: a queue that is declared when it is first used.
+    Queue(Cow<'a, str>),
+    /// `/exchange/NAME` or `/exchange/NAME/KEY`: an exchange that exists, and a routing or binding key.
+    Exchange {
+        /// The exchange; never empty.
+        name: Cow<'a, str>,
+        /// The key, which may be empty.
+        key: Cow<'a, str>,
+    },
+    /// `/topic/KEY`: a key of amq.topic.
+    Topic(Cow<'a, str>),
+    /// `/amq/queue/NAME`: a queue that exists.
+    AmqQueue(Cow<'a, str>),
+    /// `/temp-queue/NAME`: in reply-to only, a queue of the connection's own.
+    TempQueue(Cow<'a, str>),
+    /// `/reply-queue/NAME`, where the name may hold slashes: what the receiver of a request finds in its reply-to.
+    ReplyQueue(Cow<'a, str>),
+}
+
+/// The exchange of `/topic`.
+pub const TOPIC_EXCHANGE: &str = "amq.topic";
+
+/// What reply-to has in front of a queue's name when it goes to a client.
+pub const REPLY_QUEUE_PREFIX: &str = "/reply-queue/";
+
+/// What destinations begin with that are passed on as they are when they are found in reply-to.
+pub const PREFIXES: [&str; 5] = ["/exchange", "/topic", "/queue", "/amq/queue", "/reply-queue/"];
+
+impl<'a> Destination<'a> {
+    /// Reads a header `destination` or `reply-to`.
+    ///
+    /// # Errors
+    /// RabbitMQ's words for what it is not.
+    pub fn parse(text: &'a str) -> Result<Self, Fault> {
+        let Some(path) = text.strip_prefix('/') else {
+            if text.is_empty() {
+                return Err(Fault::new("Invalid destination", "Destination cannot be blank"));
+            }
+            // Without any slash it is the name of a queue.
+            return if text.contains('/') { Err(unknown(text)) } else { Ok(Self::Queue(unescape(text)?)) };
+        };
+        let (kind, rest) = match path.strip_prefix("amq/queue") {
+            Some(rest) if rest.is_empty() || rest.starts_with('/') => ("amqqueue", rest),
+            _ => path.find('/').map_or((path, ""), |slash| path.split_at(slash)),
+        };
+        // With its slash, if there is one.
+        let name = rest.strip_prefix('/');
+        let one = |name: Option<&'a str>| match name {
+            Some(name) if !name.is_empty() && !name.contains('/') => unescape(name),
+            _ => Err(invalid(kind, rest)),
+        };
+        match kind {
+            "queue" => Ok(Self::Queue(one(name)?)),
+            "topic" => Ok(Self::Topic(one(name)?)),
+            "temp-queue" => Ok(Self::TempQueue(one(name)?)),
+            "amqqueue" => Ok(Self::AmqQueue(one(name)?)),
+            "reply-queue" if name.is_some() => Ok(Self::ReplyQueue(name.unwrap_or_default().into())),
+            "exchange" => {
+                let name = name.unwrap_or_default();
+                let (exchange, key) = name.split_once('/').unwrap_or((name, ""));
+                // The default exchange means something else for SEND than for SUBSCRIBE, and has no place here.
+                if exchange.is_empty() || key.contains('/') {
+                    return Err(invalid(kind, rest));
+                }
+                Ok(Self::Exchange { name: unescape(exchange)?, key: unescape(key)? })
+            }
+            _ => Err(unknown(text)),
+        }
+    }
+
+    /// The exchange and the routing key of what is sent there.
+    pub fn route(&self) -> (&str, &str) {
+        match self {
+            Self::Exchange { name, key } => (name, key),
+            Self::Topic(key) => (TOPIC_EXCHANGE, key),
+            Self::Queue(name) | Self::AmqQueue(name) | Self::TempQueue(name) | Self::ReplyQueue(name) => {
+                ("", name)
+            }
+        }
+    }
+}
+
+/// The destination of a message that was published to an exchange with a key, for its receiver.
+#[derive(Debug, Clone, Copy)]
+pub struct Published<'a> {
+    /// The exchange, empty for the default one.
+    pub exchange: &'a str,
+    /// The routing key.
+    pub routing_key: &'a str,
+}
+
+impl fmt::Display for Published<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = Escaped(self.routing_key);
+        match self.exchange {
+            "" => write!(f, "/queue/{key}"),
+            TOPIC_EXCHANGE => write!(f, "/topic/{key}"),
+            exchange if self.routing_key.is_empty() => write!(f, "/exchange/{}", Escaped(exchange)),
+            exchange => write!(f, "/exchange/{}/{key}", Escaped(exchange)),
+        }
+    }
+}
+
+/// A name as part of a destination: slashes, percent signs, control characters and what is not ASCII as `%` and two hex
+/// digits.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for octet in self.0.bytes() {
+            if is_escaped(octet) {
+                write!(f, "%{octet:02X}")?;
+            } else {
+                write!(f, "{}", char::from(octet))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_escaped(octet: u8) -> bool {
+    matches!(octet, b'/' | b'%' | ..=31 | 128..)
+}
+
+/// The name that a part of a destination stands for: what [`Escaped`] writes is read back, and nothing else is changed, as
+/// in RabbitMQ, so that `%20` remains what it is.
+fn unescape(text: &str) -> Result<Cow<'_, str>, Fault> {
+    if !text.contains('%') {
+        return Ok(text.into());
+    }
+    let mut octets = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&octet, behind)) = rest.split_first() {
+        let escaped = behind.first_chunk().filter(|_| octet == b'%').and_then(from_hex);
+        if let Some(octet) = escaped.filter(|octet| is_escaped(*octet)) {
+            octets.push(octet);
+            rest = &behind[2..];
+        } else {
+            octets.push(octet);
+            rest = behind;
+        }
+    }
+    let name = String::from_utf8(octets);
+    let not_text = |_| Fault::new("Invalid destination", format!("'{text}' does not stand for UTF-8\n"));
+    name.map(Cow::Owned).map_err(not_text)
+}
+
+fn from_hex(digits: &[u8; 2]) -> Option<u8> {
+    let digit = |octet: u8| char::from(octet).to_digit(16);
+    Some((digit(digits[0])? << 4 | digit(digits[1])?) as u8)
+}
+
+fn invalid(kind: &str, rest: &str) -> Fault {
+    // RabbitMQ tells the type as the Erlang atom that it is, and nothing of a path without a name.
+    let kind = kind.replace('-', "_");
+    Fault::new("Invalid destination", format!("'{rest}' is not a valid {kind} destination\n"))
+}
+
+fn unknown(text: &str) -> Fault {
+    let detail = format!(
+        "'{text}' is not a valid destination.\nValid destination types are: /temp-queue, {}.\n",
+        PREFIXES.join(", ")
+    );
+    Fault::new("Unknown destination", detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn exchange(name: &'static str, key: &'static str) -> Destination<'static> {
+        Destination::Exchange { name: name.into(), key: key.into() }
+    }
+
+    #[test]
+    fn destinations_are_rabbitmqs() {
+        for (text, destination) in [
+            ("/queue/a", Destination::Queue("a".into())),
+            ("a.b", Destination::Queue("a.b".into())),
+            ("/queue/a%2Fb%20c", Destination::Queue("a/b%20c".into())),
+            ("/topic/a.*.#", Destination::Topic("a.*.#".into())),
+            ("/exchange/e", exchange("e", "")),
+            ("/exchange/e/k.1", exchange("e", "k.1")),
+            ("/exchange/e/", exchange("e", "")),
+            ("/amq/queue/q", Destination::AmqQueue("q".into())),
+            ("/temp-queue/t", Destination::TempQueue("t".into())),
+            ("/reply-queue/a/b%2Fc", Destination::ReplyQueue("a/b%2Fc".into())),
+            ("/queue/%C3%A9%25", Destination::Queue("é%".into())),
+        ] {
+            assert_eq!(Destination::parse(text), Ok(destination), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_none_is_refused_in_rabbitmqs_words() {
+        for (text, words) in [
+            ("/queue", "Invalid destination: '' is not a valid queue destination"),
+            ("/queue/", "Invalid destination: '/' is not a valid queue destination"),
+            ("/queue/a/b", "Invalid destination: '/a/b' is not a valid queue destination"),
+            ("/topic/a/b", "Invalid destination: '/a/b' is not a valid topic destination"),
+            ("/temp-queue/", "Invalid destination: '/' is not a valid temp_queue destination"),
+            ("/amq/queue/a/b", "Invalid destination: '/a/b' is not a valid amqqueue destination"),
+            ("/exchange//k", "Invalid destination: '//k' is not a valid exchange destination"),
+            ("/exchange/a/b/c", "Invalid destination: '/a/b/c' is not a valid exchange destination"),
+            ("", "Invalid destination: Destination cannot be blank"),
+            ("/queue/%FF", "Invalid destination: '%FF' does not stand for UTF-8"),
+            (
+                "/something/else",
+                "Unknown destination: '/something/else' is not a valid destination.\nValid destination types are: \
+                 /temp-queue, /exchange, /topic, /queue, /amq/queue, /reply-queue/.",
+            ),
+        ] {
+            assert_eq!(Destination::parse(text).unwrap_err().to_string(), words, "{text}");
+        }
+        for text in ["a/b", "/amq/queues/a", "/queues/a", "/", "/reply-queue"] {
+            assert_eq!(Destination::parse(text).unwrap_err().message, "Unknown destination", "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn where_a_message_came_from_is_where_it_can_be_sent_to(
+            exchange in "(|amq\\.topic|[a-z/%é\n]{1,9})", routing_key in "[\\PC/%]{1,20}",
+        ) {
+            let told = Published { exchange: &exchange, routing_key: &routing_key }.to_string();
+            prop_assert!(told.is_ascii());
+            let destination = Destination::parse(&told).unwrap();
+            prop_assert_eq!(destination.route(), (&*exchange, &*routing_key));
+        }
+
+        #[test]
+        fn no_text_panics(text in "[/a-z%0-9é]{0,20}|/(queue|topic|exchange|temp-queue|amq/queue|reply-queue)[/a%é2F]{0,9}") {
+            let _ = Destination::parse(&text);
+        }
+    }
+}

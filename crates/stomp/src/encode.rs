@@ -1,0 +1,101 @@
+//! Writing frames.
+
+use std::fmt::{self, Display, Write};
+
+use crate::escape;
+use crate::version::Version;
+
+/// What ends a frame, behind its body. RabbitMQ adds the line end for clients that wait for it; to all others it is a
+/// heart-beat.
+pub const END_OF_FRAME: &[u8] = b"\0\n";
+
+/// Writes the head of a frame.
+#[derive(Debug)]
+pub struct FrameWriter<'o> {
+    out: &'o mut Vec<u8>,
+    /// How it is escaped.
+    version: Version,
+}
+
+impl<'o> FrameWriter<'o> {
+    /// Begins a frame. CONNECT and CONNECTED are written as in 1.0, whatever the version (1.2, "Value Encoding").
+    pub fn new(out: &'o mut Vec<u8>, version: Version, command: &str) -> Self {
+        out.extend_from_slice(command.as_bytes());
+        out.push(b'\n');
+        let is_plain = matches!(command, "CONNECT" | "STOMP" | "CONNECTED");
+        Self { out, version: if is_plain { Version::V10 } else { version } }
+    }
+
+    /// Adds a header.
+    pub fn header(&mut self, name: &str, value: &str) -> &mut Self {
+        escape::write(self.out, name, self.version, true);
+        self.out.push(b':');
+        escape::write(self.out, value, self.version, false);
+        self.out.push(b'\n');
+        self
+    }
+
+    /// Adds a header whose value is put together.
+    pub fn display(&mut self, name: &str, value: impl Display) -> &mut Self {
+        escape::write(self.out, name, self.version, true);
+        self.out.push(b':');
+        // Writing into memory does not fail, and a value that cannot be shown stays empty.
+        let _ = write!(Escaping { out: self.out, version: self.version }, "{value}");
+        self.out.push(b'\n');
+        self
+    }
+
+    /// Ends the head of a frame with a body of so many octets, which the caller appends, and [`END_OF_FRAME`] behind it.
+    pub fn end_head(self, body_len: usize) {
+        if body_len > 0 {
+            // A vector takes everything.
+            let _ = std::io::Write::write_fmt(self.out, format_args!("content-length:{body_len}\n"));
+        }
+        self.out.push(b'\n');
+    }
+
+    /// Ends the frame with this body.
+    pub fn end(self, body: &[u8]) {
+        let Self { out, version } = self;
+        FrameWriter { out, version }.end_head(body.len());
+        out.extend_from_slice(body);
+        out.extend_from_slice(END_OF_FRAME);
+    }
+}
+
+struct Escaping<'o> {
+    out: &'o mut Vec<u8>,
+    version: Version,
+}
+
+impl Write for Escaping<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        escape::write(self.out, text, self.version, false);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_measured_and_its_absence_is_not() {
+        let mut out = Vec::new();
+        let mut frame = FrameWriter::new(&mut out, Version::V12, "MESSAGE");
+        frame.header("destination", "/queue/a:b").display("n", 7);
+        frame.end(b"x\0y");
+        FrameWriter::new(&mut out, Version::V12, "RECEIPT").end(b"");
+        let expected = b"MESSAGE\ndestination:/queue/a\\cb\nn:7\ncontent-length:3\n\nx\0y\0\nRECEIPT\n\n\0\n";
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn connected_is_not_escaped() {
+        let mut out = Vec::new();
+        let mut frame = FrameWriter::new(&mut out, Version::V12, "CONNECTED");
+        frame.header("server", r"a:b\c");
+        frame.end(b"");
+        assert_eq!(out, b"CONNECTED\nserver:a:b\\c\n\n\0\n");
+    }
+}

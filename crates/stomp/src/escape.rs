@@ -1,0 +1,112 @@
+//! Escaping of headers: none in 1.0, and `\n`, `\c`, `\\` since 1.1, with `\r` since 1.2.
+
+use std::borrow::Cow;
+
+use crate::fault::Fault;
+use crate::version::Version;
+
+/// What stands for an octet in a header that cannot stand for itself there. In 1.0, which has no escapes, a line end in a
+/// value would let its author add headers: RabbitMQ escapes it in all versions, and so do we.
+fn escaped(octet: u8, version: Version, in_name: bool) -> Option<&'static str> {
+    match octet {
+        b'\n' => Some("\\n"),
+        b'\r' if version != Version::V11 => Some("\\r"),
+        // 1.1 has no word for it; alone it would be taken for a part of the line's end.
+        b'\r' => Some(""),
+        b':' if in_name || version != Version::V10 => Some("\\c"),
+        b'\\' if version != Version::V10 => Some("\\\\"),
+        // Would end the frame for everybody who looks for its end before its headers.
+        0 => Some("\u{fffd}"),
+        _ => None,
+    }
+}
+
+/// Appends a header's name or value as it stands on the wire.
+pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: Version, in_name: bool) {
+    let mut rest = text.as_bytes();
+    while let Some(at) = rest.iter().position(|octet| escaped(*octet, version, in_name).is_some()) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(escaped(rest[at], version, in_name).unwrap_or_default().as_bytes());
+        rest = &rest[at + 1..];
+    }
+    out.extend_from_slice(rest);
+}
+
+/// The text that a header's name or value on the wire stands for.
+///
+/// # Errors
+/// An escape that the version does not have, which ends the connection (1.2, "Value Encoding").
+pub(crate) fn read(wire: &str, version: Version) -> Result<Cow<'_, str>, Fault> {
+    if version == Version::V10 || memchr::memchr(b'\\', wire.as_bytes()).is_none() {
+        return Ok(Cow::Borrowed(wire));
+    }
+    let mut text = String::with_capacity(wire.len());
+    let mut characters = wire.chars();
+    while let Some(character) = characters.next() {
+        if character != '\\' {
+            text.push(character);
+            continue;
+        }
+        text.push(match characters.next() {
+            Some('n') => '\n',
+            Some('c') => ':',
+            Some('\\') => '\\',
+            Some('r') if version == Version::V12 => '\r',
+            other => {
+                let other = other.map_or(String::new(), |other| other.escape_debug().to_string());
+                return Err(Fault::frame(format!("STOMP {version} has no escape '\\{other}' in headers\n")));
+            }
+        });
+    }
+    Ok(Cow::Owned(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn wire(text: &str, version: Version, in_name: bool) -> String {
+        let mut out = Vec::new();
+        write(&mut out, text, version, in_name);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn each_version_escapes_what_it_has_to() {
+        let text = "a:b\\c\nd\re";
+        assert_eq!(wire(text, Version::V12, false), r"a\cb\\c\nd\re");
+        assert_eq!(wire(text, Version::V11, false), r"a\cb\\c\nde");
+        assert_eq!(wire(text, Version::V10, false), r"a:b\c\nd\re");
+        assert_eq!(wire("a:b", Version::V10, true), r"a\cb");
+    }
+
+    #[test]
+    fn unknown_escapes_are_refused() {
+        for (text, version) in
+            [(r"\t", Version::V12), (r"\", Version::V12), (r"\r", Version::V11), (r"a\é", Version::V11)]
+        {
+            let fault = read(text, version).unwrap_err();
+            assert!(fault.detail.starts_with("STOMP 1."), "{fault}");
+        }
+        assert_eq!(read(r"C:\temp\", Version::V10).unwrap(), r"C:\temp\");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_escaped_is_read_as_it_was(text in "[^\0]{0,40}", in_name: bool) {
+            for (version, expected) in [(Version::V12, text.clone()), (Version::V11, text.replace('\r', ""))] {
+                let wire = wire(&text, version, in_name);
+                prop_assert_eq!(read(&wire, version).unwrap(), expected);
+            }
+        }
+
+        #[test]
+        fn no_text_breaks_out_of_its_line(text in "\\PC{0,20}[\n\r\0:\\\\]{0,4}\\PC{0,20}", version in 0usize..3) {
+            let version = [Version::V10, Version::V11, Version::V12][version];
+            let wire = wire(&text, version, true);
+            prop_assert!(!wire.contains(['\n', '\r', '\0', ':']));
+        }
+    }
+}

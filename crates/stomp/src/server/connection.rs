@@ -1,0 +1,312 @@
+//! The connection as a whole.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::event::{AckMode, Connect, End, Event, TransactionId};
+use super::form::MessageForm;
+use super::heart_beat::{Due, HeartBeat};
+use crate::decode::Decoder;
+use crate::encode::FrameWriter;
+use crate::fault::Fault;
+use crate::frame::Frame;
+use crate::version::Version;
+
+/// What a server tells all its clients, and holds against them.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Octets of the largest body.
+    pub body_limit: u64,
+    /// The header `server` of CONNECTED: a name, a slash and a version.
+    pub server: String,
+}
+
+/// How far [`Connection::handle_input`] came.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Octets of the input that are done with.
+    pub taken: usize,
+    /// What was met there.
+    pub event: Option<Event<'a>>,
+}
+
+/// The server's end of one connection. See the [module](super) for the order of the calls.
+#[derive(Debug)]
+pub struct Connection {
+    decoder: Decoder,
+    core: Core,
+}
+
+/// Everything but the decoder, which lends the frame that is being looked at.
+#[derive(Debug)]
+pub(super) struct Core {
+    settings: Arc<Settings>,
+    phase: Phase,
+    pub(super) version: Version,
+    /// Random; part of the identifiers of messages.
+    pub(super) session: Arc<str>,
+    heart_beat: HeartBeat,
+    /// By their tags.
+    pub(super) subscriptions: HashMap<Box<str>, Subscription>,
+    pub(super) transactions: Vec<(Box<str>, TransactionId)>,
+    /// Of the next subscription or transaction.
+    pub(super) next_number: u64,
+}
+
+/// What the connection has to know of a subscription.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    pub(super) number: u64,
+    pub(super) destination: Box<str>,
+    pub(super) ack: AckMode,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Nothing has come.
+    Start,
+    /// The server is to judge the login.
+    Deciding,
+    Connected,
+    /// The client disconnects, and waits for its receipt.
+    Leaving,
+    Ended,
+}
+
+impl Connection {
+    /// A connection on which nothing has come.
+    pub fn new(settings: Arc<Settings>, now: Instant) -> Self {
+        Self {
+            decoder: Decoder::of_clients(settings.body_limit),
+            core: Core {
+                settings,
+                phase: Phase::Start,
+                version: Version::V10,
+                session: "".into(),
+                heart_beat: HeartBeat::none(now),
+                subscriptions: HashMap::new(),
+                transactions: Vec::new(),
+                next_number: 0,
+            },
+        }
+    }
+
+    /// Takes what it can from the front of `input`, up to one event. To be called again with the rest until it takes
+    /// nothing.
+    pub fn handle_input<'a>(&'a mut self, input: &'a [u8], now: Instant, out: &mut Vec<u8>) -> Step<'a> {
+        match self.core.phase {
+            Phase::Deciding => return Step { taken: 0, event: None },
+            // What comes behind the end is nobody's.
+            Phase::Leaving | Phase::Ended => return Step { taken: input.len(), event: None },
+            Phase::Start | Phase::Connected => {}
+        }
+        if !input.is_empty() {
+            self.core.heart_beat.received(now);
+        }
+        let Self { decoder, core } = self;
+        decoder.set_version(core.version);
+        match decoder.decode(input) {
+            Ok(step) => {
+                let event = step.frame.and_then(|frame| core.frame(frame, now, out));
+                Step { taken: step.taken, event }
+            }
+            Err(fault) => {
+                let event = core.fail(fault, None, out).map(Event::Ended);
+                Step { taken: input.len(), event }
+            }
+        }
+    }
+
+    /// The login is good. `session` tells this session from others: nobody must be able to guess it.
+    pub fn accept(&mut self, session: Arc<str>, now: Instant, out: &mut Vec<u8>) {
+        let core = &mut self.core;
+        if core.phase != Phase::Deciding {
+            return;
+        }
+        core.phase = Phase::Connected;
+        core.session = session;
+        core.heart_beat.received(now);
+        core.heart_beat.sent(now);
+        let (sends, expects) = core.heart_beat.answer();
+        let mut frame = FrameWriter::new(out, core.version, "CONNECTED");
+        frame.header("server", &core.settings.server).header("session", &core.session);
+        frame
+            .display("heart-beat", format_args!("{sends},{expects}"))
+            .header("version", core.version.as_str());
+        frame.end(b"");
+    }
+
+    /// Answers a request that is done.
+    pub fn receipt(&self, id: &str, out: &mut Vec<u8>) {
+        if matches!(self.core.phase, Phase::Connected | Phase::Leaving) {
+            let mut frame = FrameWriter::new(out, self.core.version, "RECEIPT");
+            frame.header("receipt-id", id);
+            frame.end(b"");
+        }
+    }
+
+    /// Ends the connection with an ERROR, about the request with this receipt if it had one.
+    pub fn fail(&mut self, fault: Fault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<End> {
+        self.core.fail(fault, receipt, out)
+    }
+
+    /// Tells that a request was refused for a reason that lies with nobody on this connection, which goes on: a full queue
+    /// has not taken a message.
+    pub fn refused(&self, fault: &Fault, receipt: &str, out: &mut Vec<u8>) {
+        if self.core.phase == Phase::Connected {
+            self.core.error(fault, &[("receipt-id", receipt)], out);
+        }
+    }
+
+    /// The broker has cancelled the subscription with this tag and number, as its queue is gone. As in RabbitMQ, the client
+    /// hears of it in an ERROR, and the connection goes on: nobody did anything wrong.
+    pub fn cancelled(&mut self, tag: &str, number: u64, out: &mut Vec<u8>) {
+        let core = &mut self.core;
+        if core.phase != Phase::Connected
+            || core.subscriptions.get(tag).is_none_or(|own| own.number != number)
+        {
+            return;
+        }
+        core.subscriptions.remove(tag);
+        let (id, description) = match tag.split_at_checked(2) {
+            Some((super::form::TAG_OF_ID, id)) => (id, format!("id='{id}'")),
+            Some((_, destination)) => (destination, format!("destination='{destination}'")),
+            None => (tag, tag.to_owned()),
+        };
+        let detail = format!(
+            "The server has canceled a subscription.\nNo more messages will be delivered for \"{description}\".\n"
+        );
+        let fault = Fault::new("Server cancelled subscription", detail);
+        core.error(&fault, &[("subscription", id)], out);
+    }
+
+    /// The client that disconnects has got its receipt.
+    pub fn leave(&mut self) -> Option<End> {
+        self.core.end(End::Disconnected)
+    }
+
+    /// The client closed its socket.
+    pub fn handle_eof(&mut self) -> Option<End> {
+        self.core.end(End::Eof)
+    }
+
+    /// Something was sent.
+    pub fn handle_sent(&mut self, now: Instant) {
+        self.core.heart_beat.sent(now);
+    }
+
+    /// Nobody reads what the client sends, so that its silence means nothing.
+    pub fn excuse_silence(&mut self, now: Instant) {
+        self.core.heart_beat.received(now);
+    }
+
+    /// When to call [`Self::handle_deadline`], at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.core.heart_beat.next_deadline().filter(|_| self.is_connected())
+    }
+
+    /// Sends a heart-beat if one is due, or ends the connection of a client that sends none.
+    pub fn handle_deadline(&mut self, now: Instant, out: &mut Vec<u8>) -> Option<End> {
+        if !self.is_connected() {
+            return None;
+        }
+        match self.core.heart_beat.poll(now) {
+            Due::Nothing => None,
+            Due::Beat => {
+                out.push(b'\n');
+                self.core.heart_beat.sent(now);
+                None
+            }
+            Due::PeerDead => self.core.end(End::Silent),
+        }
+    }
+
+    /// Whether the client was accepted, and the connection has not ended.
+    pub fn is_connected(&self) -> bool {
+        self.core.phase == Phase::Connected
+    }
+
+    /// What was negotiated; 1.0 until then.
+    pub fn version(&self) -> Version {
+        self.core.version
+    }
+
+    /// What tells this session from others; empty until there is one.
+    pub fn session(&self) -> &Arc<str> {
+        &self.core.session
+    }
+
+    /// The form of answers to a `/temp-queue` of this name.
+    pub fn form_of_replies(&self, name: &str) -> MessageForm {
+        MessageForm::of_replies(self.core.version, Arc::clone(&self.core.session), name)
+    }
+}
+
+impl Core {
+    /// Takes one frame.
+    fn frame<'a>(&mut self, frame: Frame<'a>, now: Instant, out: &mut Vec<u8>) -> Option<Event<'a>> {
+        let receipt = frame.headers.get("receipt").map(Box::<str>::from);
+        let judged = match (self.phase, frame.command) {
+            (Phase::Start, "CONNECT" | "STOMP") => self.connect(frame, now),
+            (Phase::Start, _) => Err(Fault::new("Illegal command", "You must log in using CONNECT first")),
+            (_, "CONNECT" | "STOMP") => Err(Fault::new("Illegal command", "You are connected already")),
+            _ => self.request(frame).map(|request| Event::Request(Box::new(request))),
+        };
+        match judged {
+            Ok(event) => Some(event),
+            Err(fault) => self.fail(fault, receipt.as_deref(), out).map(Event::Ended),
+        }
+    }
+
+    fn connect<'a>(&mut self, frame: Frame<'a>, now: Instant) -> Result<Event<'a>, Fault> {
+        let Some(version) = Version::negotiate(frame.headers.get("accept-version")) else {
+            let detail = format!("Supported versions are {}\n", Version::ALL);
+            return Err(Fault::new("Version mismatch", detail));
+        };
+        let connect = Connect { version, headers: frame.headers };
+        self.version = version;
+        self.heart_beat = HeartBeat::negotiate(connect.header("heart-beat"), now)?;
+        self.phase = Phase::Deciding;
+        Ok(Event::Connect(Box::new(connect)))
+    }
+
+    /// After DISCONNECT.
+    pub(super) fn start_leaving(&mut self) {
+        self.phase = Phase::Leaving;
+    }
+
+    pub(super) fn take_number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    fn fail(&mut self, fault: Fault, receipt: Option<&str>, out: &mut Vec<u8>) -> Option<End> {
+        if self.phase == Phase::Ended {
+            return None;
+        }
+        let about: &[_] = &receipt.map(|receipt| ("receipt-id", receipt)).into_iter().collect::<Vec<_>>();
+        self.error(&fault, about, out);
+        self.end(End::Fault(fault))
+    }
+
+    /// ERROR, as RabbitMQ writes it.
+    fn error(&self, fault: &Fault, about: &[(&str, &str)], out: &mut Vec<u8>) {
+        let mut frame = FrameWriter::new(out, self.version, "ERROR");
+        frame.header("message", &fault.message).header("content-type", "text/plain");
+        frame.header("version", Version::ALL);
+        about.iter().for_each(|(name, value)| _ = frame.header(name, value));
+        frame.end(fault.detail.as_bytes());
+    }
+
+    /// The end, which is told once.
+    fn end(&mut self, end: End) -> Option<End> {
+        if self.phase == Phase::Ended {
+            return None;
+        }
+        self.phase = Phase::Ended;
+        self.subscriptions = HashMap::new();
+        self.transactions = Vec::new();
+        Some(end)
+    }
+}

@@ -1,0 +1,89 @@
+//! MESSAGE frames, and the identifiers by which they are acknowledged.
+
+use std::fmt::{self, Display};
+use std::sync::Arc;
+
+use crate::encode::FrameWriter;
+use crate::version::Version;
+
+/// How the messages of one subscription are written.
+#[derive(Debug, Clone)]
+pub struct MessageForm {
+    version: Version,
+    session: Arc<str>,
+    tag: Box<str>,
+    /// 1.2: there is an `ack` header to acknowledge them by.
+    tells_ack: bool,
+}
+
+impl MessageForm {
+    pub(super) fn new(version: Version, session: Arc<str>, tag: Box<str>, is_acked: bool) -> Self {
+        Self { version, session, tag, tells_ack: is_acked && version == Version::V12 }
+    }
+
+    /// The form of answers to a `/temp-queue` of this name, as if the client had subscribed to it with its path as the id.
+    pub fn of_replies(version: Version, session: Arc<str>, name: &str) -> Self {
+        Self::new(version, session, format!("{TAG_OF_ID}{TEMP_QUEUE}{name}").into(), false)
+    }
+
+    /// The subscription's consumer tag, as RabbitMQ makes it: `T_` and its id, or `Q_` and its destination.
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// The id of the subscription, if it has one.
+    pub fn id(&self) -> Option<&str> {
+        self.tag.strip_prefix(TAG_OF_ID)
+    }
+
+    /// Begins a MESSAGE frame, with everything but the message's own headers.
+    pub fn begin<'o>(
+        &self,
+        out: &'o mut Vec<u8>,
+        destination: impl Display,
+        delivery_tag: u64,
+        redelivered: bool,
+    ) -> FrameWriter<'o> {
+        let mut frame = FrameWriter::new(out, self.version, "MESSAGE");
+        if let Some(id) = self.id() {
+            frame.header("subscription", id);
+        }
+        let id = MessageId { form: self, delivery_tag };
+        frame.display("destination", destination).display("message-id", &id);
+        frame.header("redelivered", if redelivered { "true" } else { "false" });
+        if self.tells_ack {
+            frame.display("ack", id);
+        }
+        frame
+    }
+}
+
+struct MessageId<'f> {
+    form: &'f MessageForm,
+    delivery_tag: u64,
+}
+
+impl Display for MessageId<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MessageForm { tag, session, .. } = self.form;
+        write!(f, "{tag}{SEPARATOR}{session}{SEPARATOR}{}", self.delivery_tag)
+    }
+}
+
+/// Takes the identifier of a message of this session apart: its subscription's tag, and its delivery tag.
+pub(super) fn parse_message_id<'i>(id: &'i str, session: &str) -> Option<(&'i str, u64)> {
+    // From the end: the client chooses the tag, and may put anything into it.
+    let (rest, delivery_tag) = id.rsplit_once(SEPARATOR)?;
+    let (tag, of_session) = rest.rsplit_once(SEPARATOR)?;
+    // 0 would stand for all there are.
+    let delivery_tag = delivery_tag.parse().ok().filter(|tag| *tag != 0)?;
+    (of_session == session).then_some((tag, delivery_tag))
+}
+
+/// In front of the id of a subscription, in its tag.
+pub(super) const TAG_OF_ID: &str = "T_";
+/// In front of the destination of a subscription without an id.
+pub(super) const TAG_OF_DESTINATION: &str = "Q_";
+/// What ids of subscriptions must not begin with, for those of answers do.
+pub(super) const TEMP_QUEUE: &str = "/temp-queue/";
+const SEPARATOR: &str = "@@";

@@ -1,0 +1,121 @@
+//! Heart-beats (1.2, "Heart-beating").
+
+use std::time::{Duration, Instant};
+
+use crate::fault::Fault;
+
+/// What is sent and expected on one connection; zero is nothing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeartBeat {
+    /// Something is sent at least this often.
+    send: Duration,
+    /// Something comes at least this often.
+    expect: Duration,
+    sent: Instant,
+    received: Instant,
+}
+
+/// What is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Due {
+    Nothing,
+    Beat,
+    /// Nothing came for two intervals.
+    PeerDead,
+}
+
+impl HeartBeat {
+    pub(super) fn none(now: Instant) -> Self {
+        Self { send: Duration::ZERO, expect: Duration::ZERO, sent: now, received: now }
+    }
+
+    /// Does what a client asks for in its header `heart-beat`: what it can send, and what it wants to get, in milliseconds.
+    pub(super) fn negotiate(header: Option<&str>, now: Instant) -> Result<Self, Fault> {
+        let Some(header) = header else { return Ok(Self::none(now)) };
+        let interval = |text: &str| match text.trim().parse::<u32>() {
+            Ok(0) => Some(Duration::ZERO),
+            Ok(millis) => Some(Duration::from_millis(millis.into()).max(SHORTEST)),
+            Err(_) => None,
+        };
+        let both = header.split_once(',').and_then(|(can, wants)| Some((interval(can)?, interval(wants)?)));
+        let (can, wants) = both.ok_or_else(|| {
+            Fault::header(format!("'heart-beat' must be two numbers with a comma, not '{header}'\n"))
+        })?;
+        Ok(Self { send: wants, expect: can, sent: now, received: now })
+    }
+
+    /// What the server answers: what it sends, and what it expects, in milliseconds.
+    pub(super) fn answer(&self) -> (u128, u128) {
+        (self.send.as_millis(), self.expect.as_millis())
+    }
+
+    pub(super) fn sent(&mut self, now: Instant) {
+        self.sent = now;
+    }
+
+    pub(super) fn received(&mut self, now: Instant) {
+        self.received = now;
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        [self.next_beat(), self.death()].into_iter().flatten().min()
+    }
+
+    pub(super) fn poll(&self, now: Instant) -> Due {
+        match (self.death(), self.next_beat()) {
+            (Some(death), _) if death <= now => Due::PeerDead,
+            (_, Some(beat)) if beat <= now => Due::Beat,
+            _ => Due::Nothing,
+        }
+    }
+
+    /// Early enough for the way to take as long again.
+    fn next_beat(&self) -> Option<Instant> {
+        (!self.send.is_zero()).then(|| self.sent + self.send / 2)
+    }
+
+    fn death(&self) -> Option<Instant> {
+        (!self.expect.is_zero()).then(|| self.received + self.expect * 2)
+    }
+}
+
+/// As RabbitMQ, which counts in seconds: more often nobody has to be heard.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_the_client_can_and_wants_is_what_happens() {
+        let now = Instant::now();
+        for (header, answer) in [
+            (None, (0, 0)),
+            (Some("0,0"), (0, 0)),
+            (Some("10000,4000"), (4000, 10_000)),
+            (Some(" 100 , 0 "), (0, 1000)),
+        ] {
+            assert_eq!(HeartBeat::negotiate(header, now).unwrap().answer(), answer, "{header:?}");
+        }
+        for header in ["", "1", "1,2,3", "-1,0", "a,b"] {
+            assert!(HeartBeat::negotiate(Some(header), now).is_err(), "{header}");
+        }
+    }
+
+    #[test]
+    fn beats_are_sent_in_time_and_two_missed_ones_are_death() {
+        let start = Instant::now();
+        let mut beat = HeartBeat::negotiate(Some("4000,2000"), start).unwrap();
+        assert_eq!(beat.next_deadline(), Some(start + SECOND));
+        assert_eq!(beat.poll(start + SECOND / 2), Due::Nothing);
+        assert_eq!(beat.poll(start + SECOND), Due::Beat);
+        beat.sent(start + 7 * SECOND);
+        assert_eq!(beat.poll(start + 7 * SECOND), Due::Nothing);
+        assert_eq!(beat.poll(start + 8 * SECOND), Due::PeerDead);
+        beat.received(start + 8 * SECOND);
+        assert_eq!(beat.poll(start + 8 * SECOND), Due::Beat);
+        assert_eq!(HeartBeat::none(start).next_deadline(), None);
+    }
+}

@@ -1,0 +1,173 @@
+//! Requests of a connected client: what RabbitMQ looks at before it asks the broker, in its words.
+
+use std::sync::Arc;
+
+use super::connection::{Core, Subscription};
+use super::event::{AckMode, Kind, Request, Settle, SubscribeEvent, TransactionId};
+use super::form::{MessageForm, TAG_OF_DESTINATION, TAG_OF_ID, TEMP_QUEUE, parse_message_id};
+use crate::fault::Fault;
+use crate::frame::{Frame, Headers};
+use crate::limits::{MAX_SUBSCRIPTIONS, MAX_TRANSACTIONS};
+use crate::version::Version;
+
+impl Core {
+    pub(super) fn request<'a>(&mut self, frame: Frame<'a>) -> Result<Request<'a>, Fault> {
+        let Frame { command, headers, body } = frame;
+        let kind = match command {
+            "SEND" => {
+                if headers.get("message-id").is_some() {
+                    return Err(Fault::header("'message-id' is not allowed on 'SEND'.\n"));
+                }
+                let destination = destination(&headers, command)?;
+                Kind::Send { destination, body, transaction: self.transaction(&headers)? }
+            }
+            "SUBSCRIBE" => Kind::Subscribe(self.subscribe(&headers)?),
+            "UNSUBSCRIBE" => self.unsubscribe(&headers)?,
+            "ACK" | "NACK" => Kind::Settle(self.settle(&headers, command)?),
+            "BEGIN" => Kind::Begin(self.begin(transaction_name(&headers, command)?)?),
+            "COMMIT" => Kind::Commit(self.end_transaction(transaction_name(&headers, command)?)?),
+            "ABORT" => Kind::Abort(self.end_transaction(transaction_name(&headers, command)?)?),
+            // The decoder lets nothing else pass.
+            _ => {
+                self.start_leaving();
+                Kind::Disconnect
+            }
+        };
+        Ok(Request { headers, kind })
+    }
+
+    fn subscribe(&mut self, headers: &Headers<'_>) -> Result<SubscribeEvent, Fault> {
+        check_durable(headers)?;
+        let destination = destination(headers, "SUBSCRIBE")?;
+        let (tag, _) = tag(headers, "SUBSCRIBE")?;
+        let ack = match headers.get("ack") {
+            None | Some("auto") => AckMode::Auto,
+            Some("client") => AckMode::Client,
+            Some("client-individual") => AckMode::ClientIndividual,
+            Some(other) => {
+                let text = format!("'ack' must be auto, client or client-individual, not '{other}'\n");
+                return Err(Fault::header(text));
+            }
+        };
+        if self.subscriptions.contains_key(&tag) {
+            let detail = format!("A subscription identified by '{tag}' already exists.");
+            return Err(Fault::new("Duplicated subscription identifier", detail));
+        }
+        if self.subscriptions.len() >= MAX_SUBSCRIPTIONS {
+            let detail = format!("A connection may have {MAX_SUBSCRIPTIONS} subscriptions at most.\n");
+            return Err(Fault::new("Too many subscriptions", detail));
+        }
+        let number = self.take_number();
+        let session = Arc::clone(&self.session);
+        let form = MessageForm::new(self.version, session, tag.clone(), ack != AckMode::Auto);
+        self.subscriptions.insert(tag, Subscription { number, destination: destination.clone(), ack });
+        Ok(SubscribeEvent { number, destination, ack, form })
+    }
+
+    fn unsubscribe<'a>(&mut self, headers: &Headers<'_>) -> Result<Kind<'a>, Fault> {
+        check_durable(headers)?;
+        let (tag, description) = tag(headers, "UNSUBSCRIBE")?;
+        let Some(Subscription { number, destination, .. }) = self.subscriptions.remove(&tag) else {
+            let detail = format!(
+                "UNSUBSCRIBE must refer to an existing subscription.\nSubscription to \"{description}\" not found.\n"
+            );
+            return Err(Fault::new("No subscription found", detail));
+        };
+        Ok(Kind::Unsubscribe { number, destination })
+    }
+
+    fn settle(&self, headers: &Headers<'_>, command: &str) -> Result<Settle, Fault> {
+        let name = if self.version == Version::V12 { "id" } else { "message-id" };
+        let Some(id) = headers.get(name) else {
+            let detail = format!("\"{command}\" must include the \"{name}\" header\n");
+            return Err(Fault::new("Missing header", detail));
+        };
+        let invalid = || Fault::header(format!("\"{command}\" must include a valid \"{name}\" header\n"));
+        let (tag, delivery_tag) = parse_message_id(id, &self.session).ok_or_else(invalid)?;
+        let Some(subscription) = self.subscriptions.get(tag) else {
+            let detail = format!("Message with id \"{id}\" has no subscription");
+            return Err(Fault::new("Subscription not found", detail));
+        };
+        // 1.1 asks for it beside the message's identifier, which says the same.
+        let named = headers.get("subscription").filter(|_| self.version == Version::V11);
+        if named.zip(tag.strip_prefix(TAG_OF_ID)).is_some_and(|(named, own)| named != own) {
+            return Err(Fault::header(format!("the message of '{command}' is of another subscription\n")));
+        }
+        Ok(Settle {
+            subscription: subscription.number,
+            delivery_tag,
+            cumulative: subscription.ack == AckMode::Client,
+            is_ack: command == "ACK",
+            requeue: headers.flag("requeue")?.unwrap_or(true),
+            transaction: self.transaction(headers)?,
+        })
+    }
+
+    /// The transaction that a frame is part of, if it is of any.
+    fn transaction(&self, headers: &Headers<'_>) -> Result<Option<TransactionId>, Fault> {
+        let Some(name) = headers.get("transaction") else { return Ok(None) };
+        let found = self.transactions.iter().find(|(own, _)| **own == *name);
+        found.map(|(_, id)| Some(*id)).ok_or_else(|| no_transaction(name))
+    }
+
+    fn begin(&mut self, name: &str) -> Result<TransactionId, Fault> {
+        let refuse = |detail: String| Err(Fault::new("Bad transaction", detail));
+        if self.transactions.iter().any(|(own, _)| **own == *name) {
+            return refuse(format!("Transaction \"{name}\" has begun already\n"));
+        }
+        if self.transactions.len() >= MAX_TRANSACTIONS {
+            return refuse(format!("A connection may have {MAX_TRANSACTIONS} transactions at most\n"));
+        }
+        let id = TransactionId(self.take_number());
+        self.transactions.push((name.into(), id));
+        Ok(id)
+    }
+
+    fn end_transaction(&mut self, name: &str) -> Result<TransactionId, Fault> {
+        let at = self.transactions.iter().position(|(own, _)| **own == *name);
+        at.map(|at| self.transactions.swap_remove(at).1).ok_or_else(|| no_transaction(name))
+    }
+}
+
+fn no_transaction(name: &str) -> Fault {
+    Fault::new("Bad transaction", format!("Invalid transaction identifier: \"{name}\"\n"))
+}
+
+fn transaction_name<'h>(headers: &'h Headers<'_>, command: &str) -> Result<&'h str, Fault> {
+    headers.get("transaction").ok_or_else(|| {
+        Fault::new("Missing transaction", format!("\"{command}\" must include a 'transaction' header\n"))
+    })
+}
+
+fn destination(headers: &Headers<'_>, command: &str) -> Result<Box<str>, Fault> {
+    headers.get("destination").map(Box::from).ok_or_else(|| {
+        Fault::new("Missing destination", format!("\"{command}\" must include a 'destination' header\n"))
+    })
+}
+
+/// A durable subscription is found again by its id.
+fn check_durable(headers: &Headers<'_>) -> Result<(), Fault> {
+    let durable = headers.flag("durable")? == Some(true) || headers.flag("persistent")? == Some(true);
+    if durable && headers.get("id").is_none() {
+        return Err(Fault::new("Missing Header", "Header 'id' is required for durable subscriptions"));
+    }
+    Ok(())
+}
+
+/// The consumer tag of a subscription, and how RabbitMQ describes it.
+fn tag(headers: &Headers<'_>, command: &str) -> Result<(Box<str>, String), Fault> {
+    if let Some(id) = headers.get("id") {
+        if id.starts_with(TEMP_QUEUE) {
+            let detail = format!("{command} 'id' may not start with {TEMP_QUEUE}\n");
+            return Err(Fault::new("Invalid id", detail));
+        }
+        return Ok((format!("{TAG_OF_ID}{id}").into(), format!("id='{id}'")));
+    }
+    match headers.get("destination") {
+        Some(name) => Ok((format!("{TAG_OF_DESTINATION}{name}").into(), format!("destination='{name}'"))),
+        None => {
+            let detail = format!("{command} must include a 'destination' or 'id' header");
+            Err(Fault::new("Missing destination or id", detail))
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Frames as the specification and other implementations write them.
+
+use stomp::{Decoder, Version};
+
+/// Made by `fixtures/make_golden.py` with stomp.py: a version, the octets of a frame, and what it says.
+const FIXTURES: &str = include_str!("fixtures/golden.txt");
+
+fn read(version: Version, octets: &[u8]) -> String {
+    let is_of_server =
+        [&b"CONNECTED"[..], b"MESSAGE", b"RECEIPT", b"ERROR"].iter().any(|name| octets.starts_with(name));
+    let mut decoder = if is_of_server { Decoder::of_servers(1000) } else { Decoder::of_clients(1000) };
+    decoder.set_version(version);
+    let step = decoder.decode(octets).unwrap_or_else(|fault| panic!("{fault}: {octets:?}"));
+    assert_eq!(step.taken, octets.len());
+    let frame = step.frame.expect("it is whole");
+    let headers: Vec<String> =
+        frame.headers.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
+    format!("{} {} {:?}", frame.command, headers.join(" "), String::from_utf8_lossy(frame.body.octets()))
+}
+
+#[test]
+fn the_examples_of_the_specification() {
+    for (octets, told) in [
+        (
+            "CONNECT\naccept-version:1.2\nhost:stomp.github.org\n\n\0",
+            "CONNECT accept-version=\"1.2\" host=\"stomp.github.org\" \"\"",
+        ),
+        (
+            "SEND\ndestination:/queue/a\ncontent-type:text/plain\n\nhello queue a\n\0",
+            "SEND destination=\"/queue/a\" content-type=\"text/plain\" \"hello queue a\\n\"",
+        ),
+        (
+            "MESSAGE\nsubscription:0\nmessage-id:007\ndestination:/queue/a\ncontent-type:text/plain\n\nhello queue a\0",
+            "MESSAGE subscription=\"0\" message-id=\"007\" destination=\"/queue/a\" content-type=\"text/plain\" \
+             \"hello queue a\"",
+        ),
+        ("MESSAGE\nfoo:World\nfoo:Hello\n\n\0", "MESSAGE foo=\"World\" \"\""),
+        ("ACK\nid:12345\ntransaction:tx1\n\n\0", "ACK id=\"12345\" transaction=\"tx1\" \"\""),
+    ] {
+        assert_eq!(read(Version::V12, octets.as_bytes()), told);
+    }
+}
+
+#[test]
+fn frames_of_another_implementation() {
+    let mut frames = 0;
+    for line in FIXTURES.lines().filter(|line| !line.starts_with('#')) {
+        let [version, octets, told] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let version = match version {
+            "1.0" => Version::V10,
+            "1.1" => Version::V11,
+            _ => Version::V12,
+        };
+        assert_eq!(read(version, &unhex(octets)), told);
+        frames += 1;
+    }
+    assert!(frames >= 20, "{frames} frames");
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let value = |digit: u8| char::from(digit).to_digit(16).expect("it is a digit") as u8;
+    text.as_bytes().chunks(2).map(|pair| value(pair[0]) << 4 | value(pair[1])).collect()
+}
