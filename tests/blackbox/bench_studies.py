@@ -3,10 +3,13 @@
 import csv
 import json
 import os
+import re
 import socket
 import time
+from pathlib import Path
 
 import pytest
+from harness.certificates import Authority
 from harness.child import Child, clean_environment
 from harness.instances import leveret
 from harness.leveret import binary, run
@@ -60,6 +63,77 @@ def test_the_churn_study_opens_and_closes_everything(broker):
     assert len(report["cells"]) == 10
 
 
+def test_the_strategies_study_loses_nothing_on_a_broker_and_through_a_pool_that_it_starts(broker):
+    arguments = ["--uri", broker.uri, "--with", "broker,pool", "--workers", "3", "--messages", "50", "--rounds", "2"]
+    report = study("strategies", *arguments, "--expect", "lost==0", "--expect", "rate>0")
+    assert {system["name"] for system in report["systems"]} == {"default", "broker", "pool"}
+    assert {cell["scenario"] for cell in report["cells"]} == {"one connection", "connection each", "pool of channels"}
+    assert figure(report, "one connection", 3, "pool", "cpu")["median"] >= 0
+
+
+def test_streams_follow_patterns_keys_schedules_and_arguments(broker, tmp_path):
+    common = ["--uri", broker.uri, "--rounds", "1", "--messages", "300"]
+    none_lost = ["--expect", "lost==0", "--expect", "duplicated==0", "--expect", "p50<60s"]
+    many = ["--producers", "2", "--consumers", "3", "--queue", "pattern-%d-x", "--queues", "5", "--first-queue", "7"]
+    study("stream", *common, *many, "--persistent", "--queue-argument", "x-max-length=100000", *none_lost)
+    keys = ["--exchange", "bench-topic", "--exchange-type", "topic", "--routing-key", "a.%d.b", "--routing-keys", "9"]
+    study("stream", *common, *keys, "--queues", "4", "--property", "priority=5", "--property", "header.x=1", *none_lost)
+    report = study("stream", *common, "--rate", "1000:0.1,0:0.05,1000..5000:0.1", *none_lost)
+    assert report["workload"]["rate"] == "1000:0.1,0:0.05,1000..5000:0.1"
+    for name, size in [("a", 10), ("b", 200_000)]:
+        (tmp_path / name).write_bytes(b"x" * size)
+    bodies = ["--body", tmp_path / "a", "--body", tmp_path / "b", "--property", "content-type=text/plain"]
+    report = study("stream", *common, *bodies, "--expect", "lost==0")
+    assert report["systems"][0]["rounds"][0]["counts"]["consumed"] == 300
+    refused = run("bench", "stream", *common, "--queue-argument", "x-max-length=-1")
+    assert refused[0] == 1 and "406" in refused[2]
+
+
+def test_streams_go_over_tls(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("server")
+    tls = ["--amqps", "127.0.0.1:0", "--tls-cert", pair.certificate, "--tls-key", pair.key]
+    with leveret(tmp_path / "tls", "--data-dir", "off", *tls) as server:
+        port = server.child.wait_line(r"^amqps +listening on amqps://127\.0\.0\.1:(\d+)").group(1)
+        uri = f"amqps://guest:guest@localhost:{port}"
+        arguments = ["--rounds", "1", "--messages", "5000", "--expect", "lost==0"]
+        study("stream", *arguments, "--uri", f"{uri}?cacertfile={authority.file}")
+        study("stream", *arguments, "--uri", f"{uri}?verify=verify_none")
+        code, _, error = run("bench", "stream", *arguments, "--uri", uri)
+        assert code == 1 and "certificate" in error, error
+
+
+def test_a_system_is_watched_by_process_name_and_by_its_own_metrics(broker, tmp_path):
+    with leveret(tmp_path / "told", "--data-dir", "off") as server:
+        told = f"told={server.uri},prometheus={server.http}/metrics"
+        program = Path(f"/proc/{broker.pid}/comm").read_text().strip()
+        name = f"named={broker.uri},process={program}"
+        report = study("churn", *SHORT, "--system", told, "--system", name, "--kind", "channel", "--workers", "1")
+    for system in ("told", "named"):
+        assert figure(report, "channel", 1, system, "rss")["median"] > 1_000_000
+        assert figure(report, "channel", 1, system, "cpu")["median"] >= 0
+
+
+def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
+    with leveret(tmp_path / "both", "--data-dir", "off", "--ws", "127.0.0.1:0") as server:
+        web = f"web=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"
+        arguments = ["--quick", "--rounds", "1", "--system", f"it={server.uri},pid={server.pid}", "--websocket", web]
+        only = ["--only", "proxy,strategies,stream,routing,websockets"]
+        code, out, error = run("bench", "all", *arguments, *only, "--output", tmp_path / "all", seconds=240)
+    assert code == 0, out + error
+    page = (tmp_path / "all" / "report.html").read_text()
+    parts = ["proxy", "strategies", "stream", "routing", "websockets"]
+    for part, title in zip(parts, re.findall(r'<h2 id="(\w+)">', page), strict=True):
+        assert part == title
+        [section] = re.findall(rf'<h2 id="{part}">.*?(?=<h2|</body>)', page, re.S)
+        assert "<svg" in section and "<table" in section, part
+    assert "linear or better" in page
+    studies = json.loads((tmp_path / "all" / "results.json").read_text())["studies"]
+    assert len(studies) == len(parts)
+    with (tmp_path / "all" / "results.csv").open() as lines:
+        assert {row["study"] for row in csv.DictReader(lines)} == set(parts)
+
+
 def test_expectations_of_single_cells_set_the_exit_code(broker):
     arguments = ["bench", "churn", *SHORT, "--uri", broker.uri, "--kind", "channel", "--workers", "1"]
     assert run(*arguments, "--expect", "channel@1: rate>0")[0] == 0
@@ -75,7 +149,8 @@ def test_results_are_a_page_json_and_csv_and_two_runs_compare(broker, tmp_path):
         assert code == 0, out + error
         page = (folder / "report.html").read_text()
         assert page.count("<svg") == 3 and "http" not in page.replace("http://www.w3.org/2000/svg", "")
-        rows = list(csv.DictReader((folder / "results.csv").open()))
+        with (folder / "results.csv").open() as lines:
+            rows = list(csv.DictReader(lines))
         assert {row["scenario"] for row in rows} == {"queue"} and {"1", "4"} == {row["at"] for row in rows}
     a, b = (folder / "results.json" for folder in runs)
     both = study("compare", a, b, "--output", tmp_path / "both")

@@ -3,6 +3,8 @@
 //! Threads and blocking sockets, because a load generator has few connections and each is busy: one thread per
 //! direction, large reads and writes, and no scheduler between the socket and the clock.
 
+mod tls;
+
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use crate::uri::Uri;
 /// How long a blocked read or write lasts before its thread looks whether the round has ended.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// How long a server may take for a step of the set-up.
-const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest frame asked for: what RabbitMQ offers.
 const FRAME_MAX: u32 = 131_072;
 /// Size of the receive buffer: thousands of small messages a read, and at least two of the largest frames.
@@ -103,6 +105,17 @@ impl Connection {
         self.call(id, channel::Open::default(), |method| {
             matches!(method, Method::ChannelOpenOk(_)).then_some(())
         })
+    }
+
+    /// Sends a method that has no answer.
+    pub(crate) fn tell<'m>(
+        &mut self,
+        channel: u16,
+        method: impl Into<Method<'m>>,
+    ) -> Result<(), ClientError> {
+        let mut output = Vec::new();
+        write_method(&mut output, channel, method);
+        self.stream.write_all(&output).map_err(ClientError::io("sending a request"))
     }
 
     /// Sends `request` and waits for the method that `accept` takes as its answer. Content frames are refused:
@@ -300,22 +313,27 @@ const CAPABILITIES: Capabilities = Capabilities {
 };
 
 fn connect(uri: &Uri) -> Result<TcpStream, ClientError> {
+    if let Some(tls) = &uri.tls {
+        return tls::connect(uri, tls).and_then(configured);
+    }
     let resolving = ClientError::io("resolving the host name");
     let addresses = (uri.host.as_str(), uri.port).to_socket_addrs().map_err(resolving)?;
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in addresses {
         match TcpStream::connect_timeout(&address, SETUP_TIMEOUT) {
-            Ok(stream) => {
-                let set_up = || -> io::Result<()> {
-                    stream.set_nodelay(true)?;
-                    stream.set_read_timeout(Some(POLL))?;
-                    stream.set_write_timeout(Some(POLL))
-                };
-                set_up().map_err(ClientError::io("configuring the socket"))?;
-                return Ok(stream);
-            }
+            Ok(stream) => return configured(stream),
             Err(error) => last = error,
         }
     }
     Err(ClientError::Io { doing: "connecting", cause: last })
+}
+
+fn configured(stream: TcpStream) -> Result<TcpStream, ClientError> {
+    let set_up = || -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(POLL))?;
+        stream.set_write_timeout(Some(POLL))
+    };
+    set_up().map_err(ClientError::io("configuring the socket"))?;
+    Ok(stream)
 }

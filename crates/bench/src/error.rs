@@ -29,8 +29,8 @@ pub enum Error {
         /// Why it could not.
         cause: io::Error,
     },
-    /// Leveret's pool could not be started.
-    Pool {
+    /// Leveret's own broker or pool could not be started.
+    Companion {
         /// What went wrong; it tells more on its standard error.
         cause: io::Error,
     },
@@ -58,7 +58,7 @@ impl fmt::Display for Error {
             Self::Expect(error) => error.fmt(f),
             Self::System { system, cause } => write!(f, "system {system}: {cause}"),
             Self::Link { address, cause } => write!(f, "the link at {address}: {cause}"),
-            Self::Pool { cause } => write!(f, "the pool does not start: {cause}"),
+            Self::Companion { cause } => write!(f, "leveret serve does not start: {cause}"),
             Self::Report { path, cause } => write!(f, "cannot write the report to {path}: {cause}"),
         }
     }
@@ -71,7 +71,7 @@ impl std::error::Error for Error {
             Self::Uri(error) => Some(error),
             Self::Expect(error) => Some(error),
             Self::System { cause, .. } => Some(cause),
-            Self::Link { cause, .. } | Self::Pool { cause } | Self::Report { cause, .. } => Some(cause),
+            Self::Link { cause, .. } | Self::Companion { cause } | Self::Report { cause, .. } => Some(cause),
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! - [`stream`]: producers and consumers, the everyday workload. [`routing`]: what many queues and bindings cost.
 //!   [`websockets`]: what very many idle WebSocket connections cost.
-//!   `publish`: ways of publishing. `proxy`: a connection for each message, to a broker far away. `churn`: what is
-//!   opened and closed.
+//!   `publish`: ways of publishing. `proxy`: a connection for each message, to a broker far away. `strategies`: connections
+//!   and channels of many workers. `churn`: what is opened and closed.
 //! - [`study`]: what studies share: turns, tables, plots, pages. [`link`]: makes a broker far away.
 //! - [`stats`], [`latency`]: what the figures mean;
 //!   [`report`]: where they end up; [`expect`] and [`metric`]: conditions on them.
@@ -14,6 +14,7 @@
 //!
 //! What must never be added: knowledge of a particular server's internals.
 
+mod all;
 mod churn;
 mod client;
 pub mod error;
@@ -32,30 +33,33 @@ mod random;
 pub mod report;
 pub mod routing;
 pub mod stats;
+mod strategies;
 pub mod stream;
 pub mod study;
 mod table;
 pub mod uri;
+pub mod watched;
 pub mod websockets;
 
 use std::io::{self, IsTerminal};
 
+use all::AllArguments;
 use churn::ChurnArguments;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
 pub use error::Error;
 use link::LinkArguments;
-use metric::grouped;
 use proxy::ProxyArguments;
 use publish::PublishArguments;
 use routing::RoutingArguments;
-use stream::{Progress, StreamArguments};
+use strategies::StrategiesArguments;
+use stream::{StreamArguments, watch_as_study};
 use study::Watch;
-use study::arguments::Common;
+use study::arguments::{Common, OutputArguments};
 use study::compare::CompareArguments;
-use study::files::{write_report, write_study};
 use study::report::StudyReport;
+use study::results::Results;
 use websockets::WebSocketsArguments;
 
 /// Measure AMQP systems
@@ -72,8 +76,10 @@ enum Study {
     Websockets(WebSocketsArguments),
     Publish(PublishArguments),
     Proxy(ProxyArguments),
+    Strategies(StrategiesArguments),
     Churn(ChurnArguments),
     Link(LinkArguments),
+    All(AllArguments),
     Compare(CompareArguments),
 }
 
@@ -104,44 +110,39 @@ pub fn run(arguments: Arguments) -> Result<Outcome, Error> {
             let plan = arguments.plan()?;
             run_study(&plan.common, |watch| publish::run(&plan, watch))
         }
+        Study::Strategies(arguments) => {
+            let plan = arguments.plan()?;
+            run_study(&plan.common, |watch| strategies::run(&plan, watch))
+        }
         Study::Churn(arguments) => {
             let plan = arguments.plan()?;
             run_study(&plan.common, |watch| churn::run(&plan, watch))
         }
+        Study::All(arguments) => {
+            let bar = progress_bar();
+            let results = arguments.run(&mut watch(&bar));
+            bar.finish_and_clear();
+            arguments.write(&results?).map(|()| Outcome::Met)
+        }
         Study::Compare(arguments) => arguments.run().map(|()| Outcome::Met),
-        Study::Link(arguments) => arguments.run().map(|()| Outcome::Met),
+        Study::Link(arguments) => arguments.run(),
     }
 }
 
 fn run_stream(arguments: &StreamArguments) -> Result<Outcome, Error> {
     let plan = arguments.plan()?;
-    let bar = progress_bar(plan.rounds as u64 * STEPS as u64);
-    let report = stream::run(&plan, |round, system, Progress { published, consumed, done }| {
-        bar.set_position(((round as f64 + done) * STEPS) as u64);
-        let (published, consumed) = (grouped(published as f64), grouped(consumed as f64));
-        bar.set_message(format!("{system}: {published} published, {consumed} consumed"));
-    });
+    let bar = progress_bar();
+    let report = stream::run(&plan, watch_as_study(plan.rounds, &mut watch(&bar)));
     bar.finish_and_clear();
-    let report = report?;
-    write_report(&report, &table::render(&report), arguments.json.as_deref())?;
-    let met = report.expectations.iter().all(|verdict| verdict.met);
-    Ok(if met { Outcome::Met } else { Outcome::NotMet })
+    written(Results::Stream(Box::new(report?)), &arguments.outputs)
 }
 
 fn run_routing(arguments: &RoutingArguments) -> Result<Outcome, Error> {
     let plan = arguments.plan()?;
-    let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-    let report = routing::run(&plan, |doing| {
-        bar.set_message(doing.to_owned());
-        bar.tick();
-    });
+    let bar = progress_bar();
+    let report = routing::run(&plan, &mut watch(&bar));
     bar.finish_and_clear();
-    let report = report?;
-    if let Some(folder) = arguments.output.as_deref() {
-        routing::write_figures(&report, folder)?;
-    }
-    write_report(&report, &routing::render(&report), arguments.json.as_deref())?;
-    Ok(Outcome::Met)
+    written(Results::Routing(report?), &arguments.outputs)
 }
 
 fn run_websockets(arguments: &WebSocketsArguments) -> Result<Outcome, Error> {
@@ -152,9 +153,7 @@ fn run_websockets(arguments: &WebSocketsArguments) -> Result<Outcome, Error> {
         bar.tick();
     });
     bar.finish_and_clear();
-    let report = report?;
-    write_report(&report, &websockets::render(&report), arguments.json.as_deref())?;
-    Ok(Outcome::Met)
+    written(Results::WebSockets(report?), &arguments.outputs)
 }
 
 /// Runs a study of cells with a progress bar, and writes its results.
@@ -162,27 +161,32 @@ fn run_study(
     common: &Common,
     study: impl FnOnce(Watch<'_>) -> Result<StudyReport, Error>,
 ) -> Result<Outcome, Error> {
-    let bar = progress_bar(STUDY_STEPS);
-    let report = study(&mut |done, doing| {
-        bar.set_position((done * STUDY_STEPS as f64) as u64);
-        bar.set_message(doing.to_owned());
-    });
+    let bar = progress_bar();
+    let report = study(&mut watch(&bar));
     bar.finish_and_clear();
-    let report = report?;
-    write_study(&report, common)?;
-    let met = report.expectations.iter().all(|verdict| verdict.met);
-    Ok(if met { Outcome::Met } else { Outcome::NotMet })
+    written(Results::Cells(report?), &common.outputs)
 }
 
-/// Steps of a study's progress bar.
-const STUDY_STEPS: u64 = 1000;
-/// Steps of the progress bar per round.
-const STEPS: f64 = 100.0;
+fn written(results: Results, outputs: &OutputArguments) -> Result<Outcome, Error> {
+    results.write(outputs)?;
+    Ok(if results.met() { Outcome::Met } else { Outcome::NotMet })
+}
 
-fn progress_bar(steps: u64) -> ProgressBar {
+/// Shows what a study tells about its progress.
+fn watch(bar: &ProgressBar) -> impl FnMut(f64, &str) {
+    |done, doing| {
+        bar.set_position((done * STEPS as f64) as u64);
+        bar.set_message(doing.to_owned());
+    }
+}
+
+/// Steps of a progress bar.
+const STEPS: u64 = 1000;
+
+fn progress_bar() -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{elapsed} {wide_bar} {msg}");
-    ProgressBar::new(steps).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    ProgressBar::new(STEPS).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

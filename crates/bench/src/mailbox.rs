@@ -13,7 +13,7 @@ use crate::uri::Uri;
 
 const CHANNEL: u16 = 1;
 /// How long no message may arrive until those that are missing count as lost.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 /// How often the queue is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// More than this is dropped, the oldest first, so that no study fills a broker's memory.
@@ -37,6 +37,14 @@ impl Mailbox {
         let declare = queue::Declare { queue: &name, arguments, ..Default::default() };
         connection.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
         Ok(Self { connection, name })
+    }
+
+    /// What the broker at a URI calls itself.
+    pub(crate) fn ask(uri: &Uri) -> Result<String, ClientError> {
+        let connection = Connection::open_small(uri, "leveret bench: control")?;
+        let server = connection.server();
+        connection.close();
+        Ok(server)
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -25,6 +25,8 @@ pub enum Metric {
     BrokerCpuPerMessage,
     /// Largest resident memory of the measured processes, in bytes.
     Rss,
+    /// What resident memory grew by for each connection, in bytes.
+    RssEach,
 }
 
 /// A point of a latency distribution.
@@ -67,7 +69,7 @@ const POINTS: [(&str, Point); 8] = [
     ("max", Point::Max),
 ];
 
-const OTHERS: [(&str, Metric); 12] = [
+const OTHERS: [(&str, Metric); 13] = [
     ("rate", Metric::Rate),
     ("publish", Metric::Publish),
     ("consume", Metric::Consume),
@@ -80,6 +82,7 @@ const OTHERS: [(&str, Metric); 12] = [
     ("cpu_per_message", Metric::CpuPerMessage),
     ("broker_cpu_per_message", Metric::BrokerCpuPerMessage),
     ("rss", Metric::Rss),
+    ("rss_each", Metric::RssEach),
 ];
 
 impl Metric {
@@ -104,6 +107,7 @@ impl Metric {
             Self::Count(_) => grouped(value),
             Self::Cpu => format!("{value:.2} cores"),
             Self::Rss => bytes(value),
+            Self::RssEach => format!("{:.1} KiB", value / 1024.0),
         }
     }
 }

@@ -72,6 +72,9 @@ pub struct Round {
     pub processes: Option<ProcessUsage>,
     /// The load generator itself.
     pub generator: GeneratorUsage,
+    /// Messages per second, end to end, in parts of equal length of the measured time; empty in a round that is
+    /// counted in messages.
+    pub timeline: Vec<f64>,
 }
 
 /// What became of a round's messages.
@@ -108,12 +111,12 @@ pub struct Counts {
 /// CPU and memory of the measured processes with their children.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ProcessUsage {
-    /// Cores in use, user and system.
-    pub cpu_cores: f64,
+    /// Cores in use, user and system; `None` where nobody tells it.
+    pub cpu_cores: Option<f64>,
     /// CPU time per message consumed (without consumers: published), in seconds.
-    pub cpu_seconds_per_message: f64,
+    pub cpu_seconds_per_message: Option<f64>,
     /// Largest resident memory seen, in bytes.
-    pub rss_bytes: u64,
+    pub rss_bytes: Option<u64>,
 }
 
 /// CPU of the load generator, to tell whether it was the bottleneck.
@@ -152,7 +155,7 @@ impl Round {
 
     /// Cores that neither the measured processes nor the generator used; `None` when either is unknown.
     pub fn cores_used_by_others(&self, cores: usize) -> Option<f64> {
-        let known = self.processes?.cpu_cores + self.generator.cpu_cores + self.generator.idle_cores?;
+        let known = self.processes?.cpu_cores? + self.generator.cpu_cores + self.generator.idle_cores?;
         Some((cores as f64 - known).max(0.0))
     }
 
@@ -164,11 +167,11 @@ impl Round {
             Metric::Latency(point) => self.latency.map(|latency| at(&latency, point)),
             Metric::ConfirmLatency(point) => self.confirm_latency.map(|latency| at(&latency, point)),
             Metric::Count(fate) => Some(self.counts.of(fate) as f64),
-            Metric::Cpu => self.processes.map(|usage| usage.cpu_cores),
-            Metric::CpuPerMessage => self.processes.map(|usage| usage.cpu_seconds_per_message),
+            Metric::Cpu => self.processes?.cpu_cores,
+            Metric::CpuPerMessage => self.processes?.cpu_seconds_per_message,
             // Everything that is sampled belongs to the system.
-            Metric::BrokerCpuPerMessage => None,
-            Metric::Rss => self.processes.map(|usage| usage.rss_bytes as f64),
+            Metric::BrokerCpuPerMessage | Metric::RssEach => None,
+            Metric::Rss => self.processes?.rss_bytes.map(|bytes| bytes as f64),
         }
     }
 }
@@ -199,6 +202,11 @@ fn at(latency: &Percentiles, point: Point) -> f64 {
 }
 
 impl SystemReport {
+    /// A figure in each round that measured it.
+    pub(crate) fn values_of(&self, metric: Metric) -> Vec<f64> {
+        self.rounds.iter().filter_map(|round| round.figure(metric)).collect()
+    }
+
     /// Location and spread of a figure over the rounds; `None` unless some round measured it.
     pub fn summary_of(&self, metric: Metric) -> Option<Summary> {
         Summary::of(self.rounds.iter().filter_map(|round| round.figure(metric)))
@@ -255,6 +263,7 @@ pub(crate) mod tests {
             confirm_latency: None,
             counts: Counts { lost, ..Counts::default() },
             processes: None,
+            timeline: Vec::new(),
             generator: GeneratorUsage { cpu_cores: 0.5, busiest_thread: 0.5, idle_cores: Some(0.01) },
         }
     }
@@ -295,10 +304,10 @@ pub(crate) mod tests {
     fn what_other_programs_used_is_what_remains() {
         let mut round = round(1.0, 0);
         assert_eq!(round.cores_used_by_others(2), None, "no process was named");
-        let usage = ProcessUsage { cpu_cores: 1.0, cpu_seconds_per_message: 0.0, rss_bytes: 0 };
+        let usage = ProcessUsage { cpu_cores: Some(1.0), cpu_seconds_per_message: None, rss_bytes: None };
         round.processes = Some(usage);
         assert!((round.cores_used_by_others(2).unwrap() - 0.49).abs() < 1e-9);
-        round.processes = Some(ProcessUsage { cpu_cores: 1.8, ..usage });
+        round.processes = Some(ProcessUsage { cpu_cores: Some(1.8), ..usage });
         assert_eq!(round.cores_used_by_others(2), Some(0.0), "never less than nothing");
     }
 }

@@ -30,13 +30,17 @@ pub(crate) fn render(report: &Report) -> String {
     out
 }
 
-fn describe(workload: &Workload) -> String {
+pub(crate) fn describe(workload: &Workload) -> String {
     let mut parts = vec![
         format!(
             "{} producers, {} consumers, {} queues",
             workload.producers, workload.consumers, workload.queues
         ),
-        format!("{} bytes{}", workload.size, if workload.persistent { ", persistent" } else { "" }),
+        match &workload.bodies[..] {
+            [] => format!("{} bytes", workload.size),
+            files => format!("bodies from {}", files.iter().map(|f| &*f.path).collect::<Vec<_>>().join(", ")),
+        },
+        (if workload.persistent { "persistent" } else { "transient" }).into(),
         match workload.confirms {
             0 => "no confirms".into(),
             window => format!("confirms, window {window}"),
@@ -52,12 +56,18 @@ fn describe(workload: &Workload) -> String {
             Length::Messages(messages) => format!("rounds of {} messages", grouped(messages as f64)),
         },
     ];
-    parts.extend(workload.rate.map(|rate| format!("{} messages/s per producer", grouped(rate))));
+    parts.extend(workload.rate.as_ref().map(|rate| match rate.fixed() {
+        Some(rate) => format!("{} messages/s per producer", grouped(rate)),
+        None => format!("{rate} messages/s per producer"),
+    }));
+    parts.extend(workload.queue_type().map(|kind| format!("{kind} queues")));
+    parts
+        .extend(workload.exchange.as_ref().map(|name| format!("{} exchange {name}", workload.exchange_type)));
     parts.join("; ")
 }
 
 /// Median and spread of each figure for each system, and ratios to the first.
-fn figures(report: &Report) -> Table {
+pub(crate) fn figures(report: &Report) -> Table {
     let points = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
     let metrics = [Metric::Rate, Metric::Publish]
         .into_iter()
@@ -93,7 +103,7 @@ fn ratio(metric: Metric, system: &SystemReport, first: &SystemReport) -> String 
 }
 
 /// What became of the messages, over all rounds, and what the generator itself used.
-fn fates(report: &Report) -> Table {
+pub(crate) fn fates(report: &Report) -> Table {
     let mut table = new_table(&[
         "system",
         "published",

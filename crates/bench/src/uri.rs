@@ -1,11 +1,13 @@
-//! AMQP URIs, as in RabbitMQ's specification of them: `amqp://user:password@host:port/vhost`.
+//! AMQP URIs, as in RabbitMQ's specification of them: `amqp://user:password@host:port/vhost`, or `amqps://` with the
+//! query parameters `cacertfile`, `certfile`, `keyfile`, `verify` and `server_name_indication`.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
 
-/// The port of plain AMQP.
-const DEFAULT_PORT: u16 = 5672;
+/// The ports of AMQP, plain and over TLS.
+const DEFAULT_PORTS: [u16; 2] = [5672, 5671];
 
 /// Where and as whom to connect.
 #[derive(Clone, PartialEq, Eq)]
@@ -20,6 +22,21 @@ pub struct Uri {
     pub password: String,
     /// Virtual host; `/` when there is no path.
     pub vhost: String,
+    /// How the server is judged; `None` is no TLS.
+    pub tls: Option<Tls>,
+}
+
+/// Whom to believe over TLS, and who we are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Authorities that are believed, as PEM; those of the system when absent.
+    pub authorities: Option<PathBuf>,
+    /// Our certificate and its key, as PEM.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The name that the server's certificate is for, where it is not the host's.
+    pub server_name: Option<String>,
+    /// With `verify=verify_none`: whoever answers is believed.
+    pub unverified: bool,
 }
 
 impl Uri {
@@ -29,13 +46,12 @@ impl Uri {
     /// A scheme other than `amqp`, a bad port, or percent-encoding that is not UTF-8.
     pub fn parse(text: &str) -> Result<Self, UriError> {
         let fail = |reason| UriError { uri: without_password(text), reason };
-        let rest = match text.split_once("://") {
-            Some(("amqp", rest)) => rest,
-            Some(("amqps", _)) => return Err(fail("amqps is not supported by the load generator")),
-            _ => return Err(fail("it does not start with amqp://")),
+        let (secure, rest) = match text.split_once("://") {
+            Some(("amqp", rest)) => (false, rest),
+            Some(("amqps", rest)) => (true, rest),
+            _ => return Err(fail("it does not start with amqp:// or amqps://")),
         };
-        // Query parameters tune clients; none of them concerns this one.
-        let rest = rest.split('?').next().unwrap_or(rest);
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = match rest.split_once('/') {
             Some((authority, path)) => (authority, Some(path)),
             None => (rest, None),
@@ -49,6 +65,7 @@ impl Uri {
             None => ("guest", "guest"),
         };
         let (host, port) = split_address(address).ok_or_else(|| fail("its port is not a number"))?;
+        let tls = if secure { Some(Tls::from_query(query).map_err(fail)?) } else { None };
         let decode = |part: &str| {
             percent_decode_str(part)
                 .decode_utf8()
@@ -57,11 +74,48 @@ impl Uri {
         };
         Ok(Self {
             host: if host.is_empty() { "localhost".into() } else { decode(host)? },
-            port,
+            port: port.unwrap_or(DEFAULT_PORTS[usize::from(secure)]),
             user: decode(user)?,
             password: decode(password)?,
             vhost: path.map_or(Ok("/".into()), decode)?,
+            tls,
         })
+    }
+
+    /// The same login at another address, which leads to the same server.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+        let mut uri = Self { host: host.to_owned(), port, ..self.clone() };
+        if let Some(tls) = &mut uri.tls {
+            tls.server_name.get_or_insert_with(|| self.host.clone());
+        }
+        uri
+    }
+}
+
+impl Tls {
+    /// Reads the parameters that concern TLS. The others tune clients, and none of them concerns this one.
+    fn from_query(query: &str) -> Result<Self, &'static str> {
+        let (mut tls, mut certificate, mut key) = (Self::default(), None, None);
+        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            let value =
+                percent_decode_str(value).decode_utf8().map_err(|_| "a parameter is not UTF-8")?.into_owned();
+            match name {
+                "cacertfile" => tls.authorities = Some(value.into()),
+                "certfile" => certificate = Some(value.into()),
+                "keyfile" => key = Some(value.into()),
+                "server_name_indication" => tls.server_name = Some(value),
+                "verify" if value == "verify_none" => tls.unverified = true,
+                "verify" if value == "verify_peer" => {}
+                "verify" => return Err("verify is neither verify_peer nor verify_none"),
+                _ => {}
+            }
+        }
+        tls.certificate = match (certificate, key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            _ => return Err("certfile and keyfile belong together"),
+        };
+        Ok(tls)
     }
 }
 
@@ -70,7 +124,8 @@ impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let vhost = if self.vhost == "/" { "%2f" } else { &self.vhost };
         let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
-        write!(f, "amqp://{}@{open}{}{close}:{}/{vhost}", self.user, self.host, self.port)
+        let scheme = if self.tls.is_some() { "amqps" } else { "amqp" };
+        write!(f, "{scheme}://{}@{open}{}{close}:{}/{vhost}", self.user, self.host, self.port)
     }
 }
 
@@ -96,7 +151,8 @@ impl fmt::Display for UriError {
 
 impl std::error::Error for UriError {}
 
-fn split_address(address: &str) -> Option<(&str, u16)> {
+/// Host, and the port if one is given; `None` when that is no number.
+fn split_address(address: &str) -> Option<(&str, Option<u16>)> {
     let (host, port) = match address.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),
         Some((host, port)) => (host, Some(port.strip_prefix(':')?)),
@@ -105,7 +161,7 @@ fn split_address(address: &str) -> Option<(&str, u16)> {
             None => (address, None),
         },
     };
-    Some((host, port.map_or(Ok(DEFAULT_PORT), str::parse).ok()?))
+    Some((host, port.map(str::parse).transpose().ok()?))
 }
 
 /// What stands between the scheme and the `@` may hold a secret, however malformed the rest is.
@@ -139,6 +195,22 @@ mod tests {
     }
 
     #[test]
+    fn tls_has_its_own_port_and_parameters() {
+        let uri =
+            parse("amqps://h/v?cacertfile=/a%20b.pem&certfile=c&keyfile=k&verify=verify_none&heartbeat=5");
+        assert_eq!((uri.port, uri.to_string()), (5671, "amqps://guest@h:5671/v".into()));
+        let near = uri.at("127.0.0.1", 99).tls.unwrap();
+        assert_eq!(near.server_name.as_deref(), Some("h"), "it is still the same server");
+        let tls = uri.tls.unwrap();
+        assert_eq!(tls.authorities, Some("/a b.pem".into()));
+        assert!(tls.unverified && tls.certificate == Some(("c".into(), "k".into())));
+        for bad in ["amqps://h?certfile=c", "amqps://h?verify=maybe"] {
+            assert!(Uri::parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse("amqp://h?verify=maybe").tls, None);
+    }
+
+    #[test]
     fn an_empty_path_is_the_vhost_with_the_empty_name() {
         assert_eq!(parse("amqp://h/").vhost, "");
         assert_eq!(parse("amqp://h").vhost, "/");
@@ -147,7 +219,7 @@ mod tests {
     #[test]
     fn neither_display_nor_errors_tell_the_password() {
         assert_eq!(parse("amqp://u:secret@h").to_string(), "amqp://u@h:5672/%2f");
-        for bad in ["http://u:secret@h", "amqp://u:secret@h:port", "amqps://u:secret@h"] {
+        for bad in ["http://u:secret@h", "amqp://u:secret@h:port", "amqps://u:secret@h?verify=x"] {
             let error = Uri::parse(bad).unwrap_err().to_string();
             assert!(!error.contains("secret"), "{error}");
         }

@@ -11,13 +11,14 @@ use clap::{Args, ValueEnum};
 
 use crate::client::Connection;
 use crate::error::{ClientError, Error};
-use crate::mailbox::new_name;
+use crate::mailbox::{Mailbox, new_name};
 use crate::stream::System;
 use crate::stream::arguments::check;
-use crate::study::arguments::{Common, CommonArguments, Defaults, SystemArguments};
+use crate::study::arguments::{Common, CommonArguments, Defaults};
 use crate::study::crew::{Done, Shift, work};
 use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::systems::{SystemArguments, Systems};
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
 use crate::uri::Uri;
 
@@ -25,7 +26,7 @@ use crate::uri::Uri;
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ChurnArguments {
     #[command(flatten)]
-    systems: SystemArguments,
+    pub(crate) systems: SystemArguments,
     /// What is opened and closed; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "KIND")]
     kind: Vec<Kind>,
@@ -71,7 +72,7 @@ impl Kind {
 /// A checked command line.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    systems: Vec<System>,
+    systems: Systems,
     kinds: Vec<Kind>,
     workers: Vec<usize>,
     pub(crate) common: Common,
@@ -114,12 +115,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         let system = system.name.clone();
         move |cause| Error::System { system, cause }
     };
-    let about = |system: &System| {
-        let connection = Connection::open(&system.uri, NAME).map_err(failed(system))?;
-        let server = connection.server();
-        connection.close();
-        Ok(server)
-    };
+    let about = |system: &System| Mailbox::ask(&system.uri).map_err(failed(system));
     let outline = Outline {
         name: "churn",
         title: "Opened and closed",
@@ -143,7 +139,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
 const NAME: &str = "leveret bench churn";
 
 fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientError> {
-    let (processes, nobody) = (Idle::none(&system.pids), Idle::default());
+    let (processes, nobody) = (Idle::none(&system.watched), Idle::default());
     let uri = &system.uri;
     if kind == Kind::Connection {
         let meter = Meter::start(&processes, &nobody);

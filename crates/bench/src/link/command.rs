@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::check::{self, Accuracy};
 use super::{Link, Shape};
+use crate::Outcome;
 use crate::error::Error;
+use crate::metric::duration;
 
 /// Stand between a client and a server, and delay what passes.
 ///
@@ -21,8 +24,12 @@ pub(crate) struct LinkArguments {
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     listen: String,
     /// The server to connect to
-    #[arg(long, value_name = "HOST:PORT")]
-    to: String,
+    #[arg(long, value_name = "HOST:PORT", required_unless_present = "check")]
+    to: Option<String>,
+    /// Only measure how exact the link is on this machine, at --latency or else 1 ms; fails where the median is not within
+    /// 0.2 ms of it, or a round trip is shorter
+    #[arg(long, conflicts_with_all = ["to", "listen", "there", "back", "jitter", "bandwidth"])]
+    check: bool,
     /// Time of a round trip in milliseconds, half of it each way
     #[arg(long, value_name = "MS", default_value_t = 0.0, conflicts_with_all = ["there", "back"])]
     latency: f64,
@@ -41,15 +48,16 @@ pub(crate) struct LinkArguments {
 }
 
 impl LinkArguments {
-    /// Serves until the process is killed.
-    pub(crate) fn run(&self) -> Result<(), Error> {
+    /// Serves until the process is killed, or measures.
+    pub(crate) fn run(&self) -> Result<Outcome, Error> {
+        let Some(to) = &self.to else { return self.check() };
         let shape = |delay| -> Result<Shape, Error> {
             let (delay, jitter) = (milliseconds("delay", delay)?, milliseconds("--jitter", self.jitter)?);
             Ok(Shape { delay, jitter, bytes_per_second: self.bandwidth })
         };
         let half = self.latency / 2.0;
         let shapes = [shape(self.there.unwrap_or(half))?, shape(self.back.unwrap_or(half))?];
-        let (listen, to) = (resolve("--listen", &self.listen)?, resolve("--to", &self.to)?);
+        let (listen, to) = (resolve("--listen", &self.listen)?, resolve("--to", to)?);
         let failed = |cause| Error::Link { address: self.listen.clone(), cause };
         let link = Link::start(listen, to, shapes).map_err(failed)?;
         say(&format!("link  listening on tcp://{}", link.address())).map_err(failed)?;
@@ -64,6 +72,22 @@ impl LinkArguments {
         loop {
             thread::park();
         }
+    }
+
+    fn check(&self) -> Result<Outcome, Error> {
+        let wanted = if self.latency > 0.0 { self.latency } else { 1.0 };
+        let time = milliseconds("--latency", wanted)?;
+        let failed = |cause| Error::Link { address: self.listen.clone(), cause };
+        let Accuracy { least, median } = check::measure(time).map_err(failed)?;
+        let (least_shown, median_shown) = (duration(least.as_secs_f64()), duration(median.as_secs_f64()));
+        let met = least >= time && median.abs_diff(time) <= check::TOLERANCE;
+        let word = if met { "within" } else { "NOT within" };
+        say(&format!(
+            "a link of {wanted} ms adds {median_shown} in the median, {word} 0.2 ms of it; no round trip was below \
+             {least_shown}"
+        ))
+        .map_err(failed)?;
+        Ok(if met { Outcome::Met } else { Outcome::NotMet })
     }
 }
 

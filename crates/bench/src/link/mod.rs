@@ -8,6 +8,7 @@
 //! read; a new connection's first octets leave a round trip after it was accepted, as TCP's handshake takes one;
 //! the ends of streams take as long as octets do.
 
+mod check;
 mod command;
 mod event_loop;
 mod joint;

@@ -4,8 +4,6 @@
 //! The latency link stands before the broker. `direct` connects through it; proxies have it as their upstream, so
 //! that clients reach them at once and they reach the broker over the link.
 
-mod child;
-
 #[cfg(test)]
 mod tests;
 
@@ -21,14 +19,16 @@ use crate::metric::{Fate, Metric};
 use crate::one_shot::Letter;
 use crate::process;
 use crate::stream::System;
-use crate::stream::arguments::{check, parse_systems};
+use crate::stream::arguments::check;
 use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
+use crate::study::companion::Companion;
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::systems::parse_systems;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
 use crate::uri::Uri;
-use child::Pool;
+use crate::watched::Watched;
 
 /// Publish with a connection for each message to a broker that is far away, directly and through a proxy nearby
 ///
@@ -36,9 +36,16 @@ use child::Pool;
 /// their upstream, and named with --system.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ProxyArguments {
-    /// The broker, as amqp://user:password@host:port/vhost
-    #[arg(long, value_name = "URI", default_value = "amqp://localhost")]
+    /// The broker, as amqp://user:password@host:port/vhost, and where its CPU time is read, as for --system
+    #[arg(
+        long,
+        value_name = "URI[,pid=N][,process=NAME][,unit=NAME][,prometheus=URL]",
+        default_value = "amqp://localhost"
+    )]
     uri: String,
+    /// A broker that is known already; instead of the two around this.
+    #[arg(skip)]
+    pub(crate) broker: Option<System>,
     /// Process id of the broker, whose CPU time is sampled; may be repeated
     #[arg(long = "pid", value_name = "N")]
     pids: Vec<u32>,
@@ -113,8 +120,16 @@ impl ProxyArguments {
         let default: &[f64] =
             if self.common.quick { &[0.0, 5.0, 50.0] } else { &[0.0, 1.0, 5.0, 10.0, 50.0, 100.0] };
         let latency = if self.latency.is_empty() { default } else { &self.latency };
+        let broker = match &self.broker {
+            Some(known) => known.clone(),
+            None => {
+                let (watched, uri) = Watched::take_from(&self.uri)?;
+                let watched = watched.with(&Watched::processes(&self.pids));
+                System { name: "broker".into(), uri: Uri::parse(uri)?, watched }
+            }
+        };
         Ok(Plan {
-            broker: System { name: "broker".into(), uri: Uri::parse(&self.uri)?, pids: self.pids.clone() },
+            broker,
             listen: resolve("--listen", &self.listen)?,
             pool: !self.no_pool,
             direct: !self.no_direct,
@@ -135,10 +150,10 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let failed = |cause| Error::Link { address: plan.listen.to_string(), cause };
     let link = Link::start(plan.listen, target, [Shape::default(); 2]).map_err(failed)?;
     let through_link = through(&broker.uri, link.address());
-    let pool = if plan.pool { Some(Pool::start(&format!("amqp://{}", link.address()))?) } else { None };
+    let pool = if plan.pool { Some(Companion::pool(&format!("amqp://{}", link.address()))?) } else { None };
     let mut systems = Vec::new();
     if plan.direct {
-        systems.push(System { name: DIRECT.into(), uri: through_link, pids: Vec::new() });
+        systems.push(System { name: DIRECT.into(), uri: through_link, watched: Watched::default() });
     }
     if let Some(pool) = &pool {
         systems.push(pool.system(POOL, &broker.uri)?);
@@ -154,7 +169,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
 
 /// The same login at another address.
 pub(crate) fn through(uri: &Uri, address: SocketAddr) -> Uri {
-    Uri { host: address.ip().to_string(), port: address.port(), ..uri.clone() }
+    uri.at(&address.ip().to_string(), address.port())
 }
 
 fn measure(
@@ -184,8 +199,8 @@ fn measure(
     for system in 0..systems.len() {
         letter(system, true).post().map_err(of(system))?;
     }
-    let mut groups: Vec<&[u32]> = systems.iter().map(|system| system.pids.as_slice()).collect();
-    groups.push(&plan.broker.pids);
+    let mut groups: Vec<&Watched> = systems.iter().map(|system| &system.watched).collect();
+    groups.push(&plan.broker.watched);
     let idle = Idle::measure(&groups, plan.idle);
     let (broker_idle, idle) = (&idle[systems.len()], &idle[..systems.len()]);
     let server = mailbox.server();
@@ -244,7 +259,7 @@ fn notes(plan: &Plan, systems: &[System], idle: &[Idle], broker_idle: &Idle) -> 
          it. The link takes a round trip for TCP's handshake, as a network does."
             .to_owned(),
     ];
-    if !plan.broker.pids.is_empty() {
+    if !plan.broker.watched.is_empty() {
         notes.push(format!(
             "CPU each is without what the processes use when idle, which was {:.3} cores for the broker{}. Where few \
              messages were sent it is uncertain: 10 ms is the least that the kernel tells apart.",
@@ -252,7 +267,7 @@ fn notes(plan: &Plan, systems: &[System], idle: &[Idle], broker_idle: &Idle) -> 
             systems
                 .iter()
                 .zip(idle)
-                .filter(|(system, _)| !system.pids.is_empty())
+                .filter(|(system, _)| !system.watched.is_empty())
                 .map(|(system, idle)| format!(", {:.3} for {}", idle.cores(), system.name))
                 .collect::<String>(),
         ));

@@ -3,15 +3,15 @@
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;
-use crate::stream::System;
 use crate::stream::arguments::check;
-use crate::study::arguments::{Common, CommonArguments, Defaults, SystemArguments, round_trips};
+use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
+use crate::study::systems::{SystemArguments, Systems};
 
 /// Publish in every way there is: with and without confirms, one by one, a connection for each message
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PublishArguments {
     #[command(flatten)]
-    systems: SystemArguments,
+    pub(crate) systems: SystemArguments,
     /// Ways of publishing; may be repeated [default: all]
     #[arg(long, value_enum, value_name = "STYLE")]
     style: Vec<Style>,
@@ -79,7 +79,7 @@ impl Style {
 /// A checked command line.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(super) systems: Vec<System>,
+    pub(super) systems: Systems,
     pub(super) styles: Vec<Style>,
     pub(super) publishers: Vec<usize>,
     pub(super) round_trips: Vec<f64>,

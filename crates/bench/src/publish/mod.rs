@@ -17,6 +17,7 @@ use crate::one_shot::Letter;
 use crate::proxy::through;
 use crate::report::Round;
 use crate::stream::arguments::{Acks, Length};
+use crate::stream::content::MessageProperties;
 use crate::stream::{self, System, Workload};
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
@@ -107,7 +108,7 @@ impl Bench {
         let link = Link::start(listen, target, [Shape::default(); 2]).map_err(failed)?;
         let failed = |cause| Error::System { system: system.name.clone(), cause };
         let mailbox = Mailbox::open(&system.uri).map_err(failed)?;
-        Ok(Self { system: system.clone(), mailbox, link, processes: Idle::none(&system.pids) })
+        Ok(Self { system: system.clone(), mailbox, link, processes: Idle::none(&system.watched) })
     }
 
     fn measure(&mut self, plan: &Plan, cell: &Cell) -> Result<Sample, Failure> {
@@ -117,7 +118,7 @@ impl Bench {
                 let uri = through(&self.system.uri, self.link.address());
                 (System { uri, ..self.system.clone() }, 1)
             }
-            Axis::Publishers | Axis::Workers => (self.system.clone(), cell.at as usize),
+            _ => (self.system.clone(), cell.at as usize),
         };
         let style = Style::named(cell.scenario);
         let sample = match style.map(Style::confirms) {
@@ -139,6 +140,16 @@ impl Bench {
         let measure = plan.common.time;
         let workload = Workload {
             producers: publishers,
+            durable: false,
+            bodies: Vec::new(),
+            properties: MessageProperties::default(),
+            first_queue: 1,
+            queue_arguments: Vec::new(),
+            consumer_arguments: Vec::new(),
+            exchange: None,
+            exchange_type: String::new(),
+            routing_key: None,
+            keys: 1,
             consumers: 0,
             size: plan.body.len(),
             length: Length::Timed { warmup: measure / WARMUP_SHARE, measure },
@@ -152,8 +163,13 @@ impl Bench {
             rate: None,
             limit_backlog: 0,
         };
-        let plan =
-            stream::Plan { systems: vec![system], disk: None, workload, rounds: 1, expectations: Vec::new() };
+        let plan = stream::Plan {
+            systems: vec![system].into(),
+            disk: None,
+            workload,
+            rounds: 1,
+            expectations: Vec::new(),
+        };
         let report = stream::run(&plan, |_, _, _| {}).map_err(Failure::Other)?;
         let round = report.systems.first().and_then(|system| system.rounds.first());
         Ok(round.map_or_else(Sample::default, |round| sample(round, report.machine.cores)))
@@ -187,9 +203,12 @@ fn sample(round: &Round, cores: usize) -> Sample {
     sample.add(Metric::Rate, round.end_to_end_rate());
     sample.add_latencies(round.confirm_latency, Metric::ConfirmLatency);
     if let Some(usage) = round.processes {
-        sample.add(Metric::CpuPerMessage, usage.cpu_seconds_per_message);
-        sample.add(Metric::Cpu, usage.cpu_cores);
-        sample.add(Metric::Rss, usage.rss_bytes as f64);
+        let figures = [
+            (Metric::CpuPerMessage, usage.cpu_seconds_per_message),
+            (Metric::Cpu, usage.cpu_cores),
+            (Metric::Rss, usage.rss_bytes.map(|bytes| bytes as f64)),
+        ];
+        figures.into_iter().for_each(|(metric, value)| value.into_iter().for_each(|v| sample.add(metric, v)));
     }
     sample
 }

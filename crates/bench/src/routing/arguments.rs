@@ -1,24 +1,20 @@
 //! The command line of `bench routing`, and the checked plan that it becomes.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::stream::arguments::{System, check, parse_systems, seconds};
+use crate::stream::arguments::{check, seconds};
+use crate::study::arguments::OutputArguments;
+use crate::study::systems::{SystemArguments, Systems};
 
 /// Create, use and delete growing numbers of queues and bindings; find out whether their costs grow with them
 #[derive(Debug, Clone, Args)]
 pub struct RoutingArguments {
-    /// The system under test, as amqp://user:password@host:port/vhost
-    #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
-    pub uri: String,
-    /// A system under test with a name and process ids whose memory is sampled, as name=uri[,pid=N]...; repeat to
-    /// compare systems, level by level
-    #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
-    pub systems: Vec<String>,
+    #[command(flatten)]
+    pub(crate) systems: SystemArguments,
     /// What to study; may be repeated
     #[arg(long, value_enum, value_name = "STUDY", default_value = "scaling")]
     pub study: Vec<Study>,
@@ -56,12 +52,8 @@ pub struct RoutingArguments {
     /// Few queues and bindings, to see that everything works
     #[arg(long)]
     pub quick: bool,
-    /// Write the data of each figure as text, and a plot as SVG, into this folder
-    #[arg(long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-    /// Write everything as JSON to this file; - is the standard output
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) outputs: OutputArguments,
 }
 
 /// What is studied.
@@ -106,7 +98,7 @@ impl Kind {
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// In the order given.
-    pub systems: Vec<System>,
+    pub systems: Systems,
     /// What to study.
     pub studies: Vec<Study>,
     /// Exchange types, in order.
@@ -186,7 +178,7 @@ impl RoutingArguments {
         let mut studies = self.study.clone();
         studies.dedup();
         Ok(Plan {
-            systems: parse_systems(&self.uri, &self.systems)?,
+            systems: self.systems.systems()?,
             studies,
             kinds,
             levels: levels(self.base, queues, bindings, combined),

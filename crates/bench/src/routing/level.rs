@@ -10,7 +10,6 @@ use super::keys::{Keys, Shape};
 use super::report::Point;
 use super::session::Session;
 use crate::error::ClientError;
-use crate::process::tree_usage;
 use crate::random::Random;
 use crate::stream::arguments::System;
 
@@ -196,6 +195,6 @@ impl<'a> Scene<'a> {
 
     /// 0 when no process is known.
     fn rss(&self) -> u64 {
-        tree_usage(&self.task.system.pids).rss_bytes
+        self.task.system.watched.usage().rss_bytes.unwrap_or_default()
     }
 }

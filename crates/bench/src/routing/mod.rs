@@ -9,6 +9,7 @@ mod bulk;
 pub mod fit;
 mod keys;
 mod level;
+pub(crate) mod page;
 mod plot;
 pub mod report;
 mod session;
@@ -36,11 +37,12 @@ pub(crate) use table::render;
 /// The channel that everything happens on.
 const CHANNEL: u16 = 1;
 
-/// Makes all studies of a plan. `watch` is told what is being done, in words.
+/// Makes all studies of a plan. `watch` is told the share that is done, and what is being done, in words.
 ///
 /// # Errors
 /// The first failure of a system ends the run; what it had declared by then stays, except for exclusive queues.
-pub fn run(plan: &Plan, mut watch: impl FnMut(&str)) -> Result<RoutingReport, Error> {
+pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingReport, Error> {
+    let mut watch = Steps { watch, done: 0, all: steps(plan) };
     let systems = plan.systems.iter().map(describe).collect::<Result<_, _>>()?;
     let mut report = RoutingReport {
         machine: Machine::describe(),
@@ -61,13 +63,13 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(&str)) -> Result<RoutingReport, Er
             Study::Deletion => {
                 for &kind in &plan.kinds {
                     in_turn(plan, &mut report, |system| {
-                        watch(&format!("{}: deleting a queue, {} exchange", system.name, kind.name()));
+                        watch.step(&format!("{}: deleting a queue, {} exchange", system.name, kind.name()));
                         bulk::deletion(system, kind, plan.settings.bulk)
                     })?;
                 }
             }
             Study::Exclusive => in_turn(plan, &mut report, |system| {
-                watch(&format!("{}: ending a connection with exclusive queues", system.name));
+                watch.step(&format!("{}: ending a connection with exclusive queues", system.name));
                 bulk::exclusive(system, plan.settings.bulk)
             })?,
         }
@@ -78,6 +80,35 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(&str)) -> Result<RoutingReport, Er
         report::growth(&report.series, &plan.kinds, &report.systems)
     };
     Ok(report)
+}
+
+/// Levels and deletions, on all systems.
+fn steps(plan: &Plan) -> usize {
+    let one = |study: &Study| match study {
+        Study::Scaling => plan.kinds.len() * plan.levels.len(),
+        Study::Deletion => plan.kinds.len(),
+        Study::Exclusive => 1,
+    };
+    plan.studies.iter().map(one).sum::<usize>() * plan.systems.len()
+}
+
+/// What is told to a progress display.
+struct Steps<'w> {
+    watch: &'w mut dyn FnMut(f64, &str),
+    /// Steps begun.
+    done: usize,
+    all: usize,
+}
+
+impl Steps<'_> {
+    fn step(&mut self, doing: &str) {
+        self.done += 1;
+        self.tell(doing);
+    }
+
+    fn tell(&mut self, doing: &str) {
+        (self.watch)(self.done.saturating_sub(1) as f64 / self.all.max(1) as f64, doing);
+    }
 }
 
 /// Connects once, so that a system that is not there is known before anything is measured.
@@ -93,21 +124,17 @@ fn failure_of(system: &System) -> impl FnOnce(ClientError) -> Error {
     |cause| Error::System { system: system.name.clone(), cause }
 }
 
-fn scale(
-    plan: &Plan,
-    kind: Kind,
-    report: &mut RoutingReport,
-    watch: &mut impl FnMut(&str),
-) -> Result<(), Error> {
+fn scale(plan: &Plan, kind: Kind, report: &mut RoutingReport, watch: &mut Steps<'_>) -> Result<(), Error> {
     let mut expected: HashMap<&str, f64> = HashMap::new();
     let mut left_out: HashMap<&str, Vec<String>> = HashMap::new();
     for level in &plan.levels {
-        for system in &plan.systems {
+        for system in plan.systems.iter() {
             let expected = expected.entry(&system.name).or_default();
             let task = Task { plan, system, kind, level, expected: *expected };
+            watch.step(&system.name);
             let outcome = task.run(|queues| {
                 let (name, kind, bindings) = (&system.name, kind.name(), level.bindings);
-                watch(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
+                watch.tell(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
             });
             let Outcome { points, skipped, expected: next } = outcome.map_err(failure_of(system))?;
             *expected = next;
@@ -121,7 +148,7 @@ fn scale(
             }
         }
     }
-    for system in &plan.systems {
+    for system in plan.systems.iter() {
         if let Some(points) = left_out.get(system.name.as_str()) {
             report.notes.push(format!(
                 "{}, {} exchange: left out, because it would probably have taken longer than --limit-seconds: {}.",
@@ -139,7 +166,7 @@ fn in_turn(
     report: &mut RoutingReport,
     mut study: impl FnMut(&System) -> Result<report::Bulk, ClientError>,
 ) -> Result<(), Error> {
-    for system in &plan.systems {
+    for system in plan.systems.iter() {
         let result = study(system);
         report.bulk.push(result.map_err(failure_of(system))?);
     }
@@ -160,23 +187,29 @@ pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error>
         let path = folder.join(name);
         fs::write(&path, text).map_err(failed(&path))
     };
-    let mut kinds: Vec<Kind> = report.series.iter().map(|series| series.exchange).collect();
-    kinds.dedup();
-    for kind in kinds {
-        for figure in Figure::ALL {
-            let mut panels = Vec::new();
-            for system in &report.systems {
-                let of = |series: &&Series| series.exchange == kind && series.system == system.name;
-                let series: Vec<&Series> = report.series.iter().filter(of).collect();
-                let name = format!("{}-{}-{}.txt", kind.name(), figure.name(), system.name);
-                write(name, report::data_text(&series, figure))?;
-                panels.push((system.name.as_str(), series));
-            }
-            let title = format!("{} exchange", kind.name());
-            let svg = plot::svg(&title, figure, &panels).map_err(io::Error::other);
-            let name = format!("{}-{}.svg", kind.name(), figure.name());
-            write(name, svg.map_err(failed(folder))?)?;
+    for (kind, figure, panels) in panels(report) {
+        for (system, series) in &panels {
+            let name = format!("{}-{}-{system}.txt", kind.name(), figure.name());
+            write(name, report::data_text(series, figure))?;
         }
+        let svg = plot::svg(&format!("{} exchange", kind.name()), figure, &panels).map_err(io::Error::other);
+        write(format!("{}-{}.svg", kind.name(), figure.name()), svg.map_err(failed(folder))?)?;
     }
     Ok(())
+}
+
+/// What is drawn side by side: a system's name and its levels.
+type Panels<'r> = Vec<(&'r str, Vec<&'r Series>)>;
+
+/// Every plot: exchange type, figure, and a panel for each system.
+fn panels(report: &RoutingReport) -> Vec<(Kind, Figure, Panels<'_>)> {
+    let mut kinds: Vec<Kind> = report.series.iter().map(|series| series.exchange).collect();
+    kinds.dedup();
+    let levels = |kind: Kind, system: &SystemAbout| {
+        let of = |series: &&Series| series.exchange == kind && series.system == system.name;
+        report.series.iter().filter(of).collect()
+    };
+    let panels =
+        |kind| report.systems.iter().map(|system| (system.name.as_str(), levels(kind, system))).collect();
+    kinds.iter().flat_map(|&kind| Figure::ALL.map(|figure| (kind, figure, panels(kind)))).collect()
 }

@@ -42,6 +42,19 @@ pub(crate) fn render(report: &RoutingReport) -> String {
     out
 }
 
+/// All tables of the report.
+pub(super) fn tables(report: &RoutingReport) -> Vec<Table> {
+    let mut tables = Vec::new();
+    if !report.series.is_empty() {
+        tables.push(growth(&report.growth));
+        tables.push(figures(&report.series));
+    }
+    if !report.bulk.is_empty() {
+        tables.push(bulk(&report.bulk));
+    }
+    tables
+}
+
 fn figures(series: &[Series]) -> Table {
     let mut table = new_table(&[
         "exchange",

@@ -23,7 +23,7 @@ fn a_quick_run_measures_every_point_on_each_system_in_both_modes() {
         let arguments =
             [&["--quick", "--limit-seconds", "3600", "--system", &a, "--system", &b], mode].concat();
         let plan = plan(&arguments);
-        let report = run(&plan, |_| {}).unwrap();
+        let report = run(&plan, &mut |_, _| {}).unwrap();
         let order: Vec<_> = report.series.iter().map(|s| (s.exchange, s.level, s.system.as_str())).collect();
         assert_eq!(order.len(), 4 * 5 * 2);
         assert_eq!(order[..3], [(Kind::Direct, 0, "a"), (Kind::Direct, 0, "b"), (Kind::Direct, 1, "a")]);
@@ -47,7 +47,7 @@ fn files_are_written_for_each_figure() {
     let broker = FakeBroker::start(|_| Fate::Dropped);
     let folder = std::env::temp_dir().join(format!("leveret-bench-routing-{}", std::process::id()));
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "topic", "--pipelined"]);
-    write_figures(&run(&plan, |_| {}).unwrap(), &folder).unwrap();
+    write_figures(&run(&plan, &mut |_, _| {}).unwrap(), &folder).unwrap();
     let mut names: Vec<String> =
         fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort_unstable();
@@ -61,7 +61,7 @@ fn files_are_written_for_each_figure() {
 fn what_would_take_too_long_is_left_out_and_told() {
     let broker = FakeBroker::start(|_| Fate::Dropped);
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--exchange", "direct", "--limit-seconds", "0"]);
-    let report = run(&plan, |_| {}).unwrap();
+    let report = run(&plan, &mut |_, _| {}).unwrap();
     assert_eq!(report.series.len(), 1, "the first point of all has no forecast");
     assert_eq!(report.series[0].points.len(), 1);
     assert_eq!(report.notes.len(), 1, "{:?}", report.notes);
@@ -72,7 +72,7 @@ fn what_would_take_too_long_is_left_out_and_told() {
 fn a_message_that_reaches_no_queue_ends_the_study() {
     let broker = FakeBroker::start(|_| Fate::Returned);
     let plan = plan(&["--quick", "--uri", &broker.uri()]);
-    let error = run(&plan, |_| {}).unwrap_err().to_string();
+    let error = run(&plan, &mut |_, _| {}).unwrap_err().to_string();
     assert!(error.contains("unroutable"), "{error}");
 }
 
@@ -80,7 +80,7 @@ fn a_message_that_reaches_no_queue_ends_the_study() {
 fn deletion_is_timed_while_another_connection_publishes() {
     let broker = FakeBroker::start(|_| Fate::Dropped);
     let plan = plan(&["--quick", "--uri", &broker.uri(), "--study", "deletion", "--exchange", "headers"]);
-    let report = run(&plan, |_| {}).unwrap();
+    let report = run(&plan, &mut |_, _| {}).unwrap();
     let result = &report.bulk[0];
     assert_eq!((report.bulk.len(), result.count), (1, 2_000));
     assert!(result.confirms_before.unwrap().count > 0 && result.confirms_during.unwrap().count > 0);

@@ -6,21 +6,21 @@ use std::time::Duration;
 use clap::Args;
 use serde::{Serialize, Serializer};
 
+use super::content::{self, BodyFile, MessageProperties};
+use super::message::{IDENTITY_LEN, STAMPED_LEN, greatest_common_divisor};
+use super::schedule::Schedule;
 use crate::error::Error;
 use crate::expect::Expectation;
-use crate::process;
+use crate::study::arguments::OutputArguments;
+use crate::study::systems::{SystemArguments, Systems};
 use crate::uri::Uri;
+use crate::watched::Watched;
 
 /// Publish and consume at full speed or at a fixed rate; measure rates, latency and losses
 #[derive(Debug, Clone, Args)]
 pub struct StreamArguments {
-    /// The system under test, as amqp://user:password@host:port/vhost
-    #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
-    pub uri: String,
-    /// A system under test with a name and process ids to sample, as name=uri[,pid=N]...; repeat to compare
-    /// systems, round by round
-    #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
-    pub systems: Vec<String>,
+    #[command(flatten)]
+    pub(crate) systems: SystemArguments,
     /// Beside the systems, round by round, write and sync messages of this size one by one in this folder, as the
     /// system named disk: what a synchronous publisher could have at best
     #[arg(long, value_name = "FOLDER")]
@@ -32,8 +32,15 @@ pub struct StreamArguments {
     #[arg(long, default_value_t = 1)]
     pub consumers: usize,
     /// Body size in bytes; from 8 on messages are numbered, from 16 on they carry the time
-    #[arg(long, value_name = "BYTES", default_value_t = 16)]
+    #[arg(long, value_name = "BYTES", default_value_t = 16, conflicts_with = "body")]
     pub size: usize,
+    /// Publish what this file holds; repeat for several, which messages take in turn. They are not numbered
+    #[arg(long, value_name = "FILE")]
+    pub body: Vec<PathBuf>,
+    /// A property of every message, such as content-type=text/plain or priority=5, or a header as header.NAME=VALUE;
+    /// may be repeated
+    #[arg(long = "property", value_name = "NAME=VALUE")]
+    pub properties: Vec<String>,
     /// Measure each round for this long, in seconds [default: 5]
     #[arg(long, value_name = "SECONDS", conflicts_with = "messages")]
     pub time: Option<f64>,
@@ -65,27 +72,53 @@ pub struct StreamArguments {
     /// Publish persistent messages to durable queues
     #[arg(long)]
     pub persistent: bool,
-    /// Use the queue with this name, or these when --queues gives a number [default: a new name each round]
+    /// Use the queue with this name, or these when --queues gives a number, which stands where the name has %d, or else
+    /// at its end [default: a new name each round]
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
-    /// Number of queues, named with -1, -2, ... at the end; producers and consumers take them in turn
+    /// Number of queues; they are shared out among the producers, and among the consumers
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub queues: usize,
-    /// The queues exist: neither declare, purge nor delete them
+    /// Number of the first queue
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub first_queue: u64,
+    /// Type of the queues, such as classic, quorum or stream
+    #[arg(long, value_name = "TYPE")]
+    pub queue_type: Option<String>,
+    /// An argument of the queues, such as x-max-length=1000; may be repeated
+    #[arg(long = "queue-argument", value_name = "NAME=VALUE")]
+    pub queue_arguments: Vec<String>,
+    /// An argument of the consumers, such as x-priority=5 or x-stream-offset=first; may be repeated
+    #[arg(long = "consumer-argument", value_name = "NAME=VALUE")]
+    pub consumer_arguments: Vec<String>,
+    /// Publish to this exchange, declared with --exchange-type and bound to the queues
+    #[arg(long, value_name = "NAME")]
+    pub exchange: Option<String>,
+    /// Type of the exchange
+    #[arg(long, value_name = "TYPE", default_value = "direct", requires = "exchange")]
+    pub exchange_type: String,
+    /// Routing key; --routing-keys of them have numbers where it has %d, or else at the end. Each is bound to one of the
+    /// queues [default: the names of the queues]
+    #[arg(long, value_name = "KEY")]
+    pub routing_key: Option<String>,
+    /// Number of routing keys, which messages take in turn
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "routing_key")]
+    pub routing_keys: usize,
+    /// Queues and exchange exist: neither declare, bind, purge nor delete them
     #[arg(long, requires = "queue")]
     pub predeclared: bool,
-    /// Messages per second of each producer; latency then counts from when a message was due
+    /// Messages per second of each producer: fixed, as 1000; a ramp over the round, as 0..5000; or pieces with their
+    /// seconds, as 1000:5,1000..5000:10,0:1, which are repeated. Latency then counts from when a message was due
     #[arg(long, value_name = "MSGS_PER_S")]
-    pub rate: Option<f64>,
+    pub rate: Option<Schedule>,
     /// Without confirms, publish only while fewer messages than this are under way; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub limit_backlog: u64,
     /// Two short rounds, to see that everything works
     #[arg(long)]
     pub quick: bool,
-    /// Write everything as JSON to this file; - is the standard output
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) outputs: OutputArguments,
     /// Fail unless this holds, such as 'p99<5ms', 'a.rate>100k' or 'ratio(a/b)>3'; may be repeated
     #[arg(long, value_name = "CONDITION")]
     pub expect: Vec<String>,
@@ -98,8 +131,8 @@ pub struct System {
     pub name: String,
     /// Where it listens.
     pub uri: Uri,
-    /// Processes whose CPU and memory, children included, belong to it.
-    pub pids: Vec<u32>,
+    /// Where its CPU time and memory are read.
+    pub watched: Watched,
 }
 
 /// What one round does; the same for every system.
@@ -119,16 +152,36 @@ pub struct Workload {
     pub mandatory: bool,
     /// How messages are acknowledged.
     pub acks: Acks,
-    /// Whether messages are persistent and queues durable.
+    /// Whether messages are persistent.
     pub persistent: bool,
+    /// Whether queues and exchange are durable.
+    pub durable: bool,
+    /// Bodies instead of those of `size`.
+    pub bodies: Vec<BodyFile>,
+    /// Of every message.
+    pub properties: MessageProperties,
     /// Name of the queue or queues; `None` is a new one each round.
     pub queue: Option<String>,
     /// Number of queues.
     pub queues: usize,
+    /// Number of the first.
+    pub first_queue: u64,
+    /// Names and values.
+    pub queue_arguments: Vec<(String, String)>,
+    /// Names and values.
+    pub consumer_arguments: Vec<(String, String)>,
+    /// `None` is the default exchange.
+    pub exchange: Option<String>,
+    /// Its type.
+    pub exchange_type: String,
+    /// `None` is the names of the queues.
+    pub routing_key: Option<String>,
+    /// Number of routing keys, where there is one.
+    pub keys: usize,
     /// Whether the queues exist already and stay.
     pub predeclared: bool,
     /// Messages per second of each producer; `None` is as fast as it goes.
-    pub rate: Option<f64>,
+    pub rate: Option<Schedule>,
     /// Most messages between publishers and consumers; 0 is no limit.
     pub limit_backlog: u64,
 }
@@ -169,7 +222,7 @@ pub enum Acks {
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// In the order given; ratios are relative to the first.
-    pub systems: Vec<System>,
+    pub systems: Systems,
     /// Where a plain loop of writing and syncing is measured as well.
     pub disk: Option<PathBuf>,
     /// What each round does.
@@ -186,7 +239,7 @@ impl StreamArguments {
     /// # Errors
     /// What is wrong with them, in words for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
-        let systems = parse_systems(&self.uri, &self.systems)?;
+        let systems = self.systems.systems()?;
         let mut names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
         if let Some(folder) = &self.disk {
             check(!names.contains(&DISK), "--system: the name disk is taken by --disk")?;
@@ -222,7 +275,14 @@ impl StreamArguments {
         } else {
             Acks::Manual { prefetch: self.prefetch.unwrap_or(1000), every: self.multi_ack.unwrap_or(1) }
         };
-        Ok(Workload {
+        let round = match length {
+            Length::Timed { warmup, measure } => Some((warmup + measure).as_secs_f64()),
+            Length::Messages(_) => None,
+        };
+        let rate = self.rate.clone().map(|rate| rate.over(round)).transpose().map_err(Error::Usage)?;
+        let queue_type = self.queue_type.iter().map(|kind| format!("x-queue-type={kind}"));
+        let queue_arguments: Vec<String> = queue_type.chain(self.queue_arguments.iter().cloned()).collect();
+        let mut workload = Workload {
             producers: self.producers,
             consumers: self.consumers,
             size: self.size,
@@ -231,12 +291,25 @@ impl StreamArguments {
             mandatory: self.mandatory,
             acks,
             persistent: self.persistent,
+            durable: self.persistent,
+            bodies: self.body.iter().map(|path| BodyFile::read(path)).collect::<Result<_, _>>()?,
+            properties: MessageProperties::parse(&self.properties)?,
             queue: self.queue.clone(),
             queues: self.queues,
+            first_queue: self.first_queue,
+            queue_arguments: content::pairs("--queue-argument", &queue_arguments)?,
+            consumer_arguments: content::pairs("--consumer-argument", &self.consumer_arguments)?,
+            exchange: self.exchange.clone(),
+            exchange_type: self.exchange_type.clone(),
+            routing_key: self.routing_key.clone(),
+            keys: self.routing_keys,
             predeclared: self.predeclared,
-            rate: self.rate,
+            rate,
             limit_backlog: self.limit_backlog,
-        })
+        };
+        // There are none that are not.
+        workload.durable |= workload.is_replicated();
+        Ok(workload)
     }
 }
 
@@ -246,14 +319,29 @@ impl Workload {
         check(self.producers <= super::message::MAX_PRODUCERS, "--producers must be at most 65536")?;
         check(self.size <= MAX_SIZE, "--size must be at most 512 MiB")?;
         check(self.queues > 0, "--queues must be at least 1")?;
-        // A queue that nobody reads, or nobody writes to, would stall the round or idle.
-        check(self.producers == 0 || self.queues <= self.producers, "--queues must not exceed --producers")?;
-        check(self.consumers == 0 || self.queues <= self.consumers, "--queues must not exceed --consumers")?;
+        check(self.queues <= MAX_QUEUES, "--queues must be at most 100000")?;
+        check(self.keys > 0 && self.keys <= MAX_QUEUES, "--routing-keys must be between 1 and 100000")?;
+        check(
+            self.routing_key.is_none() || self.exchange.is_some() || self.predeclared,
+            "--routing-key needs --exchange, or queues that are --predeclared",
+        )?;
+        check(self.exchange.as_deref() != Some(""), "--exchange must have a name")?;
+        check(
+            self.routing_key.is_none() || self.predeclared || self.queues <= self.keys,
+            "--queues must not exceed --routing-keys: no message would reach the others",
+        )?;
+        let (keys, bodies) =
+            (if self.routing_key.is_some() { self.keys } else { self.queues }, self.bodies.len().max(1));
+        let cycle = keys * bodies / greatest_common_divisor(keys, bodies);
+        let largest = self.bodies.iter().map(|body| body.octets.len()).max().unwrap_or(self.size);
+        check(
+            cycle.saturating_mul(largest + 100) <= MAX_CYCLE,
+            "--routing-keys, --queues and --body: all combinations together must be at most 512 MiB",
+        )?;
         check(
             self.producers > 0 || self.queue.is_some(),
             "without producers, --queue must name a queue to consume",
         )?;
-        check(self.rate.is_none_or(|rate| rate.is_finite() && rate > 0.0), "--rate must be above 0")?;
         check(self.length != Length::Messages(0), "--messages must be at least 1")?;
         check(self.confirms <= MAX_CONFIRMS, "--confirms must be at most 1000000")?;
         if let Acks::Manual { prefetch, every } = self.acks {
@@ -261,6 +349,27 @@ impl Workload {
             check(prefetch == 0 || every <= prefetch, "--multi-ack must not exceed --prefetch")?;
         }
         Ok(())
+    }
+
+    /// Whether messages are numbered.
+    pub(crate) fn is_numbered(&self) -> bool {
+        self.bodies.is_empty() && self.size >= IDENTITY_LEN
+    }
+
+    /// Whether messages carry the time.
+    pub(crate) fn is_stamped(&self) -> bool {
+        self.bodies.is_empty() && self.size >= STAMPED_LEN
+    }
+
+    /// The type of the queues, where one is given.
+    pub(crate) fn queue_type(&self) -> Option<&str> {
+        let kind = self.queue_arguments.iter().find(|(name, _)| name == "x-queue-type");
+        kind.map(|(_, value)| value.as_str())
+    }
+
+    /// Whether queues are of a type that is always durable and never deleted by itself.
+    pub(crate) fn is_replicated(&self) -> bool {
+        matches!(self.queue_type(), Some("quorum" | "stream"))
     }
 
     /// Whether publishers wait for consumers to keep up.
@@ -275,6 +384,10 @@ pub(crate) const DISK: &str = "disk";
 const MAX_SIZE: usize = 512 << 20;
 /// A window's bookkeeping takes 32 bytes a message.
 const MAX_CONFIRMS: usize = 1_000_000;
+/// More than a broker is asked for in any test of this kind.
+const MAX_QUEUES: usize = 100_000;
+/// Octets of messages that a producer keeps encoded.
+const MAX_CYCLE: usize = 512 << 20;
 
 /// A usage error unless something holds.
 pub(crate) fn check(holds: bool, otherwise: &str) -> Result<(), Error> {
@@ -289,43 +402,6 @@ fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok
 pub(crate) fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| Error::Usage(format!("{flag}: {value} is no length of time")))
-}
-
-/// The systems that a command line names: `given`, or else the one at `uri`.
-pub(crate) fn parse_systems(uri: &str, given: &[String]) -> Result<Vec<System>, Error> {
-    if given.is_empty() {
-        return Ok(vec![System { name: "default".into(), uri: Uri::parse(uri)?, pids: Vec::new() }]);
-    }
-    let mut systems: Vec<System> = Vec::new();
-    for text in given {
-        let system = parse_system(text)?;
-        check(
-            systems.iter().all(|other| other.name != system.name),
-            &format!("--system: the name {:?} is given twice", system.name),
-        )?;
-        systems.push(system);
-    }
-    Ok(systems)
-}
-
-fn parse_system(text: &str) -> Result<System, Error> {
-    let fail = |what: &str| Error::Usage(format!("--system: {what}; it is written name=uri[,pid=N]"));
-    let (name, rest) = text.split_once('=').ok_or_else(|| fail("there is no name"))?;
-    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    if name.is_empty() || !name.chars().all(allowed) {
-        return Err(fail(&format!("{name:?} is no name of letters, digits, - and _")));
-    }
-    // From the end, for a password may hold a comma.
-    let (mut uri, mut pids) = (rest, Vec::new());
-    while let Some((before, pid)) = uri.rsplit_once(",pid=") {
-        let pid = pid.parse().map_err(|_| fail(&format!("{pid:?} is no process id")))?;
-        if !process::exists(pid) {
-            return Err(Error::Usage(format!("--system {name}: there is no process {pid}")));
-        }
-        pids.push(pid);
-        uri = before;
-    }
-    Ok(System { name: name.into(), uri: Uri::parse(uri)?, pids })
 }
 
 #[cfg(test)]
@@ -345,30 +421,21 @@ mod tests {
     }
 
     #[test]
-    fn systems_have_names_uris_and_processes() {
-        let own = std::process::id();
-        let system = format!("a=amqp://u:p,w@h:1/v,pid={own},pid=1");
-        let systems = plan(&["--system", &system, "--system", "b=amqp://h"]).unwrap().systems;
-        assert_eq!((&*systems[0].name, &*systems[0].uri.password, &*systems[0].uri.vhost), ("a", "p,w", "v"));
-        assert_eq!(systems[0].pids, [1, own]);
-        assert_eq!(systems[1].name, "b");
-    }
-
-    #[test]
     fn what_could_never_work_is_refused_before_anything_is_connected() {
         for arguments in [
             &["--producers", "0", "--consumers", "0"][..],
             &["--producers", "0"],
-            &["--queues", "2"],
-            &["--rate", "0"],
+            &["--queues", "0"],
+            &["--routing-key", "k"],
+            &["--exchange", "e", "--routing-key", "k", "--queues", "2"],
+            &["--rate", "0..5", "--messages", "5"],
+            &["--property", "colour=red"],
+            &["--queue-argument", "x"],
+            &["--body", "/nowhere/at/all"],
             &["--rounds", "0"],
             &["--messages", "0"],
             &["--time=-1"],
             &["--multi-ack", "2", "--prefetch", "1"],
-            &["--system", "amqp://h"],
-            &["--system", "a=amqp://h,pid=x"],
-            &["--system", "a.b=amqp://h"],
-            &["--system", "a=amqp://h", "--system", "a=amqp://h"],
             &["--expect", "other.rate>1"],
             &["--uri", "http://h"],
             &["--disk", "/nowhere/at/all"],

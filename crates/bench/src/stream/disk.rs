@@ -13,6 +13,7 @@ use super::round::{Progress, coordinate, guarded, result};
 use super::shared::Shared;
 use crate::error::ClientError;
 use crate::report::{Round, SystemReport};
+use crate::watched::Watched;
 
 /// A report without rounds.
 pub(super) fn report(folder: &Path) -> SystemReport {
@@ -36,7 +37,7 @@ pub(super) fn run(
     let path = folder.join(format!("leveret-bench-{}", std::process::id()));
     let failed = ClientError::io("preparing a file");
     let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
-    let shared = Shared::new(0, 0);
+    let (shared, nobody) = (Shared::new(0, 0), Watched::default());
     if let Length::Messages(_) = workload.length {
         shared.measure_from.store(0, SeqCst);
     }
@@ -44,7 +45,7 @@ pub(super) fn run(
         fill(&file).map_err(ClientError::io("preparing a file"))?;
         shared.begin();
         let writing = scope.spawn(|| guarded(&shared, || write(&file, &workload, &shared)));
-        let mut window = coordinate(&[], &workload, &shared, watch, || writing.is_finished());
+        let mut window = coordinate(&nobody, &workload, &shared, watch, || writing.is_finished());
         let produced = writing.join().map_err(|_| ClientError::Panicked("disk"))?;
         let end = window.end.take().unwrap_or_else(|| window.sampler.snapshot_at_end(&shared));
         match (produced, shared.take_failure()) {

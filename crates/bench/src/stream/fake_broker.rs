@@ -65,6 +65,11 @@ impl FakeBroker {
         format!("amqp://{}", self.address)
     }
 
+    /// Messages that were published.
+    pub(crate) fn messages(&self) -> u64 {
+        self.state.lock().unwrap().messages
+    }
+
     /// Methods basic.ack that consumers sent.
     pub(crate) fn acks(&self) -> u64 {
         self.state.lock().unwrap().acks
@@ -74,6 +79,8 @@ impl FakeBroker {
 struct Session {
     stream: TcpStream,
     state: Arc<Mutex<State>>,
+    /// Of the frame that is handled.
+    channel: u16,
     confirming: bool,
     publish_tag: u64,
     body: Vec<u8>,
@@ -88,7 +95,18 @@ impl Session {
     fn new(stream: TcpStream, state: Arc<Mutex<State>>) -> Self {
         let (replies, deliveries, body) = (Vec::new(), Vec::new(), Vec::new());
         let (confirming, closed) = (false, false);
-        Self { stream, state, confirming, publish_tag: 0, body, body_left: 0, replies, deliveries, closed }
+        Self {
+            stream,
+            state,
+            channel: 0,
+            confirming,
+            publish_tag: 0,
+            body,
+            body_left: 0,
+            replies,
+            deliveries,
+            closed,
+        }
     }
 
     fn run(mut self) {
@@ -133,6 +151,7 @@ impl Session {
         let mut at = 0;
         while let Some(frame) = Frame::parse(&input[at..], FRAME_MAX).unwrap() {
             at += frame.wire_len();
+            self.channel = frame.channel;
             match frame.kind {
                 FrameKind::Method => self.method(&mut state, Method::decode(frame.payload).unwrap()),
                 FrameKind::Header => {
@@ -149,35 +168,42 @@ impl Session {
             }
         }
         input.drain(..at);
-        if !self.deliveries.is_empty() {
-            let turn = state.messages as usize % state.consumers.len();
-            state.consumers[turn].write_all(&self.deliveries).unwrap();
-            self.deliveries.clear();
+        // Nobody may be there to take them.
+        let turn = state.messages as usize % state.consumers.len().max(1);
+        if let Some(consumer) = state.consumers.get_mut(turn).filter(|_| !self.deliveries.is_empty()) {
+            consumer.write_all(&self.deliveries).unwrap();
         }
+        self.deliveries.clear();
     }
 
     fn method(&mut self, state: &mut State, method: Method<'_>) {
         match method {
-            Method::ChannelOpen(_) => self.reply(1, channel::OpenOk::default()),
+            Method::ChannelOpen(_) => self.reply(self.channel, channel::OpenOk::default()),
             Method::QueueDeclare(q) => {
-                self.reply(1, queue::DeclareOk { queue: q.queue, ..Default::default() })
+                self.reply(self.channel, queue::DeclareOk { queue: q.queue, ..Default::default() })
             }
-            Method::ExchangeDeclare(_) => self.reply(1, exchange::DeclareOk {}),
-            Method::ExchangeDelete(_) => self.reply(1, exchange::DeleteOk {}),
-            Method::QueueBind(_) => self.reply(1, queue::BindOk {}),
-            Method::QueuePurge(_) => self.reply(1, queue::PurgeOk::default()),
+            Method::ExchangeDeclare(_) => self.reply(self.channel, exchange::DeclareOk {}),
+            Method::ExchangeDelete(_) => self.reply(self.channel, exchange::DeleteOk {}),
+            Method::QueueBind(_) => self.reply(self.channel, queue::BindOk {}),
+            Method::QueueUnbind(_) => self.reply(self.channel, queue::UnbindOk {}),
+            Method::ChannelClose(_) => self.reply(self.channel, channel::CloseOk {}),
+            Method::BasicCancel(c) => {
+                state.consumers.clear();
+                self.reply(self.channel, basic::CancelOk { consumer_tag: c.consumer_tag });
+            }
+            Method::QueuePurge(_) => self.reply(self.channel, queue::PurgeOk::default()),
             Method::QueueDelete(_) => {
                 state.consumers.clear();
-                self.reply(1, queue::DeleteOk::default());
+                self.reply(self.channel, queue::DeleteOk::default());
             }
-            Method::BasicQos(_) => self.reply(1, basic::QosOk {}),
+            Method::BasicQos(_) => self.reply(self.channel, basic::QosOk {}),
             Method::BasicConsume(c) => {
-                self.reply(1, basic::ConsumeOk { consumer_tag: c.consumer_tag });
+                self.reply(self.channel, basic::ConsumeOk { consumer_tag: c.consumer_tag });
                 state.consumers.push(self.stream.try_clone().unwrap());
             }
             Method::ConfirmSelect(_) => {
                 self.confirming = true;
-                self.reply(1, confirm::SelectOk {});
+                self.reply(self.channel, confirm::SelectOk {});
             }
             Method::BasicAck(_) => state.acks += 1,
             Method::BasicPublish(_) => {}
@@ -206,11 +232,11 @@ impl Session {
             Fate::Late => state.late = Some(self.body.clone()),
             Fate::Returned => {
                 self.reply(
-                    1,
+                    self.channel,
                     basic::Return { reply_code: 312, reply_text: "NO_ROUTE", ..Default::default() },
                 );
-                write_content_header(&mut self.replies, 1, self.body.len() as u64, NO_PROPERTIES);
-                write_body(&mut self.replies, 1, &self.body);
+                write_content_header(&mut self.replies, self.channel, self.body.len() as u64, NO_PROPERTIES);
+                write_body(&mut self.replies, self.channel, &self.body);
             }
             Fate::Forced => {
                 let reply_text = "CONNECTION_FORCED - told to";
@@ -227,8 +253,8 @@ impl Session {
         let (delivery_tag, multiple) = (self.publish_tag, false);
         match fate {
             _ if !self.confirming => {}
-            Fate::Nacked => self.reply(1, basic::Nack { delivery_tag, multiple, requeue: false }),
-            _ => self.reply(1, basic::Ack { delivery_tag, multiple }),
+            Fate::Nacked => self.reply(self.channel, basic::Nack { delivery_tag, multiple, requeue: false }),
+            _ => self.reply(self.channel, basic::Ack { delivery_tag, multiple }),
         }
     }
 

@@ -6,7 +6,6 @@
 
 use amqp::frame::{self, max_body_payload, write_body, write_content_header, write_method};
 use amqp::method::basic;
-use amqp::properties::{NO_PROPERTIES, PERSISTENT, Properties};
 
 /// Producers that an identity can tell apart.
 pub(crate) const MAX_PRODUCERS: usize = 1 << 16;
@@ -21,6 +20,8 @@ const SEQUENCE_BITS: u32 = 40;
 /// What a batch takes on the wire, at most, unless one message is larger: enough to make the cost of a write
 /// negligible, little enough that messages do not wait for each other long.
 const BATCH_BYTES: usize = 64 * 1024;
+/// Beyond the first cycle; more would be sent in one write than is worth it.
+const MOST_MESSAGES: usize = 4096;
 
 /// Which message it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,90 +57,110 @@ pub(crate) fn read_stamp(body: &[u8]) -> Option<u64> {
 /// How messages are published.
 #[derive(Debug, Clone)]
 pub(crate) struct Style<'a> {
-    pub(crate) queue: &'a str,
-    pub(crate) size: usize,
-    pub(crate) persistent: bool,
+    pub(crate) exchange: &'a str,
+    /// Messages take them in turn.
+    pub(crate) keys: Vec<&'a str>,
+    /// Likewise; those of numbered messages are written over at their start.
+    pub(crate) bodies: Vec<&'a [u8]>,
+    pub(crate) numbered: bool,
+    /// Encoded.
+    pub(crate) properties: &'a [u8],
     pub(crate) mandatory: bool,
     pub(crate) frame_max: u32,
 }
 
-/// A buffer full of copies of one encoded message, in which only identities and times change.
+/// A buffer full of encoded messages, in which only identities and times change.
 #[derive(Debug)]
 pub(crate) struct Batch {
     octets: Vec<u8>,
-    message_len: usize,
-    /// Where the body starts in a message.
-    body_at: usize,
-    body_len: usize,
+    /// Where messages start, and where the last ends.
+    starts: Vec<usize>,
+    /// Where the body of each starts.
+    bodies_at: Vec<usize>,
+    /// After so many, keys and bodies come round again.
+    cycle: usize,
+    /// Octets of the shortest body; 0 unless they are numbered.
+    numbered_len: usize,
     salt: u8,
     producer: u16,
 }
 
 impl Batch {
     pub(crate) fn new(style: &Style<'_>, salt: u8, producer: u16) -> Self {
-        let mut message = Vec::new();
-        let publish =
-            basic::Publish { routing_key: style.queue, mandatory: style.mandatory, ..Default::default() };
-        write_method(&mut message, CHANNEL, publish);
-        let mut properties = Vec::new();
-        if style.persistent {
-            Properties::default().with_delivery_mode(PERSISTENT).encode(&mut properties);
-        } else {
-            properties.extend_from_slice(NO_PROPERTIES);
+        let (keys, bodies) = (style.keys.len(), style.bodies.len());
+        let cycle = keys * bodies / greatest_common_divisor(keys, bodies);
+        let (mut octets, mut starts, mut bodies_at) = (Vec::new(), vec![0], Vec::new());
+        // Whatever the first message's place in the cycle is, there are as many behind it as fit.
+        while starts.len() <= cycle || octets.len() < BATCH_BYTES && starts.len() < cycle + MOST_MESSAGES {
+            let number = starts.len() - 1;
+            let (routing_key, body) = (style.keys[number % keys], style.bodies[number % bodies]);
+            let (exchange, mandatory) = (style.exchange, style.mandatory);
+            let publish = basic::Publish { exchange, routing_key, mandatory, ..Default::default() };
+            write_method(&mut octets, CHANNEL, publish);
+            write_content_header(&mut octets, CHANNEL, body.len() as u64, style.properties);
+            bodies_at.push(octets.len() + frame::HEADER_LEN);
+            body.chunks(max_body_payload(style.frame_max))
+                .for_each(|piece| write_body(&mut octets, CHANNEL, piece));
+            starts.push(octets.len());
         }
-        write_content_header(&mut message, CHANNEL, style.size as u64, &properties);
-        let body_at = message.len() + frame::HEADER_LEN;
-        let body: Vec<u8> = (0..style.size).map(|n| n as u8).collect();
-        body.chunks(max_body_payload(style.frame_max))
-            .for_each(|piece| write_body(&mut message, CHANNEL, piece));
-        let capacity = (BATCH_BYTES / message.len()).max(1);
-        Self {
-            octets: message.repeat(capacity),
-            message_len: message.len(),
-            body_at,
-            body_len: style.size,
-            salt,
-            producer,
-        }
+        let shortest = style.bodies.iter().map(|body| body.len()).min();
+        let numbered_len = shortest.filter(|_| style.numbered).unwrap_or_default();
+        Self { octets, starts, bodies_at, cycle, numbered_len, salt, producer }
     }
 
-    /// Messages that fit.
+    /// Messages that fit, wherever in the cycle they begin.
     pub(crate) fn capacity(&self) -> usize {
-        self.octets.len() / self.message_len
+        self.bodies_at.len() - (self.cycle - 1)
     }
 
-    /// Octets of one message on the wire.
-    pub(crate) fn message_len(&self) -> usize {
-        self.message_len
+    /// Messages that are complete, when so many octets of a filled batch were written.
+    pub(crate) fn complete(&self, sequence: u64, octets: usize) -> usize {
+        let first = self.place(sequence);
+        let end = self.starts[first] + octets;
+        self.starts[first + 1..].partition_point(|start| *start <= end)
+    }
+
+    fn place(&self, sequence: u64) -> usize {
+        (sequence % self.cycle as u64) as usize
     }
 
     /// Encodes as many messages as there are `stamps`, at most [`Batch::capacity`], the first with number `sequence`.
     #[inline]
     pub(crate) fn fill(&mut self, sequence: u64, stamps: &[u64]) -> &[u8] {
-        let end = self.message_len * stamps.len();
-        if self.body_len >= IDENTITY_LEN {
-            let messages = self.octets[..end].chunks_exact_mut(self.message_len);
-            for ((message, stamp), sequence) in messages.zip(stamps).zip(sequence..) {
-                let body = &mut message[self.body_at..];
+        let first = self.place(sequence);
+        if self.numbered_len >= IDENTITY_LEN {
+            for ((&at, stamp), sequence) in self.bodies_at[first..].iter().zip(stamps).zip(sequence..) {
+                let body = &mut self.octets[at..];
                 let identity = Identity { producer: self.producer, sequence };
                 body[..IDENTITY_LEN].copy_from_slice(&identity.octets(self.salt));
-                if self.body_len >= STAMPED_LEN {
+                if self.numbered_len >= STAMPED_LEN {
                     body[IDENTITY_LEN..STAMPED_LEN].copy_from_slice(&stamp.to_be_bytes());
                 }
             }
         }
-        &self.octets[..end]
+        &self.octets[self.starts[first]..self.starts[first + stamps.len()]]
     }
+}
+
+/// Never 0 for numbers above 0.
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]
 mod tests {
+    use amqp::properties::NO_PROPERTIES;
     use amqp::{Frame, FrameKind, Method};
 
     use super::*;
 
-    fn style(size: usize) -> Style<'static> {
-        Style { queue: "q", size, persistent: true, mandatory: false, frame_max: 4096 }
+    fn style(body: &[u8]) -> Style<'_> {
+        let (keys, bodies, properties) = (vec!["q"], vec![body], NO_PROPERTIES);
+        Style { exchange: "", keys, bodies, numbered: true, properties, mandatory: false, frame_max: 4096 }
+    }
+
+    fn batch(size: usize, salt: u8, producer: u16) -> Batch {
+        Batch::new(&style(&vec![0; size]), salt, producer)
     }
 
     fn bodies(mut octets: &[u8]) -> Vec<Vec<u8>> {
@@ -163,7 +184,7 @@ mod tests {
 
     #[test]
     fn each_message_of_a_batch_has_its_own_number_and_time() {
-        let mut batch = Batch::new(&style(20), 9, 300);
+        let mut batch = batch(20, 9, 300);
         let bodies = bodies(batch.fill(41, &[1000, 2000]));
         for (body, (sequence, stamp)) in bodies.iter().zip([(41, 1000), (42, 2000)]) {
             assert_eq!(body.len(), 20);
@@ -175,16 +196,35 @@ mod tests {
     }
 
     #[test]
+    fn keys_and_bodies_take_turns_wherever_a_batch_begins() {
+        let bodies = [&[1_u8; 30][..], &[2; 20], &[3; 40]];
+        let style = Style { keys: vec!["q", "q"], bodies: bodies.to_vec(), numbered: false, ..style(&[]) };
+        let mut batch = Batch::new(&style, 0, 0);
+        assert_eq!(batch.cycle, 6);
+        assert!(batch.capacity() >= 500, "{}", batch.capacity());
+        for sequence in [0, 1, 4, 6_000_005] {
+            let count = batch.capacity();
+            let octets = batch.fill(sequence, &vec![0; count]).to_vec();
+            let lengths: Vec<usize> = self::bodies(&octets).iter().map(Vec::len).collect();
+            let expected = (sequence..).take(count).map(|n| bodies[n as usize % 3].len());
+            assert_eq!(lengths, expected.collect::<Vec<_>>());
+            assert_eq!(batch.complete(sequence, octets.len()), count);
+            assert_eq!(batch.complete(sequence, octets.len() - 1), count - 1);
+            assert_eq!(batch.complete(sequence, 0), 0);
+        }
+    }
+
+    #[test]
     fn bodies_larger_than_a_frame_are_split() {
-        let mut batch = Batch::new(&style(100_000), 0, 0);
+        let mut batch = batch(100_000, 0, 0);
         assert_eq!(batch.capacity(), 1);
         assert_eq!(bodies(batch.fill(7, &[0])).iter().map(Vec::len).collect::<Vec<_>>(), [100_000]);
     }
 
     #[test]
     fn short_bodies_carry_what_fits() {
-        assert_eq!(bodies(Batch::new(&style(0), 1, 1).fill(0, &[5, 5])), [b"", b""]);
-        let body = &bodies(Batch::new(&style(8), 1, 1).fill(3, &[5]))[0];
+        assert_eq!(bodies(batch(0, 1, 1).fill(0, &[5, 5])), [b"", b""]);
+        let body = &bodies(batch(8, 1, 1).fill(3, &[5]))[0];
         assert_eq!(Identity::read(body, 1), Some(Identity { producer: 1, sequence: 3 }));
         assert_eq!((read_stamp(body), Identity::read(&body[..4], 1)), (None, None));
     }

@@ -4,12 +4,16 @@
 pub mod arguments;
 mod confirms;
 mod consumer;
+pub mod content;
 mod disk;
 mod message;
 mod pacer;
+pub(crate) mod page;
 mod producer;
 mod round;
+pub mod schedule;
 mod shared;
+mod topology;
 mod window;
 
 #[cfg(test)]
@@ -19,7 +23,9 @@ mod tests;
 
 use crate::error::Error;
 use crate::machine::Machine;
+use crate::metric::grouped;
 use crate::report::{Report, SystemReport};
+use crate::study::Watch;
 use arguments::DISK;
 pub use arguments::{Plan, StreamArguments, System, Workload};
 pub use round::Progress;
@@ -37,7 +43,7 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
             name: system.name.clone(),
             uri: system.uri.to_string(),
             server: String::new(),
-            pids: system.pids.clone(),
+            pids: system.watched.pids.clone(),
             rounds: Vec::new(),
             summary: Vec::new(),
         })
@@ -67,6 +73,15 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
     Ok(report)
 }
 
+/// Tells a progress display how a run goes.
+pub(crate) fn watch_as_study<'w>(rounds: usize, watch: Watch<'w>) -> impl FnMut(usize, &str, Progress) + 'w {
+    move |round, system, Progress { published, consumed, done }| {
+        let (published, consumed) = (grouped(published as f64), grouped(consumed as f64));
+        let text = format!("{system}: {published} published, {consumed} consumed");
+        watch((round as f64 + done.min(1.0)) / rounds as f64, &text);
+    }
+}
+
 /// What a reader must know to judge the figures.
 fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<String> {
     let mut notes = Vec::new();
@@ -79,6 +94,13 @@ fn notes(workload: &Workload, systems: &[SystemReport], cores: usize) -> Vec<Str
              without bound.",
             workload.limit_backlog
         ));
+    }
+    if !workload.bodies.is_empty() {
+        notes.push(
+            "Bodies come from files, so messages are not numbered: repeated ones are not told from others, and the time \
+             from publish to delivery is not known."
+                .to_owned(),
+        );
     }
     if workload.rate.is_some() {
         notes.push("Latency counts from when a message was due, not from when it could be sent.".to_owned());

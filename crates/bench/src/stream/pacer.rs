@@ -4,26 +4,28 @@
 //! not be sent then carries the time that it was *due*, so that a stall counts against every message that it delayed,
 //! not only against the one that was caught in it (coordinated omission).
 
-/// The schedule of one producer.
+use super::schedule::Schedule;
+
+/// When one producer's messages are due.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    /// Nanoseconds between messages; `None` is no schedule.
-    interval: Option<f64>,
+    /// `None` is as fast as it goes.
+    schedule: Option<Schedule>,
     start: u64,
     issued: u64,
 }
 
 impl Pacer {
-    /// A schedule from `start` with `rate` messages a second; `None` is as fast as it goes.
-    pub(crate) fn new(rate: Option<f64>, start: u64) -> Self {
-        Self { interval: rate.map(|rate| 1e9 / rate), start, issued: 0 }
+    /// Follows a schedule from `start` on; `None` is as fast as it goes.
+    pub(crate) fn new(schedule: Option<Schedule>, start: u64) -> Self {
+        Self { schedule, start, issued: 0 }
     }
 
     /// Fills `stamps` with the times of the messages to send at `now`, at most `limit`, and takes them off the schedule.
     #[inline]
     pub(crate) fn take_due(&mut self, now: u64, limit: usize, stamps: &mut Vec<u64>) {
         stamps.clear();
-        match self.interval {
+        match self.schedule {
             None => stamps.resize(limit, now),
             Some(_) => {
                 while stamps.len() < limit {
@@ -41,7 +43,9 @@ impl Pacer {
     /// When the next message is due; 0 without a schedule.
     pub(crate) fn next_due(&self) -> u64 {
         // From the start each time, so that no rounding error adds up.
-        self.interval.map_or(0, |interval| self.start + (self.issued as f64 * interval).round() as u64)
+        self.schedule
+            .as_ref()
+            .map_or(0, |schedule| self.start + (schedule.due(self.issued) * 1e9).round() as u64)
     }
 }
 
@@ -54,7 +58,7 @@ mod tests {
 
     /// A server that answers in 1 ms, except for one pause from second 5 to second 6, on a virtual clock.
     fn run(rate: f64, corrected: bool) -> crate::latency::Percentiles {
-        let mut pacer = Pacer::new(Some(rate), 0);
+        let mut pacer = Pacer::new(Some(rate.to_string().parse().unwrap()), 0);
         let mut latencies = Latencies::new();
         let (mut now, mut stamps) = (0, Vec::new());
         while now < 10_000 * MS {
@@ -82,7 +86,7 @@ mod tests {
 
     #[test]
     fn messages_are_due_evenly_and_never_drift() {
-        let mut pacer = Pacer::new(Some(3.0), 7);
+        let mut pacer = Pacer::new(Some("3".parse().unwrap()), 7);
         let mut stamps = Vec::new();
         pacer.take_due(7 + 1_000_000_000, 100, &mut stamps);
         assert_eq!(stamps, [7, 7 + 333_333_333, 7 + 666_666_667, 7 + 1_000_000_000]);

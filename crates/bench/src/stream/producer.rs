@@ -13,6 +13,7 @@ use amqp::{Frame, FrameKind, Method};
 use super::confirms::ConfirmWindow;
 use super::message::Batch;
 use super::pacer::Pacer;
+use super::schedule::Schedule;
 use super::shared::Shared;
 use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, expect_method, is_timeout};
 use crate::error::ClientError;
@@ -49,7 +50,7 @@ pub(crate) struct Task<'s> {
     pub(crate) batch: Batch,
     /// Most unconfirmed messages; 0 is no confirms.
     pub(crate) confirms: usize,
-    pub(crate) rate: Option<f64>,
+    pub(crate) schedule: Option<Schedule>,
     /// Ends by itself after these.
     pub(crate) messages: Option<u64>,
     /// Most messages under way; `None` is no limit.
@@ -110,7 +111,7 @@ impl Sender<'_> {
     /// Publishes, and calls `wait` when it cannot, until it is over.
     fn run(&mut self, mut wait: impl FnMut(&Self) -> Result<(), ClientError>) -> Result<(), ClientError> {
         let shared = self.task.shared;
-        let mut pacer = Pacer::new(self.task.rate, shared.now());
+        let mut pacer = Pacer::new(self.task.schedule.clone(), shared.now());
         let mut stamps = Vec::with_capacity(self.task.batch.capacity());
         while !self.is_over() {
             self.send_heartbeat()?;
@@ -176,7 +177,7 @@ impl Sender<'_> {
         let octets = self.task.batch.fill(self.sequence, stamps);
         let written = write(self.stream, octets, || self.task.shared.stop.load(Relaxed))?;
         let complete = written == octets.len();
-        let messages = written / self.task.batch.message_len();
+        let messages = self.task.batch.complete(self.sequence, written);
         self.sequence += messages as u64;
         self.task.shared.published.fetch_add(messages as u64, Relaxed);
         self.task.shared.last_publish.fetch_max(self.task.shared.now(), Relaxed);

@@ -5,21 +5,23 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use amqp::Method;
-use amqp::method::{basic, confirm, queue};
+use amqp::method::{basic, confirm};
 
 use super::arguments::{Acks, Length, System, Workload};
 use super::consumer::{Consumed, Consumer};
-use super::message::{Batch, CHANNEL, IDENTITY_LEN, STAMPED_LEN, Style};
+use super::message::{Batch, CHANNEL, Style};
 use super::producer::{self, Produced, Task};
 use super::shared::Shared;
+use super::topology::Topology;
 use super::window::{Sampler, Snapshot};
 use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::report::{Counts, Round};
+use crate::watched::Watched;
 
 /// How long no delivery may come, after the last publish, until what is missing counts as lost.
-const DRAIN_QUIET: Duration = Duration::from_secs(2);
+const DRAIN_QUIET: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 2000 });
 /// How often the coordinating thread looks.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -43,14 +45,12 @@ pub(crate) fn run(
     let mut control = Connection::open(&system.uri, "leveret bench: control")?;
     control.open_channel(CHANNEL)?;
     let salt = next_salt();
-    let queues = queue_names(workload, salt);
-    if !workload.predeclared {
-        declare(&mut control, workload, &queues)?;
-    }
+    let topology = Topology::new(workload, salt);
+    topology.declare(&mut control)?;
     let server = describe_server(&control);
     let shared = Shared::new(workload.producers, salt);
-    let outcome = load(system, workload, &queues, &shared, watch);
-    let deleted = if workload.predeclared { Ok(()) } else { delete(&mut control, &queues) };
+    let outcome = load(system, workload, &topology, &shared, watch);
+    let deleted = topology.delete(&mut control);
     control.close();
     // What ended the load tells more than what it broke afterwards.
     let round = outcome?;
@@ -61,44 +61,6 @@ pub(crate) fn run(
 fn next_salt() -> u8 {
     static ROUND: AtomicU8 = AtomicU8::new(0);
     (std::process::id() as u8).wrapping_add(ROUND.fetch_add(1, Relaxed))
-}
-
-fn queue_names(workload: &Workload, salt: u8) -> Vec<String> {
-    let base = match &workload.queue {
-        Some(name) => name.clone(),
-        None => format!("leveret-bench-{}-{salt}", std::process::id()),
-    };
-    match workload.queues {
-        1 => vec![base],
-        n => (1..=n).map(|number| format!("{base}-{number}")).collect(),
-    }
-}
-
-fn declare(control: &mut Connection, workload: &Workload, queues: &[String]) -> Result<(), ClientError> {
-    for name in queues {
-        let declare = queue::Declare {
-            queue: name,
-            durable: workload.persistent,
-            // A generated queue goes with its consumers, should this process be killed.
-            auto_delete: workload.queue.is_none() && workload.consumers > 0,
-            ..Default::default()
-        };
-        control.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
-        // Without producers, what is in the queue is the load.
-        if workload.producers > 0 {
-            let purge = queue::Purge { queue: name, ..Default::default() };
-            control.call(CHANNEL, purge, |m| matches!(m, Method::QueuePurgeOk(_)).then_some(()))?;
-        }
-    }
-    Ok(())
-}
-
-fn delete(control: &mut Connection, queues: &[String]) -> Result<(), ClientError> {
-    for name in queues {
-        let delete = queue::Delete { queue: name, ..Default::default() };
-        control.call(CHANNEL, delete, |m| matches!(m, Method::QueueDeleteOk(_)).then_some(()))?;
-    }
-    Ok(())
 }
 
 fn describe_server(connection: &Connection) -> String {
@@ -114,13 +76,13 @@ fn describe_server(connection: &Connection) -> String {
 fn load(
     system: &System,
     workload: &Workload,
-    queues: &[String],
+    topology: &Topology<'_>,
     shared: &Shared,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Round, ClientError> {
     let mut consumers = Vec::new();
     for index in 0..workload.consumers {
-        consumers.push(subscribe(system, workload, &queues[index % queues.len()], index)?);
+        consumers.push(subscribe(system, workload, topology, index)?);
     }
     let mut producers = Vec::new();
     for index in 0..workload.producers {
@@ -133,17 +95,18 @@ fn load(
     thread::scope(|scope| {
         let mut consuming = Vec::new();
         for connection in consumers {
-            let numbered = workload.size >= IDENTITY_LEN;
+            let numbered = workload.is_numbered();
             let consumer = Consumer::new(shared, workload.producers, workload.acks, numbered);
             consuming.push(scope.spawn(move || guarded(shared, || consumer.run(connection))));
         }
         let mut producing = Vec::new();
         for (index, connection) in producers.into_iter().enumerate() {
-            let task = task(workload, shared, &queues[index % queues.len()], index, &connection);
+            let task = task(workload, shared, topology, index, &connection);
             producing.push(scope.spawn(move || guarded(shared, || producer::run(task, connection))));
         }
-        let mut window =
-            coordinate(&system.pids, workload, shared, watch, || producing.iter().all(|p| p.is_finished()));
+        let mut window = coordinate(&system.watched, workload, shared, watch, || {
+            producing.iter().all(|p| p.is_finished())
+        });
         let produced = join(producing, "producer")?;
         let returned: u64 = produced.iter().map(|p| p.returned + p.nacked).sum();
         if workload.consumers > 0 && workload.producers > 0 {
@@ -162,7 +125,7 @@ fn load(
 fn subscribe(
     system: &System,
     workload: &Workload,
-    queue: &str,
+    topology: &Topology<'_>,
     index: usize,
 ) -> Result<Connection, ClientError> {
     let mut connection = Connection::open(&system.uri, &format!("leveret bench: consumer {index}"))?;
@@ -173,9 +136,7 @@ fn subscribe(
         let qos = basic::Qos { prefetch_count: prefetch, ..Default::default() };
         connection.call(CHANNEL, qos, |m| matches!(m, Method::BasicQosOk(_)).then_some(()))?;
     }
-    let no_ack = workload.acks == Acks::Automatic;
-    let consume = basic::Consume { queue, consumer_tag: "c", no_ack, ..Default::default() };
-    connection.call(CHANNEL, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
+    topology.subscribe(&mut connection, index)?;
     Ok(connection)
 }
 
@@ -192,14 +153,21 @@ fn open_producer(system: &System, workload: &Workload, index: usize) -> Result<C
 fn task<'s>(
     workload: &Workload,
     shared: &'s Shared,
-    queue: &str,
+    topology: &Topology<'_>,
     index: usize,
     connection: &Connection,
 ) -> Task<'s> {
+    let body: Vec<u8> = (0..workload.size).map(|n| n as u8).collect();
+    let bodies = match &workload.bodies[..] {
+        [] => vec![&body[..]],
+        files => files.iter().map(|file| &file.octets[..]).collect(),
+    };
     let style = Style {
-        queue,
-        size: workload.size,
-        persistent: workload.persistent,
+        exchange: workload.exchange.as_deref().unwrap_or_default(),
+        keys: topology.keys_of(index),
+        bodies,
+        numbered: workload.bodies.is_empty(),
+        properties: &workload.properties.encode(workload.persistent),
         mandatory: workload.mandatory,
         frame_max: connection.opened.negotiated.frame_max,
     };
@@ -208,7 +176,7 @@ fn task<'s>(
         // The plan has checked that there are no more producers than an identity can tell apart.
         batch: Batch::new(&style, shared.salt, index as u16),
         confirms: workload.confirms,
-        rate: workload.rate,
+        schedule: workload.rate.clone(),
         messages: match workload.length {
             Length::Messages(messages) => Some(messages),
             Length::Timed { .. } => None,
@@ -237,8 +205,13 @@ fn join<T>(threads: Vec<ScopedJoinHandle<'_, Option<T>>>, what: &'static str) ->
     Ok(outcomes)
 }
 
+/// Parts of the measured time whose rates are told.
+const PARTS: u32 = 10;
+
 /// The part of a round that is measured.
 pub(super) struct Window<'p> {
+    /// Times and messages seen at the edges of its parts.
+    marks: Vec<(u64, u64)>,
     pub(super) sampler: Sampler<'p>,
     start: Snapshot,
     /// `None` until everything has arrived, in a round that is counted in messages.
@@ -247,13 +220,13 @@ pub(super) struct Window<'p> {
 
 /// Sees the load through its warm-up and its measured window.
 pub(super) fn coordinate<'p>(
-    pids: &'p [u32],
+    watched: &'p Watched,
     workload: &Workload,
     shared: &Shared,
     watch: &mut dyn FnMut(Progress),
     producers_finished: impl Fn() -> bool,
 ) -> Window<'p> {
-    let mut sampler = Sampler::new(pids);
+    let mut sampler = Sampler::new(watched);
     let mut tick = |sampler: &mut Sampler<'_>, done: f64| {
         thread::sleep(TICK);
         sampler.tick();
@@ -269,11 +242,16 @@ pub(super) fn coordinate<'p>(
             sampler.reset_peak();
             let start = sampler.snapshot(shared);
             shared.measure_from.store(start.at, SeqCst);
-            while began.elapsed() < whole && tick(&mut sampler, done(began.elapsed())) {}
+            let mut marks = vec![mark(workload, shared)];
+            while began.elapsed() < whole && tick(&mut sampler, done(began.elapsed())) {
+                if began.elapsed() >= warmup + measure * marks.len() as u32 / PARTS {
+                    marks.push(mark(workload, shared));
+                }
+            }
             let end = sampler.snapshot(shared);
             shared.measure_until.store(end.at, SeqCst);
             shared.stop_publishing.store(true, SeqCst);
-            Window { sampler, start, end: Some(end) }
+            Window { sampler, start, end: Some(end), marks }
         }
         Length::Messages(messages) => {
             let start = sampler.snapshot_at_start(shared);
@@ -283,18 +261,35 @@ pub(super) fn coordinate<'p>(
                 let so_far = if publishing { &shared.published } else { &shared.consumed }.load(Relaxed);
                 let over = if publishing { producers_finished() } else { so_far >= expected };
                 if over || !tick(&mut sampler, so_far as f64 / expected as f64) {
-                    return Window { sampler, start, end: None };
+                    return Window { sampler, start, end: None, marks: Vec::new() };
                 }
             }
         }
     }
 }
 
+/// The time, and the messages whose rate counts until then.
+fn mark(workload: &Workload, shared: &Shared) -> (u64, u64) {
+    let count = match workload {
+        Workload { consumers: 1.., .. } => &shared.consumed,
+        Workload { confirms: 1.., .. } => &shared.confirmed,
+        _ => &shared.published,
+    };
+    (shared.now(), count.load(Relaxed))
+}
+
+/// Messages a second between marks.
+fn timeline(marks: &[(u64, u64)]) -> Vec<f64> {
+    let rate =
+        |pair: &[(u64, u64)]| (pair[1].1 - pair[0].1) as f64 * 1e9 / (pair[1].0 - pair[0].0).max(1) as f64;
+    marks.windows(2).map(rate).collect()
+}
+
 /// Waits until every message has arrived, or nothing has for a while.
 fn drain(workload: &Workload, shared: &Shared, returned: u64) {
     let expected = shared.published.load(SeqCst).saturating_sub(returned);
     let arrived = || {
-        if workload.size >= IDENTITY_LEN {
+        if workload.is_numbered() {
             shared.ledgers().iter().map(|ledger| ledger.received()).sum()
         } else {
             shared.consumed.load(Relaxed)
@@ -313,7 +308,7 @@ fn drain(workload: &Workload, shared: &Shared, returned: u64) {
 pub(super) fn result(
     workload: &Workload,
     shared: &Shared,
-    Window { sampler, start, .. }: &Window<'_>,
+    Window { sampler, start, marks, .. }: &Window<'_>,
     end: &Snapshot,
     (produced, consumed): (&[Produced], &[Consumed]),
 ) -> Round {
@@ -328,11 +323,12 @@ pub(super) fn result(
         publish_rate: published.per_second(),
         consume_rate: (workload.consumers > 0).then(|| delivered.per_second()),
         confirm_rate: (workload.confirms > 0).then(|| end.confirmed.since(&start.confirmed).per_second()),
-        latency: if workload.size >= STAMPED_LEN { latency.percentiles() } else { None },
+        latency: latency.percentiles().filter(|_| workload.is_stamped()),
         confirm_latency: confirm_latency.percentiles(),
         counts,
         processes: sampler.process_usage(start, end, messages),
         generator: sampler.generator_usage(start, end),
+        timeline: timeline(marks),
     }
 }
 
@@ -343,9 +339,10 @@ fn counts(workload: &Workload, shared: &Shared, produced: &[Produced], consumed:
     let (nacked, returned) = (total(|p| p.nacked), total(|p| p.returned));
     let deliveries = shared.consumed.load(SeqCst);
     let ledgers = shared.ledgers();
-    let arrived = match workload.size {
-        IDENTITY_LEN.. => ledgers.iter().map(|ledger| ledger.received()).sum(),
-        _ => deliveries,
+    let arrived = if workload.is_numbered() {
+        ledgers.iter().map(|ledger| ledger.received()).sum()
+    } else {
+        deliveries
     };
     let comparable = workload.producers > 0 && workload.consumers > 0;
     Counts {

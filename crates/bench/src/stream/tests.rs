@@ -165,7 +165,7 @@ fn timed_rounds_of_several_systems_are_interleaved_and_compared() {
     let names: Vec<_> = order.iter().map(|(round, name)| (*round, name.as_str())).collect();
     assert_eq!(names, [(0, "a"), (0, "b"), (1, "a"), (1, "b")]);
     assert_eq!(report.expectations.iter().map(|verdict| verdict.met).collect::<Vec<_>>(), [true, false]);
-    assert!(report.systems[0].rounds[0].processes.unwrap().rss_bytes > 0);
+    assert!(report.systems[0].rounds[0].processes.unwrap().rss_bytes.unwrap() > 0);
     assert_eq!(report.systems[1].rounds[0].consume_rate, Some(0.0));
     assert_eq!(report.systems[0].server, "Fake");
 }

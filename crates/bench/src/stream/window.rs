@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use super::shared::Shared;
-use crate::process::{self, TreeUsage};
+use crate::process;
 use crate::report::{GeneratorUsage, ProcessUsage};
+use crate::watched::{Usage, Watched};
 
 /// How often memory is sampled; finding all children reads the whole of `/proc`, which is not free.
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
@@ -18,7 +19,7 @@ pub(crate) struct Snapshot {
     pub(crate) published: Counter,
     pub(crate) consumed: Counter,
     pub(crate) confirmed: Counter,
-    processes: TreeUsage,
+    processes: Usage,
     own_cpu: f64,
     threads: Vec<(u32, f64)>,
     idle: Option<f64>,
@@ -52,21 +53,21 @@ impl Counter {
 /// Takes samples of the processes under test and of the generator itself.
 #[derive(Debug)]
 pub(crate) struct Sampler<'p> {
-    pids: &'p [u32],
+    watched: &'p Watched,
     peak_rss: u64,
     last: Instant,
 }
 
 impl<'p> Sampler<'p> {
-    pub(crate) fn new(pids: &'p [u32]) -> Self {
-        Self { pids, peak_rss: 0, last: Instant::now() }
+    pub(crate) fn new(watched: &'p Watched) -> Self {
+        Self { watched, peak_rss: 0, last: Instant::now() }
     }
 
     /// Samples memory, when it is time.
     pub(crate) fn tick(&mut self) {
-        if !self.pids.is_empty() && self.last.elapsed() >= SAMPLE_EVERY {
+        if !self.watched.is_empty() && self.watched.is_local() && self.last.elapsed() >= SAMPLE_EVERY {
             self.last = Instant::now();
-            self.peak_rss = self.peak_rss.max(process::tree_usage(self.pids).rss_bytes);
+            self.peak_rss = self.peak_rss.max(self.watched.usage().rss_bytes.unwrap_or_default());
         }
     }
 
@@ -83,7 +84,7 @@ impl<'p> Sampler<'p> {
             published: counter(&shared.published),
             consumed: counter(&shared.consumed),
             confirmed: counter(&shared.confirmed),
-            processes: process::tree_usage(self.pids),
+            processes: self.watched.usage(),
             own_cpu: process::own_cpu_seconds(),
             threads: shared.thread_times(),
             idle: process::machine_idle_seconds(),
@@ -114,11 +115,11 @@ impl<'p> Sampler<'p> {
         end: &Snapshot,
         messages: u64,
     ) -> Option<ProcessUsage> {
-        let cpu = end.processes.cpu_seconds - start.processes.cpu_seconds;
-        (!self.pids.is_empty()).then(|| ProcessUsage {
-            cpu_cores: cpu / end.seconds_since(start).max(f64::MIN_POSITIVE),
-            cpu_seconds_per_message: cpu / messages.max(1) as f64,
-            rss_bytes: self.peak_rss.max(end.processes.rss_bytes),
+        let cpu = end.processes.cpu_since(&start.processes);
+        (!self.watched.is_empty()).then(|| ProcessUsage {
+            cpu_cores: cpu.map(|cpu| cpu / end.seconds_since(start).max(f64::MIN_POSITIVE)),
+            cpu_seconds_per_message: cpu.map(|cpu| cpu / messages.max(1) as f64),
+            rss_bytes: end.processes.rss_bytes.map(|bytes| bytes.max(self.peak_rss)),
         })
     }
 

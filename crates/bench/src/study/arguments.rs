@@ -10,7 +10,7 @@ use super::expect::Condition;
 use crate::error::Error;
 use crate::link::milliseconds;
 use crate::stream::System;
-use crate::stream::arguments::{check, parse_systems, seconds};
+use crate::stream::arguments::{check, seconds};
 
 /// Options of every study.
 #[derive(Debug, Clone, Args)]
@@ -24,38 +24,26 @@ pub(crate) struct CommonArguments {
     /// Few and short measurements, to see that everything works; ends within a minute
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Write report.html (a page with tables and plots), results.json and results.csv into this folder
-    #[arg(long, value_name = "DIR")]
-    output: Option<PathBuf>,
-    /// Write everything as JSON to this file; - is the standard output
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write medians and spread as CSV to this file
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: OutputArguments,
     /// Fail unless this holds wherever it was measured, such as 'p99<5ms' or 'ratio(a/b)>3'; or in some cells only, as
     /// 'SCENARIO: p99<5ms', '@50: p99<60ms', 'SCENARIO@50: rate>10'; may be repeated
     #[arg(long, value_name = "CONDITION")]
     expect: Vec<String>,
 }
 
-/// Where the systems are.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct SystemArguments {
-    /// The system under test, as amqp://user:password@host:port/vhost
-    #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
-    uri: String,
-    /// A system under test with a name and process ids to sample, as name=uri[,pid=N]...; repeat to compare
-    /// systems, round by round
-    #[arg(long = "system", value_name = "NAME=URI[,pid=N]")]
-    systems: Vec<String>,
-}
-
-impl SystemArguments {
-    /// The systems named.
-    pub(crate) fn systems(&self) -> Result<Vec<System>, Error> {
-        parse_systems(&self.uri, &self.systems)
-    }
+/// Where results go besides the terminal.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct OutputArguments {
+    /// Write report.html (a page with tables and plots), results.json and results.csv into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Write everything as JSON to this file; - is the standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write medians and spread as CSV to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
 }
 
 /// What a study does where nothing is given.
@@ -72,13 +60,16 @@ pub(crate) struct Defaults {
 pub(crate) struct Common {
     pub(crate) rounds: usize,
     pub(crate) time: Duration,
-    pub(crate) output: Option<PathBuf>,
-    pub(crate) json: Option<PathBuf>,
-    pub(crate) csv: Option<PathBuf>,
+    pub(crate) outputs: OutputArguments,
     pub(super) expectations: Vec<Condition>,
 }
 
 impl CommonArguments {
+    /// Whether a length of time was given.
+    pub(crate) fn has_time(&self) -> bool {
+        self.time.is_some()
+    }
+
     /// Checks them.
     pub(crate) fn check(&self, defaults: Defaults) -> Result<Common, Error> {
         let (rounds, time) = if self.quick {
@@ -92,9 +83,7 @@ impl CommonArguments {
         Ok(Common {
             rounds,
             time: seconds("--time", self.time.unwrap_or(time))?,
-            output: self.output.clone(),
-            json: self.json.clone(),
-            csv: self.csv.clone(),
+            outputs: self.outputs.clone(),
             expectations: expectations.map_err(Error::Expect)?,
         })
     }

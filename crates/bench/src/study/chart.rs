@@ -9,6 +9,7 @@ use plotters::prelude::*;
 
 use super::grid::name_of;
 use super::report::{Axis, Compared, StudyReport};
+use super::svg::{FONT, GRID, INK, PAPER, tidy};
 use crate::metric::{Metric, Point};
 
 /// Lines over places that are named, rather than measured out: 0, 1, 5, 10, 50 and 100 ms stand at equal distances.
@@ -20,6 +21,8 @@ pub(crate) struct Chart {
     pub(crate) y_label: String,
     pub(crate) metric: Metric,
     pub(crate) lines: Vec<Line>,
+    /// The least value above zero and the largest that the scale is to show, for charts that stand side by side.
+    pub(crate) bounds: Option<(f64, f64)>,
 }
 
 #[derive(Debug, Clone)]
@@ -43,13 +46,20 @@ pub(crate) fn charts(report: &StudyReport) -> Vec<Chart> {
             Compared::Systems => (&scenarios, &systems),
             Compared::Scenarios => (&systems, &scenarios),
         };
-        for metric in report.metrics(axis).into_iter().filter(|metric| CHARTED.contains(metric)) {
+        for metric in report.metrics(axis).into_iter().filter(|metric| is_charted(axis, *metric)) {
+            let first = charts.len();
             for one in charted {
                 let name = |line: &str| match report.compared {
                     Compared::Systems => (one.to_string(), line.to_owned()),
                     Compared::Scenarios => (line.to_owned(), one.to_string()),
                 };
                 charts.extend(chart(report, axis, metric, one, lines, &name));
+            }
+            if report.compared == Compared::Scenarios {
+                // Systems are compared across these.
+                let all = charts[first..].iter().filter_map(Chart::extremes);
+                let bounds = all.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+                charts[first..].iter_mut().for_each(|chart| chart.bounds = bounds);
             }
         }
     }
@@ -65,6 +75,12 @@ const CHARTED: [Metric; 6] = [
     Metric::CpuPerMessage,
     Metric::BrokerCpuPerMessage,
 ];
+
+fn is_charted(axis: Axis, metric: Metric) -> bool {
+    // What is open and does nothing costs memory, and little else.
+    CHARTED.contains(&metric)
+        || axis == Axis::Connections && [Metric::RssEach, Metric::Rss, Metric::Cpu].contains(&metric)
+}
 
 /// A value on the axis, the middle, the least and the most.
 type Measure = (f64, f64, Range<f64>);
@@ -109,6 +125,7 @@ fn chart(
         y_label: unit_of(metric).to_owned(),
         metric,
         lines: lines.collect(),
+        bounds: None,
     })
 }
 
@@ -124,6 +141,8 @@ fn distinct(names: &mut Vec<&str>) {
 fn unit_of(metric: Metric) -> &'static str {
     match metric {
         Metric::Rate => "per second",
+        Metric::Rss | Metric::RssEach => "resident memory",
+        Metric::Cpu => "processor",
         _ => "time",
     }
 }
@@ -136,16 +155,18 @@ impl Chart {
     pub(crate) fn svg(&self) -> Result<String, String> {
         let mut out = String::new();
         self.draw(&mut out).map_err(|error| error.to_string())?;
-        Ok(with_schemes(&out))
+        Ok(tidy(&out))
+    }
+
+    /// The least value above zero, and the largest.
+    fn extremes(&self) -> Option<(f64, f64)> {
+        let values = self.lines.iter().flat_map(|line| line.points.iter().map(|(_, middle, _)| *middle));
+        let positive = values.filter(|value| *value > 0.0).map(|value| (value, value));
+        positive.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
     }
 
     fn draw(&self, out: &mut String) -> Result<(), Box<dyn Error>> {
-        let values = || self.lines.iter().flat_map(|line| line.points.iter().map(|(_, middle, _)| *middle));
-        let positive = || values().filter(|value| *value > 0.0);
-        let (low, high) = (positive().fold(f64::INFINITY, f64::min), positive().fold(0.0, f64::max));
-        if high <= 0.0 {
-            return Ok(());
-        }
+        let Some((low, high)) = self.extremes().map(|own| self.bounds.unwrap_or(own)) else { return Ok(()) };
         let height = PANEL.1 + LEGEND_ROW * self.lines.len() as u32;
         let root = SVGBackend::with_string(out, (PANEL.0, height)).into_drawing_area();
         root.fill(&PAPER)?;
@@ -241,7 +262,7 @@ impl Chart {
             return "0".into();
         }
         match self.metric {
-            Metric::Rate if value < 10.0 => format!("{value}"),
+            Metric::Rate if value < 1000.0 => format!("{}", (value * 100.0).round() / 100.0),
             metric => metric.show(value).trim_end_matches("/s").to_owned(),
         }
     }
@@ -266,33 +287,6 @@ const PANEL: (u32, u32) = (480, 340);
 const LEGEND_ROW: u32 = 18;
 /// Where the largest value is so many times the least, the scale is logarithmic.
 const LOGARITHMIC_FROM: f64 = 20.0;
-pub(crate) const FONT: &str = "sans-serif";
-// Each of these colours is used for one thing only: the style sheet below finds it by its value.
-pub(crate) const PAPER: RGBColor = RGBColor(254, 254, 254);
-pub(crate) const INK: RGBColor = RGBColor(34, 34, 35);
-pub(crate) const GRID: RGBColor = RGBColor(221, 221, 222);
-
-/// Adds a style sheet that exchanges paper, ink and grid where the reader's scheme is dark. In print, and where style
-/// sheets are not understood, the paper stays bright.
-pub(crate) fn with_schemes(svg: &str) -> String {
-    const STYLE: &str = "<style>@media screen and (prefers-color-scheme:dark){\
-        [fill=\"#FEFEFE\"]{fill:#14171c}\
-        [fill=\"#222223\"]{fill:#d8dce2}[stroke=\"#222223\"]{stroke:#d8dce2}\
-        [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}</style>\n";
-    let mut out = String::with_capacity(svg.len());
-    // Lines between those of the grid are drawn in the paper's colour, for they cannot be turned off.
-    for line in svg.lines().filter(|line| !(line.starts_with("<line") && line.contains(UNSEEN))) {
-        out += &line.replace(" opacity=\"1\"", "");
-        out.push('\n');
-        if line.starts_with("<svg") {
-            out += STYLE;
-        }
-    }
-    out
-}
-
-/// How lines of the paper's colour are written.
-const UNSEEN: &str = "stroke=\"#FEFEFE\"";
 
 #[cfg(test)]
 mod tests {
@@ -317,7 +311,7 @@ mod tests {
         let charts = charts(&report());
         let svg = charts[0].svg().unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-        assert_eq!(svg.matches("<circle").count(), 4);
+        assert_eq!(svg.matches("h0").count(), 4);
         for text in ["publish: rate", "direct", "proxy", "round trip in ms", "per second", "50"] {
             assert!(svg.contains(text), "{text}: {svg}");
         }

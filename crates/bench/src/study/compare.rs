@@ -1,15 +1,13 @@
 //! `bench compare`: two runs of a study drawn together.
 
 use std::fs;
-use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
 
-use super::files::{failed, make_folder, write, write_report};
-use super::grid::render;
-use super::page::{Page, add_study};
+use super::arguments::OutputArguments;
 use super::report::StudyReport;
+use super::results::Results;
 use crate::error::Error;
 
 /// Put two runs of the same study side by side, as written by --json or --output
@@ -19,12 +17,8 @@ pub(crate) struct CompareArguments {
     a: PathBuf,
     /// The other run
     b: PathBuf,
-    /// Write report.html with tables and plots into this folder
-    #[arg(long, value_name = "DIR")]
-    output: Option<PathBuf>,
-    /// Write both as JSON to this file; - is the standard output
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: OutputArguments,
 }
 
 impl CompareArguments {
@@ -36,13 +30,7 @@ impl CompareArguments {
             serde_json::from_str(&text).map_err(|error| named(format!("no study's results: {error}")))
         });
         let report = joined(a?, b?)?;
-        if let Some(folder) = &self.output {
-            make_folder(folder)?;
-            let mut page = Page::new(&report.title);
-            add_study(&mut page, &report).map_err(io::Error::other).map_err(failed(folder))?;
-            write(&folder.join("report.html"), &page.finish())?;
-        }
-        write_report(&report, &render(&report), self.json.as_deref())
+        Results::Cells(report).write(&self.outputs)
     }
 }
 

@@ -1,5 +1,6 @@
-//! Where results go: the terminal, JSON, CSV, and a folder with a page.
+//! How results are written: the standard output, JSON, CSV.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
@@ -7,27 +8,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::arguments::Common;
-use super::grid::render;
-use super::page::{Page, add_study};
-use super::report::StudyReport;
+use super::report::CellReport;
 use crate::error::Error;
-
-/// Writes a study's results wherever they are wanted.
-pub(crate) fn write_study(report: &StudyReport, common: &Common) -> Result<(), Error> {
-    if let Some(folder) = &common.output {
-        make_folder(folder)?;
-        let mut page = Page::new(&report.title);
-        add_study(&mut page, report).map_err(io::Error::other).map_err(failed(folder))?;
-        write(&folder.join("report.html"), &page.finish())?;
-        write(&folder.join("results.json"), &encode(report).map_err(failed(folder))?)?;
-        write(&folder.join("results.csv"), &csv(report))?;
-    }
-    if let Some(path) = &common.csv {
-        write(path, &csv(report))?;
-    }
-    write_report(report, &render(report), common.json.as_deref())
-}
 
 /// The table goes to the standard output, unless the JSON does.
 pub(crate) fn write_report(report: &impl Serialize, text: &str, json: Option<&Path>) -> Result<(), Error> {
@@ -59,21 +41,29 @@ pub(crate) fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |cause| Error::Report { path, cause }
 }
 
-fn encode(report: &impl Serialize) -> Result<String, io::Error> {
+pub(crate) fn encode(report: &impl Serialize) -> Result<String, io::Error> {
     serde_json::to_string_pretty(report).map(|text| text + "\n").map_err(io::Error::other)
 }
 
-/// A line for each figure of each cell, in seconds, bytes, cores, or a number per second.
-fn csv(report: &StudyReport) -> String {
-    let mut out = String::from("scenario,axis,at,system,metric,rounds,median,min,max,mean,ci95,stddev,mad\n");
-    for cell in &report.cells {
-        for figure in &cell.figures {
+/// A line for each figure of each cell, in seconds, bytes, cores, or a number per second; where studies have names, with
+/// a column for them.
+pub(crate) fn csv<'s>(studies: impl Iterator<Item = (Option<&'s str>, Cow<'s, [CellReport]>)>) -> String {
+    const HEADER: &str = "scenario,axis,at,system,metric,rounds,median,min,max,mean,ci95,stddev,mad\n";
+    let mut out = String::new();
+    for (name, cells) in studies {
+        if out.is_empty() {
+            out = format!("{}{HEADER}", if name.is_some() { "study," } else { "" });
+        }
+        let name = name.map_or(String::new(), |name| format!("{name},"));
+        for (cell, figure) in
+            cells.iter().flat_map(|cell| cell.figures.iter().map(move |figure| (cell, figure)))
+        {
             let s = &figure.summary;
             let words = [&cell.scenario, &cell.system].map(|word| word.replace('"', "\"\""));
             // Writing to a String cannot fail.
             let _ = writeln!(
                 out,
-                "\"{}\",{},{},\"{}\",{},{},{},{},{},{},{},{},{}",
+                "{name}\"{}\",{},{},\"{}\",{},{},{},{},{},{},{},{},{}",
                 words[0],
                 cell.axis.label(),
                 cell.at,
@@ -95,19 +85,26 @@ fn csv(report: &StudyReport) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::grid::render;
     use super::super::grid::tests::report;
+    use super::super::report::StudyReport;
     use super::*;
 
     #[test]
     fn csv_has_a_line_for_each_figure_and_quotes_names() {
         let mut report = report();
         report.cells[0].scenario = "a \"b\", c".into();
-        let text = csv(&report);
+        let one = |name| csv([(name, Cow::Borrowed(&report.cells[..]))].into_iter());
+        let text = one(None);
         assert_eq!(text.lines().count(), 1 + 8 * 3);
         let line = text.lines().nth(1).unwrap();
         assert!(
             line.starts_with("\"a \"\"b\"\", c\",round trip in ms,0,\"direct\",rate,3,100,90,"),
             "{line}"
+        );
+        let named = one(Some("proxy"));
+        assert!(
+            named.starts_with("study,scenario,") && named.lines().nth(1).unwrap().starts_with("proxy,\"a")
         );
     }
 

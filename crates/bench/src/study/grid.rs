@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use comfy_table::{Cell, Row};
+use comfy_table::{Cell, Row, Table};
 
 use super::report::{Axis, CellReport, StudyReport};
 use crate::metric::Metric;
@@ -14,6 +14,18 @@ pub(crate) struct Grid {
     pub(crate) header: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
     pub(crate) words: usize,
+}
+
+impl Grid {
+    /// What a table for a terminal holds.
+    pub(crate) fn of(table: &Table) -> Self {
+        let texts = |row: &Row| row.cell_iter().map(Cell::content).collect::<Vec<_>>();
+        Self {
+            header: table.header().map(texts).unwrap_or_default(),
+            rows: table.row_iter().map(texts).collect(),
+            words: 1,
+        }
+    }
 }
 
 /// Renders the whole report: machine, parameters, tables, notes, verdicts.
@@ -100,6 +112,7 @@ pub(crate) fn name_of(metric: Metric) -> String {
         Metric::CpuPerMessage => "CPU each".into(),
         Metric::BrokerCpuPerMessage => "broker CPU each".into(),
         Metric::Rss => "memory".into(),
+        Metric::RssEach => "memory each".into(),
         other => other.to_string(),
     }
 }

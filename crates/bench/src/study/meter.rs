@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use super::Sample;
 use crate::latency::Percentiles;
 use crate::metric::{Metric, Point};
-use crate::process::{self, TreeUsage};
+use crate::process;
 use crate::report::GeneratorUsage;
+use crate::watched::{Usage, Watched};
 
 /// What is sampled beside a rate.
 #[derive(Debug)]
 pub(crate) struct Meter<'p> {
     began: Instant,
     /// The system's own processes, and those of the broker behind it.
-    groups: [(&'p Idle, TreeUsage); 2],
+    groups: [(&'p Idle, Usage); 2],
     generator_cpu: f64,
     idle: Option<f64>,
 }
@@ -22,29 +23,26 @@ pub(crate) struct Meter<'p> {
 /// Processes, and what they use when nobody asks anything of them.
 #[derive(Debug, Default)]
 pub(crate) struct Idle {
-    pids: Vec<u32>,
+    watched: Watched,
     /// Cores.
     cores: f64,
 }
 
 impl Idle {
     /// Processes whose whole use counts.
-    pub(crate) fn none(pids: &[u32]) -> Self {
-        Self { pids: pids.to_vec(), cores: 0.0 }
+    pub(crate) fn none(watched: &Watched) -> Self {
+        Self { watched: watched.clone(), cores: 0.0 }
     }
 
     /// Measures for so long what several groups of processes use while nothing happens.
-    pub(crate) fn measure(groups: &[&[u32]], time: Duration) -> Vec<Self> {
-        let usage = |pids: &&[u32]| process::tree_usage(pids).cpu_seconds;
-        let before: Vec<f64> = groups.iter().map(usage).collect();
+    pub(crate) fn measure(groups: &[&Watched], time: Duration) -> Vec<Self> {
+        let before: Vec<Usage> = groups.iter().map(|watched| watched.usage()).collect();
         thread::sleep(time);
-        let seconds = time.as_secs_f64();
-        let cores = |(pids, before): (&&[u32], f64)| (usage(pids) - before) / seconds;
-        groups
-            .iter()
-            .zip(before)
-            .map(|(pids, before)| Self { pids: pids.to_vec(), cores: cores((pids, before)) })
-            .collect()
+        let cores = |(watched, before): (&&Watched, Usage)| Self {
+            watched: (*watched).clone(),
+            cores: watched.usage().cpu_since(&before).unwrap_or_default() / time.as_secs_f64(),
+        };
+        groups.iter().zip(before).map(cores).collect()
     }
 
     /// Cores that the processes use when idle.
@@ -57,7 +55,7 @@ impl<'p> Meter<'p> {
     /// Begins a measurement.
     pub(crate) fn start(system: &'p Idle, broker: &'p Idle) -> Self {
         Self {
-            groups: [system, broker].map(|idle| (idle, process::tree_usage(&idle.pids))),
+            groups: [system, broker].map(|idle| (idle, idle.watched.usage())),
             generator_cpu: process::own_cpu_seconds(),
             idle: process::machine_idle_seconds(),
             began: Instant::now(),
@@ -82,16 +80,16 @@ impl<'p> Meter<'p> {
         };
         let per_message = [Metric::CpuPerMessage, Metric::BrokerCpuPerMessage];
         for (number, ((idle, before), metric)) in self.groups.into_iter().zip(per_message).enumerate() {
-            if idle.pids.is_empty() {
-                continue;
+            let after = idle.watched.usage();
+            if let Some(cpu) = after.cpu_since(&before) {
+                let asked_for = (cpu - idle.cores * seconds).max(0.0);
+                sample.add(metric, asked_for / messages.max(1) as f64);
+                if number == 0 {
+                    sample.add(Metric::Cpu, cpu / seconds);
+                }
             }
-            let after = process::tree_usage(&idle.pids);
-            let cpu = after.cpu_seconds - before.cpu_seconds;
-            let asked_for = (cpu - idle.cores * seconds).max(0.0);
-            sample.figures.push((metric, asked_for / messages.max(1) as f64));
-            if number == 0 {
-                sample.figures.push((Metric::Cpu, cpu / seconds));
-                sample.figures.push((Metric::Rss, after.rss_bytes as f64));
+            if let (0, Some(bytes)) = (number, after.rss_bytes) {
+                sample.add(Metric::Rss, bytes as f64);
             }
         }
         sample
@@ -125,7 +123,7 @@ mod tests {
 
     #[test]
     fn work_counts_for_the_processes_that_did_it() {
-        let own = Idle::none(&[std::process::id()]);
+        let own = Idle::none(&Watched::processes(&[std::process::id()]));
         let nobody = Idle::default();
         let meter = Meter::start(&own, &nobody);
         let start = Instant::now();
@@ -144,7 +142,7 @@ mod tests {
 
     #[test]
     fn what_idle_processes_use_does_not_count() {
-        let own = Idle { pids: vec![std::process::id()], cores: 1e6 };
+        let own = Idle { cores: 1e6, ..Idle::none(&Watched::processes(&[std::process::id()])) };
         let nobody = Idle::default();
         let sample = Meter::start(&own, &nobody).finish(1, 0.0);
         assert_eq!(sample.figures[0], (Metric::CpuPerMessage, 0.0));

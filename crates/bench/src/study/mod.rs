@@ -7,6 +7,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod chart;
+pub(crate) mod companion;
 pub(crate) mod compare;
 pub(crate) mod crew;
 mod expect;
@@ -15,6 +16,10 @@ pub(crate) mod grid;
 pub(crate) mod meter;
 pub(crate) mod page;
 pub mod report;
+pub(crate) mod results;
+pub(crate) mod svg;
+pub mod systems;
+mod websockets;
 
 use crate::error::Error;
 use crate::machine::Machine;
@@ -167,12 +172,13 @@ mod tests {
     use super::arguments::tests::common;
     use super::*;
     use crate::uri::Uri;
+    use crate::watched::Watched;
 
     fn systems() -> Vec<System> {
         let system = |name: &str| System {
             name: name.into(),
             uri: Uri::parse("amqp://u:secret@h").unwrap(),
-            pids: vec![],
+            watched: Watched::default(),
         };
         vec![system("old"), system("new")]
     }

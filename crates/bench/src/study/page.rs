@@ -2,10 +2,24 @@
 
 use std::fmt::Write;
 
-use super::chart::charts;
+use super::chart::{Chart, charts};
 use super::grid::{Grid, of_axis};
 use super::report::StudyReport;
 use crate::expect::Verdict;
+
+/// What a page shows of a study.
+#[derive(Debug)]
+pub(crate) struct Section {
+    /// Where it ran.
+    pub(crate) machine: String,
+    /// What was measured, and on what.
+    pub(crate) facts: Vec<String>,
+    pub(crate) verdicts: Vec<Verdict>,
+    /// As SVG.
+    pub(crate) plots: Vec<String>,
+    pub(crate) tables: Vec<Grid>,
+    pub(crate) notes: Vec<String>,
+}
 
 /// A page in the making.
 #[derive(Debug)]
@@ -19,19 +33,40 @@ impl Page {
         Self { body: format!("<h1>{}</h1>\n", escaped(title)), title: title.to_owned() }
     }
 
-    pub(crate) fn paragraph(&mut self, text: &str) {
+    /// Links to the sections.
+    pub(crate) fn contents<'s>(&mut self, sections: impl Iterator<Item = (&'s str, &'s str)>) {
+        let links =
+            sections.map(|(name, title)| format!("<li><a href=\"#{name}\">{}</a></li>", escaped(title)));
+        let links: String = links.collect();
         // Writing to a String cannot fail; nor below.
+        let _ = writeln!(self.body, "<nav><ul>{links}</ul></nav>");
+    }
+
+    /// One study; with its name and title, where it is one of several.
+    pub(crate) fn section(&mut self, heading: Option<(&str, &str)>, section: Section) {
+        if let Some((name, title)) = heading {
+            let _ = writeln!(self.body, "<h2 id=\"{name}\">{}</h2>", escaped(title));
+        }
+        self.paragraph(&section.machine);
+        self.list(section.facts);
+        self.verdicts(&section.verdicts);
+        self.list(section.notes);
+        self.plots(section.plots);
+        section.tables.iter().for_each(|grid| self.table(grid));
+    }
+
+    fn paragraph(&mut self, text: &str) {
         let _ = writeln!(self.body, "<p>{}</p>", escaped(text));
     }
 
-    pub(crate) fn list(&mut self, items: impl IntoIterator<Item = String>) {
+    fn list(&mut self, items: impl IntoIterator<Item = String>) {
         let items: String = items.into_iter().map(|item| format!("<li>{}</li>", escaped(&item))).collect();
         if !items.is_empty() {
             let _ = writeln!(self.body, "<ul>{items}</ul>");
         }
     }
 
-    pub(crate) fn table(&mut self, grid: &Grid) {
+    fn table(&mut self, grid: &Grid) {
         let row = |tag: &str, cells: &[String]| {
             let cell = |(at, text): (usize, &String)| {
                 let class = if at < grid.words { "" } else { " class=n" };
@@ -48,13 +83,13 @@ impl Page {
     }
 
     /// Plots side by side, as many as fit.
-    pub(crate) fn plots(&mut self, svgs: impl IntoIterator<Item = String>) {
+    fn plots(&mut self, svgs: impl IntoIterator<Item = String>) {
         self.body += "<div class=p>";
         svgs.into_iter().for_each(|svg| self.body += &svg);
         self.body += "</div>\n";
     }
 
-    pub(crate) fn verdicts(&mut self, verdicts: &[Verdict]) {
+    fn verdicts(&mut self, verdicts: &[Verdict]) {
         self.list(verdicts.iter().map(|verdict| {
             let word = if verdict.met { "met" } else { "NOT MET" };
             format!("expected {}: {word} ({})", verdict.expectation, verdict.measured)
@@ -73,21 +108,18 @@ impl Page {
     }
 }
 
-/// Adds a study: what and where, tables, plots, notes, verdicts.
-pub(crate) fn add_study(page: &mut Page, report: &StudyReport) -> Result<(), String> {
-    page.paragraph(&report.machine.to_string());
+/// A study of cells.
+pub(crate) fn section(report: &StudyReport) -> Result<Section, String> {
     let parameters = report.parameters.iter().map(|p| format!("{}: {}", p.name, p.value));
-    page.list(
-        parameters.chain(report.systems.iter().map(|s| format!("{}: {} at {}", s.name, s.server, s.uri))),
-    );
-    page.verdicts(&report.expectations);
-    let svgs = charts(report).iter().map(|chart| chart.svg()).collect::<Result<Vec<_>, _>>()?;
-    page.plots(svgs);
-    for axis in report.axes() {
-        page.table(&of_axis(report, axis));
-    }
-    page.list(report.notes.iter().cloned());
-    Ok(())
+    let systems = report.systems.iter().map(|s| format!("{}: {} at {}", s.name, s.server, s.uri));
+    Ok(Section {
+        machine: report.machine.to_string(),
+        facts: parameters.chain(systems).collect(),
+        verdicts: report.expectations.clone(),
+        plots: charts(report).iter().map(Chart::svg).collect::<Result<_, _>>()?,
+        tables: report.axes().into_iter().map(|axis| of_axis(report, axis)).collect(),
+        notes: report.notes.clone(),
+    })
 }
 
 /// Text as HTML.
@@ -98,14 +130,14 @@ pub(crate) fn escaped(text: &str) -> String {
 const STYLE: &str = "\
 :root{color-scheme:light dark}\
 body{font:15px/1.45 sans-serif;max-width:1480px;margin:2em auto;padding:0 1em;color:#222223;background:#fefefe}\
-h1{font-size:1.5em}\
+h1{font-size:1.5em}h2{font-size:1.25em;margin-top:2em}a{color:inherit}\
 .t{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;font-size:13px}\
 th,td{padding:.2em .6em;border-bottom:1px solid #ddddde;text-align:left;white-space:nowrap}\
 .n{text-align:right;font-variant-numeric:tabular-nums}\
-.p{display:flex;flex-wrap:wrap;gap:8px}.p svg{break-inside:avoid}\
+.p{display:flex;flex-wrap:wrap;gap:8px}.p svg{break-inside:avoid;max-width:100%;height:auto}\
 @media screen and (prefers-color-scheme:dark){body{color:#d8dce2;background:#14171c}th,td{border-color:#3a3f48}}\
-@media print{body{max-width:none;margin:0}.t{overflow:visible}table{font-size:9px}\
-.p svg{width:48%;height:auto}}";
+@media print{body{max-width:none;margin:0}nav{display:none}h2{break-after:avoid}.t{overflow:visible}table{font-size:9px}\
+.p svg[width=\"480\"]{width:48%}}";
 
 #[cfg(test)]
 mod tests {
@@ -115,7 +147,7 @@ mod tests {
     #[test]
     fn a_page_holds_everything_and_asks_for_nothing() {
         let mut page = Page::new("A <study>");
-        add_study(&mut page, &report()).unwrap();
+        page.section(None, section(&report()).unwrap());
         let html = page.finish();
         assert_eq!(html.matches("<svg").count(), 4);
         assert_eq!(html.matches("<table").count(), 1);

@@ -76,6 +76,10 @@ pub enum Axis {
     Publishers,
     /// Threads that work side by side.
     Workers,
+    /// Connections that are open.
+    Connections,
+    /// Queues that exist.
+    Queues,
 }
 
 impl Axis {
@@ -85,6 +89,8 @@ impl Axis {
             Self::RoundTrip => "round trip in ms",
             Self::Publishers => "publishers",
             Self::Workers => "workers",
+            Self::Connections => "connections",
+            Self::Queues => "queues",
         }
     }
 
@@ -92,7 +98,7 @@ impl Axis {
     pub(crate) fn show(self, at: f64) -> String {
         match self {
             Self::RoundTrip => format!("{at} ms"),
-            Self::Publishers | Self::Workers => format!("{at} {}", self.label()),
+            _ => format!("{at} {}", self.label()),
         }
     }
 }
@@ -126,7 +132,7 @@ pub struct Measured {
 
 impl Measured {
     /// Summarises the rounds; `None` when there were none.
-    pub(super) fn of(metric: Metric, values: Vec<f64>) -> Option<Self> {
+    pub(crate) fn of(metric: Metric, values: Vec<f64>) -> Option<Self> {
         let summary = Summary::of(values.iter().copied())?;
         Some(Self { metric: metric.to_string(), summary, values })
     }
@@ -192,7 +198,7 @@ impl StudyReport {
 }
 
 /// In this order.
-const SHOWN: [Metric; 13] = [
+const SHOWN: [Metric; 14] = [
     Metric::Rate,
     Metric::Latency(Point::P50),
     Metric::Latency(Point::P99),
@@ -205,5 +211,6 @@ const SHOWN: [Metric; 13] = [
     Metric::BrokerCpuPerMessage,
     Metric::Cpu,
     Metric::Rss,
+    Metric::RssEach,
     Metric::Count(Fate::Lost),
 ];

@@ -1,7 +1,6 @@
 //! The command line of `bench websockets`, and the checked plan that it becomes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -10,6 +9,7 @@ use serde::{Serialize, Serializer};
 use super::target::System;
 use crate::error::Error;
 use crate::stream::arguments::{check, seconds};
+use crate::study::arguments::OutputArguments;
 
 /// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
 #[derive(Debug, Clone, Args)]
@@ -45,9 +45,8 @@ pub struct WebSocketsArguments {
     /// Few connections for a short time, to see that everything works
     #[arg(long)]
     pub quick: bool,
-    /// Write everything as JSON to this file; - is the standard output
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) outputs: OutputArguments,
 }
 
 /// What is done with each system.

@@ -18,7 +18,7 @@ use crate::error::{ClientError, Error};
 use crate::machine::Machine;
 pub use arguments::{Plan, WebSocketsArguments};
 use report::WebSocketsReport;
-pub(crate) use table::render;
+pub(crate) use table::{drops as drops_table, levels as levels_table, render};
 
 /// Measures the systems of a plan, one after the other. `watch` is told what is being done, in words.
 ///

@@ -56,7 +56,7 @@ pub(crate) fn render(report: &WebSocketsReport) -> String {
     out
 }
 
-fn levels(systems: &[SystemReport]) -> Table {
+pub(crate) fn levels(systems: &[SystemReport]) -> Table {
     let mut table = new_table(&[
         "system",
         "connections",
@@ -92,7 +92,7 @@ fn levels(systems: &[SystemReport]) -> Table {
     table
 }
 
-fn drops(report: &WebSocketsReport) -> Table {
+pub(crate) fn drops(report: &WebSocketsReport) -> Table {
     let mut table =
         new_table(&["system", "dropped", "when", "messages", "missing", "p50", "p99", "max", "memory after"]);
     for system in &report.systems {

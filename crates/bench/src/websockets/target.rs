@@ -6,11 +6,12 @@ use percent_encoding::percent_decode_str;
 use serde::{Serialize, Serializer};
 
 use crate::error::Error;
-use crate::process;
 use crate::stream::arguments::check;
+use crate::watched::Watched;
 
 /// How a system is written on the command line.
-const FORM: &str = "it is written name=PROTOCOL+ws://user:password@host:port/path[,pid=N]";
+const FORM: &str =
+    "it is written name=PROTOCOL+ws://user:password@host:port/path[,pid=N][,process=NAME][,unit=NAME]";
 
 /// What is spoken inside of the WebSocket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -147,16 +148,10 @@ impl System {
         let (name, rest) = text
             .split_once('=')
             .ok_or_else(|| Error::Usage(format!("--system: there is no name; {FORM}")))?;
-        let (mut url, mut pids) = (rest, Vec::new());
-        while let Some((before, pid)) = url.rsplit_once(",pid=") {
-            let known = pid.parse().ok().filter(|pid| process::exists(*pid));
-            pids.push(
-                known.ok_or_else(|| Error::Usage(format!("--system {name}: there is no process {pid:?}")))?,
-            );
-            url = before;
-        }
+        let (watched, url) = Watched::take_from(rest)?;
+        check(watched.is_local(), "--system: websockets are watched by process only")?;
         check(!name.is_empty(), "--system: the name is empty")?;
-        Ok(Self { name: name.to_owned(), target: Target::parse(url)?, pids })
+        Ok(Self { name: name.to_owned(), target: Target::parse(url)?, pids: watched.pids })
     }
 }
 

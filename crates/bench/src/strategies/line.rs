@@ -1,0 +1,131 @@
+//! Channels that workers publish on, and who of them may use which.
+
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use amqp::Method;
+use amqp::frame::{max_body_payload, write_body, write_content_header, write_method};
+use amqp::method::{basic, exchange};
+use amqp::properties::NO_PROPERTIES;
+
+use super::arguments::Strategy;
+use crate::client::{Connection, SETUP_TIMEOUT, is_timeout};
+use crate::error::ClientError;
+use crate::uri::Uri;
+
+const NAME: &str = "leveret bench strategies";
+
+/// A channel of a connection that others may share.
+pub(super) struct Line {
+    connection: Arc<Mutex<Connection>>,
+    channel: u16,
+}
+
+impl Line {
+    /// Sends one message; `octets` is a buffer that is used again.
+    pub(super) fn publish(&self, queue: &str, body: &[u8], octets: &mut Vec<u8>) -> Result<(), ClientError> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        octets.clear();
+        write_method(octets, self.channel, basic::Publish { routing_key: queue, ..Default::default() });
+        write_content_header(octets, self.channel, body.len() as u64, NO_PROPERTIES);
+        for piece in body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
+            write_body(octets, self.channel, piece);
+        }
+        send(&connection, octets)
+    }
+
+    /// Waits until the system has handled everything that was sent on the channel before: asks for an exchange that
+    /// always exists.
+    fn settle(&self) -> Result<(), ClientError> {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let ask =
+            exchange::Declare { exchange: "amq.direct", kind: "direct", passive: true, ..Default::default() };
+        connection.call(self.channel, ask, |m| matches!(m, Method::ExchangeDeclareOk(_)).then_some(()))
+    }
+}
+
+/// Writes everything, however long the system makes us wait, within reason.
+fn send(connection: &Connection, octets: &[u8]) -> Result<(), ClientError> {
+    let (mut rest, deadline) = (octets, Instant::now() + SETUP_TIMEOUT);
+    while !rest.is_empty() {
+        match (&connection.stream).write(rest) {
+            Ok(written) => rest = &rest[written..],
+            Err(error) if is_timeout(&error) && Instant::now() < deadline => {}
+            Err(error) => return Err(ClientError::Io { doing: "publishing", cause: error }),
+        }
+    }
+    Ok(())
+}
+
+/// All channels of a round.
+pub(super) struct Lines {
+    all: Vec<Line>,
+    /// Numbers of the channels that nobody uses; `None` when each worker has its own.
+    free: Option<(Mutex<Vec<usize>>, Condvar)>,
+}
+
+impl Lines {
+    pub(super) fn open(
+        uri: &Uri,
+        strategy: Strategy,
+        workers: usize,
+        pool: usize,
+    ) -> Result<Self, ClientError> {
+        let all = match strategy {
+            Strategy::ConnectionEach => (0..workers)
+                .map(|_| shared(uri, 1))
+                .collect::<Result<Vec<_>, _>>()?
+                .into_iter()
+                .flatten()
+                .collect(),
+            Strategy::OneConnection => shared(uri, workers)?,
+            Strategy::Pool => shared(uri, pool)?,
+        };
+        let free = (strategy == Strategy::Pool).then(|| (Mutex::new((0..pool).collect()), Condvar::new()));
+        Ok(Self { all, free })
+    }
+
+    /// Does something on a worker's channel, or on the next of the pool that is free.
+    pub(super) fn with<T>(&self, worker: usize, work: impl FnOnce(&Line) -> T) -> T {
+        let Some((free, returned)) = &self.free else { return work(&self.all[worker]) };
+        let lock = || free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock();
+        let number = loop {
+            match numbers.pop() {
+                Some(number) => break number,
+                None => numbers = returned.wait(numbers).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        drop(numbers);
+        let outcome = work(&self.all[number]);
+        lock().push(number);
+        returned.notify_one();
+        outcome
+    }
+
+    /// Waits until everything sent has been handled.
+    pub(super) fn settle(&self) -> Result<(), ClientError> {
+        self.all.iter().try_for_each(Line::settle)
+    }
+
+    /// Closes all connections.
+    pub(super) fn close(self) {
+        for Line { connection, .. } in self.all {
+            // Only the last channel of a connection has it alone.
+            if let Some(connection) = Arc::into_inner(connection) {
+                connection.into_inner().unwrap_or_else(PoisonError::into_inner).close();
+            }
+        }
+    }
+}
+
+/// A connection with so many channels.
+fn shared(uri: &Uri, channels: usize) -> Result<Vec<Line>, ClientError> {
+    let mut connection = Connection::open_small(uri, NAME)?;
+    // The plan has checked that there are no more than a connection can have.
+    let channels: Vec<u16> = (1..=channels).map(|channel| channel as u16).collect();
+    channels.iter().try_for_each(|&channel| connection.open_channel(channel))?;
+    let connection = Arc::new(Mutex::new(connection));
+    Ok(channels.into_iter().map(|channel| Line { connection: Arc::clone(&connection), channel }).collect())
+}

@@ -1,0 +1,111 @@
+//! `bench strategies`: many workers that publish, each to a queue of its own: over one connection with a channel for
+//! each, over a connection each, or over a pool of channels.
+//!
+//! Every message is one write, as client libraries make it; whoever shares a connection takes turns. A round ends when
+//! the system has answered, on every channel, a request that stands behind all messages.
+
+mod arguments;
+mod line;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Instant;
+
+use crate::error::{ClientError, Error};
+use crate::mailbox::Mailbox;
+use crate::metric::{Fate, Metric};
+use crate::process;
+use crate::stream::System;
+use crate::study::meter::{Idle, Meter};
+use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+pub(crate) use arguments::{Plan, StrategiesArguments, Strategy};
+use line::{Line, Lines};
+
+/// Makes the study.
+pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
+    let workers = |strategy: Strategy| {
+        let at =
+            move |&count: &usize| Cell { scenario: strategy.name(), axis: Axis::Workers, at: count as f64 };
+        plan.workers.iter().map(at)
+    };
+    let cells: Vec<Cell> = plan.strategies.iter().flat_map(|&strategy| workers(strategy)).collect();
+    let failed = |system: &System| {
+        let system = system.name.clone();
+        move |cause| Error::System { system, cause }
+    };
+    let about = |system: &System| Mailbox::ask(&system.uri).map_err(failed(system));
+    let outline = Outline {
+        name: "strategies",
+        title: "One connection, many, or a pool of channels",
+        compared: Compared::Scenarios,
+        parameters: vec![
+            Parameter::new("messages of each worker", plan.messages),
+            Parameter::new("body", format!("{} bytes", plan.body.len())),
+            Parameter::new("channels of the pool", plan.pool),
+        ],
+        cells: &cells,
+        systems: &plan.systems,
+    };
+    let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
+        let system = &plan.systems[index];
+        round(plan, system, Strategy::named(cell.scenario), cell.at as usize).map_err(failed(system))
+    })?;
+    report.notes.push(
+        "Nobody consumes; the rate counts until the system has answered, on every channel, a request behind all \
+         messages. What arrived is then counted in the queues."
+            .into(),
+    );
+    Ok(report)
+}
+
+/// One round: each worker sends its messages to its queue.
+fn round(plan: &Plan, system: &System, strategy: Strategy, workers: usize) -> Result<Sample, ClientError> {
+    let queues = (0..workers).map(|_| Mailbox::open(&system.uri)).collect::<Result<Vec<_>, _>>()?;
+    let names: Vec<&str> = queues.iter().map(Mailbox::name).collect();
+    let lines = Lines::open(&system.uri, strategy, workers, plan.pool)?;
+    let processes = Idle::none(&system.watched);
+    let (nobody, began) = (Idle::default(), Instant::now());
+    let meter = Meter::start(&processes, &nobody);
+    let busiest = send(plan, &lines, &names)?;
+    lines.settle()?;
+    let seconds = began.elapsed().as_secs_f64();
+    let sent = workers as u64 * plan.messages;
+    let mut sample = meter.finish(sent, busiest / seconds);
+    sample.add(Metric::Rate, sent as f64 / seconds);
+    lines.close();
+    let mut arrived = 0;
+    for mut queue in queues {
+        arrived += queue.empty(plan.messages)?;
+        queue.close()?;
+    }
+    sample.add(Metric::Count(Fate::Lost), sent.saturating_sub(arrived) as f64);
+    Ok(sample)
+}
+
+/// Has all workers send everything; the CPU time of the busiest of them, in seconds.
+fn send(plan: &Plan, lines: &Lines, queues: &[&str]) -> Result<f64, ClientError> {
+    let start = Barrier::new(queues.len());
+    let work = |number: usize, queue: &str| -> Result<f64, ClientError> {
+        let mut message = Vec::new();
+        start.wait();
+        for _ in 0..plan.messages {
+            lines.with(number, |line: &Line| line.publish(queue, &plan.body, &mut message))?;
+        }
+        Ok(process::own_thread_id().map_or(0.0, process::thread_cpu_seconds))
+    };
+    let work = &work;
+    thread::scope(|scope| {
+        let workers: Vec<_> = queues
+            .iter()
+            .enumerate()
+            .map(|(number, queue)| scope.spawn(move || work(number, queue)))
+            .collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, _>| {
+            worker.join().map_err(|_| ClientError::Panicked("worker")).flatten()
+        };
+        workers.into_iter().map(join).try_fold(0.0, |most: f64, cpu| Ok(most.max(cpu?)))
+    })
+}

@@ -1,0 +1,69 @@
+//! The study against brokers that take everything.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use clap::Parser;
+
+use super::*;
+use crate::stream::fake_broker::{FakeBroker, Fate as Script};
+use crate::uri::Uri;
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    strategies: StrategiesArguments,
+}
+
+fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    Cli::parse_from([&["strategies"], arguments].concat()).strategies.plan()
+}
+
+#[test]
+fn every_strategy_sends_every_message_and_those_that_never_arrive_are_told() {
+    let broker = FakeBroker::start(|_| Script::Dropped);
+    let uri = broker.uri();
+    let plan = plan(&["--uri", &uri, "--workers", "3", "--messages", "7", "--rounds", "1", "--pool", "2"]);
+    let report = run(&plan.unwrap(), &mut |_, _| {}).unwrap();
+    assert_eq!(report.cells.len(), 3);
+    for cell in &report.cells {
+        assert!(cell.figure(Metric::Rate).unwrap() > 0.0, "{cell:?}");
+        assert_eq!(
+            cell.figure(Metric::Count(Fate::Lost)),
+            Some(21.0),
+            "this broker never has any in its queues"
+        );
+    }
+    assert_eq!(broker.messages(), 3 * 21);
+}
+
+#[test]
+fn no_two_workers_have_a_channel_of_the_pool_at_the_same_time() {
+    let broker = FakeBroker::start(|_| Script::Dropped);
+    let lines = Lines::open(&Uri::parse(&broker.uri()).unwrap(), Strategy::Pool, 8, 2).unwrap();
+    let (users, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let use_one = |worker| {
+        lines.with(worker, |_| {
+            most.fetch_max(users.fetch_add(1, SeqCst) + 1, SeqCst);
+            thread::yield_now();
+            users.fetch_sub(1, SeqCst);
+        });
+    };
+    thread::scope(|scope| {
+        (0..8).for_each(|worker| drop(scope.spawn(move || (0..200).for_each(|_| use_one(worker)))));
+    });
+    assert!((1..=2).contains(&most.load(SeqCst)));
+    lines.close();
+}
+
+#[test]
+fn what_could_never_work_is_refused() {
+    for arguments in [
+        &["--workers", "0"][..],
+        &["--pool", "0"],
+        &["--messages", "0"],
+        &["--size", "999999999"],
+        &["--time", "1"],
+    ] {
+        assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
+    }
+}

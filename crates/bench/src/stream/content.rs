@@ -1,0 +1,196 @@
+//! What messages hold besides what makes them known: properties, and bodies from files.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use amqp::properties::{PERSISTENT, Properties, ShortBytes};
+use amqp::{FieldTable, FieldValue, RawTable};
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// Properties as the command line has them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct MessageProperties {
+    /// Names, as in the specification, and values.
+    pub named: Vec<(String, String)>,
+    /// Names and values of headers.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Names that [`MessageProperties::named`] may have.
+const NAMES: [&str; 11] = [
+    "content_type",
+    "content_encoding",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+];
+
+impl MessageProperties {
+    /// Reads `content-type=text/plain`, `header.x=1` and the like.
+    ///
+    /// # Errors
+    /// A usage error that names what is wrong.
+    pub(crate) fn parse(texts: &[String]) -> Result<Self, Error> {
+        let mut properties = Self::default();
+        for text in texts {
+            let bad = |what: &str| Error::Usage(format!("--property {text}: {what}"));
+            let (name, value) = text.split_once('=').ok_or_else(|| bad("it is written NAME=VALUE"))?;
+            if let Some(header) = name.strip_prefix("header.") {
+                properties.headers.push((header.into(), value.into()));
+                continue;
+            }
+            let name = name.replace('-', "_");
+            let number_fits = match name.as_str() {
+                "priority" => value.parse::<u8>().is_ok(),
+                "timestamp" => value.parse::<u64>().is_ok(),
+                _ => value.len() <= SHORT_STRING,
+            };
+            if !NAMES.contains(&name.as_str()) {
+                return Err(bad("there is no such property"));
+            }
+            if !number_fits {
+                return Err(bad("the value does not fit"));
+            }
+            properties.named.push((name, value.into()));
+        }
+        table(&properties.headers).map_err(Error::Usage)?;
+        Ok(properties)
+    }
+
+    /// Flags and list, as a content header has them.
+    pub(crate) fn encode(&self, persistent: bool) -> Vec<u8> {
+        // What was parsed can be encoded.
+        let headers = table(&self.headers).map(|table| table.encode()).unwrap_or_default();
+        let mut properties = Properties::default();
+        if persistent {
+            properties = properties.with_delivery_mode(PERSISTENT);
+        }
+        if !self.headers.is_empty()
+            && let Ok(headers) = RawTable::check(&headers)
+        {
+            properties = properties.with_headers(headers);
+        }
+        for (name, value) in &self.named {
+            properties = match name.as_str() {
+                "content_type" => properties.with_content_type(value),
+                "content_encoding" => properties.with_content_encoding(value),
+                "priority" => properties.with_priority(value.parse().unwrap_or_default()),
+                "correlation_id" => properties.with_correlation_id(ShortBytes(value.as_bytes())),
+                "reply_to" => properties.with_reply_to(value),
+                "expiration" => properties.with_expiration(value),
+                "message_id" => properties.with_message_id(ShortBytes(value.as_bytes())),
+                "timestamp" => properties.with_timestamp(value.parse().unwrap_or_default()),
+                "type" => properties.with_kind(value),
+                "user_id" => properties.with_user_id(value),
+                _ => properties.with_app_id(value),
+            };
+        }
+        let mut octets = Vec::new();
+        properties.encode(&mut octets);
+        octets
+    }
+}
+
+/// The longest short string.
+const SHORT_STRING: usize = 255;
+
+/// Arguments as the command line has them: numbers and truth values are sent as such, everything else as text.
+///
+/// # Errors
+/// A name that is too long.
+pub(crate) fn table(pairs: &[(String, String)]) -> Result<FieldTable, String> {
+    pairs.iter().map(field).collect()
+}
+
+fn field((name, value): &(String, String)) -> Result<(&str, FieldValue), String> {
+    if name.is_empty() || name.len() > SHORT_STRING {
+        return Err(format!("{name:?} is no name of an argument or header"));
+    }
+    let value = match value.as_str() {
+        "true" => FieldValue::Boolean(true),
+        "false" => FieldValue::Boolean(false),
+        text => match (text.parse(), text.parse::<f64>()) {
+            (Ok(number), _) => FieldValue::I64(number),
+            (_, Ok(number)) => FieldValue::F64(number),
+            _ => FieldValue::text(text),
+        },
+    };
+    Ok((name.as_str(), value))
+}
+
+/// Reads `x-max-length=5`, of the option with this name.
+pub(crate) fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, String)>, Error> {
+    let pair = |text: &String| {
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| Error::Usage(format!("{option} {text}: it is written NAME=VALUE")))?;
+        Ok((name.to_owned(), value.to_owned()))
+    };
+    let pairs = texts.iter().map(pair).collect::<Result<Vec<_>, Error>>()?;
+    table(&pairs).map_err(|why| Error::Usage(format!("{option}: {why}")))?;
+    Ok(pairs)
+}
+
+/// A body from a file.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BodyFile {
+    /// Where it was read from.
+    pub path: String,
+    /// What it holds.
+    #[serde(skip)]
+    pub octets: Arc<[u8]>,
+}
+
+impl BodyFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A usage error when it cannot be read.
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let octets =
+            fs::read(path).map_err(|why| Error::Usage(format!("--body {}: {why}", path.display())))?;
+        Ok(Self { path: path.to_string_lossy().into_owned(), octets: octets.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(texts: &[&str]) -> Result<MessageProperties, Error> {
+        MessageProperties::parse(&texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn properties_and_headers_are_sent_as_given() {
+        let texts =
+            ["content-type=text/x=y", "priority=7", "type=t", "header.n=5", "header.b=true", "header.s=x"];
+        let octets = parse(&texts).unwrap().encode(true);
+        let properties = Properties::decode(&octets).unwrap();
+        assert_eq!((properties.content_type, properties.kind), (Some("text/x=y"), Some("t")));
+        assert_eq!((properties.priority, properties.delivery_mode), (Some(7), Some(PERSISTENT)));
+        let headers = table(&parse(&texts).unwrap().headers).unwrap();
+        assert_eq!(headers.get("n"), Some(&FieldValue::I64(5)));
+        assert_eq!(headers.get("b"), Some(&FieldValue::Boolean(true)));
+        assert_eq!(headers.get("s"), Some(&FieldValue::text("x")));
+        assert!(properties.headers.is_some());
+        assert_eq!(MessageProperties::default().encode(false), amqp::properties::NO_PROPERTIES);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused() {
+        for text in ["x", "colour=red", "priority=300", "timestamp=soon", "header.=1"] {
+            assert!(parse(&[text]).unwrap_err().is_usage(), "{text}");
+        }
+        assert!(pairs("--queue-argument", &["x".into()]).unwrap_err().is_usage());
+    }
+}

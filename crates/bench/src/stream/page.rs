@@ -1,0 +1,98 @@
+//! The report as a part of a page, and as cells.
+
+use crate::metric::{Fate, Metric, Point};
+use crate::report::{Report, SystemReport};
+use crate::study::chart::{Chart, Line};
+use crate::study::grid::Grid;
+use crate::study::page::Section;
+use crate::study::report::{Axis, CellReport, Measured};
+use crate::table;
+
+/// As a part of a page: rates over time, distributions of latency, tables.
+pub(crate) fn section(report: &Report) -> Result<Section, String> {
+    let mut charts = vec![over_time(report)];
+    charts.push(distribution(report, "latency", "from publish to delivery", Metric::Latency));
+    charts.push(distribution(report, "confirms", "from publish to confirm", Metric::ConfirmLatency));
+    let charts = charts.into_iter().flatten();
+    let mut facts = vec![table::describe(&report.workload)];
+    facts.extend(report.systems.iter().map(|s| format!("{}: {} at {}", s.name, s.server, s.uri)));
+    Ok(Section {
+        machine: report.machine.to_string(),
+        facts,
+        verdicts: report.expectations.clone(),
+        plots: charts.map(|chart| chart.svg()).collect::<Result<_, _>>()?,
+        tables: vec![Grid::of(&table::figures(report)), Grid::of(&table::fates(report))],
+        notes: report.notes.clone(),
+    })
+}
+
+/// Messages a second in each part of a round: the middle, the least and the most of the rounds.
+fn over_time(report: &Report) -> Option<Chart> {
+    let parts = report.systems.iter().flat_map(|s| &s.rounds).map(|round| round.timeline.len()).max()?;
+    let seconds = report.systems.first()?.rounds.first()?.seconds;
+    let line = |(colour, system): (usize, &SystemReport)| {
+        let points = (0..parts).filter_map(|part| {
+            let values = system.rounds.iter().filter_map(|round| round.timeline.get(part).copied());
+            let s = crate::stats::Summary::of(values)?;
+            Some((part, s.median, s.min..s.max))
+        });
+        Line { name: system.name.clone(), colour, points: points.collect() }
+    };
+    (parts > 1).then(|| Chart {
+        title: "rate over the measured time".into(),
+        places: (1..=parts).map(|part| format!("{:.1}", seconds * part as f64 / parts as f64)).collect(),
+        x_label: "seconds".into(),
+        y_label: "messages per second".into(),
+        metric: Metric::Rate,
+        lines: report.systems.iter().enumerate().map(line).collect(),
+        bounds: None,
+    })
+}
+
+/// A distribution by its percentiles; `None` where none was measured.
+fn distribution(report: &Report, title: &str, what: &str, of: fn(Point) -> Metric) -> Option<Chart> {
+    let line = |(colour, system): (usize, &SystemReport)| {
+        let points = POINTS.iter().enumerate().filter_map(|(place, point)| {
+            let s = system.summary_of(of(*point))?;
+            Some((place, s.median, s.min..s.max))
+        });
+        Line { name: system.name.clone(), colour, points: points.collect() }
+    };
+    let lines: Vec<Line> = report.systems.iter().enumerate().map(line).collect();
+    let lines: Vec<Line> = lines.into_iter().filter(|line| !line.points.is_empty()).collect();
+    (!lines.is_empty()).then(|| Chart {
+        title: format!("{title}: percentiles"),
+        places: POINTS.iter().map(|point| Metric::Latency(*point).to_string()).collect(),
+        x_label: what.into(),
+        y_label: "time".into(),
+        metric: Metric::Latency(Point::P50),
+        lines,
+        bounds: None,
+    })
+}
+
+const POINTS: [Point; 6] = [Point::P50, Point::P90, Point::P99, Point::P99_9, Point::P99_99, Point::Max];
+
+/// One cell for each system.
+pub(crate) fn cells(report: &Report) -> Vec<CellReport> {
+    let metrics: Vec<Metric> = [Metric::Rate, Metric::Publish, Metric::Consume]
+        .into_iter()
+        .chain(POINTS.map(Metric::Latency))
+        .chain(POINTS.map(Metric::ConfirmLatency))
+        .chain([Metric::CpuPerMessage, Metric::Cpu, Metric::Rss])
+        .chain(
+            [Fate::Lost, Fate::Duplicated, Fate::Reordered, Fate::Nacked, Fate::Returned].map(Metric::Count),
+        )
+        .collect();
+    let cell = |system: &SystemReport| CellReport {
+        scenario: "stream".into(),
+        axis: Axis::Publishers,
+        at: report.workload.producers as f64,
+        system: system.name.clone(),
+        figures: metrics
+            .iter()
+            .filter_map(|metric| Measured::of(*metric, system.values_of(*metric)))
+            .collect(),
+    };
+    report.systems.iter().map(cell).collect()
+}

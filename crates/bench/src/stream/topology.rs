@@ -1,0 +1,166 @@
+//! Queues, the exchange that messages go through, and who publishes and consumes where.
+
+use amqp::method::{basic, exchange, queue};
+use amqp::{Method, RawTable};
+
+use super::arguments::{Acks, Workload};
+use super::content::table;
+use super::message::CHANNEL;
+use crate::client::Connection;
+use crate::error::ClientError;
+
+/// What a round publishes to and consumes from.
+#[derive(Debug)]
+pub(crate) struct Topology<'w> {
+    workload: &'w Workload,
+    queues: Vec<String>,
+    /// Each reaches the queue whose number is its own modulo the number of queues.
+    keys: Vec<String>,
+}
+
+impl<'w> Topology<'w> {
+    /// `salt` makes the names of queues that were given none.
+    pub(crate) fn new(workload: &'w Workload, salt: u8) -> Self {
+        let base = match &workload.queue {
+            Some(name) => name.clone(),
+            None => format!("leveret-bench-{}-{salt}", std::process::id()),
+        };
+        let queues = numbered(&base, workload.first_queue, workload.queues);
+        let keys = match &workload.routing_key {
+            Some(key) => numbered(key, 1, workload.keys),
+            None => queues.clone(),
+        };
+        Self { workload, queues, keys }
+    }
+
+    /// Routing keys that a producer publishes with, in turn.
+    pub(crate) fn keys_of(&self, producer: usize) -> Vec<&str> {
+        share(&self.keys, producer, self.workload.producers)
+    }
+
+    /// Queues that a consumer consumes from.
+    fn queues_of(&self, consumer: usize) -> Vec<&str> {
+        share(&self.queues, consumer, self.workload.consumers)
+    }
+
+    /// Makes everything, unless it is there already.
+    pub(crate) fn declare(&self, control: &mut Connection) -> Result<(), ClientError> {
+        let workload = self.workload;
+        if workload.predeclared {
+            return Ok(());
+        }
+        let arguments = encoded(&workload.queue_arguments);
+        for name in &self.queues {
+            let declare = queue::Declare {
+                queue: name,
+                durable: workload.durable,
+                // A generated queue goes with its consumers, should this process be killed.
+                auto_delete: workload.queue.is_none() && workload.consumers > 0 && !workload.is_replicated(),
+                arguments: RawTable::check(&arguments)?,
+                ..Default::default()
+            };
+            control.call(CHANNEL, declare, |m| matches!(m, Method::QueueDeclareOk(_)).then_some(()))?;
+            // Without producers, what is in the queue is the load. A log cannot be emptied.
+            if workload.producers > 0 && workload.queue_type() != Some("stream") {
+                let purge = queue::Purge { queue: name, ..Default::default() };
+                control.call(CHANNEL, purge, |m| matches!(m, Method::QueuePurgeOk(_)).then_some(()))?;
+            }
+        }
+        if let Some(name) = &workload.exchange {
+            let durable = workload.durable;
+            let declare = exchange::Declare {
+                exchange: name,
+                kind: &workload.exchange_type,
+                durable,
+                ..Default::default()
+            };
+            control.call(CHANNEL, declare, |m| matches!(m, Method::ExchangeDeclareOk(_)).then_some(()))?;
+            for (queue, routing_key) in self.queues.iter().cycle().zip(&self.keys) {
+                let bind = queue::Bind { queue, exchange: name, routing_key, ..Default::default() };
+                control.call(CHANNEL, bind, |m| matches!(m, Method::QueueBindOk(_)).then_some(()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what was made. The exchange stays if others have bound to it.
+    pub(crate) fn delete(&self, control: &mut Connection) -> Result<(), ClientError> {
+        if self.workload.predeclared {
+            return Ok(());
+        }
+        for name in &self.queues {
+            let delete = queue::Delete { queue: name, ..Default::default() };
+            control.call(CHANNEL, delete, |m| matches!(m, Method::QueueDeleteOk(_)).then_some(()))?;
+        }
+        if let Some(name) = &self.workload.exchange {
+            let delete = exchange::Delete { exchange: name, ..Default::default() };
+            control.call(CHANNEL, delete, |m| matches!(m, Method::ExchangeDeleteOk(_)).then_some(()))?;
+        }
+        Ok(())
+    }
+
+    /// Subscribes a consumer to all of its queues.
+    pub(crate) fn subscribe(&self, connection: &mut Connection, consumer: usize) -> Result<(), ClientError> {
+        let arguments = encoded(&self.workload.consumer_arguments);
+        let no_ack = self.workload.acks == Acks::Automatic;
+        for (number, queue) in self.queues_of(consumer).into_iter().enumerate() {
+            let consumer_tag = &number.to_string();
+            let arguments = RawTable::check(&arguments)?;
+            let consume = basic::Consume { queue, consumer_tag, no_ack, arguments, ..Default::default() };
+            if number == 0 {
+                connection
+                    .call(CHANNEL, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
+            } else {
+                // Its answer would stand among deliveries.
+                connection.tell(CHANNEL, basic::Consume { no_wait: true, ..consume })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encoded(pairs: &[(String, String)]) -> Vec<u8> {
+    // The plan has checked them.
+    table(pairs).map(|table| table.encode()).unwrap_or_default()
+}
+
+/// Names with numbers from `first` on: where `%d` stands, or else at the end; a single name without `%d` as it is.
+fn numbered(base: &str, first: u64, count: usize) -> Vec<String> {
+    let name = |number: u64| match base.contains("%d") {
+        true => base.replace("%d", &number.to_string()),
+        false if count == 1 => base.to_owned(),
+        false => format!("{base}-{number}"),
+    };
+    (first..).take(count).map(name).collect()
+}
+
+/// What falls to one of several who take turns; everybody gets something.
+fn share(all: &[String], number: usize, takers: usize) -> Vec<&str> {
+    if takers >= all.len() {
+        return vec![&all[number % all.len()]];
+    }
+    all.iter().skip(number).step_by(takers).map(String::as_str).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_numbers_where_they_are_wanted() {
+        assert_eq!(numbered("q", 1, 1), ["q"]);
+        assert_eq!(numbered("q", 1, 2), ["q-1", "q-2"]);
+        assert_eq!(numbered("a-%d-b", 9, 2), ["a-9-b", "a-10-b"]);
+        assert_eq!(numbered("a-%d", 3, 1), ["a-3"]);
+    }
+
+    #[test]
+    fn everybody_has_something_to_do_and_nothing_is_left_out() {
+        let all = numbered("q", 1, 5);
+        assert_eq!(
+            [0, 1].map(|taker| share(&all, taker, 2)),
+            [vec!["q-1", "q-3", "q-5"], vec!["q-2", "q-4"]]
+        );
+        assert_eq!(share(&all, 6, 7), ["q-2"]);
+    }
+}

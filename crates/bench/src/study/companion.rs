@@ -1,0 +1,105 @@
+//! Leveret itself as a child process: its broker, or its pool in front of another broker.
+
+use std::io::{self, BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use crate::error::Error;
+use crate::stream::System;
+use crate::uri::Uri;
+use crate::watched::Watched;
+
+/// A process that is killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Companion {
+    child: Child,
+    address: String,
+    /// Its data, which goes with it.
+    folder: Option<PathBuf>,
+}
+
+impl Companion {
+    /// Starts this very program as a pool in front of `upstream`, and waits until it listens.
+    pub(crate) fn pool(upstream: &str) -> Result<Self, Error> {
+        Self::start(&["--upstream", upstream], None)
+    }
+
+    /// Starts it as a broker with a temporary data folder.
+    pub(crate) fn broker() -> Result<Self, Error> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let name = format!("leveret-bench-broker-{}-{}", std::process::id(), NUMBER.fetch_add(1, Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        let text = folder.to_string_lossy().into_owned();
+        Self::start(&["--data-dir", &text], Some(folder))
+    }
+
+    fn start(arguments: &[&str], folder: Option<PathBuf>) -> Result<Self, Error> {
+        let failed = |cause| Error::Companion { cause };
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        command.args(["serve", "--amqp", "127.0.0.1:0", "--log", "warn"]).args(arguments);
+        // What the environment says is meant for the one who runs the study.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("LEVERET_") {
+                command.env_remove(name);
+            }
+        }
+        for other in OTHER_LISTENERS {
+            command.args([other, "off"]);
+        }
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let output = child.stdout.take().map(BufReader::new);
+        // From here on it is killed, whatever happens.
+        let mut companion = Self { child, address: String::new(), folder };
+        let mut lines = output.into_iter().flat_map(BufRead::lines);
+        while companion.address.is_empty() {
+            let line = lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
+            if let Some(address) = listening_at(&line.map_err(failed)?) {
+                companion.address = address.to_owned();
+            }
+        }
+        // Nobody reads the rest, but it must go somewhere.
+        thread::spawn(move || lines.for_each(drop));
+        Ok(companion)
+    }
+
+    /// It as a system, with this login.
+    pub(crate) fn system(&self, name: &str, login: &Uri) -> Result<System, Error> {
+        let at = Uri::parse(&format!("amqp://{}", self.address))?;
+        let uri = Uri { tls: None, ..login.at(&at.host, at.port) };
+        Ok(System { name: name.into(), uri, watched: Watched::processes(&[self.child.id()]) })
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if let Some(folder) = &self.folder {
+            drop(std::fs::remove_dir_all(folder));
+        }
+    }
+}
+
+/// What would listen at a port that someone else may have.
+const OTHER_LISTENERS: [&str; 6] = ["--http", "--ws", "--mqtt", "--stomp", "--web-mqtt", "--web-stomp"];
+
+/// The address in a line such as `amqp  listening on amqp://127.0.0.1:5673`.
+fn listening_at(line: &str) -> Option<&str> {
+    line.strip_prefix("amqp ")?.trim_start().strip_prefix("listening on amqp://")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_of_the_amqp_listener_tells_the_address() {
+        assert_eq!(listening_at("amqp  listening on amqp://127.0.0.1:4711"), Some("127.0.0.1:4711"));
+        for other in ["amqps listening on amqps://127.0.0.1:1", "http  listening on http://h:1", "amqp"] {
+            assert_eq!(listening_at(other), None);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What any study found, and where it goes: the terminal, JSON, CSV, a page.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+
+use super::arguments::OutputArguments;
+use super::files::{self, make_folder, write, write_report};
+use super::page::{Page, Section};
+use super::report::{CellReport, StudyReport};
+use super::{grid, page};
+use crate::error::Error;
+use crate::expect::Verdict;
+use crate::report::Report;
+use crate::routing::report::RoutingReport;
+use crate::websockets::report::WebSocketsReport;
+use crate::{routing, stream, websockets};
+
+/// What a study found.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Results {
+    Cells(StudyReport),
+    Stream(Box<Report>),
+    Routing(RoutingReport),
+    WebSockets(WebSocketsReport),
+}
+
+impl Results {
+    /// The study's name.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Cells(report) => &report.study,
+            Self::Stream(_) => "stream",
+            Self::Routing(_) => "routing",
+            Self::WebSockets(_) => "websockets",
+        }
+    }
+
+    /// What it is about.
+    pub(crate) fn title(&self) -> &str {
+        match self {
+            Self::Cells(report) => &report.title,
+            Self::Stream(_) => "Produced and consumed",
+            Self::Routing(_) => "Routing at scale",
+            Self::WebSockets(_) => "Very many WebSocket connections",
+        }
+    }
+
+    /// As text for a terminal.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Cells(report) => grid::render(report),
+            Self::Stream(report) => crate::table::render(report),
+            Self::Routing(report) => routing::render(report),
+            Self::WebSockets(report) => websockets::render(report),
+        }
+    }
+
+    /// As a part of a page.
+    fn section(&self) -> Result<Section, String> {
+        match self {
+            Self::Cells(report) => page::section(report),
+            Self::Stream(report) => stream::page::section(report),
+            Self::Routing(report) => routing::page::section(report),
+            Self::WebSockets(report) => super::websockets::section(report),
+        }
+    }
+
+    /// All figures, cell by cell.
+    fn cells(&self) -> Cow<'_, [CellReport]> {
+        match self {
+            Self::Cells(report) => Cow::Borrowed(&report.cells),
+            Self::Stream(report) => Cow::Owned(stream::page::cells(report)),
+            Self::Routing(report) => Cow::Owned(routing::page::cells(report)),
+            Self::WebSockets(report) => Cow::Owned(super::websockets::cells(report)),
+        }
+    }
+
+    fn verdicts(&self) -> &[Verdict] {
+        match self {
+            Self::Cells(report) => &report.expectations,
+            Self::Stream(report) => &report.expectations,
+            Self::Routing(_) | Self::WebSockets(_) => &[],
+        }
+    }
+
+    /// Whether every expectation was met.
+    pub(crate) fn met(&self) -> bool {
+        self.verdicts().iter().all(|verdict| verdict.met)
+    }
+
+    /// Writes them wherever they are wanted.
+    pub(crate) fn write(&self, outputs: &OutputArguments) -> Result<(), Error> {
+        if let (Some(folder), Self::Routing(report)) = (&outputs.output, self) {
+            routing::write_figures(report, folder)?;
+        }
+        write_all(std::slice::from_ref(self), self.title(), self, &self.text(), outputs)
+    }
+}
+
+/// Writes the results of several studies as one page, one CSV, and `whole` as JSON.
+pub(crate) fn write_all(
+    studies: &[Results],
+    title: &str,
+    whole: &impl Serialize,
+    text: &str,
+    outputs: &OutputArguments,
+) -> Result<(), Error> {
+    let alone = studies.len() == 1;
+    let csv = || {
+        let tables =
+            studies.iter().map(|study| (if alone { None } else { Some(study.name()) }, study.cells()));
+        files::csv(tables)
+    };
+    if let Some(folder) = &outputs.output {
+        make_folder(folder)?;
+        let mut page = Page::new(title);
+        if !alone {
+            page.contents(studies.iter().map(|study| (study.name(), study.title())));
+        }
+        for study in studies {
+            let section = study.section().map_err(std::io::Error::other).map_err(files::failed(folder))?;
+            page.section((!alone).then(|| (study.name(), study.title())), section);
+        }
+        write(&folder.join("report.html"), &page.finish())?;
+        write(&folder.join("results.json"), &files::encode(whole).map_err(files::failed(folder))?)?;
+        write(&folder.join("results.csv"), &csv())?;
+    }
+    if let Some(path) = &outputs.csv {
+        write(path, &csv())?;
+    }
+    write_report(whole, text, outputs.json.as_deref())
+}

@@ -1,0 +1,195 @@
+//! The systems under test: those that the command line names, and Leveret's own that a study starts beside them.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+
+use super::companion::Companion;
+use crate::error::Error;
+use crate::stream::System;
+use crate::stream::arguments::check;
+use crate::uri::Uri;
+use crate::watched::{self, Watched};
+
+/// Where the systems are.
+#[derive(Debug, Clone, Args)]
+pub struct SystemArguments {
+    /// The system under test, as amqp://user:password@host:port/vhost, or amqps:// with the parameters cacertfile,
+    /// certfile, keyfile, verify and server_name_indication
+    #[arg(long, value_name = "URI", conflicts_with = "systems", default_value = "amqp://localhost")]
+    uri: String,
+    /// A system under test with a name, and where its CPU time and memory are read: processes with their children by id,
+    /// name or systemd unit, or the broker's own figures over HTTP; repeat to compare systems, round by round
+    #[arg(
+        long = "system",
+        value_name = "NAME=URI[,pid=N][,process=NAME][,unit=NAME][,prometheus=URL][,management=URL]"
+    )]
+    systems: Vec<String>,
+    /// Start Leveret's broker, or its pool in front of the first system, and measure them as well, as the systems broker
+    /// and pool
+    #[arg(long = "with", value_enum, value_name = "WHAT,...", value_delimiter = ',')]
+    with: Vec<With>,
+    /// Systems that are known already; instead of all above.
+    #[arg(skip)]
+    pub(crate) given: Option<Systems>,
+}
+
+/// What can be started beside the systems.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum With {
+    /// Leveret's broker
+    Broker,
+    /// Leveret's pool
+    Pool,
+}
+
+impl With {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Broker => "broker",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+/// Systems, and the processes that are killed when nobody needs them any more.
+#[derive(Debug, Clone, Default)]
+pub struct Systems {
+    all: Vec<System>,
+    /// Held for its end.
+    _companions: Arc<Vec<Companion>>,
+}
+
+impl From<Vec<System>> for Systems {
+    fn from(all: Vec<System>) -> Self {
+        Self { all, _companions: Arc::default() }
+    }
+}
+
+impl Deref for Systems {
+    type Target = [System];
+
+    fn deref(&self) -> &[System] {
+        &self.all
+    }
+}
+
+impl SystemArguments {
+    /// The systems named, and those to be started.
+    ///
+    /// # Errors
+    /// What cannot be read, or cannot be started.
+    pub(crate) fn systems(&self) -> Result<Systems, Error> {
+        if let Some(given) = &self.given {
+            return Ok(given.clone());
+        }
+        let mut all = parse_systems(&self.uri, &self.systems)?;
+        let mut companions = Vec::new();
+        let mut with = self.with.clone();
+        with.sort_by_key(|with| *with as u8);
+        with.dedup();
+        for what in with {
+            let name = what.name();
+            check(
+                all.iter().all(|system| system.name != name),
+                &format!("--system: the name {name} is taken by --with {name}"),
+            )?;
+            let first = &all[0];
+            let companion = match what {
+                With::Broker => Companion::broker()?,
+                With::Pool => Companion::pool(&upstream(&first.uri)?)?,
+            };
+            let mut system = match what {
+                With::Broker => companion.system(name, &Uri::parse("amqp://guest:guest@localhost")?)?,
+                With::Pool => companion.system(name, &first.uri)?,
+            };
+            if what == With::Pool {
+                // The work is done by both.
+                system.watched = system.watched.with(&first.watched);
+            }
+            all.push(system);
+            companions.push(companion);
+        }
+        Ok(Systems { all, _companions: Arc::new(companions) })
+    }
+}
+
+/// Where a pool finds its broker; clients bring their own logins.
+fn upstream(uri: &Uri) -> Result<String, Error> {
+    check(uri.tls.is_none(), "--with pool: the first system is reached over TLS; start the pool yourself")?;
+    let (open, close) = if uri.host.contains(':') { ("[", "]") } else { ("", "") };
+    Ok(format!("amqp://{open}{}{close}:{}", uri.host, uri.port))
+}
+
+/// The systems that a command line names: `given`, or else the one at `uri`.
+pub(crate) fn parse_systems(uri: &str, given: &[String]) -> Result<Vec<System>, Error> {
+    if given.is_empty() {
+        let uri = Uri::parse(uri)?;
+        return Ok(vec![System { name: "default".into(), uri, watched: Watched::default() }]);
+    }
+    let mut systems: Vec<System> = Vec::new();
+    for text in given {
+        let system = parse_system(text)?;
+        check(
+            systems.iter().all(|other| other.name != system.name),
+            &format!("--system: the name {:?} is given twice", system.name),
+        )?;
+        systems.push(system);
+    }
+    Ok(systems)
+}
+
+fn parse_system(text: &str) -> Result<System, Error> {
+    let fail =
+        |what: &str| Error::Usage(format!("--system: {what}; it is written name=uri{}", watched::FORM));
+    let (name, rest) = text.split_once('=').ok_or_else(|| fail("there is no name"))?;
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if name.is_empty() || !name.chars().all(allowed) {
+        return Err(fail(&format!("{name:?} is no name of letters, digits, - and _")));
+    }
+    let (watched, uri) = Watched::take_from(rest)?;
+    Ok(System { name: name.into(), uri: Uri::parse(uri)?, watched })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        systems: SystemArguments,
+    }
+
+    fn systems(arguments: &[&str]) -> Result<Systems, Error> {
+        Cli::parse_from([&["study"], arguments].concat()).systems.systems()
+    }
+
+    #[test]
+    fn systems_have_names_uris_and_processes() {
+        let own = std::process::id();
+        let system = format!("a=amqp://u:p,w@h:1/v,pid={own},pid=1");
+        let systems = systems(&["--system", &system, "--system", "b=amqps://h"]).unwrap();
+        assert_eq!((&*systems[0].name, &*systems[0].uri.password, &*systems[0].uri.vhost), ("a", "p,w", "v"));
+        assert_eq!(systems[0].watched.pids, [own, 1]);
+        assert!(systems[1].name == "b" && systems[1].uri.tls.is_some());
+    }
+
+    #[test]
+    fn what_could_never_work_is_refused_before_anything_is_started() {
+        for arguments in [
+            &["--system", "amqp://h"][..],
+            &["--system", "a=amqp://h,pid=x"],
+            &["--system", "a.b=amqp://h"],
+            &["--system", "a=amqp://h", "--system", "a=amqp://h"],
+            &["--system", "pool=amqp://h", "--with", "pool"],
+            &["--uri", "amqps://h", "--with", "pool"],
+            &["--uri", "http://h"],
+        ] {
+            assert!(systems(arguments).unwrap_err().is_usage(), "{arguments:?}");
+        }
+    }
+}

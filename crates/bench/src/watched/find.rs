@@ -1,0 +1,54 @@
+//! Processes by name and by systemd unit, from `/proc`.
+
+use std::fs;
+
+/// What the kernel keeps of a process's name.
+const NAME_LEN: usize = 15;
+
+/// Ids of the processes with this name, as `ps -o comm` shows it.
+pub(super) fn by_name(name: &str) -> Vec<u32> {
+    let known = &name.as_bytes()[..name.len().min(NAME_LEN)];
+    matching("comm", |comm| !known.is_empty() && comm.trim_end().as_bytes() == known)
+}
+
+/// Ids of the processes of a systemd unit; `.service` may be left out. As their control group tells, so that no
+/// privileges are needed.
+pub(super) fn by_unit(unit: &str) -> Vec<u32> {
+    let unit = if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") };
+    matching("cgroup", |groups| belongs_to(groups, &unit))
+}
+
+/// Whether a process with these control groups, see cgroups(7), belongs to a unit or a group below it.
+fn belongs_to(groups: &str, unit: &str) -> bool {
+    groups
+        .lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .any(|path| path.split('/').any(|p| p == unit))
+}
+
+fn matching(file: &str, matches: impl Fn(&str) -> bool) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| fs::read_to_string(format!("/proc/{pid}/{file}")).is_ok_and(|text| matches(&text)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_found_by_its_name() {
+        let name = fs::read_to_string("/proc/self/comm").unwrap();
+        assert!(by_name(name.trim_end()).contains(&std::process::id()));
+        assert!(by_name("").is_empty() && by_name("no such program").is_empty());
+    }
+
+    #[test]
+    fn a_unit_is_a_whole_part_of_a_path() {
+        let groups = "12:cpu:/\n0::/system.slice/rabbitmq-server.service/worker\n";
+        assert!(belongs_to(groups, "rabbitmq-server.service"));
+        assert!(!belongs_to(groups, "server.service") && !belongs_to(groups, "rabbitmq-server"));
+        assert!(by_unit("none-such").is_empty());
+    }
+}

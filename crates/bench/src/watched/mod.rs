@@ -1,0 +1,184 @@
+//! What is sampled beside a rate: the processes of a system on this machine, or what a broker elsewhere tells about
+//! itself.
+
+mod find;
+mod scrape;
+
+use crate::error::Error;
+use crate::process;
+use scrape::Endpoint;
+
+/// Where a system's CPU time and memory are read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Processes of this machine, whose children count too.
+    pub pids: Vec<u32>,
+    /// A broker's own figures, where its processes are elsewhere.
+    remote: Option<Endpoint>,
+}
+
+/// What a system has used; `None` is what its source does not tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Usage {
+    /// User and system time since the start, in seconds.
+    pub(crate) cpu_seconds: Option<f64>,
+    /// Resident memory in bytes.
+    pub(crate) rss_bytes: Option<u64>,
+}
+
+impl Usage {
+    /// CPU time used since `before`, in seconds.
+    pub(crate) fn cpu_since(&self, before: &Self) -> Option<f64> {
+        self.cpu_seconds.zip(before.cpu_seconds).map(|(now, before)| now - before)
+    }
+}
+
+/// How the suffixes of a `--system` are written.
+pub(crate) const FORM: &str =
+    "[,pid=N][,process=NAME][,unit=NAME][,prometheus=http://HOST:PORT/metrics][,management=http://HOST:PORT]";
+
+impl Watched {
+    /// These processes of this machine.
+    pub(crate) fn processes(pids: &[u32]) -> Self {
+        Self { pids: pids.to_vec(), remote: None }
+    }
+
+    /// Takes what is to be watched off the end of a text, `name=uri,pid=N,unit=NAME`; what comes before remains.
+    ///
+    /// # Errors
+    /// A usage error when there is no such process or unit, or nobody answers at an address.
+    pub(crate) fn take_from(text: &str) -> Result<(Self, &str), Error> {
+        let (mut rest, mut watched) = (text, Self::default());
+        // From the end, for a password may hold a comma.
+        while let Some((before, key, value)) = last_suffix(rest) {
+            watched.add(key, value)?;
+            rest = before;
+        }
+        watched.pids.reverse();
+        watched.pids.dedup();
+        Ok((watched, rest))
+    }
+
+    fn add(&mut self, key: &str, value: &str) -> Result<(), Error> {
+        let refuse = |what: String| Err(Error::Usage(format!("--system: {what}")));
+        match key {
+            "pid" => match value.parse() {
+                Ok(pid) if process::exists(pid) => self.pids.push(pid),
+                Ok(pid) => return refuse(format!("there is no process {pid}")),
+                Err(_) => return refuse(format!("{value:?} is no process id")),
+            },
+            "process" => match find::by_name(value) {
+                pids if pids.is_empty() => return refuse(format!("no process is called {value:?}")),
+                pids => self.pids.extend(pids),
+            },
+            "unit" => match find::by_unit(value) {
+                pids if pids.is_empty() => return refuse(format!("no process belongs to a unit {value:?}")),
+                pids => self.pids.extend(pids),
+            },
+            _ => {
+                if self.remote.is_some() {
+                    return refuse("more than one address to ask".into());
+                }
+                let endpoint = Endpoint::parse(key, value).map_err(Error::Usage)?;
+                if let Err(why) = endpoint.usage() {
+                    return refuse(format!("{endpoint}: {why}"));
+                }
+                self.remote = Some(endpoint);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is nothing to sample.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pids.is_empty() && self.remote.is_none()
+    }
+
+    /// Whether reading is cheap enough to be done while a rate is measured: the broker works for each answer that it
+    /// gives about itself.
+    pub(crate) fn is_local(&self) -> bool {
+        self.remote.is_none()
+    }
+
+    /// Reads it. Processes that are gone count nothing; a broker that does not answer tells nothing.
+    pub(crate) fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        if !self.pids.is_empty() {
+            let tree = process::tree_usage(&self.pids);
+            usage = Usage { cpu_seconds: Some(tree.cpu_seconds), rss_bytes: Some(tree.rss_bytes) };
+        }
+        if let Some(told) = self.remote.as_ref().and_then(|endpoint| endpoint.usage().ok()) {
+            let cpu_seconds = add(usage.cpu_seconds, told.cpu_seconds);
+            usage = Usage { cpu_seconds, rss_bytes: add(usage.rss_bytes, told.rss_bytes) };
+        }
+        usage
+    }
+
+    /// Both together.
+    pub(crate) fn with(&self, other: &Self) -> Self {
+        let pids = [&self.pids[..], &other.pids].concat();
+        Self { pids, remote: self.remote.clone().or_else(|| other.remote.clone()) }
+    }
+}
+
+fn add<T: std::ops::Add<Output = T> + Copy>(one: Option<T>, other: Option<T>) -> Option<T> {
+    one.zip(other).map(|(one, other)| one + other).or(one).or(other)
+}
+
+/// What comes before the last suffix, its key, and its value.
+fn last_suffix(text: &str) -> Option<(&str, &str, &str)> {
+    const KEYS: [&str; 5] = ["pid", "process", "unit", "prometheus", "management"];
+    let (before, last) = text.rsplit_once(',')?;
+    let (key, value) = last.split_once('=')?;
+    KEYS.contains(&key).then_some((before, key, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn suffixes_are_taken_from_the_end_and_a_password_keeps_its_commas() {
+        let own = std::process::id();
+        let text = format!("amqp://u:p,w=x@h/v,pid=1,pid={own}");
+        let (watched, rest) = Watched::take_from(&text).unwrap();
+        assert_eq!((watched.pids, rest), (vec![1, own], "amqp://u:p,w=x@h/v"));
+        let (watched, rest) = Watched::take_from("amqp://h").unwrap();
+        assert!(watched.is_empty() && rest == "amqp://h" && watched.usage() == Usage::default());
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        for text in ["a,pid=x", "a,pid=4294967295", "a,process=no such thing", "a,unit=none.service"] {
+            assert!(Watched::take_from(text).unwrap_err().is_usage(), "{text}");
+        }
+        for text in ["a,prometheus=ftp://h", "a,management=http://127.0.0.1:1"] {
+            assert!(Watched::take_from(text).unwrap_err().is_usage(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_broker_elsewhere_tells_about_itself() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, mut request) = (stream.unwrap(), [0; 1024]);
+                let read = stream.read(&mut request).unwrap();
+                assert!(request[..read].starts_with(b"GET /metrics HTTP/1.0\r\n"));
+                let body =
+                    "rabbitmq_process_resident_memory_bytes 4096\nleveret_process_cpu_seconds_total 1.5\n";
+                write!(stream, "HTTP/1.1 200 OK\r\n\r\n{body}").unwrap();
+            }
+        });
+        let text = format!("amqp://h,prometheus=http://{address}/metrics");
+        let (watched, rest) = Watched::take_from(&text).unwrap();
+        assert_eq!(watched.usage(), Usage { cpu_seconds: Some(1.5), rss_bytes: Some(4096) });
+        assert!(rest == "amqp://h" && !watched.is_local() && !watched.is_empty());
+        let both = Watched::processes(&[std::process::id()]).with(&watched).usage();
+        assert!(both.rss_bytes.unwrap() > 4096 && both.cpu_seconds.unwrap() >= 1.5);
+    }
+}

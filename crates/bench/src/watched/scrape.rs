@@ -1,0 +1,180 @@
+//! CPU time and memory as a broker tells them over HTTP: as Prometheus metrics, or by RabbitMQ's management API.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Usage;
+
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// More than any broker tells.
+const LONGEST_ANSWER: u64 = 64 << 20;
+
+/// Whom to ask.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    kind: Kind,
+    /// Host and port.
+    authority: String,
+    /// What to put into the field Authorization.
+    login: Option<String>,
+    path: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Prometheus,
+    Management,
+}
+
+impl Endpoint {
+    /// Reads `http://user:password@host:port/path`; without a path, the usual one. Errors do not repeat it, for it may
+    /// hold a password.
+    pub(super) fn parse(key: &str, url: &str) -> Result<Self, String> {
+        let kind = if key == "management" { Kind::Management } else { Kind::Prometheus };
+        let rest =
+            url.strip_prefix("http://").ok_or(format!("--system: {key}: it does not start with http://"))?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (login, authority) = match authority.rsplit_once('@') {
+            Some((login, authority)) => (Some(STANDARD.encode(login)), authority),
+            None => (None, authority),
+        };
+        let (port, usual) = match kind {
+            Kind::Prometheus => (15692, "/metrics"),
+            Kind::Management => (15672, "/api/nodes"),
+        };
+        let login = login.or_else(|| (kind == Kind::Management).then(|| STANDARD.encode("guest:guest")));
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let authority = if has_port { authority.to_owned() } else { format!("{authority}:{port}") };
+        let path = match (kind, path) {
+            (_, "" | "/") => usual.to_owned(),
+            (Kind::Prometheus, path) => path.to_owned(),
+            (Kind::Management, path) => format!("{}/api/nodes", path.trim_end_matches('/')),
+        };
+        Ok(Self { kind, authority, login, path })
+    }
+
+    /// Asks.
+    pub(super) fn usage(&self) -> Result<Usage, String> {
+        let body = self.get().map_err(|error| error.to_string())?;
+        let usage = match self.kind {
+            Kind::Prometheus => of_metrics(&body),
+            Kind::Management => of_nodes(&body),
+        };
+        if usage == Usage::default() {
+            Err("neither CPU time nor memory in the answer".into())
+        } else {
+            Ok(usage)
+        }
+    }
+
+    fn get(&self) -> std::io::Result<String> {
+        let bad = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, text.to_owned());
+        let address =
+            self.authority.to_socket_addrs()?.next().ok_or_else(|| bad("the host has no address"))?;
+        let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        let login =
+            self.login.as_ref().map_or(String::new(), |login| format!("Authorization: Basic {login}\r\n"));
+        // Of version 1.0, so that the answer ends with the connection.
+        let request = format!("GET {} HTTP/1.0\r\nHost: {}\r\n{login}\r\n", self.path, self.authority);
+        stream.write_all(request.as_bytes())?;
+        let mut answer = String::new();
+        stream.take(LONGEST_ANSWER).read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or_else(|| bad("no HTTP"))?;
+        let status = head.lines().next().unwrap_or_default();
+        if status.split(' ').nth(1) != Some("200") {
+            return Err(bad(&format!("the answer was {status}")));
+        }
+        Ok(body.to_owned())
+    }
+}
+
+/// Without the password.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority, self.path)
+    }
+}
+
+/// Without the password too.
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Names of CPU time, with what makes seconds of them: RabbitMQ's and Leveret's, then what most programs have.
+const CPU: [(&str, f64); 3] = [
+    ("erlang_vm_statistics_runtime_milliseconds", 1e-3),
+    ("leveret_process_cpu_seconds_total", 1.0),
+    ("process_cpu_seconds_total", 1.0),
+];
+const MEMORY: [&str; 2] = ["rabbitmq_process_resident_memory_bytes", "process_resident_memory_bytes"];
+
+fn of_metrics(text: &str) -> Usage {
+    let cpu = CPU.iter().find_map(|(name, factor)| sum_of(text, name).map(|value| value * factor));
+    let memory = MEMORY.iter().find_map(|name| sum_of(text, name));
+    Usage { cpu_seconds: cpu, rss_bytes: memory.map(|bytes| bytes as u64) }
+}
+
+/// The sum of a metric over its labels; `None` where there is none.
+fn sum_of(text: &str, name: &str) -> Option<f64> {
+    let value = |line: &str| {
+        let rest = line.strip_prefix(name)?;
+        let rest = match rest.strip_prefix('{') {
+            Some(labels) => labels.rsplit_once('}')?.1,
+            None => rest,
+        };
+        rest.strip_prefix(' ')?.split_ascii_whitespace().next()?.parse::<f64>().ok()
+    };
+    text.lines().filter_map(value).fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
+}
+
+/// The memory of all nodes; RabbitMQ's management does not tell their CPU time.
+fn of_nodes(text: &str) -> Usage {
+    let nodes: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    let memory =
+        nodes.as_array().map(|nodes| nodes.iter().filter_map(|node| node["mem_used"].as_u64()).sum());
+    Usage { cpu_seconds: None, rss_bytes: memory.filter(|bytes| *bytes > 0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_added_up_over_their_labels_and_not_mistaken() {
+        let text = "# HELP process_cpu_seconds_total x\n\
+            erlang_vm_statistics_runtime_milliseconds{node=\"a} b\"} 1500 1700000000\n\
+            erlang_vm_statistics_runtime_milliseconds{node=\"b\"} 500\n\
+            erlang_vm_statistics_runtime_milliseconds_more 7\n\
+            rabbitmq_process_resident_memory_bytes 1.5e6\n";
+        assert_eq!(of_metrics(text), Usage { cpu_seconds: Some(2.0), rss_bytes: Some(1_500_000) });
+        assert_eq!(of_metrics("up 1\n"), Usage::default());
+    }
+
+    #[test]
+    fn the_memory_of_all_nodes_is_added_up() {
+        let usage = of_nodes(r#"[{"mem_used": 100, "name": "a"}, {"mem_used": 50}]"#);
+        assert_eq!(usage, Usage { cpu_seconds: None, rss_bytes: Some(150) });
+        assert_eq!(of_nodes("{}"), Usage::default());
+    }
+
+    #[test]
+    fn addresses_have_the_usual_ports_and_paths_and_hide_the_password() {
+        let parse = |key, url| Endpoint::parse(key, url).unwrap().to_string();
+        assert_eq!(parse("prometheus", "http://h"), "http://h:15692/metrics");
+        assert_eq!(parse("prometheus", "http://h:1/x"), "http://h:1/x");
+        assert_eq!(parse("management", "http://u:secret@h"), "http://h:15672/api/nodes");
+        assert_eq!(parse("management", "http://h:1/prefix/"), "http://h:1/prefix/api/nodes");
+        let error = Endpoint::parse("management", "https://u:secret@h").unwrap_err();
+        assert!(!error.contains("secret"), "{error}");
+    }
+}
