@@ -73,6 +73,9 @@ pub struct PoolConfig {
     pub replay_client_max: usize,
     /// The same of all clients together: from here on those are not read that have something kept.
     pub replay_total_max: usize,
+    /// Octets of incomplete messages of all clients together, held until they are complete. What goes beyond streams on
+    /// connections of its clients' own, of which there is a bounded number.
+    pub staging_total_max: usize,
     /// What clients with certificates are upstream.
     pub identities: Arc<Identities>,
     /// Octets that may wait for a client on connections that it shares before its consumers go on on a connection of its
@@ -103,6 +106,9 @@ impl PoolConfig {
             arrival_max: Duration::from_secs(3),
             replay_client_max: 8 * 1024 * 1024,
             replay_total_max: 256 * 1024 * 1024,
+            // For hundreds of clients that send large messages over slow lines; thousands that never finish theirs must not
+            // take all the memory.
+            staging_total_max: 256 * 1024 * 1024,
             identities: Arc::default(),
             consumer_budget: 4 * 1024 * 1024,
             outbox_limit: 1024 * 1024,

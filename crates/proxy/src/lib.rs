@@ -29,7 +29,8 @@
 //! - uses transactions, purges a queue, deletes one conditionally, declares a stream, or an exchange of a type that is not
 //!   built in: depending on plugins, queue types and arguments the broker answers these by closing the connection (P2);
 //! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until they
-//!   are complete, so that no channel is left in the middle of a message.
+//!   are complete, so that no channel is left in the middle of a message; when all clients together have sent more than
+//!   [`PoolConfig::staging_total_max`] of those, they stream through as well.
 //!
 //! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
 //! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered. A
@@ -50,7 +51,8 @@
 //!   406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
 //! - Any other fault ends the client whose own connection it was on. On a shared one nobody can tell who is to blame:
 //!   clients with something under way there go on with it on connections of their own, where a fault that comes again
-//!   ends the one who brings it about; all others go on as after a loss.
+//!   ends the one who brings it about; all others go on as after a loss. Whoever waits for nothing but messages goes on
+//!   after 541 INTERNAL_ERROR in any case, with pauses: quorum queues fail so while they choose a leader.
 //! - Clients wait for `outage_max` at most, and then hear 320. Those with nothing under way do not notice.
 //!
 //! # What always holds

@@ -51,8 +51,13 @@ pub struct PoolMetrics {
     pub channels_recovered: u64,
     /// Channels whose consumers went on on a connection of the client's own, because the client was too slow to share one.
     pub consumers_moved: u64,
+    /// Channels that had published outside confirm mode when their upstream connection was lost, or closed for an error:
+    /// what they had on its way may be lost, and nobody will say so.
+    pub channels_unconfirmed: u64,
     /// Octets kept for clients until upstreams answer for them.
     pub octets_kept: usize,
+    /// Octets of messages that clients have not sent completely, held until they are.
+    pub octets_staged: usize,
     /// Upstream connections that are being opened.
     pub opening_connections: usize,
     /// Logins that a broker refused.
@@ -86,6 +91,7 @@ pub(crate) struct Counters {
     pub(crate) messages_replayed: AtomicU64,
     pub(crate) channels_recovered: AtomicU64,
     pub(crate) consumers_moved: AtomicU64,
+    pub(crate) channels_unconfirmed: AtomicU64,
     pub(crate) logins_refused: AtomicU64,
     pub(crate) queueing: Histogram,
 }

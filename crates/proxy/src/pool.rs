@@ -43,6 +43,8 @@ pub struct Pool {
     endpoints: Endpoints,
     /// Octets of clients' frames that are kept to be sent again.
     kept: Arc<AtomicUsize>,
+    /// Octets of messages that clients have not sent completely.
+    staged: AtomicUsize,
     /// Whether the last attempt to reach a broker succeeded.
     reachable: AtomicBool,
     draining: AtomicBool,
@@ -102,6 +104,7 @@ impl Pool {
             next_id: AtomicU64::new(1),
             endpoints: Endpoints::default(),
             kept: Arc::default(),
+            staged: AtomicUsize::new(0),
             reachable: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             growing: AtomicBool::new(false),
@@ -288,10 +291,12 @@ impl Pool {
             messages_replayed: read(&counters.messages_replayed),
             channels_recovered: read(&counters.channels_recovered),
             consumers_moved: read(&counters.consumers_moved),
+            channels_unconfirmed: read(&counters.channels_unconfirmed),
             opening_connections: self.count.load(Ordering::Relaxed).saturating_sub(connections.len()),
             logins_refused: read(&counters.logins_refused),
             queueing: counters.queueing.read(),
             octets_kept: self.kept.load(Ordering::Relaxed),
+            octets_staged: self.staged.load(Ordering::Relaxed),
             addresses,
             addresses_down,
         }
@@ -335,6 +340,11 @@ impl Pool {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Octets of messages that clients have not sent completely.
+    pub(crate) fn staged(&self) -> &AtomicUsize {
+        &self.staged
     }
 
     /// Octets of clients' frames that are kept to be sent again.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
 
@@ -58,19 +59,23 @@ impl Pool {
         found
     }
 
-    /// Opens a connection for a session that waits for it, through an outage as well; an event tells it when that is
-    /// done.
+    /// Opens a connection for a session that waits for it, after a pause, and through an outage as well; an event tells it
+    /// when that is done.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         link: Arc<ClientLink>,
         credentials: Arc<Credentials>,
         virtual_host: Box<str>,
         own_name: Option<String>,
+        pause: Duration,
     ) {
         let pool = self.clone();
         tokio::spawn(async move {
             let own = own_name.is_some();
             let end = tokio::time::Instant::now() + pool.config.outage_max;
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
             let result = loop {
                 pool.wait_while_failing(end).await;
                 let attempt = match &own_name {

@@ -30,6 +30,8 @@ pub(super) struct Channel {
     pub(super) touched: bool,
     /// Something went out on the present upstream channel whose success no answer tells.
     unproven: bool,
+    /// A message outside confirm mode went out on the present upstream channel.
+    unconfirmed: bool,
     /// What the client asked for last, whether it has gone out or not.
     pub(super) limits: Limits,
     /// The client has sent `tx.select`.
@@ -145,6 +147,7 @@ impl Channel {
             }
             self.published += u64::from(self.setup.confirm);
             self.unproven |= !self.setup.confirm;
+            self.unconfirmed |= !self.setup.confirm;
         }
         if let (true, Some(ledger)) = (self.setup.confirm, &self.ledger) {
             match kind {
@@ -172,6 +175,7 @@ impl Channel {
             self.published += messages;
         } else {
             self.unproven = true;
+            self.unconfirmed = true;
         }
     }
 
@@ -234,6 +238,11 @@ impl Channel {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
     }
 
+    /// Whether messages went out for which the broker never answers, so that nobody knows what became of the last ones.
+    pub(super) fn has_unconfirmed(&self) -> bool {
+        self.unconfirmed
+    }
+
     /// Whether something went out that the broker may have something against: what it has not answered for, or never
     /// does.
     pub(super) fn is_suspect(&self) -> bool {
@@ -255,6 +264,7 @@ impl Channel {
         self.resuming = goes_on;
         // Where nothing is left, nothing is to be undone either.
         self.touched &= goes_on;
+        self.unconfirmed = false;
         self.place = if goes_on { Place::Waiting { own } } else { Place::Nowhere };
         goes_on
     }
@@ -301,6 +311,7 @@ impl Channel {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
         self.unproven = false;
+        self.unconfirmed = false;
         self.resuming = false;
         self.lease = lease;
         self.place = Place::Placed(route);

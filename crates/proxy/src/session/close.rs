@@ -41,7 +41,8 @@ impl Session {
         }
         let returning = self.life == Life::Returning;
         self.life = Life::Ended;
-        self.output.hand_over();
+        self.staged = 0;
+        self.flush();
         let mut dirty = self.exclusive || self.rekeyed;
         let mut leftovers = Vec::new();
         let channels: Vec<Box<Channel>> = self.channels.drain().map(|(_, channel)| channel).collect();

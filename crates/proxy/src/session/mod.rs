@@ -17,7 +17,7 @@ mod whole;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::channel::{ChannelStep, ChannelTable};
 use amqp::content::check_size;
@@ -70,11 +70,15 @@ pub struct Session {
     output: Output,
     /// Octets of incomplete messages.
     staged: usize,
+    /// What of it is counted among that of all clients.
+    staged_counted: usize,
     /// Octets of frames whose channels wait for a place.
     held: usize,
     next_lease: u64,
     /// Since when upstream connections are lost without the broker having answered for anything in between.
     in_trouble_since: Option<Instant>,
+    /// How long to wait before another connection is tried.
+    pause: Duration,
     life: Life,
 }
 
@@ -123,9 +127,11 @@ impl Session {
             suspect: false,
             output: Output::default(),
             staged: 0,
+            staged_counted: 0,
             held: 0,
             next_lease: 1,
             in_trouble_since: None,
+            pause: Duration::ZERO,
             life: Life::Open,
         }
     }
@@ -162,6 +168,23 @@ impl Session {
     pub fn flush(&mut self) {
         self.output.hand_over();
         self.output.count(self.pool.counters());
+        self.count_staged();
+    }
+
+    fn count_staged(&mut self) {
+        if self.staged != self.staged_counted {
+            let all = self.pool.staged();
+            all.fetch_add(self.staged, Ordering::Relaxed);
+            all.fetch_sub(self.staged_counted, Ordering::Relaxed);
+            self.staged_counted = self.staged;
+        }
+    }
+
+    /// Whether so much more may be held of messages that are not complete.
+    fn may_stage(&self, octets: u64) -> bool {
+        let all = self.pool.staged().load(Ordering::Relaxed) + self.staged - self.staged_counted;
+        let most = self.pool.config().staging_total_max;
+        self.staged as u64 + octets <= STAGING_BUDGET as u64 && all as u64 + octets <= most as u64
     }
 
     /// Acts on what happened upstream.
@@ -338,7 +361,7 @@ impl Session {
     }
 
     fn header(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
-        let (staged, max_size) = (self.staged, self.pool.config().max_message_size);
+        let max_size = self.pool.config().max_message_size;
         let Some(channel) = self.channels.content(frame.channel)? else { return Ok(()) };
         if channel.content != Content::Header {
             return Err(unexpected(channel.content));
@@ -361,13 +384,8 @@ impl Session {
             self.fail_channel(frame.channel, &fault);
             return Ok(());
         }
-        let fits = size <= STAGING_LIMIT && staged as u64 + size <= STAGING_BUDGET as u64;
-        if !fits {
-            channel.streaming = true;
-            let partial = std::mem::take(&mut channel.partial);
-            self.staged -= partial.len();
-            self.find_place(frame.channel, true)?;
-            self.pass_on_stored(frame.channel, &partial)?;
+        if size > STAGING_LIMIT || !self.may_stage(size) {
+            self.stream(frame.channel)?;
         }
         self.output.count_messages(1);
         self.content(frame.channel, frame, size == 0)?;
@@ -394,6 +412,16 @@ impl Session {
         }
     }
 
+    /// Passes on what there is of a message, and the rest as it comes, on the client's own connection.
+    fn stream(&mut self, number: u16) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        channel.streaming = true;
+        let partial = std::mem::take(&mut channel.partial);
+        self.staged -= partial.len();
+        self.find_place(number, true)?;
+        self.pass_on_stored(number, &partial)
+    }
+
     /// Passes on a frame of a message, or holds it until the message is complete.
     #[inline]
     fn content(&mut self, number: u16, frame: &Frame<'_>, complete: bool) -> Result<(), Fault> {
@@ -408,7 +436,8 @@ impl Session {
         put_frame(&mut channel.partial, frame.kind, 0, frame.payload, 0);
         self.staged += channel.partial.len() - before;
         if !complete {
-            return Ok(());
+            // Others may have announced as much, and sent it meanwhile.
+            return if self.may_stage(0) { Ok(()) } else { self.stream(number) };
         }
         let mut message = std::mem::take(&mut channel.partial);
         self.staged -= message.len();

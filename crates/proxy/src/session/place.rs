@@ -103,7 +103,9 @@ impl Session {
             Leg::Opening => return Ok(None),
             Leg::None => {}
         }
-        let found = if own {
+        let found = if !self.pause.is_zero() {
+            None
+        } else if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link)
         } else {
             self.pool.find_shared(&self.credentials, &self.virtual_host, confirm)
@@ -116,7 +118,8 @@ impl Session {
         }
         *self.leg(own) = Leg::Opening;
         let name = own.then(|| self.own_name.clone());
-        self.pool.open_for(self.link.clone(), self.credentials.clone(), self.virtual_host.clone(), name);
+        let (link, credentials) = (self.link.clone(), self.credentials.clone());
+        self.pool.open_for(link, credentials, self.virtual_host.clone(), name, self.pause);
         Ok(None)
     }
 

@@ -1,6 +1,6 @@
 //! What becomes of a client's channels when their upstream connection is lost (P7).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use amqp::method::basic;
 use amqp::{Fault, ReplyCode};
@@ -15,7 +15,8 @@ impl Session {
     /// An upstream connection has ended. It matters if a channel, or an exclusive queue, was there: what can be carried
     /// over goes on elsewhere, what cannot ends with an error that says so.
     pub(super) fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
-        self.attached.retain(|upstream| upstream.id != id);
+        let lost = self.attached.iter().position(|upstream| upstream.id == id);
+        let held_for = lost.map(|place| self.attached.swap_remove(place).opened_at.elapsed());
         let is_own = self.own.upstream().is_some_and(|upstream| upstream.id == id);
         if is_own {
             self.own = Leg::None;
@@ -41,20 +42,30 @@ impl Session {
         if numbers.is_empty() && !lost_exclusive {
             return Ok(());
         }
-        if fault.code != ReplyCode::ConnectionForced {
-            if is_own {
-                // The broker has something against what was sent, and would have it again.
-                return Err(fault);
-            }
+        if fault.code != ReplyCode::ConnectionForced && !is_own {
             // Nobody can tell who is to blame (P2). Whoever is goes on where it hurts nobody else, and hears it there.
             self.suspect |= numbers.iter().any(|number| self.is_suspect(*number));
+        }
+        let remains: Vec<_> =
+            numbers.into_iter().filter_map(|number| Some((number, self.remains(number)?))).collect();
+        let nothing_asked = remains.iter().all(|(_, remains)| remains.frames.is_empty());
+        // RabbitMQ's quorum queues fail so to give a consumer back its place while they choose a leader.
+        let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked;
+        if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
+            // The broker has something against what was sent, and would have it again.
+            return Err(fault);
         }
         if lost_exclusive && self.life == Life::Open {
             return Err(cannot_carry(ReplyCode::ConnectionForced, &fault, "an exclusive queue"));
         }
-        let remains: Vec<_> =
-            numbers.into_iter().filter_map(|number| Some((number, self.remains(number)?))).collect();
+        if nothing_asked && held_for.is_some_and(|held| held > STEADY.min(self.pool.config().outage_max)) {
+            self.in_trouble_since = None;
+            self.pause = Duration::ZERO;
+        }
         self.judge_progress(&remains, &fault)?;
+        if broker_failed {
+            self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        }
         remains.into_iter().try_for_each(|(number, remains)| self.resume(number, remains, &fault))
     }
 
@@ -64,13 +75,16 @@ impl Session {
     }
 
     fn remains(&mut self, number: u16) -> Option<Remains> {
-        self.channels.get_mut(number).map(|channel| channel.take_remains())
+        let channel = self.channels.get_mut(number)?;
+        add(&self.pool.counters().channels_unconfirmed, u64::from(channel.has_unconfirmed()));
+        Some(channel.take_remains())
     }
 
     /// A broker that lets clients in and loses them again and again is an outage, too.
     pub(super) fn judge_progress(&mut self, remains: &[(u16, Remains)], fault: &Fault) -> Result<(), Fault> {
         if remains.iter().any(|(_, remains)| remains.progressed) {
             self.in_trouble_since = None;
+            self.pause = Duration::ZERO;
         }
         match self.in_trouble_since {
             Some(since) if since.elapsed() > self.pool.config().outage_max => Err(fault.clone()),
@@ -134,3 +148,10 @@ fn cannot_carry(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
     let text = format!("{what} cannot be carried over to another upstream connection: {}", fault.text);
     Fault::new(code, text)
 }
+
+/// A connection that was there for so long, while its client waited for nothing, was not lost again at once: that is new
+/// trouble.
+const STEADY: Duration = Duration::from_secs(10);
+/// The first pause after a broker has failed to take a consumer back, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(2);

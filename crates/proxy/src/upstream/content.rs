@@ -52,11 +52,11 @@ pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
 }
 
 impl Lease {
-    /// Passes on a method that content follows.
+    /// Passes on a method that content follows. `behind` is what has come behind it.
     #[inline]
-    pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
+    pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8], behind: &[u8]) {
         self.missing = Missing::Header;
-        self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run);
+        self.dropping = frame.payload.starts_with(&DELIVER) && self.overflows(run, announced(behind));
         if self.dropping {
             return;
         }
@@ -76,11 +76,11 @@ impl Lease {
         }
     }
 
-    /// Whether a delivery has to stay away from the client because more waits for it already than may on a connection that
-    /// others share (P3).
+    /// Whether a delivery of this size has to stay away from the client because more would wait for it than may on a
+    /// connection that others share (P3).
     #[inline]
-    fn overflows(&mut self, run: &Run) -> bool {
-        if !self.overflowed && run.is_over_budget(&self.link) {
+    fn overflows(&mut self, run: &Run, size: u64) -> bool {
+        if !self.overflowed && run.is_over_budget(&self.link, size) {
             self.overflowed = true;
             let (channel, lease) = (self.client_channel, self.id);
             self.link.tell(Event::DeliveriesOverflowed { channel, lease });
@@ -107,6 +107,17 @@ impl Lease {
     }
 }
 
+/// Octets of the body that the content header at the start of `input` announces; 0 if there is none.
+#[inline]
+fn announced(input: &[u8]) -> u64 {
+    match input.split_at_checked(HEADER_LEN + BODY_SIZE_AT) {
+        Some((head, rest)) if head[0] == FrameKind::Header as u8 => {
+            rest.first_chunk().map_or(0, |size| u64::from_be_bytes(*size))
+        }
+        _ => 0,
+    }
+}
+
 /// Where in the payload of a method the delivery tag is: behind the consumer tag of a basic.deliver.
 #[inline]
 fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
@@ -117,6 +128,8 @@ fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
     }
 }
 
+/// Where in the payload of a content header the size of the body is: behind class and weight.
+const BODY_SIZE_AT: usize = 4;
 /// Class and method id of basic.deliver.
 const DELIVER: [u8; 4] = [0, 60, 0, 60];
 /// Class and method id of basic.get-ok.

@@ -36,6 +36,8 @@ struct Record {
     asked: u64,
     /// Answers that came.
     answered: u64,
+    /// Deliveries came.
+    has_delivered: bool,
     entries: VecDeque<Entry>,
     /// How many of them are methods without an answer.
     told: usize,
@@ -76,7 +78,7 @@ pub(crate) struct Remains {
     pub(crate) too_large: Vec<u64>,
     /// The last message was one of these.
     pub(crate) last_too_large: bool,
-    /// The broker has answered for something.
+    /// The broker has answered for something, or delivered.
     pub(crate) progressed: bool,
 }
 
@@ -246,6 +248,7 @@ impl Ledger {
     pub(super) fn end(&self, delivered: u64, last_queue: Option<Box<str>>) {
         let mut record = self.record.lock();
         record.carried.delivered += delivered;
+        record.has_delivered = delivered > 0;
         record.carried.last_queue = last_queue;
     }
 
@@ -316,7 +319,10 @@ impl Record {
 
     fn remains(&mut self) -> Remains {
         let mut remains = Remains {
-            progressed: self.answered > 0 || self.confirms.up_to() > 0 || self.confirms.is_gappy(),
+            progressed: self.answered > 0
+                || self.has_delivered
+                || self.confirms.up_to() > 0
+                || self.confirms.is_gappy(),
             ..Remains::default()
         };
         let numbers = std::mem::take(&mut self.carried.numbers);

@@ -56,6 +56,7 @@ pub(crate) struct Upstream {
     shared_channel_max: u16,
     /// A channel that was opened longer ago is not given to another client.
     channel_age_max: Duration,
+    pub(crate) opened_at: Instant,
     state: Mutex<State>,
 }
 

@@ -25,12 +25,12 @@ impl Run {
         Self { client: None, octets: Vec::new(), shared, budget, messages: 0 }
     }
 
-    /// Whether so much waits for a client that it gets no more deliveries.
+    /// Whether so much would wait for a client, with a message of this size, that it does not get it.
     #[inline]
-    pub(super) fn is_over_budget(&self, link: &Arc<ClientLink>) -> bool {
+    pub(super) fn is_over_budget(&self, link: &Arc<ClientLink>, size: u64) -> bool {
         let is_its = self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, link));
         let gathered = if is_its { self.octets.len() } else { 0 };
-        self.shared && link.outbox.backlog() + gathered > self.budget
+        self.shared && size.saturating_add((link.outbox.backlog() + gathered) as u64) > self.budget as u64
     }
 
     #[inline]

@@ -51,6 +51,7 @@ pub(crate) fn spawn(
         channel_max: limits.channel_max,
         shared_channel_max: limits.channel_max.min(config.max_channels_per_connection),
         channel_age_max: config.auth_ttl,
+        opened_at: now,
         state: Mutex::new(State {
             phase: Phase::Open,
             verified_at: Some(now),
@@ -138,7 +139,8 @@ impl Protocol for Task {
                     }
                     taken += frame.wire_len();
                     frames += 1;
-                    self.frame(&mut state, &mut run, &frame, &input[start..taken]);
+                    let (wire, behind) = input[start..].split_at(frame.wire_len());
+                    self.frame(&mut state, &mut run, &frame, wire, behind);
                 }
                 Ok(None) => break,
                 Err(fault) => self.broken(fault),
@@ -296,7 +298,7 @@ impl Task {
     }
 
     #[inline]
-    fn frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>, wire: &[u8]) {
+    fn frame(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>, wire: &[u8], behind: &[u8]) {
         if frame.channel == 0 {
             return self.connection_frame(state, run, frame);
         }
@@ -305,7 +307,7 @@ impl Task {
                 if frame.kind != FrameKind::Method {
                     lease.go_on_with_content(run, frame, wire);
                 } else if carries_content(frame.payload) {
-                    lease.begin_content(run, frame, wire);
+                    lease.begin_content(run, frame, wire, behind);
                 } else {
                     self.judged_method(state, run, frame);
                 }

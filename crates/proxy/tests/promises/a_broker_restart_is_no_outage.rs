@@ -333,6 +333,48 @@ async fn p7_a_broker_that_loses_clients_again_and_again_is_an_outage_too() {
 }
 
 #[tokio::test]
+async fn p7_a_consumer_that_waits_for_messages_lives_through_one_outage_after_another() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let outage_max = Duration::from_millis(100);
+    let pool = Pool::new(PoolConfig { outage_max, ..broker.config() });
+    let (mut client, mut upstream) = consumer(&mut broker, &pool).await;
+    for _ in 0..3 {
+        drop(upstream);
+        upstream = broker.next_connection().await;
+        expect_consumer(&mut upstream).await;
+        // Longer than an outage may last, without anything to do.
+        tokio::time::sleep(outage_max * 2).await;
+    }
+    upstream.deliver(1, "c", 1, b"at last");
+    assert_eq!(client.expect_delivery().await, (1, b"at last".to_vec()));
+}
+
+#[tokio::test]
+async fn p7_a_broker_that_fails_to_take_a_consumer_back_is_asked_again() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, upstream) = consumer(&mut broker, &pool).await;
+    drop(upstream);
+    let text = "INTERNAL_ERROR";
+    for _ in 0..3 {
+        let mut failing = broker.next_connection().await;
+        expect_consumer(&mut failing).await;
+        failing.send(0, connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 });
+        failing.expect("connection.close-ok").await;
+    }
+    let mut next = broker.next_connection().await;
+    expect_consumer(&mut next).await;
+    next.deliver(1, "c", 1, b"at last");
+    assert_eq!(client.expect_delivery().await, (1, b"at last".to_vec()));
+}
+
+async fn expect_consumer(upstream: &mut BrokerEnd) {
+    for name in ["channel.open", "basic.qos", "basic.consume"] {
+        upstream.expect(name).await;
+    }
+}
+
+#[tokio::test]
 async fn p7_a_frozen_broker_is_found_out_by_its_missing_heartbeats() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(PoolConfig { heartbeat_secs: 1, ..broker.config() });

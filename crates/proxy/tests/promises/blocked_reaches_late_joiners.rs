@@ -7,7 +7,7 @@ use proxy::Pool;
 use crate::common::{Broker, Client, Manners};
 
 #[tokio::test]
-async fn blocked_and_unblocked_reach_all_who_know_them() {
+async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut early = Client::connect(&pool).await;

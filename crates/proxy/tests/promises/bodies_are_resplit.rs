@@ -13,7 +13,7 @@ fn body(length: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn to_a_broker_with_smaller_frames() {
+async fn p8_bodies_are_split_for_a_broker_with_smaller_frames() {
     let mut broker = Broker::start(Manners { frame_max: 4096, ..Default::default() }).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -34,7 +34,7 @@ async fn to_a_broker_with_smaller_frames() {
 }
 
 #[tokio::test]
-async fn to_a_client_with_smaller_frames() {
+async fn p8_bodies_are_split_for_a_client_with_smaller_frames() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect_with(&pool, 4096, Capabilities::ALL).await;
@@ -65,7 +65,7 @@ async fn to_a_client_with_smaller_frames() {
 }
 
 #[tokio::test]
-async fn smaller_frames_than_the_brokers_pass_as_they_are() {
+async fn p8_smaller_frames_than_the_brokers_pass_as_they_are() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

@@ -107,6 +107,28 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
 }
 
 #[tokio::test]
+async fn p3_a_message_larger_than_the_budget_comes_on_a_connection_of_its_own() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let (pool, mut shared, [(mut one, on_one), (mut other, on_other)]) = two_consumers(&mut broker).await;
+    let large = vec![7; BUDGET + 1];
+    shared.deliver(on_one, "c", 1, &large);
+    shared.deliver(on_other, "c", 1, b"small");
+    assert_eq!(other.expect_delivery().await, (1, b"small".to_vec()));
+    assert_eq!(shared.expect("channel.close").await.channel, on_one);
+    let mut own = broker.next_connection().await;
+    let number = own.expect("channel.open").await.channel;
+    own.expect("basic.qos").await;
+    own.expect("basic.consume").await;
+    assert_eq!(pool.metrics().consumers_moved, 1);
+    own.to.send(delivery(number, "c", 1, &large)).unwrap();
+    let (_, mut body) = one.expect_delivery().await;
+    while body.len() < large.len() {
+        body.extend(one.expect("body").await.payload);
+    }
+    assert!(body == large);
+}
+
+#[tokio::test]
 async fn p3_with_no_budget_every_consumer_has_a_connection_of_its_own() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(PoolConfig { consumer_budget: 0, ..broker.config() });

@@ -4,7 +4,7 @@ use amqp::Method;
 use amqp::method::{basic, channel, confirm, connection, queue};
 use proxy::Pool;
 
-use crate::common::{Broker, Client, Manners};
+use crate::common::{Broker, Client, Manners, until};
 
 #[tokio::test]
 async fn a_channel_closed_by_the_broker_is_closed_with_its_words_and_can_be_opened_again() {
@@ -171,4 +171,23 @@ async fn nobody_is_placed_on_a_connection_that_the_broker_has_closed() {
     next.expect("channel.open").await;
     next.expect_message().await;
     assert!(closed.seen.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn messages_without_confirms_that_may_be_lost_are_counted_and_their_client_goes_on() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"bad").await;
+    shared.expect("channel.open").await;
+    shared.expect_message().await;
+    let text = "INTERNAL_ERROR - something is wrong";
+    shared.send(0, connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 });
+    until("the loss to be counted", || pool.metrics().channels_unconfirmed == 1).await;
+    client.publish(1, b"good").await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    assert_eq!(own.expect_message().await.1, b"good");
 }

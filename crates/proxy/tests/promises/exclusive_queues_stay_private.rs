@@ -17,7 +17,7 @@ const EXCLUSIVE: queue::Declare<'static> = queue::Declare {
 };
 
 #[tokio::test]
-async fn an_exclusive_queue_is_declared_on_a_connection_nobody_else_gets() {
+async fn p4_an_exclusive_queue_is_declared_on_a_connection_nobody_else_gets() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -38,7 +38,7 @@ async fn an_exclusive_queue_is_declared_on_a_connection_nobody_else_gets() {
 }
 
 #[tokio::test]
-async fn it_vanishes_before_the_client_is_told_that_its_connection_is_closed() {
+async fn p4_it_vanishes_before_the_client_is_told_that_its_connection_is_closed() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
@@ -55,7 +55,7 @@ async fn it_vanishes_before_the_client_is_told_that_its_connection_is_closed() {
 }
 
 #[tokio::test]
-async fn it_vanishes_when_the_client_does() {
+async fn p4_an_exclusive_queue_vanishes_when_its_client_does() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

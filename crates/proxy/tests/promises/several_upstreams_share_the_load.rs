@@ -57,8 +57,9 @@ async fn p7_an_upstream_that_is_gone_is_left_alone_until_it_is_back() {
     one.go_away().await;
     drop(one.next_connection().await);
     let mut last = clients.pop().unwrap();
+    let mut others = Vec::new();
     for _ in 0..4 {
-        other.next_connection().await.seen.close();
+        others.push(other.next_connection().await);
     }
     let mut moved = other.next_connection().await;
     moved.expect("channel.open").await;

@@ -11,7 +11,7 @@ fn name(properties: &FieldTable) -> &str {
 }
 
 #[tokio::test]
-async fn connections_are_named_and_all_capabilities_announced() {
+async fn p9_connections_are_named_and_all_capabilities_announced() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;

@@ -7,7 +7,7 @@ use proxy::Pool;
 use crate::common::{Broker, Client, Manners};
 
 #[tokio::test]
-async fn connect_open_publish_close_works_while_the_broker_says_nothing() {
+async fn p6_connect_open_publish_close_works_while_the_broker_says_nothing() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     Client::connect(&pool).await;
@@ -37,7 +37,7 @@ async fn connect_open_publish_close_works_while_the_broker_says_nothing() {
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_after_publishing_has_published() {
+async fn p6_a_client_that_vanishes_after_publishing_has_published() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
