@@ -1,18 +1,20 @@
-"""A queue far longer than memory: publishes persistent messages with confirms to one queue that nobody consumes, kills the
-broker, starts it again, and consumes everything. Prints rates, memory, start-up time and what the disk had to write.
+"""A queue far longer than memory: publishes messages with confirms to one durable queue that nobody consumes, publishes and
+consumes at once, stops the broker and starts it again, kills it while it is published to and starts it again, and consumes
+everything, in order and each once. Prints rates, memory, start-up times and what the disk had to write.
 
-    make backlog                                # ten million messages of 1 KiB: needs about 12 GB of disk
-    make backlog ARGS="--messages 500000"       # a trial
+    make backlog                                            # ten million messages of 1 KiB: needs about 12 GB of disk
+    make backlog ARGS="--messages 500000"                   # a trial
+    make backlog ARGS="--transient"                         # messages that are not persistent: none survive a start
 
-Memory is that of the broker's process, sampled five times a second; the page cache is not its own. The data folder is a
-temporary one: TMPDIR names another disk. The exit code is 1 when memory or the start-up time is over its limit.
+Memory is the most that the broker's process had resident (VmHWM), the programs' own pages included; the page cache is not
+its own. The data folder is a temporary one: TMPDIR names another disk. The exit code is 1 when memory or a start is over its
+limit.
 """
 
 import argparse
 import os
-import re
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,116 +23,164 @@ from pathlib import Path
 
 import pika
 
-from harness.leveret import Leveret, binary
+from harness.leveret import Leveret
 from harness.metrics import metric
+from harness.numbered import PERSISTENT, TRANSIENT, Consumer, Publisher
+from harness.process import octets_written, peak_memory, reset_peak_memory
 
 SIZE = 1024
-PAGE = os.sysconf("SC_PAGE_SIZE")
+QUEUE = "backlog"
+# At its longest, with the segments that it keeps for later.
+JOURNAL = 1 << 30
 
 
 def main():
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
-        broker = start(Path(folder), options)
-        declare(broker)
-        rows = [Phase("publish", broker, options.messages).run(publish(broker, options))]
-        publishing = written(broker) / (options.messages * SIZE)
-        on_disk = metric(broker, "leveret_broker_paged_messages")
-        os.kill(broker.pid, signal.SIGKILL)
-        broker.child.wait()
-        before = time.monotonic()
-        broker = start(Path(folder), options)
-        found = ready(broker)
-        starting = time.monotonic() - before
-        assert found == options.messages, f"{found} messages are back"
-        rows.append(Phase("consume", broker, options.messages).run(consume(broker, options)))
-        assert ready(broker) == 0
-        broker.stop()
-    print(f"\n{options.messages:,} persistent messages of {SIZE} octets; {int(on_disk):,} of them on disk only when all were published\n")
-    print("| | messages/s | seconds | peak memory (MiB) |\n|---|---|---|---|")
-    for phase in rows:
-        print(f"| {phase.name} | {phase.rate:,.0f} | {phase.seconds:.1f} | {phase.peak >> 20} |")
-    print(f"| start after kill -9 | | {starting:.2f} | {rows[1].at_start >> 20} at its end |")
-    print(f"\nwritten to the disk for each octet published, before anything was consumed: {publishing:.2f}")
-    peak = max(phase.peak for phase in rows)
-    sys.exit(peak > options.memory_limit << 20 or starting > options.start_limit)
+        needed = options.messages * SIZE * 6 // 5 + JOURNAL
+        if shutil.disk_usage(folder).free < needed:
+            sys.exit(f"{folder}: needs {needed >> 20} MiB of free disk; TMPDIR names another one")
+        run = Run(Path(folder), options)
+        try:
+            run.play()
+        finally:
+            run.broker.child.kill()
+    run.print()
+    over = [row for row in run.rows if row.peak > options.memory_limit << 20]
+    slow = [row for row in run.rows if row.name.startswith("start") and row.seconds > options.start_limit]
+    sys.exit(bool(over or slow))
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--producers", type=int, default=1)
-    parser.add_argument("--confirms", type=int, default=1000, help="unconfirmed messages of a producer")
+    parser.add_argument("--transient", action="store_true", help="neither persistent nor kept by a start")
+    parser.add_argument("--confirms", type=int, default=5000, help="unconfirmed messages of the publisher")
     parser.add_argument("--watermark", default="128MiB", help="memory_paging_watermark of the broker")
     parser.add_argument("--memory-limit", type=int, default=512, help="MiB that the process may have")
     parser.add_argument("--start-limit", type=float, default=10, help="seconds that a start may take")
     return parser.parse_args()
 
 
-def start(folder, options):
-    flags = ["--data-dir", str(folder / "data"), "--memory-paging-watermark", options.watermark, "--log", "warn"]
-    return Leveret(folder / f"run{len(list(folder.glob('run*')))}", *flags)
+class Row:
+    """What a phase came to."""
+
+    def __init__(self, name, seconds, peak, messages=None):
+        self.name, self.seconds, self.peak, self.messages = name, seconds, peak, messages
 
 
-def declare(broker):
-    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as connection:
-        connection.channel().queue_declare("backlog", durable=True)
+class Run:
+    """The phases, one after the other. The queue holds the numbers from `first` up to, and without, `next`."""
+
+    def __init__(self, folder, options):
+        self.folder, self.options = folder, options
+        self.rows = []
+        self.first = self.next = self.unconfirmed = 0
+        self.mode = TRANSIENT if options.transient else PERSISTENT
+        self.broker = self.launch()
+        with connect(self.broker) as connection:
+            connection.channel().queue_declare(QUEUE, durable=True)
+
+    def play(self):
+        self.phase("publish", self.publish, self.options.messages)
+        self.on_disk = metric(self.broker, "leveret_broker_paged_messages")
+        self.written = octets_written(self.broker) / (self.options.messages * SIZE)
+        self.phase("publish and consume at once", self.publish_and_consume, self.options.messages // 5)
+        if not self.options.transient:
+            self.broker.stop()
+            self.start("start after a stop")
+            self.publish_until_killed(self.options.messages // 20)
+            self.start("start after kill -9")
+        self.phase("consume", self.consume, ready(self.broker))
+        assert ready(self.broker) == 0
+        self.broker.stop()
+
+    def phase(self, name, act, messages):
+        reset_peak_memory(self.broker)
+        before = time.monotonic()
+        act(messages)
+        self.rows.append(Row(name, time.monotonic() - before, peak_memory(self.broker), messages))
+        print(f"{name}: done", file=sys.stderr)
+
+    def publish(self, count):
+        with self.publisher() as publisher:
+            publisher.publish(count)
+            publisher.finish()
+        self.next += count
+
+    def consume(self, count):
+        with Consumer(self.broker, QUEUE) as consumer:
+            for number, _ in consumer.consume(count):
+                assert number == self.first, f"{number} comes instead of {self.first}"
+                self.first += 1
+            consumer.finish()
+
+    def publish_and_consume(self, messages):
+        publishing = Watched(lambda: self.publish(messages // 2))
+        self.consume(messages // 2)
+        publishing.join()
+
+    def publish_until_killed(self, count):
+        """All that is confirmed must be there; what is not may be."""
+        with self.publisher() as publisher:
+            publisher.publish(count)
+            os.kill(self.broker.pid, signal.SIGKILL)
+            self.broker.child.wait()
+        self.next += publisher.confirmed
+        self.unconfirmed = publisher.published - publisher.confirmed
+
+    def start(self, name):
+        before = time.monotonic()
+        self.broker = self.launch()
+        found = ready(self.broker)
+        self.rows.append(Row(name, time.monotonic() - before, peak_memory(self.broker), found))
+        expected = self.next - self.first
+        assert expected <= found <= expected + self.unconfirmed, f"{found} messages are back"
+
+    def launch(self):
+        flags = ["--data-dir", str(self.folder / "data"), "--memory-paging-watermark", self.options.watermark]
+        return Leveret(self.folder / f"run{len(self.rows)}", *flags, "--log", "warn")
+
+    def publisher(self):
+        return Publisher(self.broker, QUEUE, SIZE, self.next, self.mode, self.options.confirms)
+
+    def print(self):
+        kind = "transient" if self.options.transient else "persistent"
+        print(f"\n{self.options.messages:,} {kind} messages of {SIZE} octets, {int(self.on_disk):,} of them on disk only\n")
+        print("| | messages | seconds | messages/s | peak memory |\n|---|---|---|---|---|")
+        for row in self.rows:
+            rate = "" if row.name.startswith("start") else f"{row.messages / row.seconds:,.0f}"
+            print(f"| {row.name} | {row.messages:,} | {row.seconds:.2f} | {rate} | {row.peak >> 20} MiB |")
+        print(f"\noctets written to the disk for each octet published, before anything was consumed: {self.written:.2f}")
+
+
+class Watched(threading.Thread):
+    """A thread whose failure is that of who joins it."""
+
+    def __init__(self, act):
+        super().__init__(daemon=True)
+        self.act, self.failure = act, None
+        self.start()
+
+    def run(self):
+        try:
+            self.act()
+        except BaseException as failure:
+            self.failure = failure
+
+    def join(self):
+        super().join()
+        if self.failure:
+            raise self.failure
+
+
+def connect(broker):
+    return pika.BlockingConnection(pika.URLParameters(broker.uri))
 
 
 def ready(broker):
-    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as connection:
-        return connection.channel().queue_declare("backlog", passive=True).method.message_count
-
-
-def bench(broker, options, *flags):
-    argv = [binary(), "bench", "stream", "--uri", broker.uri, "--queue", "backlog", "--predeclared", "--persistent"]
-    return [*argv, "--size", str(SIZE), "--rounds", "1", *flags]
-
-
-def publish(broker, options):
-    each = str(options.messages // options.producers)
-    flags = ["--consumers", "0", "--producers", str(options.producers), "--confirms", str(options.confirms)]
-    return bench(broker, options, *flags, "--messages", each)
-
-
-def consume(broker, options):
-    flags = ["--producers", "0", "--consumers", "1", "--prefetch", "1000", "--multi-ack", "100"]
-    return bench(broker, options, *flags, "--messages", str(options.messages))
-
-
-class Phase:
-    """A run of the load generator, with an eye on the broker's memory."""
-
-    def __init__(self, name, broker, messages):
-        self.name, self.broker, self.messages = name, broker, messages
-        self.at_start = self.peak = resident(broker)
-
-    def run(self, argv):
-        over = threading.Event()
-        watch = threading.Thread(target=self.watch, args=(over,))
-        watch.start()
-        before = time.monotonic()
-        try:
-            subprocess.run([str(word) for word in argv], check=True, stdout=sys.stderr)
-        finally:
-            over.set()
-            watch.join()
-        self.seconds = time.monotonic() - before
-        self.rate = self.messages / self.seconds
-        return self
-
-    def watch(self, over):
-        while not over.wait(0.2):
-            self.peak = max(self.peak, resident(self.broker))
-
-
-def resident(broker):
-    return int(Path(f"/proc/{broker.pid}/statm").read_text().split()[1]) * PAGE
-
-
-def written(broker):
-    text = Path(f"/proc/{broker.pid}/io").read_text()
-    return int(re.search(r"^write_bytes: (\d+)", text, re.MULTILINE).group(1))
+    with connect(broker) as connection:
+        return connection.channel().queue_declare(QUEUE, passive=True).method.message_count
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import pytest
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.numbered import TRANSIENT, Consumer, Publisher
+from harness.process import peak_memory, reset_peak_memory
 
 # So little that a few hundred messages are too many.
 WATERMARK = ("--memory-paging-watermark", "100KiB")
@@ -244,4 +246,74 @@ def test_a_lazy_queue_leaves_memory_without_a_reason(start):
         publish(server, range(MANY), "lazy")
         wait_until(lambda: paged(server) > MANY // 2)
         assert [number for number, _ in consume(server, MANY, "lazy")] == list(range(MANY))
+        server.stop()
+
+
+# Far more than the process may have.
+BACKLOG = 200_000
+BACKLOG_WATERMARK = "4MiB"
+# Of this, what the process takes when it has done nothing: its code, threads and their buffers.
+MOST_MEMORY = 140 << 20
+BLOCKED_FROM = "256MiB"
+
+
+def start_small(start):
+    return start("--memory-paging-watermark", BACKLOG_WATERMARK, "--memory-high-watermark", BLOCKED_FROM)
+
+
+def assert_small(server):
+    peak = peak_memory(server)
+    assert peak < MOST_MEMORY, f"{peak >> 20} MiB"
+    assert metric(server, "rabbitmq_alarms_memory_used_watermark") == 0
+
+
+def test_a_long_backlog_fits_in_little_memory_and_outlives_kill_9_under_load(start):
+    with start_small(start) as server:
+        declare(server)
+        reset_peak_memory(server)
+        with Publisher(server, "q") as publisher, Consumer(server, "q") as consumer:
+            taken = consumer.consume(BACKLOG // 10)
+            publisher.publish(BACKLOG)
+            assert [number for number, _ in taken] == list(range(BACKLOG // 10))
+            # What is confirmed now is in the log behind the fact that those were delivered.
+            publisher.publish(1)
+            publisher.finish()
+            assert_small(server)
+            publisher.publish(BACKLOG // 10)
+            kill(server)
+    # What was delivered and not acknowledged is back, and so may be what was about to be confirmed, or acknowledged.
+    with start_small(start) as server:
+        assert_small(server)
+        back = ready(server)
+        assert publisher.confirmed - BACKLOG // 10 <= back <= publisher.published
+        assert paged(server) > back // 2
+        with Consumer(server, "q") as consumer:
+            found = list(consumer.consume(back))
+            consumer.finish()
+        assert_small(server)
+        numbers = [number for number, _ in found]
+        first = numbers[0]
+        assert first <= BACKLOG // 10 and numbers == list(range(first, first + back))
+        assert first + back >= publisher.confirmed
+        again = [redelivered for _, redelivered in found]
+        # Whatever was delivered is in front.
+        assert again == sorted(again, reverse=True) and not all(again)
+        assert again.count(True) >= BACKLOG // 10 - first
+        assert ready(server) == 0
+        server.stop()
+
+
+def test_who_publishes_faster_than_memory_is_freed_is_slowed_down_to_that(start):
+    with start_small(start) as server:
+        declare(server)
+        reset_peak_memory(server)
+        with Publisher(server, "q", mode=TRANSIENT) as publisher:
+            publisher.publish(BACKLOG)
+            publisher.finish()
+        assert ready(server) == BACKLOG
+        assert_small(server)
+        with Consumer(server, "q") as consumer:
+            assert [number for number, _ in consumer.consume(BACKLOG)] == list(range(BACKLOG))
+            consumer.finish()
+        assert_small(server)
         server.stop()

@@ -67,7 +67,7 @@ mod topology;
 mod users;
 mod vhost;
 
-pub use store::catalogue::{Catalogue, CatalogueError, Ticket};
+pub use store::catalogue::{Catalogue, CatalogueError, Section, Ticket};
 pub use store::journal::Lsn;
 pub use store::{Store, Waiter};
 

@@ -45,8 +45,18 @@ counters! {
     dead_letters_dropped,
     /// Ready messages that left memory for the disk, those that never were in a queue's memory aside.
     messages_paged_out,
+    /// Octets of their bodies.
+    bytes_paged_out,
     /// Messages that came back from there.
     messages_paged_in,
+    /// Octets of their bodies.
+    bytes_paged_in,
+    /// Times that messages were written so that they can leave memory. Those that the store keeps are there already.
+    paging_writes,
+    /// Times that messages were read to bring them back.
+    paging_reads,
+    /// Batches of publishes whose session had to pause until enough had left memory.
+    paging_pauses,
     /// Attempts to page that failed. They are repeated.
     paging_failures,
     /// Queues that exist.

@@ -2,12 +2,13 @@
 //!
 //! Queues count what they hold here, a batch at a time. Above the watermark long queues are asked to let go of messages,
 //! until an eighth less is held. What has to be read or written for that is done by whoever calls [`Broker::page`]: threads,
-//! in a server; no queue is locked meanwhile.
+//! in a server; no queue is locked meanwhile. Who publishes faster to a long queue than that can be done
+//! [waits](crate::VirtualHost::wait_for_room).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
-use store::Store;
+use store::{Store, Waiter};
 use sync::Mutex;
 use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,6 +38,7 @@ pub(crate) struct Paging {
     resident: AtomicU64,
     paged_messages: AtomicU64,
     paged_bytes: AtomicU64,
+    owed: AtomicU64,
     watermark: u64,
     /// More is in memory than should be.
     presses: AtomicBool,
@@ -45,6 +47,8 @@ pub(crate) struct Paging {
     /// Queues that are, or were, long.
     long: Mutex<Vec<Weak<Queue>>>,
     jobs: Mutex<VecDeque<Arc<Queue>>>,
+    /// Who publishes when enough has left memory.
+    for_room: Mutex<Vec<Arc<dyn Waiter>>>,
     waker: Option<PagingWaker>,
     store: OnceLock<Arc<Store>>,
 }
@@ -55,6 +59,8 @@ pub(crate) struct Counted {
     pub(crate) resident: u64,
     pub(crate) paged_messages: u64,
     pub(crate) paged_bytes: u64,
+    /// Octets of memory that a long queue can let go of.
+    pub(crate) owed: u64,
 }
 
 impl Broker {
@@ -80,11 +86,13 @@ impl Paging {
             resident: AtomicU64::new(0),
             paged_messages: AtomicU64::new(0),
             paged_bytes: AtomicU64::new(0),
+            owed: AtomicU64::new(0),
             watermark,
             presses: AtomicBool::new(false),
             relief: AtomicBool::new(false),
             long: Mutex::default(),
             jobs: Mutex::default(),
+            for_room: Mutex::default(),
             waker,
             store: OnceLock::new(),
         }
@@ -126,6 +134,34 @@ impl Paging {
             change(&self.paged_messages, before.paged_messages, now.paged_messages);
             change(&self.paged_bytes, before.paged_bytes, now.paged_bytes);
         }
+        let paid = before.owed != now.owed && change(&self.owed, before.owed, now.owed) == 0;
+        let was = (resident + before.resident).wrapping_sub(now.resident);
+        if paid || was > self.limit() && resident <= self.limit() {
+            // Both edges are seen by exactly one thread; whoever comes to wait afterwards sees what it has done.
+            let waiting = std::mem::take(&mut *self.for_room.lock());
+            waiting.iter().for_each(|waiter| waiter.wake());
+        }
+    }
+
+    /// Whether far more is in memory than should be, of which something can leave.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.presses()
+            && self.resident.load(Ordering::Relaxed) > self.limit()
+            && self.owed.load(Ordering::Relaxed) > 0
+    }
+
+    /// Wakes the waiter when that is over; gives it back if it is.
+    pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
+        let mut waiting = self.for_room.lock();
+        if !self.is_behind() {
+            return Some(waiter);
+        }
+        waiting.push(waiter);
+        None
+    }
+
+    fn limit(&self) -> u64 {
+        self.watermark.saturating_add(LEEWAY)
     }
 
     /// A queue has become long. Called under its lock.
@@ -180,3 +216,6 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
         sum.fetch_sub(before - now, Ordering::Relaxed) - (before - now)
     }
 }
+
+/// Octets in memory beyond the watermark from which publishers wait: the disk is kept busy, and the budget all but kept.
+const LEEWAY: u64 = 32 << 20;

@@ -43,7 +43,7 @@ pub struct Flushed {
     pub refused: Vec<u64>,
     /// What has to be on disk before they are confirmed; `None` if nothing has.
     pub until: Option<Lsn>,
-    /// More waits to be written than should: the session takes no more publishes until [`store::Store::wait_for_room`]
+    /// More waits to be written than should: the session takes no more publishes until [`VirtualHost::wait_for_room`]
     /// wakes it.
     pub full: bool,
 }
@@ -255,6 +255,7 @@ impl Publisher {
             let appended =
                 queue.append(messages, kept.at(at), self.now, |at| refused.push(first + at as u64));
             self.flushed.until = self.flushed.until.max(appended.until);
+            self.flushed.full |= appended.full;
             if !appended.dead.is_empty() {
                 letters.push((queue, appended.dead));
             }
@@ -264,6 +265,7 @@ impl Publisher {
         let appended =
             last.append(messages, kept.at(others.len()), self.now, |at| refused.push(first + at as u64));
         self.flushed.until = self.flushed.until.max(appended.until);
+        self.flushed.full |= appended.full;
         letters.push((last, appended.dead));
         for (queue, dead) in letters {
             self.vhost.dead_letter(queue, dead, self.now);

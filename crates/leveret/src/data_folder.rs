@@ -93,9 +93,13 @@ struct Opened {
 fn open(path: &Path) -> Result<Opened, Box<dyn std::error::Error>> {
     let disk = RealDisk::new(path)?;
     let lock = FolderLock::take(path)?;
-    let (store, rounds, recovered) = Store::open(
-        Arc::new(disk),
-        StoreSettings { weigh: broker::body_octets, ..StoreSettings::default() },
-    )?;
+    let settings = StoreSettings { weigh: broker::body_octets, ..StoreSettings::default() };
+    let (store, rounds, recovered) =
+        Store::open(Arc::new(disk), settings).map_err(|error| match error.is_damage() {
+            true => format!(
+                "{error} (`leveret ctl store check` tells more, `leveret ctl store repair` gives it up)"
+            ),
+            false => error.to_string(),
+        })?;
     Ok(Opened { lock, store, rounds, recovered })
 }

@@ -9,13 +9,16 @@ mod config;
 mod ctl;
 mod data_folder;
 mod definitions;
+mod descriptors;
 mod identities;
 mod logs;
+mod mqtt;
 mod pagers;
 mod relays;
 mod serve;
 mod signals;
 mod status;
+mod stomp;
 mod tls;
 
 use std::fmt;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proxy_protocol::Version;
 use server::{
-    ConnectionLimits, Listener, Preface, Relay, RelayConfig, RelayUpstream, Routes, Server, WebSocketConfig,
-    Webroot,
+    ConnectionLimits, Listener, Preface, Relay, RelayConfig, RelayUpstream, Routes, Server, TextRule,
+    WebSocketConfig, Webroot,
 };
 
 use crate::announce::announce;
@@ -15,6 +15,10 @@ use crate::tls::Tls;
 
 /// What is served besides AMQP.
 pub(crate) struct Relays {
+    /// To the upstream's STOMP port.
+    stomp: Option<Arc<Relay>>,
+    /// To the upstream's MQTT port.
+    mqtt: Option<Arc<Relay>>,
     /// In the order of the setting.
     relays: Vec<Arc<Relay>>,
     webroot: Option<Arc<Webroot>>,
@@ -40,14 +44,57 @@ impl Relays {
         let relays = relays.collect();
         let webroot = config.webroot.0.as_deref().map(Webroot::open).transpose();
         let webroot = webroot.map_err(ServeError::Webroot)?.map(Arc::new);
-        Ok(Self { relays, webroot })
+        let stomp = config.upstream_stomp.0.as_ref().map(|url| Relay::new(stomp_relay(config, url)));
+        let mqtt = config.upstream_mqtt.0.as_ref().map(|url| Relay::new(mqtt_relay(config, url)));
+        Ok(Self { stomp, mqtt, relays, webroot })
     }
 
     /// What `ws` and `wss` serve.
     pub(crate) fn routes(&self, config: &Config) -> Routes {
         let by_path = config.relay.0.iter().zip(&self.relays);
         let by_path = by_path.filter_map(|(entry, relay)| Some((entry.path.clone()?, Arc::clone(relay))));
-        Routes { amqp: true, relays: by_path.collect(), everywhere: None, webroot: self.webroot.clone() }
+        let relays = by_path
+            .chain(self.relayed_stomp(Routes::STOMP_BESIDE_AMQP))
+            .chain(self.relayed_mqtt(Routes::MQTT_BESIDE_AMQP))
+            .collect();
+        let mqtt = if config.upstream.is_empty() { Routes::MQTT_BESIDE_AMQP } else { &[] };
+        let stomp = if config.upstream.is_empty() { Routes::STOMP_BESIDE_AMQP } else { &[] };
+        let webroot = self.webroot.clone();
+        Routes { amqp: true, mqtt, stomp, relays, webroot, ..Routes::default() }
+    }
+
+    /// What `web_stomp` serves.
+    pub(crate) fn web_stomp_routes(&self, config: &Config) -> Routes {
+        let relays = self.relayed_stomp(Routes::WEB_STOMP).collect();
+        let stomp = if config.upstream.is_empty() { Routes::WEB_STOMP } else { &[] };
+        Routes { stomp, relays, ..Routes::default() }
+    }
+
+    /// The relay to the upstream's STOMP port, if there is one.
+    pub(crate) fn stomp(&self) -> Option<&Arc<Relay>> {
+        self.stomp.as_ref()
+    }
+
+    fn relayed_stomp(&self, paths: &'static [&'static str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
+        let relay = self.stomp.clone();
+        paths.iter().filter_map(move |path| Some(((*path).to_owned(), relay.clone()?)))
+    }
+
+    /// What `web_mqtt` serves.
+    pub(crate) fn web_mqtt_routes(&self, config: &Config) -> Routes {
+        let relays = self.relayed_mqtt(Routes::WEB_MQTT).collect();
+        let mqtt = if config.upstream.is_empty() { Routes::WEB_MQTT } else { &[] };
+        Routes { mqtt, relays, ..Routes::default() }
+    }
+
+    /// The relay to the upstream's MQTT port, if there is one.
+    pub(crate) fn mqtt(&self) -> Option<&Arc<Relay>> {
+        self.mqtt.as_ref()
+    }
+
+    fn relayed_mqtt(&self, paths: &'static [&'static str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
+        let relay = self.mqtt.clone();
+        paths.iter().filter_map(move |path| Some(((*path).to_owned(), relay.clone()?)))
     }
 
     /// Binds the listeners of the relays that have their own, and announces them.
@@ -94,6 +141,32 @@ pub(crate) struct RelayListener {
     listener: Listener,
     relay: Arc<Relay>,
     tls: bool,
+}
+
+/// Octets go both ways as they are; which version is spoken is between the client and the upstream.
+fn stomp_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
+    RelayConfig {
+        name: "upstream_stomp".to_owned(),
+        upstream: match url {
+            RelayUrl::Unix(path) => RelayUpstream::Unix(path.clone()),
+            RelayUrl::Host { host, port, .. } => RelayUpstream::Tcp { host: host.clone(), port: *port },
+        },
+        connect_timeout: config.upstream_timeout,
+        proxy_protocol: None,
+        subprotocols: ["v12.stomp", "v11.stomp", "v10.stomp"].map(str::to_owned).to_vec(),
+        origins: config.ws_origins.0.clone(),
+        connections: ConnectionLimits::default(),
+        text: TextRule::Accept,
+    }
+}
+
+fn mqtt_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
+    RelayConfig {
+        name: "upstream_mqtt".to_owned(),
+        subprotocols: ["mqtt", "mqttv3.1"].map(str::to_owned).to_vec(),
+        text: TextRule::Refuse,
+        ..stomp_relay(config, url)
+    }
 }
 
 fn relay_config(config: &Config, relay: &RelayEntry, tls: &Tls, at: usize) -> RelayConfig {

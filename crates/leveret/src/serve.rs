@@ -18,11 +18,14 @@ use crate::alarms::{self, Sampler};
 use crate::announce::announce;
 use crate::config::{Config, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient};
 use crate::data_folder::{self, DataFolder, FillError};
+use crate::descriptors;
 use crate::identities;
+use crate::mqtt::{MqttListeners, mqtt_config};
 use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
 use crate::signals::{self, ReloadRequests};
 use crate::status::Status;
+use crate::stomp::StompListeners;
 use crate::tls::Tls;
 
 /// How often the upstream's reachability is looked at while no client has tried it.
@@ -36,6 +39,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     // Before anything is announced: who reads the announcement may send a signal at once.
     let (mut drain, reload) = signals::catch().map_err(ServeError::Signals)?;
+    descriptors::raise_limit();
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
         tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
     }
@@ -50,6 +54,7 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     let access_log = open_access_log(&config).map_err(ServeError::AccessLog)?;
     let server_config = server_config(&config, access_log.as_deref());
     let server = Server::new(server_config, door.clone(), clock, env!("CARGO_PKG_VERSION"));
+    server.start_mqtt(mqtt_config(&config)).map_err(ServeError::DataFolder)?;
     if let Door::Upstream(pool) = &door {
         watch_upstream(Arc::clone(pool), server.clone());
     }
@@ -58,6 +63,8 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     let amqps = listen_for_amqp("amqps", &config.amqps).await?;
     let ws = listen_for_amqp("ws", &config.ws).await?;
     let wss = listen_for_amqp("wss", &config.wss).await?;
+    let mqtt = MqttListeners::bind(&config).await?;
+    let stomp = StompListeners::bind(&config).await?;
     let relay_listeners = relays.listen(&config).await?;
     let websocket_ports = WebSocketPorts { ws: port_of(ws.as_ref()), wss: port_of(wss.as_ref()) };
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
@@ -75,6 +82,8 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
             server.listen_websocket(listener, preface, websocket_config(&config, relays.routes(&config)));
         }
     }
+    mqtt.serve(&server, &config, &relays, &tls);
+    stomp.serve(&server, &config, &relays, &tls);
     relays.serve(relay_listeners, &server, &config, &tls);
     tokio::spawn(reload_files(tls, access_log.clone(), reload));
     // Last to go, so that probes see the drain.

@@ -223,6 +223,11 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
             "Octets of clients' frames that are kept until an upstream answers for them.",
             metrics.octets_kept,
         ),
+        (
+            "leveret_upstream_staged_bytes",
+            "Octets of messages that clients have not sent completely, held until they are.",
+            metrics.octets_staged,
+        ),
     ] {
         out.gauge(name, help, value as u64);
     }
@@ -279,6 +284,11 @@ fn write_pool(pool: &Pool, out: &mut MetricsWriter) {
             "leveret_upstream_moved_consumers_total",
             "Channels whose consumers were too slow for a shared upstream connection and got one of their own.",
             metrics.consumers_moved,
+        ),
+        (
+            "leveret_upstream_unconfirmed_channels_total",
+            "Channels that had published without confirms when their upstream connection was lost: messages may be lost.",
+            metrics.channels_unconfirmed,
         ),
         ("leveret_upstream_refused_logins_total", "Logins that an upstream refused.", metrics.logins_refused),
         ("leveret_upstream_sent_bytes_total", "Octets sent to upstreams.", metrics.octets_to_upstreams),

@@ -7,6 +7,8 @@
 //! - [`AccessLog`]: who connected, and why it ended.
 //! - [`Relay`]: any TCP server inside of WebSockets.
 //! - [`Alarms`]: whether publishers have to wait, for want of memory or disk.
+//! - `mqtt`: MQTT clients of the embedded broker, and their sessions ([`MqttConfig`]).
+//! - `stomp`: STOMP clients of the embedded broker.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session behind the door.
 //!
 //! What always holds: a client that cannot be served ends alone, with its protocol's own error; nothing that a client
@@ -19,14 +21,17 @@
 mod access;
 mod alarms;
 mod amqp;
+mod client;
 mod door;
 mod limits;
 mod listener;
 mod metrics;
+mod mqtt;
 mod network;
 mod preface;
 mod relay;
 mod server;
+mod stomp;
 mod websocket;
 
 pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
@@ -35,6 +40,7 @@ pub use door::{Clock, Door};
 pub use limits::{ConnectionCounter, ConnectionLimits, Exceeded, LimitReached, Limits, Place, Scopes};
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Counter, Metrics};
+pub use mqtt::MqttConfig;
 pub use network::Network;
 pub use preface::{Preface, TrustedProxies};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use amqp::FieldTable;
@@ -19,11 +19,14 @@ use transport::{Ended, Outbox, Peer, Stream, drive};
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::connection::Connection;
+use crate::client::{Client, Spoken};
 use crate::door::{Clock, Door};
 use crate::limits::{ConnectionCounter, Exceeded, LimitReached, Limits, Place};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
+use crate::mqtt::{self, Hub, MqttConfig};
 use crate::preface::{Preface, PrefaceError};
+use crate::relay::{self, Relay};
 use crate::websocket::{self, WebSocketConfig};
 
 /// How long to wait before accepting again after a shortage of descriptors or memory.
@@ -59,11 +62,19 @@ pub struct ServerConfig {
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) door: Door,
+    /// The product, a slash, and its version.
+    product: String,
     /// What new connections are offered.
     offer: Mutex<Offers>,
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
     pub(crate) alarms: Arc<Alarms>,
+    /// The sessions of MQTT clients, where they are served.
+    mqtt: OnceLock<Arc<Hub>>,
+    /// Where MQTT clients are relayed to, if the broker does not serve them itself.
+    mqtt_relay: OnceLock<Arc<Relay>>,
+    /// Where STOMP clients are relayed to, if the broker does not serve them itself.
+    stomp_relay: OnceLock<Arc<Relay>>,
     counter: Arc<ConnectionCounter>,
     next_id: AtomicU64,
     draining: AtomicBool,
@@ -76,6 +87,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// The product, a slash, and its version.
+    pub(crate) fn product(&self) -> &str {
+        &self.product
+    }
+
+    /// The sessions of MQTT clients, where they are served.
+    pub(crate) fn mqtt(&self) -> Option<&Arc<Hub>> {
+        self.mqtt.get()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_mqtt(&self, hub: Arc<Hub>) {
+        let _ = self.mqtt.set(hub);
+    }
+
     pub(crate) fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -129,10 +155,14 @@ impl Server {
             counter: ConnectionCounter::new(config.limits),
             config,
             door,
+            product: format!("{PRODUCT}/{version}"),
             offer: Mutex::new(Offers::new(offer)),
             clock,
             metrics: Metrics::default(),
             alarms: Arc::default(),
+            mqtt: OnceLock::new(),
+            mqtt_relay: OnceLock::new(),
+            stomp_relay: OnceLock::new(),
             next_id: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -144,12 +174,49 @@ impl Server {
 
     /// Accepts AMQP clients from `listener`, each behind its `preface`, until [`Server::drain`].
     pub fn listen(&self, listener: Listener, preface: Preface) {
-        self.accept_from(listener, Entrance { preface, websocket: None });
+        self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Amqp });
     }
 
-    /// Accepts AMQP clients over WebSocket from `listener`, each behind its `preface`, until [`Server::drain`].
+    /// Brings the sessions of MQTT clients back, and lets their time pass. To be called within a runtime, before any client is
+    /// served; does nothing without an embedded broker.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), String> {
+        let Door::Broker(broker) = &self.shared.door else { return Ok(()) };
+        let hub = mqtt::start(broker, config, self.shared.clock)?;
+        // Once is enough; who comes second changes nothing.
+        let _ = self.shared.mqtt.set(hub);
+        Ok(())
+    }
+
+    /// Relays MQTT clients, over TCP and TLS, to a server that speaks MQTT. Before [`Server::listen_mqtt`], once.
+    pub fn relay_mqtt(&self, relay: Arc<Relay>) {
+        let _ = self.shared.mqtt_relay.set(relay);
+    }
+
+    /// Accepts MQTT clients from `listener`, each behind its `preface`, until [`Server::drain`]. After
+    /// [`Server::start_mqtt`] or [`Server::relay_mqtt`].
+    pub fn listen_mqtt(&self, listener: Listener, preface: Preface) {
+        self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Mqtt });
+    }
+
+    /// Relays STOMP clients, over TCP and TLS, to a server that speaks STOMP. Before [`Server::listen_stomp`], once.
+    pub fn relay_stomp(&self, relay: Arc<Relay>) {
+        let _ = self.shared.stomp_relay.set(relay);
+    }
+
+    /// Accepts STOMP clients from `listener`, each behind its `preface`, until [`Server::drain`].
+    pub fn listen_stomp(&self, listener: Listener, preface: Preface) {
+        self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Stomp });
+    }
+
+    /// Accepts clients over WebSocket, of what its routes name, from `listener`, each behind its `preface`, until [`Server::drain`].
     pub fn listen_websocket(&self, listener: Listener, preface: Preface, config: WebSocketConfig) {
-        self.accept_from(listener, Entrance { preface, websocket: Some(Arc::new(config)) });
+        self.accept_from(
+            listener,
+            Entrance { preface, websocket: Some(Arc::new(config)), spoken: Spoken::Amqp },
+        );
     }
 
     fn accept_from(&self, listener: Listener, entrance: Entrance) {
@@ -235,25 +302,20 @@ impl Server {
 }
 
 impl Shared {
-    pub(crate) fn refuse(&self, id: u64, peer: Peer, limit: LimitReached) {
+    pub(crate) fn refuse(&self, id: u64, peer: Peer, transport: Transport, limit: LimitReached) {
         self.metrics.connections_refused.add(1);
         self.metrics.connections_closed.add(1);
         // That a limit is reached is logged already, however many find out.
         tracing::debug!(connection = id, %peer, %limit, "connection refused");
+        if let Some(log) = &self.config.access_log {
+            AccessRecord::new(log, id, peer, transport, Instant::now()).closed(0, &limit.to_string());
+        }
     }
 
     /// The beginning of what the access log is told of a connection, if there is one.
-    pub(crate) fn record(
-        &self,
-        stream: &Stream,
-        id: u64,
-        peer: Peer,
-        since: Instant,
-        websocket: bool,
-    ) -> Option<Box<AccessRecord>> {
-        let log = self.config.access_log.as_ref()?;
-        let transport = Transport { websocket, tls: matches!(stream, Stream::Tls(_)) };
-        Some(AccessRecord::new(log, id, peer, transport, since))
+    pub(crate) fn record(&self, newcomer: &Newcomer) -> Option<Box<AccessRecord>> {
+        let Newcomer { id, peer, transport, since, .. } = *newcomer;
+        self.config.access_log.as_ref().map(|log| AccessRecord::new(log, id, peer, transport, since))
     }
 
     /// Tells that a connection has ended, after `sent` octets to the client: the access log, or else the log of the process.
@@ -286,14 +348,17 @@ impl Shared {
 #[derive(Clone)]
 struct Entrance {
     preface: Preface,
-    /// AMQP comes inside of WebSocket.
+    /// It comes inside of WebSocket; then its routes say what is spoken.
     websocket: Option<Arc<WebSocketConfig>>,
+    /// What is spoken.
+    spoken: Spoken,
 }
 
 /// A client that has connected and been counted.
 pub(crate) struct Newcomer {
     pub(crate) id: u64,
     pub(crate) peer: Peer,
+    pub(crate) transport: Transport,
     pub(crate) place: Place,
     pub(crate) since: Instant,
     /// The user name of a verified client certificate.
@@ -305,7 +370,8 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
     shared.metrics.connections_opened.add(1);
     match shared.counter.enter(entrance.counted_ip(peer)) {
         Ok(place) => {
-            let newcomer = Newcomer { id, peer, place, since: Instant::now(), external: None };
+            let transport = entrance.transport();
+            let newcomer = Newcomer { id, peer, transport, place, since: Instant::now(), external: None };
             let shared = Arc::clone(shared);
             if entrance.preface.is_empty() {
                 tokio::spawn(enter(shared, entrance.websocket.clone(), stream, newcomer));
@@ -314,7 +380,7 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
             }
         }
         Err(limit) => {
-            shared.refuse(id, peer, limit);
+            shared.refuse(id, peer, entrance.transport(), limit);
             // Over TCP dropped without an answer: a connection over the limit must cost as little as possible.
             if let Some(config) = &entrance.websocket
                 && entrance.preface.is_empty()
@@ -326,6 +392,11 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
 }
 
 impl Entrance {
+    fn transport(&self) -> Transport {
+        let Self { preface, websocket, spoken } = self;
+        Transport { spoken: *spoken, websocket: websocket.is_some(), tls: preface.tls.is_some() }
+    }
+
     /// The address that a connection is counted under. A load balancer or reverse proxy is no client; where the client
     /// is, its header tells.
     fn counted_ip(&self, peer: Peer) -> Option<IpAddr> {
@@ -336,27 +407,23 @@ impl Entrance {
 
 /// Takes a connection through its preface, within the time that the login may take.
 async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut newcomer: Newcomer) {
-    let id = newcomer.id;
     let deadline = newcomer.since + shared.config.handshake_timeout;
     // Boxed: what a TLS handshake holds is large, and is needed for a moment only.
     let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut newcomer));
     let passed = tokio::select! {
-        passed = tokio::time::timeout_at(deadline.into(), passing) => passed,
-        () = shared.drain_begun() => return shared.metrics.connections_closed.add(1),
+        passed = tokio::time::timeout_at(deadline.into(), passing) => Some(passed),
+        () = shared.drain_begun() => None,
     };
     let reason = match passed {
-        Ok(Ok(Some(stream))) => return enter(shared, entrance.websocket, stream, newcomer).await,
+        Some(Ok(Ok(Some(stream)))) => return enter(shared, entrance.websocket, stream, newcomer).await,
         // Refused, and that has been told.
-        Ok(Ok(None)) => return,
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => "no handshake in time".to_owned(),
+        Some(Ok(Ok(None))) => return,
+        Some(Ok(Err(error))) => error.to_string(),
+        Some(Err(_)) => "no handshake in time".to_owned(),
+        None => "server is shutting down".to_owned(),
     };
     shared.metrics.connections_closed.add(1);
-    let transport =
-        Transport { websocket: entrance.websocket.is_some(), tls: entrance.preface.tls.is_some() };
-    let log = shared.config.access_log.as_ref();
-    let record = log.map(|log| AccessRecord::new(log, id, newcomer.peer, transport, newcomer.since));
-    shared.closed(record, id, newcomer.peer, 0, &reason);
+    shared.closed(shared.record(&newcomer), newcomer.id, newcomer.peer, 0, &reason);
 }
 
 /// Runs a connection that has its preface behind it.
@@ -368,7 +435,17 @@ async fn enter(
 ) {
     match websocket {
         Some(config) => websocket::run(shared, config, stream, newcomer).await,
-        None => run(shared, stream, newcomer).await,
+        None => match newcomer.transport.spoken {
+            Spoken::Amqp => run::<Connection>(shared, stream, newcomer).await,
+            Spoken::Mqtt => match shared.mqtt_relay.get().cloned() {
+                Some(relay) => Box::pin(relay::run_plain(shared, relay, stream, newcomer)).await,
+                None => run::<crate::mqtt::Connection>(shared, stream, newcomer).await,
+            },
+            Spoken::Stomp => match shared.stomp_relay.get().cloned() {
+                Some(relay) => Box::pin(relay::run_plain(shared, relay, stream, newcomer)).await,
+                None => run::<crate::stomp::Connection>(shared, stream, newcomer).await,
+            },
+        },
     }
 }
 
@@ -382,7 +459,7 @@ async fn pass(
     let from_proxy = preface.is_from_proxy(newcomer.peer);
     newcomer.peer = preface.real_peer(&mut stream, newcomer.peer).await?;
     if from_proxy && let Err(limit) = newcomer.place.locate(newcomer.peer.ip()) {
-        shared.refuse(newcomer.id, newcomer.peer, limit);
+        shared.refuse(newcomer.id, newcomer.peer, newcomer.transport, limit);
         return Ok(None);
     }
     let passed = preface.secure(stream).await?;
@@ -390,11 +467,12 @@ async fn pass(
     Ok(Some(passed.stream))
 }
 
-async fn run(shared: Arc<Shared>, mut stream: Stream, newcomer: Newcomer) {
-    let Newcomer { id, peer, place, since, external } = newcomer;
+async fn run<C: Client>(shared: Arc<Shared>, mut stream: Stream, newcomer: Newcomer) {
+    let record = shared.record(&newcomer);
+    let Newcomer { id, peer, place, since, external, .. } = newcomer;
     let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
-    let mut connection = Connection::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
-    connection.keep_record(shared.record(&stream, id, peer, since, false));
+    let mut connection = C::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
+    connection.keep_record(record);
     if let Some(user) = external {
         connection.offer_external(user);
     }
@@ -452,9 +530,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
+/// What clients are told that they speak with.
+const PRODUCT: &str = "Leveret";
+
 fn server_properties(version: &str) -> FieldTable {
     let mut properties: FieldTable = [
-        ("product", "Leveret"),
+        ("product", PRODUCT),
         ("version", version),
         ("platform", "Rust"),
         ("copyright", "Copyright the Leveret authors"),

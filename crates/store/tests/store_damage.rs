@@ -116,6 +116,19 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_is_left_as_it_is() {
     assert!(read(&disk, "definitions.redb") == before);
 }
 
+#[test]
+fn a_new_queue_does_not_inherit_the_messages_of_one_whose_definition_is_lost() {
+    let disk = SimDisk::new(5, ROOM);
+    let (store, mut rounds, _) = open(&disk).expect("a store");
+    assert_eq!(store.catalogue().new_id(), 1);
+    fill(&store, &mut rounds, 5);
+    rounds.close().expect("closed");
+    drop((store, rounds));
+    disk.remove("definitions.redb").expect("removed");
+    let (store, _, _) = open(&disk).expect("a store");
+    assert_eq!(store.catalogue().new_id(), 2);
+}
+
 fn fill(store: &Arc<Store>, rounds: &mut Rounds, count: u64) {
     let queue = store.queue(QueueId(1));
     store.catalogue().put(Section::Queues, b"q".to_vec(), Vec::new());

@@ -11,6 +11,7 @@ use crate::arguments::QueueKind;
 use crate::inspect::with_headers;
 use crate::message::Message;
 use crate::persistence::Marks;
+use crate::time::Timestamp;
 
 /// The receiving end of a consumer.
 ///
@@ -98,6 +99,17 @@ impl Delivery {
             true => marks.settled(self.position),
             false => marks.delivered(self.position, self.deliveries.saturating_add(1)),
         }
+    }
+
+    /// Its place in the queue, ascending in the order of publishing. A durable queue's persistent messages keep theirs over
+    /// a restart.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// When it expires, if it does.
+    pub fn expires(&self) -> Option<Timestamp> {
+        (self.expires != NEVER).then_some(Timestamp(self.expires))
     }
 
     /// Whether it was delivered before, to whomever.

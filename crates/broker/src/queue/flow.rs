@@ -24,6 +24,8 @@ pub(crate) struct Appended {
     pub(crate) dead: Vec<DeadLetter>,
     /// What to wait for until the messages are on disk.
     pub(crate) until: Option<Lsn>,
+    /// More comes than can leave memory.
+    pub(crate) full: bool,
 }
 
 impl Queue {
@@ -241,7 +243,11 @@ impl Queue {
             state = self.state.lock();
         }
         state.drop_expired(now, &mut effects);
-        Appended { dead: self.conclude(state, effects, now), until }
+        let long = state.is_long();
+        let dead = self.conclude(state, effects, now);
+        let full = long && self.paging.is_behind();
+        self.metrics.paging_pauses.add(full.into());
+        Appended { dead, until, full }
     }
 
     /// Serves consumers and does what that, and `effects`, lead to. The lock is released now and then when very many

@@ -13,7 +13,7 @@ use sync::MutexGuard;
 
 use super::ready::{PagedOut, Plan, ToWrite};
 use super::state::QueueState;
-use super::{DeathReason, Effects, Queue};
+use super::{DeathReason, Delivery, Effects, Queue};
 use crate::arguments::QueueKind;
 use crate::paging::Counted;
 use crate::persistence::{self, PagingError};
@@ -105,7 +105,9 @@ impl Queue {
             Ok(loaded) => loaded,
             Err(error) => return self.paging_failed("read", &error, now),
         };
+        self.metrics.paging_reads.add(1);
         self.metrics.messages_paged_in.add(loaded.deliveries.len());
+        self.metrics.bytes_paged_in.add(body_octets(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
         let through = loaded.through;
         let arguments = self.arguments.load();
         let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
@@ -146,7 +148,7 @@ impl Queue {
                     state.paging.stuck = 0;
                     self.look_at_paging(&mut state, now);
                     drop(state);
-                    self.metrics.messages_paged_out.add(freed.len());
+                    self.count_paged_out(&freed);
                 }
                 PagedOut::Write(to_write) => {
                     drop(state);
@@ -174,8 +176,14 @@ impl Queue {
         let freed = state.ready.written(to_write);
         self.look_at_paging(&mut state, now);
         drop(state);
-        self.metrics.messages_paged_out.add(freed.len());
+        self.metrics.paging_writes.add(1);
+        self.count_paged_out(&freed);
         true
+    }
+
+    fn count_paged_out(&self, freed: &[Delivery]) {
+        self.metrics.messages_paged_out.add(freed.len());
+        self.metrics.bytes_paged_out.add(body_octets(freed.iter()));
     }
 
     fn paging_failed(&self, what: &str, error: &PagingError, now: Timestamp) {
@@ -225,8 +233,14 @@ impl QueueState {
     }
 
     #[inline]
-    fn is_long(&self) -> bool {
-        self.ready.pageable() > self.paging.stuck + LONG
+    pub(super) fn is_long(&self) -> bool {
+        self.can_leave() > LONG
+    }
+
+    /// Octets of memory that were not found to be unable to.
+    #[inline]
+    fn can_leave(&self) -> u64 {
+        self.ready.pageable().saturating_sub(self.paging.stuck)
     }
 
     #[inline]
@@ -236,6 +250,7 @@ impl QueueState {
             resident: self.ready.resident(),
             paged_messages: on_disk.messages,
             paged_bytes: on_disk.bytes,
+            owed: if self.is_long() && self.paging.retry_at.is_none() { self.can_leave() } else { 0 },
         }
     }
 }
@@ -245,6 +260,10 @@ impl PagingState {
         self.failures = 0;
         self.retry_at = None;
     }
+}
+
+fn body_octets<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
+    deliveries.map(|delivery| delivery.message.body_len()).sum()
 }
 
 /// Octets of memory up to which a queue is left alone, beside what stays in front in any case: paging costs more than they

@@ -14,8 +14,8 @@ use std::sync::{Arc, OnceLock};
 
 use amqp::{FieldTable, RawTable};
 use hashbrown::HashMap;
-use store::Store;
 use store::catalogue::{Catalogue, Ticket};
+use store::{Store, Waiter};
 use sync::atomic::{AtomicU64, Ordering};
 use sync::{Mutex, RwLock, RwLockWriteGuard};
 
@@ -174,6 +174,21 @@ impl VirtualHost {
     /// Where durable things are written down, if anywhere.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.store.get()
+    }
+
+    /// Whether publishers need not pause: neither waits too much to be written, nor have long queues too much in memory.
+    pub fn has_room(&self) -> bool {
+        self.store().is_none_or(|store| store.has_room()) && !self.paging.is_behind()
+    }
+
+    /// Wakes `waiter` when it is worth to ask again whether publishers [need not pause](Self::has_room); at once if they
+    /// need not.
+    pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
+        let Some(waiter) = self.paging.wait_for_room(waiter) else { return };
+        match self.store() {
+            Some(store) => store.wait_for_room(waiter),
+            None => waiter.wake(),
+        }
     }
 
     /// The part of it that is about definitions.

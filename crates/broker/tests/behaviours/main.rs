@@ -31,6 +31,7 @@ mod kept;
 mod length_limits;
 mod many_threads;
 mod paging;
+mod paging_under_load;
 mod quorum_queues;
 mod requeue_order;
 mod routing;

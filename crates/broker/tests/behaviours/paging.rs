@@ -1,26 +1,22 @@
 //! Messages of long queues leave memory for the disk, and come back in their place.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 use amqp::{FieldValue, Properties};
 use broker::*;
-use parking_lot::Mutex;
-use store::disk::simulated::Faults;
 
 use crate::kept::{Kept, Told, paging};
 use crate::world::*;
 
 /// Octets of a body: hundreds of them are a long queue.
 const BODY: usize = 2000;
-const MANY: usize = 600;
+pub(crate) const MANY: usize = 600;
 
-fn body(number: usize) -> String {
+pub(crate) fn body(number: usize) -> String {
     format!("{number:<BODY$}")
 }
 
-fn bodies(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
+pub(crate) fn bodies(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
     numbers.into_iter().map(body).collect()
 }
 
@@ -29,18 +25,18 @@ fn is_persistent(number: usize) -> bool {
     !(number / 7).is_multiple_of(3)
 }
 
-fn properties(number: usize) -> Properties<'static> {
+pub(crate) fn properties(number: usize) -> Properties<'static> {
     Properties::default().with_delivery_mode(if is_persistent(number) { 2 } else { 1 })
 }
 
-fn publish(kept: &mut Kept, numbers: impl IntoIterator<Item = usize>) {
+pub(crate) fn publish(kept: &mut Kept, numbers: impl IntoIterator<Item = usize>) {
     for number in numbers {
         kept.publish_with("", "q", &body(number), properties(number));
     }
 }
 
 /// A queue with [`MANY`] messages, most of which are on disk only.
-fn backlog(seed: u64, arguments: &[(&str, FieldValue)]) -> (Kept, Arc<Queue>) {
+pub(crate) fn backlog(seed: u64, arguments: &[(&str, FieldValue)]) -> (Kept, Arc<Queue>) {
     let mut kept = paging(seed, 0);
     let queue = kept.durable("q", arguments);
     publish(&mut kept, 0..MANY);
@@ -49,13 +45,13 @@ fn backlog(seed: u64, arguments: &[(&str, FieldValue)]) -> (Kept, Arc<Queue>) {
     (kept, queue)
 }
 
-fn assert_mostly_on_disk(kept: &Kept) {
+pub(crate) fn assert_mostly_on_disk(kept: &Kept) {
     let held = kept.world.broker.held();
     assert!(held.paged_messages > MANY as u64 * 2 / 3 && held.resident < 200 << 10, "{held:?}");
     assert_eq!(held.paged_bytes, held.paged_messages * BODY as u64);
 }
 
-fn files_of_transient(kept: &Kept) -> usize {
+pub(crate) fn files_of_transient(kept: &Kept) -> usize {
     kept.disk.files().iter().filter(|name| name.starts_with("transient/")).count()
 }
 
@@ -105,6 +101,27 @@ fn below_the_watermark_everything_stays_in_memory_unless_the_queue_is_lazy() {
     kept.page();
     assert_mostly_on_disk(&kept);
     assert_eq!(kept.drain("q"), bodies(0..MANY));
+}
+
+#[test]
+fn a_policy_makes_a_queue_lazy_unless_its_own_argument_says_otherwise() {
+    for (mode, pages) in [(None, true), (Some("default"), false)] {
+        let mut kept = paging(23, u64::MAX);
+        let argument = mode.map(|mode| ("x-queue-mode", FieldValue::text(mode)));
+        kept.durable("q", argument.as_slice());
+        publish(&mut kept, 0..MANY);
+        set_policy(&kept, r#"{"queue-mode": "lazy"}"#);
+        kept.page();
+        assert_eq!(kept.world.broker.held().paged_messages > MANY as u64 / 2, pages);
+        assert_eq!(kept.drain("q"), bodies(0..MANY));
+    }
+}
+
+fn set_policy(kept: &Kept, definition: &str) {
+    let definition = PolicyDefinition::parse(&serde_json::from_str(definition).unwrap()).unwrap();
+    let (name, priority, apply_to) = ("p".into(), 0, ApplyTo::All);
+    let pattern = Pattern::new(".*").unwrap();
+    kept.world.vhost.set_policy(Policy { name, pattern, apply_to, priority, definition }, kept.world.now);
 }
 
 #[test]
@@ -211,11 +228,7 @@ fn a_limit_drops_the_head_even_if_that_is_on_disk() {
     let limits = [("x-max-length", MANY / 3), ("x-max-length-bytes", MANY / 3 * BODY)];
     for (limit, most) in limits {
         let (mut kept, queue) = backlog(10, &[]);
-        let policy = format!(r#"{{"{}": {most}}}"#, limit.trim_start_matches("x-"));
-        let definition = PolicyDefinition::parse(&serde_json::from_str(&policy).unwrap()).unwrap();
-        let (name, priority, apply_to) = ("p".into(), 0, ApplyTo::All);
-        let pattern = Pattern::new(".*").unwrap();
-        kept.world.vhost.set_policy(Policy { name, pattern, apply_to, priority, definition }, kept.world.now);
+        set_policy(&kept, &format!(r#"{{"{}": {most}}}"#, limit.trim_start_matches("x-")));
         kept.page();
         assert_eq!(queue.message_count() as usize, MANY / 3);
         publish(&mut kept, MANY..MANY + 10);
@@ -237,22 +250,27 @@ fn a_full_queue_refuses_what_is_too_much_though_most_of_it_is_on_disk() {
     assert_eq!(kept.drain("q"), bodies(1..=MANY));
 }
 
+/// After a crash of what is on disk: in the journal, or in segments of its own.
+fn restart(mut kept: Kept, retired: bool) -> Kept {
+    if retired {
+        kept.retire()
+    } else {
+        kept.sync()
+    }
+    kept.crash()
+}
+
 #[test]
 fn a_restart_brings_back_numbers_and_leaves_the_messages_on_disk() {
     for retired in [false, true] {
-        let (mut kept, queue) = backlog(12, &[]);
+        let (kept, queue) = backlog(12, &[]);
         let taken: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(25).collect();
         // Here and there, so that a start has to count within a segment.
         let (acked, left): (Vec<_>, Vec<_>) =
             taken.into_iter().partition(|delivery| text(delivery).trim_end().ends_with('3'));
         queue.ack(acked);
         drop(left);
-        if retired {
-            kept.retire()
-        } else {
-            kept.sync()
-        }
-        let mut kept = kept.crash();
+        let mut kept = restart(kept, retired);
         let survives = |number: &usize| is_persistent(*number) && (*number >= 25 || number % 10 != 3);
         let expected: Vec<_> = (0..MANY).filter(survives).collect();
         let held = kept.world.broker.held();
@@ -268,6 +286,41 @@ fn a_restart_brings_back_numbers_and_leaves_the_messages_on_disk() {
         assert_eq!(redelivered, expected.iter().filter(|number| **number < 25).count());
         kept.sync();
         assert_eq!(kept.crash().drain("q"), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_restart_keeps_when_messages_on_disk_expire_and_what_they_died_of() {
+    for retired in [false, true] {
+        let mut kept = paging(19, 0);
+        let arguments = [
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-dead-letter-routing-key", FieldValue::text("dead")),
+            ("x-message-ttl", FieldValue::I32(10_000)),
+        ];
+        kept.durable("q", &arguments);
+        kept.durable("dead", &[]);
+        persistent(&mut kept, MANY);
+        kept.page();
+        kept.world.now = kept.world.now.after(4000);
+        let mut kept = restart(kept, retired);
+        assert_eq!(kept.world.broker.held().paged_messages, MANY as u64);
+        let queue = kept.queue("q");
+        kept.world.wait(5999);
+        kept.page();
+        assert_eq!(queue.message_count(), MANY as u64, "a moment before");
+        kept.world.wait(1);
+        while queue.message_count() > 0 {
+            kept.world.wait(0);
+            assert!(kept.page());
+        }
+        let kept = restart(kept, retired);
+        assert!(kept.world.broker.held().paged_messages > MANY as u64 / 2);
+        let dead = kept.queue("dead");
+        let letters: Vec<_> = std::iter::from_fn(|| kept.fetch(&dead, true)).collect();
+        assert_eq!(letters.iter().map(text).collect::<Vec<_>>(), bodies(0..MANY));
+        let reason = |letter: &Delivery| headers_of(letter).get("x-first-death-reason").cloned();
+        assert!(letters.iter().all(|letter| reason(letter) == Some(FieldValue::text("expired"))));
     }
 }
 
@@ -313,55 +366,6 @@ fn a_delivery_limit_counts_for_what_a_restart_left_on_disk() {
 }
 
 #[test]
-fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
-    let (mut kept, queue) = backlog(15, &[]);
-    kept.retire();
-    let is_segment = |name: &String| name.ends_with(".segment");
-    let files: Vec<_> = kept.disk.files().into_iter().filter(is_segment).collect();
-    let flip = |kept: &Kept| {
-        let each = |octets: &mut Vec<u8>| octets.iter_mut().for_each(|octet| *octet ^= 1);
-        files.iter().for_each(|file| kept.disk.damage(file, each));
-    };
-    flip(&kept);
-    let mut found: Vec<_> =
-        std::iter::from_fn(|| queue.get(true, kept.world.now)).map(|got| text(&got.delivery)).collect();
-    let (told, failures) =
-        (Arc::new(Told::default()), |kept: &Kept| kept.world.broker.metrics().paging_failures.get());
-    let waiter: Arc<dyn Waiter> = told.clone();
-    assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
-    kept.page();
-    assert_eq!((told.times(), failures(&kept)), (0, 1));
-    assert!(!kept.page(), "it is not tried again at once");
-    kept.world.wait(1000);
-    kept.page();
-    assert_eq!((told.times(), failures(&kept)), (0, 2));
-    assert_eq!(queue.message_count() as usize, MANY - found.len());
-    flip(&kept);
-    kept.world.wait(1000);
-    kept.page();
-    assert_eq!((told.times(), failures(&kept)), (1, 2));
-    found.append(&mut kept.drain("q"));
-    assert_eq!(found, bodies(0..MANY));
-}
-
-#[test]
-fn what_cannot_be_written_stays_in_memory() {
-    let mut kept = paging(16, 0);
-    kept.world.queue("q");
-    kept.disk.set_faults(Faults { write: 1000, sync: 0, names: 0 });
-    publish(&mut kept, 0..MANY);
-    kept.page();
-    let held = kept.world.broker.held();
-    assert_eq!(held.paged_messages, 0);
-    assert!(kept.world.broker.metrics().paging_failures.get() > 0);
-    kept.disk.set_faults(Faults::default());
-    kept.world.wait(1000);
-    kept.page();
-    assert_mostly_on_disk(&kept);
-    assert_eq!(kept.drain("q"), bodies(0..MANY));
-}
-
-#[test]
 fn a_message_of_many_queues_counts_once_in_memory() {
     let mut kept = paging(17, u64::MAX);
     for at in 0..50 {
@@ -372,70 +376,4 @@ fn a_message_of_many_queues_counts_once_in_memory() {
     kept.publish("amq.fanout", "", &"x".repeat(100_000));
     let resident = kept.world.broker.held().resident;
     assert!((100_000..110_000).contains(&resident), "{resident}");
-}
-
-/// Publishers, consumers, purges and the threads that page, all at once: what is left in the end is there, in order.
-#[test]
-fn many_threads_publish_take_purge_and_page() {
-    let kept = paging(18, 300 << 10);
-    let queue = kept.durable("q", &[]);
-    let (broker, vhost) = (kept.world.broker.clone(), kept.world.vhost.clone());
-    let guest = broker.authenticate("guest", b"guest", true).unwrap();
-    let (stop, taken) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let told: Arc<dyn Waiter> = Arc::new(Told::default());
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while !stop.load(Ordering::SeqCst) {
-                    if !broker.page(Timestamp(1)) {
-                        thread::yield_now();
-                    }
-                }
-            });
-        }
-        let consumer = scope.spawn(|| {
-            let mut last = None;
-            while !stop.load(Ordering::SeqCst) {
-                if let Fetched::Got(got) = queue.fetch(false, Timestamp(1), &told) {
-                    let number: usize = text(&got.delivery).trim_end().parse().unwrap();
-                    assert!(got.delivery.redelivered() || last < Some(number));
-                    last = last.max(Some(number));
-                    if number.is_multiple_of(50) && !got.delivery.redelivered() {
-                        queue.requeue(vec![got.delivery], Timestamp(1));
-                    } else {
-                        taken.lock().push(number);
-                        queue.ack(vec![got.delivery]);
-                    }
-                }
-            }
-        });
-        let mut publisher = vhost.publisher(&guest);
-        for number in 0..MANY * 5 {
-            let mut octets = Vec::new();
-            properties(number).encode(&mut octets);
-            let text = body(number);
-            let body = Body::Copied(text.as_bytes());
-            publisher
-                .publish(Publish { exchange: "", routing_key: "q", properties: &octets, body }, Timestamp(1))
-                .unwrap();
-            publisher.flush(Timestamp(1));
-            if number % 1000 == 999 {
-                queue.purge();
-            }
-        }
-        stop.store(true, Ordering::SeqCst);
-        consumer.join().unwrap();
-    });
-    kept.page();
-    let rest: Vec<usize> = kept.drain("q").iter().map(|text| text.trim_end().parse().unwrap()).collect();
-    assert!(rest.is_sorted() && rest.windows(2).all(|pair| pair[0] < pair[1]), "{rest:?}");
-    let mut all = taken.into_inner();
-    all.extend(rest);
-    let count = all.len();
-    all.sort_unstable();
-    all.dedup();
-    assert_eq!(all.len(), count, "none twice");
-    kept.page();
-    assert_eq!((kept.world.broker.held().resident, kept.world.broker.held().paged_messages), (0, 0));
-    assert_eq!(files_of_transient(&kept), 0);
 }

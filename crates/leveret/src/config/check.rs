@@ -15,10 +15,30 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         let key = if certificates < keys { "tls_cert" } else { "tls_key" };
         return fault(key, "as many certificates as keys are needed, in the same order");
     }
-    for (key, address) in [("amqps", &config.amqps), ("wss", &config.wss)] {
+    for (key, address) in
+        [("amqps", &config.amqps), ("wss", &config.wss), ("mqtts", &config.mqtts), ("stomps", &config.stomps)]
+    {
         if *address != ListenAddr::Off && certificates == 0 {
             return fault(key, "needs tls_cert and tls_key");
         }
+    }
+    for (key, address) in
+        [("stomp", &config.stomp), ("stomps", &config.stomps), ("web_stomp", &config.web_stomp)]
+    {
+        if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_stomp.0.is_none() {
+            return fault(key, "needs upstream_stomp: in front of an upstream STOMP is only relayed");
+        }
+    }
+    for (key, address) in [("mqtt", &config.mqtt), ("mqtts", &config.mqtts), ("web_mqtt", &config.web_mqtt)] {
+        if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_mqtt.0.is_none() {
+            return fault(key, "needs upstream_mqtt: in front of an upstream MQTT is only relayed");
+        }
+    }
+    if config.upstream_mqtt.0.is_some() && config.upstream.is_empty() {
+        return fault("upstream_mqtt", "has no effect without an upstream");
+    }
+    if config.upstream_stomp.0.is_some() && config.upstream.is_empty() {
+        return fault("upstream_stomp", "has no effect without an upstream");
     }
     if config.tls_verify_client != VerifyClient::Off && config.tls_client_ca.0.is_none() {
         return fault("tls_verify_client", "needs tls_client_ca");
@@ -91,6 +111,12 @@ pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
             ("amqps", &config.amqps),
             ("ws", &config.ws),
             ("wss", &config.wss),
+            ("mqtt", &config.mqtt),
+            ("mqtts", &config.mqtts),
+            ("web_mqtt", &config.web_mqtt),
+            ("stomp", &config.stomp),
+            ("stomps", &config.stomps),
+            ("web_stomp", &config.web_stomp),
             ("http", &config.http),
         ];
         let same = listeners.into_iter().find(|(_, address)| *address == listen).map(|(key, _)| key);

@@ -131,6 +131,42 @@ impl Value for HostName {
     }
 }
 
+/// The name of something of the broker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Name(pub(crate) String);
+
+impl Value for Name {
+    const KIND: &'static str = "NAME";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Err("must be a name".to_owned()) } else { Ok(Self(text.to_owned())) }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(&self.0)
+    }
+}
+
+/// A name, or `off` for none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OptionalName(pub(crate) Option<String>);
+
+impl Value for OptionalName {
+    const KIND: &'static str = "NAME";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("must be a name, or 'off'".to_owned()),
+            "off" => Ok(Self(None)),
+            _ => Ok(Self(Some(text.to_owned()))),
+        }
+    }
+
+    fn to_toml(&self) -> String {
+        quoted(self.0.as_deref().unwrap_or("off"))
+    }
+}
+
 /// Files in order; `off` is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FilePaths(pub(crate) Vec<PathBuf>);

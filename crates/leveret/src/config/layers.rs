@@ -162,10 +162,27 @@ impl Effective {
 
     /// Checks what no single setting can tell.
     fn check(&self) -> Result<(), ConfigError> {
-        let Config { amqp, amqps, ws, wss, http, relay, definitions, upstream, .. } = &self.config;
+        let Config {
+            amqp,
+            amqps,
+            ws,
+            wss,
+            mqtt,
+            mqtts,
+            web_mqtt,
+            stomp,
+            stomps,
+            web_stomp,
+            http,
+            relay,
+            definitions,
+            upstream,
+            ..
+        } = &self.config;
         let place = |key| self.place(key);
-        let mut all =
-            [amqp, amqps, ws, wss, http].into_iter().chain(relay.0.iter().map(|relay| &relay.listen));
+        let mut all = [amqp, amqps, ws, wss, mqtt, mqtts, web_mqtt, stomp, stomps, web_stomp, http]
+            .into_iter()
+            .chain(relay.0.iter().map(|relay| &relay.listen));
         if all.all(|listener| *listener == ListenAddr::Off) {
             return Err(ConfigError::new(place("amqp"), "every listener is off, there is nothing to serve"));
         }
@@ -175,7 +192,19 @@ impl Effective {
                 "with an upstream there is no broker to load them",
             ));
         }
-        let listeners = [("amqp", amqp), ("amqps", amqps), ("ws", ws), ("wss", wss), ("http", http)];
+        let listeners = [
+            ("amqp", amqp),
+            ("amqps", amqps),
+            ("ws", ws),
+            ("wss", wss),
+            ("mqtt", mqtt),
+            ("mqtts", mqtts),
+            ("web_mqtt", web_mqtt),
+            ("stomp", stomp),
+            ("stomps", stomps),
+            ("web_stomp", web_stomp),
+            ("http", http),
+        ];
         for (second, (key, address)) in listeners.into_iter().enumerate() {
             let chosen_by_system = matches!(address, ListenAddr::Tcp { port: 0, .. });
             let same = listeners[..second].iter().find(|(_, other)| *other == address);

@@ -200,16 +200,27 @@ fn a_feature_of_a_later_version_can_only_be_off() {
         assert_eq!(wanted, format!("--{}: not available in this version", key.replace('_', "-")));
     }
     assert_eq!(
-        Given::variables(&[("LEVERET_MQTTS", "/c")]).error(),
-        "LEVERET_MQTTS: not available in this version"
+        Given::variables(&[("LEVERET_PROMETHEUS", "/c")]).error(),
+        "LEVERET_PROMETHEUS: not available in this version"
     );
-    assert_eq!(Given::file("mqtt = '[::]:1'").error(), "FILE:1: mqtt: not available in this version");
-    assert!(Given::file("mqtt = 'off'").load().is_ok());
+    assert_eq!(
+        Given::file("prometheus = '[::]:1'").error(),
+        "FILE:1: prometheus: not available in this version"
+    );
+    assert!(Given::file("prometheus = 'off'").load().is_ok());
 }
 
 #[test]
 fn something_must_be_served() {
-    let given = Given::flags(&[("amqp", "off"), ("ws", "off"), ("http", "off")]);
+    let given = Given::flags(&[
+        ("amqp", "off"),
+        ("ws", "off"),
+        ("mqtt", "off"),
+        ("web_mqtt", "off"),
+        ("stomp", "off"),
+        ("web_stomp", "off"),
+        ("http", "off"),
+    ]);
     assert_eq!(given.error(), "--amqp: every listener is off, there is nothing to serve");
     assert!(Given::flags(&[("amqp", "off")]).load().is_ok());
     assert!(Given::flags(&[("http", "off")]).load().is_ok());

@@ -1,6 +1,7 @@
 //! The configuration: one declaration of all settings, and the layers that give them their values.
 
 mod address;
+mod back_end;
 mod check;
 mod choice;
 mod data_dir;

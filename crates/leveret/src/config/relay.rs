@@ -261,7 +261,7 @@ pub(crate) enum RelayUrl {
 }
 
 impl RelayUrl {
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         let shape = "tcp://host:port, tls://host:port or unix:/path";
         if let Some(path) = text.strip_prefix("unix:") {
             return unix_path(path).map(Self::Unix);

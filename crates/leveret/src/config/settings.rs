@@ -9,9 +9,10 @@ use server::AccessFormat;
 use transport::tls::LoginFrom;
 
 use super::address::{ListenAddr, UpstreamUrl};
+use super::back_end::UpstreamPort;
 use super::choice::{
-    AccessLogTarget, FilePaths, HostName, InboundHeader, LimitsMode, Networks, OutboundHeader, Switch,
-    VerifyClient,
+    AccessLogTarget, FilePaths, HostName, InboundHeader, LimitsMode, Name, Networks, OptionalName,
+    OutboundHeader, Switch, VerifyClient,
 };
 use super::data_dir::DataDir;
 use super::origins::Origins;
@@ -137,6 +138,27 @@ settings! {
         /// The same over TLS; needs `tls_cert` and `tls_key`.
         wss: ListenAddr = "off";
 
+        /// MQTT 3.1, 3.1.1 and 5.0 for applications, on the embedded broker. With an upstream clients are relayed to
+        /// `upstream_mqtt`.
+        mqtt: ListenAddr = "127.0.0.1:1883", with upstream "off";
+
+        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        mqtts: ListenAddr = "off";
+
+        /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it. `ws` and `wss` have it at
+        /// `/ws/mqtt`.
+        web_mqtt: ListenAddr = "127.0.0.1:15675", with upstream "off";
+
+        /// STOMP 1.0 to 1.2 for applications, on the embedded broker.
+        stomp: ListenAddr = "127.0.0.1:61613", with upstream "off";
+
+        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        stomps: ListenAddr = "off";
+
+        /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-STOMP has it. `ws` and `wss` have it at
+        /// `/ws/stomp`.
+        web_stomp: ListenAddr = "127.0.0.1:15674", with upstream "off";
+
         /// Health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page to try AMQP over WebSocket (`/`).
         http: ListenAddr = "127.0.0.1:15672", with upstream "127.0.0.1:15673";
     }
@@ -193,7 +215,8 @@ settings! {
         tls_key: FilePaths = "off";
 
         /// Whether clients of TLS listeners show a certificate: `off`, `optional` or `required`. One that is shown has to
-        /// come from `tls_client_ca`, and allows logging in with it (SASL EXTERNAL) at the embedded broker.
+        /// come from `tls_client_ca`, and allows logging in with it (SASL EXTERNAL) at the embedded broker, and upstream if
+        /// `upstream_external` knows it.
         tls_verify_client: VerifyClient = "off";
 
         /// The authorities whose client certificates are accepted, as PEM. Read again on SIGHUP.
@@ -210,6 +233,14 @@ settings! {
         /// Without one, Leveret is the broker itself.
         /// Clients log in upstream with their own credentials: a user, password or vhost in the URL is not used.
         upstream: Vec<UpstreamUrl> = "off";
+
+        /// The upstream's MQTT port, `tcp://host:port` or `unix:/path`, to which `mqtt`, `mqtts` and `web_mqtt` relay
+        /// their clients: with an upstream, MQTT is not spoken here.
+        upstream_mqtt: UpstreamPort = "off";
+
+        /// The upstream's STOMP port, `tcp://host:port` or `unix:/path`, to which `stomp`, `stomps` and `web_stomp` relay
+        /// their clients: with an upstream, STOMP is not spoken here.
+        upstream_stomp: UpstreamPort = "off";
 
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.
         upstream_timeout: Duration = "5s", from "100ms" to "10m";
@@ -326,6 +357,17 @@ settings! {
         /// The heartbeat interval offered to clients, in seconds; 0 offers none.
         heartbeat: u16 = "60";
 
+        /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
+        mqtt_vhost: Name = "/";
+
+        /// The user whose rights MQTT clients have that give no user name; with `off` they are refused. A user that may log in
+        /// from this machine only, as guest is, lets in only those.
+        mqtt_anonymous_user: OptionalName = "off";
+
+        /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
+        /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this.
+        mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
+
         /// The largest body of a message; a larger one is refused with 406 PRECONDITION_FAILED.
         max_message_size: ByteSize = "16MiB", from "1" to "512MiB";
     }
@@ -394,9 +436,9 @@ settings! {
         /// What to log to standard error: a level (error, warn, info, debug, trace, off) or directives (info,proxy=debug).
         log: LogFilter = "info";
 
-        /// Where a line is written for each client that logs in and for each connection that ends, with addresses, user,
-        /// virtual host, octets, messages and the reason: `stderr`, a file (opened anew on SIGHUP), or `off`. Lines that
-        /// cannot be written in time are dropped and counted. They take the place of those in the log.
+        /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
+        /// with addresses, user, virtual host, octets, messages and the reason: `stderr`, a file (opened anew on SIGHUP),
+        /// or `off`. Lines that cannot be written in time are dropped and counted. They take the place of those in the log.
         access_log: AccessLogTarget = "off";
 
         /// How these lines look: `text` or `json`.
@@ -411,8 +453,7 @@ settings! {
 ///
 /// Their flags, variables and keys take `off` alone, so that a script which turns a feature off runs everywhere, and
 /// anything else is an error rather than a wish ignored.
-pub(crate) const UNAVAILABLE: &[&str] =
-    &["mqtt", "mqtts", "stomp", "stomps", "web_mqtt", "web_stomp", "prometheus"];
+pub(crate) const UNAVAILABLE: &[&str] = &["prometheus"];
 
 #[cfg(test)]
 mod tests {

@@ -39,6 +39,8 @@ pub(super) fn write(store: &Store, out: &mut MetricsWriter) {
     ] {
         out.counter(name, help, count(figure));
     }
+    let help = "Transactions that wrote declarations, deletions and other changes of definitions.";
+    out.counter("leveret_store_definition_commits_total", help, store.catalogue().commits());
     let pending = journal.pending_octets() as u64;
     out.gauge("leveret_store_pending_bytes", "Octets that wait to be written to the journal.", pending);
     let segments = journal.segments().len() as u64;

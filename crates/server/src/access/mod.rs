@@ -6,10 +6,13 @@
 mod line;
 mod writer;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use transport::Peer;
+
+use crate::client::Spoken;
 
 pub use self::line::AccessFormat;
 use self::line::{Line, Value};
@@ -35,13 +38,15 @@ pub(crate) struct AccessRecord {
 /// What a connection came in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Transport {
+    pub(crate) spoken: Spoken,
     pub(crate) websocket: bool,
     pub(crate) tls: bool,
 }
 
 impl Transport {
-    fn protocol(self) -> &'static str {
-        if self.websocket { "amqp+ws" } else { "amqp" }
+    fn protocol(self) -> Cow<'static, str> {
+        let name = self.spoken.name();
+        if self.websocket { format!("{name}+ws").into() } else { name.into() }
     }
 }
 
@@ -84,7 +89,7 @@ impl AccessRecord {
         let mut line = Line::new(self.log.format(), SystemTime::now(), event);
         line.add("connection", Value::Number(self.id));
         line.add("client", Value::Text(&self.peer.to_string()));
-        line.add("protocol", Value::Text(self.transport.protocol()));
+        line.add("protocol", Value::Text(&self.transport.protocol()));
         line.add("tls", Value::Flag(self.transport.tls));
         if !self.user.is_empty() {
             line.add("user", Value::Text(&self.user));

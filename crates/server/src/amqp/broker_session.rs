@@ -94,9 +94,8 @@ impl Context {
 
     /// Messages were handed over. The session hears when they are on disk, and publishes no more while there is no room.
     pub(crate) fn handed_over(&self, flushed: &Flushed) {
-        let Some(store) = self.store() else { return };
         if flushed.full {
-            self.room.pause(store);
+            self.room.pause(&self.vhost);
         }
     }
 
@@ -265,7 +264,7 @@ impl BrokerSession {
     fn after_disk(&mut self) {
         let Self { context, channels, unconfirmed, .. } = self;
         let Some(store) = context.store() else { return };
-        context.room.resume(store);
+        context.room.resume(&context.vhost);
         let durable = store.durable();
         unconfirmed.retain(|number| {
             channels.get_mut(*number).is_some_and(|channel| {

@@ -284,6 +284,8 @@ impl Connection {
                 self.shared.metrics.logins_refused.add(1);
                 tracing::warn!(connection = self.id, peer = %self.peer, user = handshake.user, "login refused");
                 handshake.machine.refuse_login(text);
+                // Said now: a client may go without waiting for the end.
+                self.ends(Ending::Refused, || describe(&ServerEnd::LoginRefused));
             }
             Answer::Login(Err(LoginError::Failed(fault))) => return self.fail(fault, now),
             Answer::Open(Ok(session)) => {
@@ -299,7 +301,11 @@ impl Connection {
                 self.phase = Phase::Open(session);
                 return;
             }
-            Answer::Open(Err(fault)) => handshake.machine.refuse_open(fault),
+            Answer::Open(Err(fault)) => {
+                let (code, reason) = (fault.code, format!("closed by server: {fault}"));
+                handshake.machine.refuse_open(fault);
+                self.ends(self.ending_with(code), || reason);
+            }
         }
         self.step_handshake(now);
     }
@@ -372,12 +378,12 @@ impl Connection {
                         Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()
                     })?;
                 }
-                if let Some(record) = &mut self.record
-                    && is_method(&frame, BASIC_PUBLISH)
-                {
-                    record.published += 1;
+                let publishes = u64::from(is_method(&frame, BASIC_PUBLISH));
+                let taken = session.handle_frame(frame, rest, now)?;
+                if let Some(record) = &mut self.record {
+                    record.published += publishes + publishes_in(&rest[..taken], self.frame_max);
                 }
-                return session.handle_frame(frame, rest, now);
+                return Ok(taken);
             }
             ConnectionStep::Heartbeat | ConnectionStep::Discard => {}
             ConnectionStep::Deliver(method) => self.take_method(method)?,
@@ -482,6 +488,8 @@ impl Connection {
         matches!(self.phase, Phase::Open(_))
     }
 }
+
+crate::client::is_client!(Connection);
 
 impl Protocol for Connection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
@@ -621,6 +629,16 @@ impl Drop for Connection {
 /// Whether it is a method with these numbers of class and method.
 fn is_method(frame: &Frame<'_>, numbers: [u8; 4]) -> bool {
     frame.kind == FrameKind::Method && frame.payload.starts_with(&numbers)
+}
+
+/// How many messages begin in whole frames.
+fn publishes_in(mut octets: &[u8], frame_max: u32) -> u64 {
+    let mut count = 0;
+    while let Ok(Some(frame)) = Frame::parse(octets, frame_max) {
+        count += u64::from(is_method(&frame, BASIC_PUBLISH));
+        octets = &octets[frame.wire_len()..];
+    }
+    count
 }
 
 const CHANNEL_OPEN: [u8; 4] = [0, 20, 0, 10];

@@ -26,7 +26,7 @@ use sync::Mutex;
 use super::content::Destination;
 
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
-pub(crate) use consumer::ChannelConsumer;
+pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
 
 /// Tombstones are swept out of the list of unsettled deliveries when there are more of them than live entries and
 /// this many, so that one delivery that is never settled does not make the list grow for ever.
@@ -121,6 +121,17 @@ impl Deliveries {
             marks: VecDeque::new(),
         };
         Self { connection, destination, inner: Mutex::new(inner) }
+    }
+
+    /// The same, but for the first delivery tag.
+    pub(crate) fn starting_at(self, delivery_tag: u64) -> Self {
+        self.inner.lock().next_tag = delivery_tag;
+        self
+    }
+
+    /// The delivery tag that is given out next.
+    pub(crate) fn next_tag(&self) -> u64 {
+        self.inner.lock().next_tag
     }
 
     /// The number of the channel.

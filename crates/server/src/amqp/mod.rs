@@ -5,13 +5,13 @@
 
 mod blocking;
 mod channel;
-mod content;
-mod deliveries;
 mod held;
-mod room;
 
 pub(crate) mod broker_session;
 pub(crate) mod connection;
+pub(crate) mod content;
+pub(crate) mod deliveries;
+pub(crate) mod room;
 pub(crate) mod session;
 
 #[cfg(test)]

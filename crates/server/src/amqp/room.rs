@@ -1,10 +1,10 @@
-//! Publishers pause while more waits to be written to disk than should.
+//! Publishers pause while more waits to be written to disk than should, or has to leave memory for it.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use broker::{Store, Waiter};
+use broker::{VirtualHost, Waiter};
 use transport::Outbox;
 
 /// Whether one connection pauses.
@@ -37,18 +37,18 @@ impl DiskRoom {
     }
 
     /// Pauses until there is room; the outbox is nudged then.
-    pub(crate) fn pause(&self, store: &Store) {
+    pub(crate) fn pause(&self, vhost: &VirtualHost) {
         if !self.paused.replace(true) {
-            store.wait_for_room(self.signal.clone());
+            vhost.wait_for_room(self.signal.clone());
         }
     }
 
     /// After a nudge: goes on if there is room, and others have not taken it meanwhile.
-    pub(crate) fn resume(&self, store: &Store) {
+    pub(crate) fn resume(&self, vhost: &VirtualHost) {
         if self.paused.get() && self.signal.given.swap(false, Ordering::AcqRel) {
             self.paused.set(false);
-            if !store.has_room() {
-                self.pause(store);
+            if !vhost.has_room() {
+                self.pause(vhost);
             }
         }
     }

@@ -4,6 +4,7 @@
 //! - [`upstream`]: the connection to the server behind, and the header that tells it who the client is.
 //! - [`run`]: a pair's life, from a request that was granted to its end.
 //! - [`pump`]: the two directions.
+//! - [`plain`]: a relay without WebSocket, for protocols that only the server behind speaks.
 //! - [`framer`]: octets of the upstream as messages.
 //!
 //! What always holds: every octet arrives, once and in order, or the close frame's code tells that not all did; a side
@@ -12,6 +13,7 @@
 mod close;
 mod framer;
 mod pending;
+mod plain;
 mod pump;
 mod run;
 mod upstream;
@@ -27,6 +29,7 @@ use transport::tls::ClientTls;
 
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 
+pub(crate) use plain::run_plain;
 pub(crate) use run::run;
 
 /// A relay, as it is configured.

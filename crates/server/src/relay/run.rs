@@ -10,7 +10,7 @@ use std::time::Duration;
 use ::websocket::Deflate;
 use ::websocket::handshake::{Refusal, Status};
 use tokio::io::AsyncWriteExt;
-use transport::{Outbox, Stream, linger};
+use transport::{Outbox, Stream, linger, turn_to_end};
 
 use super::close::Reason;
 use super::pump::Pump;
@@ -70,6 +70,7 @@ pub(crate) async fn run(
     shared.metrics.bytes_received.add(received);
     tracing::info!(connection = id, %peer, relay = name, %reason, received, sent, "connection closed");
     let Pump { mut client, mut upstream, .. } = pump;
+    Box::pin(turn_to_end()).await;
     // Closing a socket with unread input resets it, and what was written last might not arrive.
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
 }

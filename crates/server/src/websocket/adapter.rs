@@ -24,7 +24,7 @@ use bytes::Bytes;
 use transport::{Intent, OutBuf, Outbox, Protocol};
 use websocket::{
     CloseCode, CloseFrame, Decoder, Deflate, Event, Fault, Header, HeaderOctets, Limits, MAX_INFLATED,
-    MessageKind, Opcode, Role, encode,
+    MessageKind, Opcode, Role, Utf8, encode,
 };
 
 use super::messages::{MESSAGE, messages, slices};
@@ -39,8 +39,22 @@ pub(super) const INFLATE_BUDGET: usize = 512 * 1024;
 
 /// A protocol that a WebSocket can carry.
 pub(crate) trait Inner: Protocol {
+    /// How its octets travel.
+    const CARRIAGE: Carriage;
     /// Why the protocol has finished, for the close frame. Asked after [`Intent::Finish`].
     fn ending(&self) -> (CloseCode, String);
+}
+
+/// How the octets of a protocol travel in messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carriage {
+    /// As octets, AMQP frames whole.
+    AmqpFrames,
+    /// As octets, cut anywhere, as MQTT's may be.
+    Octets,
+    /// As text where they are UTF-8, as STOMP's mostly are, and as octets where not. Each batch, which is made of whole
+    /// frames, is a message. Clients may send either.
+    Text,
 }
 
 /// A server's end of a WebSocket, behind the handshake.
@@ -143,12 +157,12 @@ impl<P: Inner> WebSocket<P> {
             match step.event {
                 None => return (taken, Stop::InputUsedUp),
                 Some(Event::More) => return (taken, Stop::More),
-                Some(Event::MessageStart(MessageKind::Text)) => {
+                Some(Event::MessageStart(MessageKind::Text)) if P::CARRIAGE != Carriage::Text => {
                     return (input.len(), Stop::End(PeerEnd::Fault(TEXT_REFUSED)));
                 }
                 Some(Event::Ping(control)) => self.answer_ping(control.payload()),
                 Some(Event::Close(frame)) => return (input.len(), Stop::End(PeerEnd::Closed(frame))),
-                Some(Event::MessageStart(MessageKind::Binary) | Event::MessageEnd | Event::Pong(_)) => {}
+                Some(Event::MessageStart(_) | Event::MessageEnd | Event::Pong(_)) => {}
             }
         }
     }
@@ -260,15 +274,15 @@ impl<P: Inner> WebSocket<P> {
     /// Puts a batch into compressed messages.
     fn deflate_output(&mut self, batch: &mut OutBuf, deflate: Deflate) {
         let mut out = std::mem::take(&mut self.control);
-        for (start, len) in messages(batch) {
+        for Message { start, len, opcode } in P::CARRIAGE.messages(batch) {
             let payload = slices(batch, start, len);
             let mut compressed = Vec::new();
             if deflate.compress(payload.iter().copied(), &mut compressed) {
-                let header = Header { compressed: true, ..message_header(compressed.len()) };
+                let header = Header { compressed: true, ..message_header(opcode, compressed.len()) };
                 out.extend_from_slice(header.encode().as_ref());
                 out.append(&mut compressed);
             } else {
-                out.extend_from_slice(header(len).as_ref());
+                out.extend_from_slice(message_header(opcode, len).encode().as_ref());
                 payload.iter().for_each(|piece| out.extend_from_slice(piece));
             }
         }
@@ -315,13 +329,55 @@ impl<P: Inner> WebSocket<P> {
     }
 }
 
-/// The header of a message of octets.
-fn header(len: usize) -> HeaderOctets {
-    message_header(len).encode()
+impl Carriage {
+    /// Cuts a batch into messages.
+    fn messages(self, batch: &OutBuf) -> Vec<Message> {
+        match self {
+            Self::AmqpFrames => {
+                let opcode = Opcode::Binary;
+                messages(batch).into_iter().map(|(start, len)| Message { start, len, opcode }).collect()
+            }
+            Self::Octets | Self::Text if batch.is_empty() => Vec::new(),
+            Self::Octets => octets(batch.len()),
+            Self::Text => vec![Message { start: 0, len: batch.len(), opcode: text_or_octets(batch) }],
+        }
+    }
+
+    /// The kind of message that a batch is as a whole, if it is one.
+    fn whole(self, batch: &OutBuf) -> Option<Opcode> {
+        match self {
+            Self::AmqpFrames | Self::Octets => (batch.len() <= MESSAGE).then_some(Opcode::Binary),
+            Self::Text => Some(text_or_octets(batch)),
+        }
+    }
 }
 
-fn message_header(len: usize) -> Header {
-    Header { opcode: Opcode::Binary, fin: true, compressed: false, mask: None, len: len as u64 }
+/// Messages of octets that may be cut anywhere.
+fn octets(len: usize) -> Vec<Message> {
+    let starts = (0..len).step_by(MESSAGE);
+    starts.map(|start| Message { start, len: MESSAGE.min(len - start), opcode: Opcode::Binary }).collect()
+}
+
+fn text_or_octets(batch: &OutBuf) -> Opcode {
+    let mut utf8 = Utf8::default();
+    let is_text = batch.pieces().all(|piece| utf8.push(piece).is_ok()) && utf8.finish().is_ok();
+    if is_text { Opcode::Text } else { Opcode::Binary }
+}
+
+/// A message of a batch: where it begins, and its length.
+struct Message {
+    start: usize,
+    len: usize,
+    opcode: Opcode,
+}
+
+/// The header of a message.
+fn header(message: &Message) -> HeaderOctets {
+    message_header(message.opcode, message.len).encode()
+}
+
+fn message_header(opcode: Opcode, len: usize) -> Header {
+    Header { opcode, fin: true, compressed: false, mask: None, len: len as u64 }
 }
 
 /// Why unwrapping went no further.
@@ -378,15 +434,18 @@ impl<P: Inner> Protocol for WebSocket<P> {
         if let Some(deflate) = self.deflate {
             return self.deflate_output(batch, deflate);
         }
-        if self.control.is_empty() && matches!(self.closing, Closing::No) && batch.len() <= MESSAGE {
+        if self.control.is_empty()
+            && matches!(self.closing, Closing::No)
+            && let Some(opcode) = P::CARRIAGE.whole(batch)
+        {
             if !batch.is_empty() {
-                batch.insert(&[(0, header(batch.len()))]);
+                batch.insert(&[(0, header(&Message { start: 0, len: batch.len(), opcode }))]);
             }
             return;
         }
+        let messages = P::CARRIAGE.messages(batch);
         let mut inserts = vec![(0, std::mem::take(&mut self.control))];
-        inserts
-            .extend(messages(batch).into_iter().map(|(start, len)| (start, header(len).as_ref().to_vec())));
+        inserts.extend(messages.iter().map(|message| (message.start, header(message).as_ref().to_vec())));
         if let Closing::Last(frame) = &mut self.closing {
             inserts.push((batch.len(), std::mem::take(frame)));
             self.closing = Closing::Done;

@@ -19,6 +19,8 @@ mod webroot;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod very_many;
 
 use std::net::IpAddr;
 use std::time::Duration;

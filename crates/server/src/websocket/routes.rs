@@ -13,6 +13,10 @@ const AMQP_PATHS: [&str; 2] = ["/", "/ws/amqp"];
 pub struct Routes {
     /// AMQP at `/` and `/ws/amqp`.
     pub amqp: bool,
+    /// Paths of MQTT.
+    pub mqtt: &'static [&'static str],
+    /// Paths of STOMP.
+    pub stomp: &'static [&'static str],
     /// Relays by their paths.
     pub relays: Vec<(String, Arc<Relay>)>,
     /// The relay at every other path.
@@ -24,10 +28,24 @@ pub struct Routes {
 /// What is at a path.
 pub(super) enum Route<'r> {
     Amqp,
+    Mqtt,
+    Stomp,
     Relay(&'r Arc<Relay>),
 }
 
 impl Routes {
+    /// Where MQTT is on the listeners that serve AMQP, too.
+    pub const MQTT_BESIDE_AMQP: &'static [&'static str] = &["/ws/mqtt"];
+
+    /// Where RabbitMQ's Web-MQTT has it.
+    pub const WEB_MQTT: &'static [&'static str] = &["/ws", "/ws/mqtt"];
+
+    /// Where STOMP is on the listeners that serve AMQP, too.
+    pub const STOMP_BESIDE_AMQP: &'static [&'static str] = &["/ws/stomp"];
+
+    /// Where RabbitMQ's Web-STOMP has it.
+    pub const WEB_STOMP: &'static [&'static str] = &["/ws", "/ws/stomp"];
+
     /// Whether AMQP has this path where it is served.
     pub fn is_amqp_path(path: &str) -> bool {
         AMQP_PATHS.contains(&path)
@@ -36,6 +54,12 @@ impl Routes {
     pub(super) fn find(&self, path: &str) -> Option<Route<'_>> {
         if self.amqp && Self::is_amqp_path(path) {
             return Some(Route::Amqp);
+        }
+        if self.mqtt.contains(&path) {
+            return Some(Route::Mqtt);
+        }
+        if self.stomp.contains(&path) {
+            return Some(Route::Stomp);
         }
         let by_path = self.relays.iter().find(|(own, _)| own == path).map(|(_, relay)| relay);
         by_path.or(self.everywhere.as_ref()).map(Route::Relay)

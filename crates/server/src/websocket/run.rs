@@ -4,18 +4,20 @@ use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::websocket::handshake::{Refusal, Status};
 use ::websocket::{CloseCode, encode};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use transport::{Outbox, Peer, Stream, drive, linger};
 
 use super::WebSocketConfig;
-use super::adapter::{Inner, WebSocket};
+use super::adapter::{Carriage, Inner, WebSocket};
 use super::upgrade::{Granted, Judged, NotUpgraded, answer_refusal, request};
 use super::webroot;
 use crate::amqp::connection::{Connection, Ending};
+use crate::client::{Client, Spoken};
 use crate::limits::LimitReached;
 use crate::relay;
 use crate::server::{Listed, Newcomer, Shared, reason_of};
@@ -42,7 +44,7 @@ pub(crate) async fn run(
     if let Some(ip) = granted.client {
         newcomer.peer = Peer::Ip(SocketAddr::new(ip, 0));
         if let Err(limit) = newcomer.place.locate(Some(ip)) {
-            shared.refuse(newcomer.id, newcomer.peer, limit);
+            shared.refuse(newcomer.id, newcomer.peer, newcomer.transport, limit);
             return answer_at_limit(&mut stream, granted, limit).await;
         }
     }
@@ -51,18 +53,38 @@ pub(crate) async fn run(
         let interval = config.ping_interval;
         return Box::pin(relay::run(shared, relay, stream, newcomer, answer, deflate, interval)).await;
     }
-    let Newcomer { id, peer, place, since, external } = newcomer;
+    newcomer.transport.spoken = granted.spoken;
+    let interval = config.ping_interval;
+    drop(config);
+    match granted.spoken {
+        Spoken::Amqp => join::<Connection, _>(shared, stream, newcomer, granted, interval).await,
+        Spoken::Mqtt => join::<crate::mqtt::Connection, _>(shared, stream, newcomer, granted, interval).await,
+        Spoken::Stomp => {
+            join::<crate::stomp::Connection, _>(shared, stream, newcomer, granted, interval).await
+        }
+    }
+}
+
+/// Answers a request that was granted, and speaks the protocol that it is for.
+pub(super) async fn join<C: Client + Inner, S: AsyncRead + AsyncWrite + Unpin>(
+    shared: Arc<Shared>,
+    mut stream: S,
+    newcomer: Newcomer,
+    granted: Granted,
+    ping_interval: Duration,
+) {
+    let record = shared.record(&newcomer);
+    let Newcomer { id, peer, place, since, external, .. } = newcomer;
     let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
-    let mut connection = Connection::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
-    connection.keep_record(shared.record(&stream, id, peer, since, true));
+    let mut connection = C::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
+    connection.keep_record(record);
     if let Some(user) = external {
         connection.offer_external(user);
     }
     let limit = shared.config.outbox_limit;
     let now = std::time::Instant::now();
-    let mut protocol = WebSocket::new(connection, Arc::clone(&outbox), limit, config.ping_interval, now)
+    let mut protocol = WebSocket::new(connection, Arc::clone(&outbox), limit, ping_interval, now)
         .with_deflate(granted.deflate);
-    drop(config);
     let _listed = Listed::new(&shared, &outbox);
     let ended = match send(&mut stream, &granted.answer).await {
         Ok(()) => {
@@ -114,7 +136,7 @@ async fn answer_at_limit(stream: &mut Stream, granted: Granted, limit: LimitReac
 }
 
 /// Writes, past what TLS would hold back.
-async fn send(stream: &mut Stream, octets: &[u8]) -> io::Result<()> {
+async fn send<S: AsyncWrite + Unpin>(stream: &mut S, octets: &[u8]) -> io::Result<()> {
     stream.write_all(octets).await?;
     stream.flush().await
 }
@@ -147,20 +169,42 @@ async fn upgrade(
         answer_refusal(stream, refusal).await;
     }
     shared.metrics.connections_closed.add(1);
-    tracing::info!(connection = newcomer.id, peer = %newcomer.peer, reason = %error, "connection closed");
+    shared.closed(shared.record(newcomer), newcomer.id, newcomer.peer, 0, &error.to_string());
     None
 }
 
 impl Inner for Connection {
+    const CARRIAGE: Carriage = Carriage::AmqpFrames;
+
     fn ending(&self) -> (CloseCode, String) {
-        let (ending, reason) = self.ending();
-        let code = match ending {
-            Ending::Normal => return (CloseCode::NORMAL, String::new()),
-            Ending::Shutdown => CloseCode::GOING_AWAY,
-            Ending::Limit => CloseCode::TRY_AGAIN_LATER,
-            Ending::Refused => CloseCode::POLICY,
-            Ending::Failed => CloseCode::INTERNAL,
-        };
-        (code, reason.to_owned())
+        close_of(self.ending())
     }
+}
+
+impl Inner for crate::mqtt::Connection {
+    const CARRIAGE: Carriage = Carriage::Octets;
+
+    fn ending(&self) -> (CloseCode, String) {
+        close_of(self.ending())
+    }
+}
+
+impl Inner for crate::stomp::Connection {
+    const CARRIAGE: Carriage = Carriage::Text;
+
+    fn ending(&self) -> (CloseCode, String) {
+        close_of(self.ending())
+    }
+}
+
+/// The close frame that tells how a protocol has ended.
+fn close_of((ending, reason): (Ending, &str)) -> (CloseCode, String) {
+    let code = match ending {
+        Ending::Normal => return (CloseCode::NORMAL, String::new()),
+        Ending::Shutdown => CloseCode::GOING_AWAY,
+        Ending::Limit => CloseCode::TRY_AGAIN_LATER,
+        Ending::Refused => CloseCode::POLICY,
+        Ending::Failed => CloseCode::INTERNAL,
+    };
+    (code, reason.to_owned())
 }

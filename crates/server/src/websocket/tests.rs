@@ -9,7 +9,7 @@ use websocket::{
     CloseCode, CloseFrame, Decoder, Deflate, Event, Limits, MAX_INFLATED, MessageKind, Role, encode,
 };
 
-use super::adapter::{Inner, WebSocket};
+use super::adapter::{Carriage, Inner, WebSocket};
 
 const KEY: [u8; 4] = [1, 2, 3, 4];
 const READ_LIMIT: usize = 4096;
@@ -62,6 +62,8 @@ impl Protocol for Lines {
 }
 
 impl Inner for Lines {
+    const CARRIAGE: Carriage = Carriage::AmqpFrames;
+
     fn ending(&self) -> (CloseCode, String) {
         (CloseCode::GOING_AWAY, "bye".to_owned())
     }

@@ -13,6 +13,7 @@ use websocket::handshake::{Head, MAX_HEAD, Refusal, Status, Upgrade};
 use super::WebSocketConfig;
 use super::routes::Route;
 use super::webroot::FileRequest;
+use crate::client::Spoken;
 use crate::relay::{Relay, RelayConfig};
 
 /// Subprotocols that mean AMQP, the dearest first.
@@ -20,6 +21,12 @@ const AMQP_PROTOCOLS: [&str; 2] = ["amqp091", "amqp"];
 
 /// Subprotocols that certainly mean something else.
 const OTHER_PROTOCOLS: [&str; 5] = ["mqtt", "mqttv3.1", "v10.stomp", "v11.stomp", "v12.stomp"];
+
+/// Subprotocols that mean MQTT, the dearest first.
+const MQTT_PROTOCOLS: [&str; 2] = ["mqtt", "mqttv3.1"];
+
+/// Subprotocols that mean STOMP, the dearest first.
+const STOMP_PROTOCOLS: [&str; 3] = ["v12.stomp", "v11.stomp", "v10.stomp"];
 
 /// Octets to begin reading a request with: most fit.
 const FIRST_READ: usize = 1024;
@@ -40,7 +47,9 @@ pub(super) struct Granted {
     pub(super) answer: Vec<u8>,
     /// The client, as a trusted reverse proxy tells it.
     pub(super) client: Option<IpAddr>,
-    /// Where to, unless it is AMQP.
+    /// What is spoken, unless it is relayed.
+    pub(super) spoken: Spoken,
+    /// Where to, if it is relayed.
     pub(super) relay: Option<Arc<Relay>>,
     /// The extension, where it was negotiated.
     pub(super) deflate: Option<Deflate>,
@@ -108,10 +117,20 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
         return Ok(Judged::File(request));
     }
     let upgrade = Upgrade::judge(head)?;
-    let (origins, setting, relay) = match config.routes.find(upgrade.head.path) {
-        Some(Route::Amqp) => (&config.origins, "the setting ws_origins allows them", None),
+    let own_origins = (&config.origins, "the setting ws_origins allows them");
+    let ((origins, setting), spoken, relay) = match config.routes.find(upgrade.head.path) {
+        Some(Route::Amqp) if !config.routes.stomp.is_empty() && offers_stomp_alone(&upgrade) => {
+            (own_origins, Spoken::Stomp, None)
+        }
+        Some(Route::Amqp) if !config.routes.mqtt.is_empty() && offers_mqtt_alone(&upgrade) => {
+            (own_origins, Spoken::Mqtt, None)
+        }
+        Some(Route::Amqp) => (own_origins, Spoken::Amqp, None),
+        Some(Route::Mqtt) => (own_origins, Spoken::Mqtt, None),
+        Some(Route::Stomp) => (own_origins, Spoken::Stomp, None),
         Some(Route::Relay(relay)) => {
-            (&relay.config().origins, "the relay's origins allow them", Some(Arc::clone(relay)))
+            let origins = (&relay.config().origins, "the relay's origins allow them");
+            (origins, Spoken::Amqp, Some(Arc::clone(relay)))
         }
         None if config.routes.amqp => {
             return Err(Refusal::new(Status::NotFound, "nothing here: AMQP is at / and /ws/amqp"));
@@ -129,6 +148,8 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
         ));
     }
     let protocol = match &relay {
+        None if spoken == Spoken::Mqtt => mqtt_subprotocol(&upgrade)?,
+        None if spoken == Spoken::Stomp => stomp_subprotocol(&upgrade)?,
         None => subprotocol(&upgrade)?,
         Some(relay) => relayed_subprotocol(&upgrade, relay.config())?,
     };
@@ -137,7 +158,7 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
     let client = config.is_from_proxy(peer).then(told).transpose().map_err(contradiction)?.flatten();
     let deflate = if config.compression { Deflate::negotiate(&upgrade.head) } else { None };
     let answer = upgrade.accept(protocol, deflate);
-    Ok(Judged::Granted(Granted { answer, client, relay, deflate }))
+    Ok(Judged::Granted(Granted { answer, client, spoken, relay, deflate }))
 }
 
 /// The subprotocol of a relay to answer with: one of its own, or the first that is offered if it has none. A client that
@@ -153,6 +174,38 @@ fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result
         return Err(Refusal::new(Status::BadRequest, text));
     }
     Ok(found)
+}
+
+/// Whether a client offers subprotocols of STOMP, and none of AMQP: they decide where the path leaves it open.
+fn offers_stomp_alone(upgrade: &Upgrade<'_>) -> bool {
+    upgrade.prefer(&STOMP_PROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
+}
+
+/// Whether a client offers subprotocols of MQTT, and none of AMQP.
+fn offers_mqtt_alone(upgrade: &Upgrade<'_>) -> bool {
+    upgrade.prefer(&MQTT_PROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
+}
+
+/// The subprotocol of MQTT to answer with. Clients have to offer it (5.0, section 6; MQTT-6.0.0-3); those that offer nothing
+/// are let in, as by RabbitMQ.
+fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
+    let found = upgrade.prefer(&MQTT_PROTOCOLS);
+    if found.is_none() && !upgrade.offered.is_empty() {
+        let text = format!("subprotocols here: {}", MQTT_PROTOCOLS.join(", "));
+        return Err(Refusal::new(Status::BadRequest, text));
+    }
+    Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
+}
+
+/// The subprotocol of STOMP to answer with: the highest that is offered, as RabbitMQ does. None need be; CONNECT says which
+/// version is spoken.
+fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
+    let found = upgrade.prefer(&STOMP_PROTOCOLS);
+    if found.is_none() && !upgrade.offered.is_empty() {
+        let text = format!("subprotocols here: {}", STOMP_PROTOCOLS.join(", "));
+        return Err(Refusal::new(Status::BadRequest, text));
+    }
+    Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
 }
 
 /// The subprotocol to answer with. A browser fails a connection that does not get one of those it offered, so that

@@ -30,6 +30,7 @@ pub struct Catalogue {
     pending: Mutex<Pending>,
     writer: Mutex<Writer>,
     committed: AtomicU64,
+    commits: AtomicU64,
     waiters: Waiters,
     /// The last number given out.
     last_id: AtomicU64,
@@ -100,6 +101,7 @@ impl Catalogue {
             pending: Mutex::default(),
             writer: Mutex::new(Writer { database: Some(database), left: Vec::new() }),
             committed: AtomicU64::new(0),
+            commits: AtomicU64::new(0),
             waiters: Waiters::default(),
             last_id: AtomicU64::new(last_id),
             bell: OnceLock::new(),
@@ -140,6 +142,11 @@ impl Catalogue {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    /// Never gives out this number, nor any below: something bears it, though the file of definitions may not know.
+    pub(crate) fn reserve_ids(&self, highest: u64) {
+        self.last_id.fetch_max(highest, Ordering::Relaxed);
+    }
+
     /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
         self.note(Change { section, key: key.into(), value: Some(value.into()) })
@@ -158,6 +165,11 @@ impl Catalogue {
     /// Whether a change, and all before it, is on disk.
     pub fn is_committed(&self, ticket: Ticket) -> bool {
         ticket.0 <= self.committed.load(Ordering::Acquire)
+    }
+
+    /// Transactions that were committed since the start.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
     }
 
     /// Wakes `waiter` once the ticket is committed.
@@ -179,6 +191,7 @@ impl Catalogue {
         if !writer.left.is_empty() {
             self.commit(&mut writer)?;
             writer.left = Vec::new();
+            self.commits.fetch_add(1, Ordering::Relaxed);
         }
         drop(writer);
         self.committed.store(last, Ordering::Release);

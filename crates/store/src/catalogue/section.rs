@@ -23,13 +23,19 @@ pub enum Section {
     Queues,
     /// Bindings between durable ends.
     Bindings,
+    /// Sessions of MQTT clients that outlive their connections.
+    MqttSessions,
+    /// Messages of QoS 2 from them that they have not released.
+    MqttReceived,
+    /// Retained messages of MQTT.
+    MqttRetained,
 }
 
 pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All of them, in the order in which they can be loaded: nothing needs what comes after it.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
@@ -39,6 +45,9 @@ impl Section {
         Self::Exchanges,
         Self::Queues,
         Self::Bindings,
+        Self::MqttSessions,
+        Self::MqttReceived,
+        Self::MqttRetained,
     ];
 
     pub(super) fn table(self) -> Table {
@@ -57,6 +66,9 @@ impl Section {
             Self::Exchanges => "exchanges",
             Self::Queues => "queues",
             Self::Bindings => "bindings",
+            Self::MqttSessions => "mqtt_sessions",
+            Self::MqttReceived => "mqtt_received",
+            Self::MqttRetained => "mqtt_retained",
         }
     }
 }

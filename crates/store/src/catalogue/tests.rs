@@ -94,6 +94,8 @@ fn only_what_was_committed_is_there_after_a_restart() {
     catalogue.commit_pending().expect("commit");
     assert!(catalogue.is_committed(ticket));
     assert_eq!(catalogue.last_noted(), ticket);
+    catalogue.commit_pending().expect("nothing to commit");
+    assert_eq!(catalogue.commits(), 1);
     catalogue.delete(Section::Queues, b"/\0q".to_vec());
     drop(catalogue);
 

@@ -96,8 +96,9 @@ impl CheckReport {
     }
 
     fn add_journal(&mut self, report: &journal::Report) {
-        let journal::Report { segments, octets, records, .. } = report;
+        let journal::Report { segments, octets, records, torn, .. } = report;
         self.facts.push(format!("journal: {records} records, {octets} octets, {segments} segments"));
+        self.facts.extend(torn.iter().map(|(file, offset)| torn_at(file, *offset)));
         self.problems.extend(report.problems.iter().map(|problem| format!("journal: {problem}")));
     }
 
@@ -111,13 +112,15 @@ impl CheckReport {
         for segment in &report.segments {
             let file = &segment.file;
             if let Some(torn) = segment.torn {
-                self.facts.push(format!(
-                    "{file}: torn at octet {torn}, as a crash leaves it: cut off at the next start"
-                ));
+                self.facts.push(torn_at(file, torn));
             }
             self.problems.extend(segment.damage.iter().map(|damage| format!("{file}: {damage}")));
         }
     }
+}
+
+fn torn_at(file: &str, offset: u64) -> String {
+    format!("{file}: torn at octet {offset}, as a crash leaves it: cut off at the next start")
 }
 
 impl fmt::Display for CheckReport {

@@ -3,6 +3,7 @@
 //! [`Store::open`] brings back what a data folder holds; [`Rounds::start`] starts the thread that writes. In each round the
 //! definitions are committed before the journal is synced: a message in a new queue is never on disk before the queue is.
 
+mod brake;
 mod check;
 mod error;
 mod merge;
@@ -18,6 +19,8 @@ mod tests;
 
 use std::sync::Arc;
 
+use parking_lot::RwLockReadGuard;
+
 pub use check::{CheckReport, check, repair};
 pub use error::StoreError;
 pub use recovered::{Place, Recovered, RecoveredQueue};
@@ -30,6 +33,7 @@ use crate::disk::Disk;
 use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, QueueId, Range};
 use crate::pages::{Pages, QueueSegments, Stored};
 use crate::waiters::Waiter;
+use brake::Brake;
 use retire::Mover;
 use rounds::Definitions;
 use shelf::{Shelf, Shelves};
@@ -39,6 +43,7 @@ pub struct Store {
     journal: Arc<Journal>,
     shelves: Arc<Shelves>,
     catalogue: Arc<Catalogue>,
+    brake: Arc<Brake>,
 }
 
 /// One durable queue's part of the store. The queue keeps it at hand.
@@ -53,7 +58,7 @@ pub struct StoredQueue {
 pub struct Appended {
     /// Its place, for [`Entry`].
     pub message: MessageRef,
-    /// Too much waits to be written: whoever publishes is to pause, see [`Store::wait_for_room`].
+    /// Too much waits to be written, or to be moved from the journal: whoever publishes is to pause, see [`Store::wait_for_room`].
     pub full: bool,
 }
 
@@ -75,9 +80,12 @@ impl Store {
         catalogue.on_change(Box::new(move || ringing.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
         let (shelves, found) = merge::merge(journal.clone(), pages, recovered)?;
-        let rounds = Rounds::new(committer, Mover::new(shelves.clone(), &settings));
+        let brake = Arc::new(Brake::new(settings.journal_segments));
+        let rounds = Rounds::new(committer, Mover::new(shelves.clone(), brake.clone(), &settings));
         let recovered = Recovered::new(shelves.clone(), found);
-        Ok((Arc::new(Self { journal, shelves, catalogue }), rounds, recovered))
+        // The definitions may be those of a backup, or new: a queue is not to get the messages of one that is lost.
+        recovered.queues().for_each(|queue| catalogue.reserve_ids(queue.id.0));
+        Ok((Arc::new(Self { journal, shelves, catalogue, brake }), rounds, recovered))
     }
 
     /// The definitions.
@@ -92,7 +100,7 @@ impl Store {
     /// When the message has 4 GiB or more.
     pub fn append(&self, parts: &[&[u8]]) -> Appended {
         let (message, full) = self.journal.append_regardless(parts);
-        Appended { message, full }
+        Appended { message, full: full || self.brake.is_on() }
     }
 
     /// A message goes to no (further) queue after all.
@@ -119,6 +127,17 @@ impl Store {
         self.shelves.forget(id);
     }
 
+    /// While it is held no round begins: what is done to definitions and messages gets to the disk together, definitions
+    /// first. For a moment only, in front of any queue's lock, and not twice in one thread.
+    pub fn together(&self) -> RwLockReadGuard<'_, ()> {
+        self.journal.together()
+    }
+
+    /// Where the log of messages ended when it was opened: what was to be on disk beyond this has been lost.
+    pub fn opened_at(&self) -> Lsn {
+        self.journal.opened_at()
+    }
+
     /// What to wait for so that all that was appended so far is on disk.
     pub fn end(&self) -> Lsn {
         self.journal.end()
@@ -136,12 +155,15 @@ impl Store {
 
     /// Whether publishers need not pause.
     pub fn has_room(&self) -> bool {
-        self.journal.has_room()
+        self.journal.has_room() && !self.brake.is_on()
     }
 
-    /// Wakes `waiter` when publishers need not pause any more; at once if they need not.
+    /// Wakes `waiter` when it is worth to ask again whether publishers [need not pause](Self::has_room); at once if they
+    /// need not.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
-        self.journal.wait_for_room(waiter);
+        if let Some(waiter) = self.brake.wait(waiter) {
+            self.journal.wait_for_room(waiter);
+        }
     }
 
     /// Since when and why nothing can be written; `None` while all is well. Nothing is confirmed meanwhile.

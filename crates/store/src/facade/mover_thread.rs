@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::brake::Brake;
 use super::retire::{Mover, Retirement};
 use crate::journal::{Journal, Lsn};
 use crate::waiters::Waiter;
@@ -14,6 +15,7 @@ use crate::waiters::Waiter;
 /// The thread. Dropping it stops it, between two messages at the latest.
 pub(super) struct MoverThread {
     bell: Arc<Bell>,
+    brake: Arc<Brake>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -36,14 +38,18 @@ impl MoverThread {
     /// # Errors
     /// When the system gives no thread.
     pub(super) fn start(mover: Mover, journal: Arc<Journal>) -> io::Result<Self> {
-        let bell = mover.bell().clone();
-        let theirs = bell.clone();
-        journal.on_new_segment(Box::new(move || theirs.ring()));
+        let (bell, brake) = (mover.bell().clone(), mover.brake().clone());
+        let theirs = (bell.clone(), brake.clone(), Arc::downgrade(&journal));
+        journal.on_new_segment(Box::new(move || {
+            let (bell, brake, journal) = &theirs;
+            bell.ring();
+            journal.upgrade().into_iter().for_each(|journal| brake.look(journal.segments().len()));
+        }));
         // What a restart has found may be too much.
         bell.ring();
         let theirs = bell.clone();
         let thread = Builder::new().name("retirement".into()).spawn(move || run(mover, &journal, &theirs))?;
-        Ok(Self { bell, thread: Some(thread) })
+        Ok(Self { bell, brake, thread: Some(thread) })
     }
 }
 
@@ -54,6 +60,7 @@ impl Drop for MoverThread {
             // A panic there has been told already.
             drop(thread.join());
         }
+        self.brake.give_up();
     }
 }
 

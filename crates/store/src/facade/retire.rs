@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::StoreError;
+use super::brake::Brake;
 use super::mover_thread::Bell;
 use super::settings::StoreSettings;
 use super::shelf::{Shelf, Shelves};
@@ -23,6 +24,7 @@ pub(super) struct Mover {
     /// Segments that the journal may have.
     budget: usize,
     weigh: fn(&[u8]) -> u32,
+    brake: Arc<Brake>,
     /// The message that the disk would not give out, and how often it was asked in a row.
     refused: Option<(MessageRef, u32)>,
 }
@@ -41,8 +43,14 @@ pub enum Retirement {
 }
 
 impl Mover {
-    pub(super) fn new(shelves: Arc<Shelves>, settings: &StoreSettings) -> Self {
-        Self { shelves, budget: settings.journal_segments.max(1), weigh: settings.weigh, refused: None }
+    pub(super) fn new(shelves: Arc<Shelves>, brake: Arc<Brake>, settings: &StoreSettings) -> Self {
+        let (budget, weigh) = (settings.journal_segments.max(1), settings.weigh);
+        Self { shelves, budget, weigh, brake, refused: None }
+    }
+
+    /// Told how long the journal is.
+    pub(super) fn brake(&self) -> &Arc<Brake> {
+        &self.brake
     }
 
     /// Rings when there may be something to do, and knows when it is time to stop.
@@ -53,7 +61,10 @@ impl Mover {
     /// Retires the oldest segment if there are too many. `wait` is to return whether the log is on disk up to an LSN, and may
     /// wait for that.
     pub(super) fn step(&mut self, mut wait: impl FnMut(Lsn) -> bool) -> Retirement {
-        self.retire(&mut wait).unwrap_or_else(Retirement::Failed)
+        let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
+        let failed = matches!(outcome, Retirement::Failed(_));
+        self.brake.tried(self.shelves.journal.segments().len(), failed);
+        outcome
     }
 
     fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {

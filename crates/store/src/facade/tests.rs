@@ -94,6 +94,30 @@ fn the_thread_retires_what_is_too_long_and_messages_outlive_it() {
     assert!(read.iter().all(|message| message.payload == body));
 }
 
+#[test]
+fn publishers_pause_while_the_journal_is_far_too_long() {
+    let disk = SimDisk::new(5, 1 << 30);
+    let settings = StoreSettings {
+        journal_segments: 1,
+        ..Settings { segment_size: 16 << 10, pending_limit: 1 << 20 }.into()
+    };
+    let (store, mut rounds, _) = Store::open(Arc::new(disk), settings).expect("a store");
+    let queue = store.queue(QueueId(1));
+    for position in 0..100 {
+        queue.enqueue(&[entry(position, store.append(&[&[7; 1000]]).message, true)]);
+        rounds.step();
+    }
+    assert!(matches!(rounds.retire(), Retirement::Done));
+    assert!(store.append(&[b"m"]).full && !store.has_room());
+    let (sender, told) = std::sync::mpsc::sync_channel(1);
+    store.wait_for_room(Arc::new(Told(sender)));
+    while told.try_recv().is_err() {
+        assert!(!store.has_room());
+        assert!(matches!(rounds.retire(), Retirement::Done), "it is woken before all is done");
+    }
+    assert!(store.has_room() && !store.append(&[b"m"]).full);
+}
+
 struct Told(std::sync::mpsc::SyncSender<()>);
 
 impl Waiter for Told {

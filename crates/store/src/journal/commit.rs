@@ -96,6 +96,7 @@ impl Committer {
     }
 
     fn gather(&mut self) -> Option<Arc<Group>> {
+        let _nothing_under_way = self.journal.rounds.write();
         let mut pending = self.journal.pending.lock();
         if let Some(failed) = pending.flight.clone() {
             return Some(failed);

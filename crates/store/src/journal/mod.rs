@@ -9,7 +9,7 @@
 //!   at the LSN where the old one is known to be good. Where files overlap, the later one counts.
 //! - [`open`] reads it all back. A torn end is cut off; damage before it is refused, or with [`repair`] given up.
 //!
-//! Locks: a queue's index, then the pending records; both are leaves to everybody else, and neither is held while the disk
+//! Locks: the rounds ([`Journal::together`], in front of any queue's lock), a queue's index, then the pending records; the latter two are leaves to everybody else, and neither is held while the disk
 //! works. An enqueue record is appended under the lock of the queue that it is for, so that a queue's positions ascend.
 
 mod address;
@@ -35,7 +35,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use smallvec::SmallVec;
 
 pub use address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
@@ -59,6 +59,10 @@ use writer::Files;
 pub struct Journal {
     settings: Settings,
     incarnation: u64,
+    /// Where the log ended when it was opened.
+    opened_at: Lsn,
+    /// Held for writing while a round takes what has gathered, see [`Journal::together`].
+    rounds: RwLock<()>,
     pending: Mutex<Pending>,
     /// The committer waits here for work.
     work: Condvar,
@@ -215,6 +219,17 @@ impl Journal {
     /// Lets a round begin as soon as may be, for the sake of its hook also when nothing was appended.
     pub fn demand_round(&self) {
         self.demand(self.pending.lock());
+    }
+
+    /// While it is held no round begins: what is appended, and what is noted for [`Hooks::before_sync`], is all of one round.
+    /// For a moment only, and not twice in one thread.
+    pub fn together(&self) -> RwLockReadGuard<'_, ()> {
+        self.rounds.read()
+    }
+
+    /// Where the log ended when it was opened: what was to be on disk beyond this has been lost.
+    pub fn opened_at(&self) -> Lsn {
+        self.opened_at
     }
 
     /// LSN of the next record: waiting for it is waiting for all that was appended so far.

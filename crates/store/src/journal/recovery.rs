@@ -6,7 +6,7 @@ use std::{fmt, io};
 
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::address::{Entry, LOG_START, MAX_POSITION, MessageRef, QueueId, Range};
+use super::address::{Entry, LOG_START, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
 use super::commit::{Committer, Hooks};
 use super::index::Index;
 use super::pending::Pending;
@@ -127,6 +127,8 @@ fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journa
     let journal = Journal {
         settings,
         incarnation,
+        opened_at: Lsn(repeats_until),
+        rounds: RwLock::default(),
         pending: Mutex::new(Pending::new(incarnation, capacity, base, tail, scan.extents.into())),
         work: Condvar::new(),
         waiters: Waiters::default(),

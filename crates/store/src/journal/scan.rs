@@ -19,6 +19,8 @@ pub struct Report {
     pub octets: u64,
     /// Records.
     pub records: u64,
+    /// Path of the last file, and offset in octets, if the log ends there in the middle of a record, as a crash leaves it.
+    pub torn: Option<(String, u64)>,
     /// What is damaged: octets that were on disk once and are not, or not as they were.
     pub problems: Vec<Problem>,
 }
@@ -193,13 +195,18 @@ impl Scan {
                         kind => Found::Record { lsn, kind, payload },
                     });
                 }
-                None => match resume(&octets, start, file.header, limit.is_none()) {
-                    Some(next) => {
+                None => match behind(&octets, start, file.header, limit.is_none()) {
+                    Behind::Records(next) => {
                         self.skip(file, lsn, next - start);
                         self.end += (next - start) as u64;
                         each(Found::Lost { from: lsn, to: self.end });
                     }
-                    None => break,
+                    Behind::Torn if limit.is_none() => {
+                        let offset = DATA_START + start as u64;
+                        self.report.torn = Some((segment::path(file.header.sequence), offset));
+                        break;
+                    }
+                    Behind::Torn | Behind::Nothing => break,
                 },
             }
         }
@@ -232,30 +239,45 @@ fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
         let start = (lsn - first) as usize;
         match record::parse(&octets[start..], Place { lsn, incarnation }) {
             Some((header, _)) => lsn += header.record_len() as u64,
-            None => return Ok(resume(&octets, start, file.header, true).is_none()),
+            None => {
+                return Ok(!matches!(behind(&octets, start, file.header, true), Behind::Records(_)));
+            }
         }
     }
     Ok(false)
 }
 
-/// Where whole records go on after a damaged one. In the last file that means nothing unless a group begins among them: then
-/// the damaged record was on disk once, and else it is where the log was torn.
-fn resume(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Option<usize> {
+/// What is behind the last record that is whole.
+enum Behind {
+    /// A damaged record, and whole ones from here on.
+    Records(usize),
+    /// Some of what was about to be written when it ended.
+    Torn,
+    /// Zeros, or octets of earlier days.
+    Nothing,
+}
+
+/// Looks for whole records after a damaged one. In the last file they mean nothing unless a group begins among them: then the
+/// damaged record was on disk once, and else it is where the log was torn.
+fn behind(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
+    let place = |start: usize| Place { lsn: header.first + start as u64, incarnation: header.incarnation };
     let mut next = None;
     for start in bad + HEADER..octets.len().saturating_sub(HEADER - 1) {
         // Most of what is looked at is zeros or text.
         if octets[start + 4] & 0x78 != 0 || octets[start + 4] == 0 {
             continue;
         }
-        let place = Place { lsn: header.first + start as u64, incarnation: header.incarnation };
-        if let Some((record, _)) = record::parse(&octets[start..], place) {
-            next = next.or(Some(start));
+        if let Some((record, _)) = record::parse(&octets[start..], place(start)) {
+            let first = *next.get_or_insert(start);
             if !last || record.begins_group {
-                return next;
+                return Behind::Records(first);
             }
         }
     }
-    None
+    match next.is_some() || Header::parse(&octets[bad..], place(bad)).is_some() {
+        true => Behind::Torn,
+        false => Behind::Nothing,
+    }
 }
 
 fn read_records(file: &SharedFile, limit: Option<u64>) -> io::Result<Vec<u8>> {

@@ -69,6 +69,32 @@ fn any_changed_octet_of_a_closed_journal_is_refused_and_costs_one_record_to_repa
 }
 
 #[test]
+fn a_torn_end_is_told_with_its_place_and_is_no_damage() {
+    let disk = SimDisk::new(1, 1 << 20);
+    let mut committer = start(&disk);
+    let journal = committer.journal().clone();
+    let mut offsets = Vec::new();
+    for number in 0..3 {
+        let message = journal.append(&[&[number; 700]]).unwrap();
+        offsets.push(4096 + message.to_u64() - journal.segments()[0].first.0);
+        journal.enqueue(
+            &journal.queue(QUEUE),
+            &[Entry { position: number.into(), message, expires: 0, last: true }],
+        );
+        committer.step();
+    }
+    assert_eq!(check(&disk).unwrap().torn, None);
+    let (file, last) = (disk.files()[0].clone(), offsets[2]);
+    disk.damage(&file, |octets| octets[last as usize + 20] ^= 1);
+    let report = check(&disk).unwrap();
+    assert_eq!((report.torn, report.problems), (Some((file.clone(), last)), Vec::new()));
+    assert_eq!(open_again(&disk).unwrap().len(), 2);
+    disk.damage(&file, |octets| octets[last as usize..].fill(0));
+    assert_eq!(check(&disk).unwrap().torn, None);
+    assert_eq!(open_again(&disk).unwrap().len(), 2);
+}
+
+#[test]
 fn any_octets_in_the_files_are_survived() {
     let mut dice = Dice::new(3);
     for _ in 0..200 {

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
+
 use super::commit::{Committer, Step};
+use super::pending::Pending;
 use super::spares::{Room, Spares};
 use super::{EAGER_OCTETS, Journal};
 
@@ -103,12 +106,21 @@ impl Journal {
                 return true;
             }
             if timed_out && !pending.demanded && !pending.stopping {
-                pending.asleep = true;
-                pending.rest();
-                self.work.wait(&mut pending);
-                pending.asleep = false;
+                self.sleep(&mut pending);
             }
         }
+    }
+
+    /// Until somebody appends or waits. After a while, memory is given back.
+    fn sleep(&self, pending: &mut MutexGuard<'_, Pending>) {
+        pending.asleep = true;
+        let timed_out = self.work.wait_for(pending, REST_AFTER).timed_out();
+        // Whoever came at that moment has notified nobody.
+        if timed_out && pending.asleep && !pending.demanded && !pending.stopping {
+            pending.rest();
+            self.work.wait(pending);
+        }
+        pending.asleep = false;
     }
 
     fn back_off(&self, time: Duration) {
@@ -121,6 +133,8 @@ impl Journal {
 
 /// What nobody waits for is on disk within twice this time: publishing without confirms, and acks.
 const LAZY_ROUND: Duration = Duration::from_millis(5);
+/// Buffers outlive a pause of the publishers: to get and clear memory anew costs more than to write it.
+const REST_AFTER: Duration = Duration::from_secs(2);
 /// A segment that lasts less takes messages by the hundred with each sync; one that single publishers wait for lasts longer.
 const SOON_FULL: Duration = Duration::from_secs(4);
 /// After a failure, the first time.

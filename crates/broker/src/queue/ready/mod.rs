@@ -4,6 +4,7 @@
 //! messages leave, and its tail, to which they come, are in memory, and the run between them is on disk. A run is only loaded
 //! at its front, behind the head, and only grows at its end, by the front of the tail.
 
+mod disk;
 mod level;
 mod run;
 #[cfg(test)]
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use store::pages::QueueSegments;
 
 use super::delivery::{Delivery, NEVER};
+pub(super) use disk::{OnDisk, PagedOut, ToWrite};
 use level::Level;
 pub(crate) use run::{Plan, Run};
 
@@ -38,34 +40,6 @@ pub(super) struct ReadyStore {
     epoch: u64,
     /// Files that nobody needs any more.
     discarded: Vec<Arc<QueueSegments>>,
-}
-
-/// What is not in memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct OnDisk {
-    pub(crate) messages: u64,
-    /// Octets of their bodies.
-    pub(crate) bytes: u64,
-}
-
-/// Messages that have to be written before they can leave memory. They stay until then.
-pub(super) struct ToWrite {
-    level: usize,
-    epoch: u64,
-    /// In order; those that the store keeps are among them.
-    pub(super) deliveries: Vec<Delivery>,
-    /// Where to.
-    pub(super) segments: Arc<QueueSegments>,
-}
-
-/// What a step of paging out came to.
-pub(super) enum PagedOut {
-    /// There is nothing (more) that could go.
-    Nothing,
-    /// These are not needed in memory any more, and are to be dropped when the queue is not locked.
-    Freed(Vec<Delivery>),
-    /// These have to be written first: [`ReadyStore::written`].
-    Write(ToWrite),
 }
 
 impl ReadyStore {
@@ -228,11 +202,6 @@ impl ReadyStore {
         self.levels.iter().flat_map(Level::iter)
     }
 
-    /// What is on disk and in the store, as ranges of positions in which nothing else lives.
-    pub(super) fn stored_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.levels.iter().filter_map(Level::run).filter(|run| run.stored > 0).flat_map(Run::spans)
-    }
-
     /// Takes the messages in memory that `which` names, of a queue that has just been brought back.
     pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool) -> Vec<Delivery> {
         let mut taken = Vec::new();
@@ -247,134 +216,6 @@ impl ReadyStore {
         }
         self.join_exhausted();
         taken
-    }
-
-    /// Puts what was found on disk behind what is in memory, level by level, of a queue that has just been brought back.
-    pub(super) fn restore_runs(&mut self, runs: Vec<Run>) {
-        for (level, run) in self.levels.iter_mut().zip(runs) {
-            if run.is_empty() {
-                continue;
-            }
-            self.len += run.messages() as usize;
-            self.bytes += run.bytes;
-            self.on_disk.messages += run.messages();
-            self.on_disk.bytes += run.bytes;
-            self.pinned += level.restore_run(run);
-        }
-    }
-
-    /// Asks for the front of the run that is next.
-    pub(super) fn want_load(&mut self) {
-        self.hungry |= self.is_cold();
-    }
-
-    /// Whether a run should be loaded from.
-    #[inline]
-    pub(super) fn is_hungry(&self) -> bool {
-        self.hungry
-    }
-
-    /// What to load next; nothing if that is not needed any more.
-    pub(super) fn plan_load(&mut self) -> Option<Plan> {
-        let epoch = self.epoch;
-        let mut levels = self.levels.iter().enumerate().rev();
-        let plan = levels.find_map(|(at, level)| level.plan(at, epoch));
-        self.hungry &= plan.is_some();
-        plan
-    }
-
-    /// Takes in what was loaded: all of the run up to `through`, in order, and from which part of the disk. Returns those
-    /// that `which` names: they are taken out.
-    pub(super) fn loaded(
-        &mut self,
-        plan: &Plan,
-        found: Vec<(Delivery, bool)>,
-        through: u64,
-        which: impl Fn(&Delivery) -> bool,
-    ) -> Vec<Delivery> {
-        self.hungry = false;
-        if plan.epoch != self.epoch {
-            return Vec::new();
-        }
-        let Some(run) = self.levels[plan.level].run_mut() else { return Vec::new() };
-        let before = run.on_disk();
-        let mut out = Vec::new();
-        let mut loaded = Vec::with_capacity(found.len());
-        for (delivery, stored) in found {
-            run.remove(&delivery, stored);
-            if which(&delivery) { out.push(delivery) } else { loaded.push(delivery) }
-        }
-        let lost = run.passed(through);
-        let after = run.on_disk();
-        self.on_disk.messages -= before.messages - after.messages;
-        self.on_disk.bytes -= before.bytes - after.bytes;
-        self.len -= out.len() + lost.messages as usize;
-        self.bytes -= lost.bytes + out.iter().map(|delivery| delivery.message.body_len() as u64).sum::<u64>();
-        for delivery in loaded {
-            let weight = delivery.message.weight();
-            self.resident += weight;
-            self.pinned += weight;
-            self.levels[plan.level].load(delivery, weight);
-        }
-        self.join_exhausted();
-        out
-    }
-
-    /// Lets messages leave memory: those that the store keeps at once, others when they are [written](Self::written).
-    pub(super) fn page_out(&mut self, lane: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
-        let single = self.levels.len() == 1;
-        for at in 0..self.levels.len() {
-            let Some(pinned) = self.levels[at].split() else { continue };
-            self.pinned += pinned;
-            let mut freed = Vec::new();
-            while freed.len() < STEP_MESSAGES
-                && self.levels[at]
-                    .next_of_tail()
-                    .is_some_and(|next| self.keeps && next.message.traits().persistent)
-            {
-                self.move_to_run(at, single, &mut freed);
-            }
-            if !freed.is_empty() {
-                return PagedOut::Freed(freed);
-            }
-            if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_OCTETS) {
-                let segments = self.levels[at].lane(&lane);
-                return PagedOut::Write(ToWrite { level: at, epoch: self.epoch, deliveries, segments });
-            }
-        }
-        PagedOut::Nothing
-    }
-
-    /// Messages were written, and those of them that are still in the tail leave memory.
-    pub(super) fn written(&mut self, written: ToWrite) -> Vec<Delivery> {
-        let mut freed = written.deliveries;
-        let last = freed.last().map(|delivery| delivery.position);
-        freed.clear();
-        let Some(last) = last.filter(|_| written.epoch == self.epoch) else { return freed };
-        let single = self.levels.len() == 1;
-        // A level that was joined meanwhile has given up what it had on disk.
-        while self.levels[written.level].next_of_tail().is_some_and(|next| next.position <= last) {
-            self.move_to_run(written.level, single, &mut freed);
-        }
-        freed
-    }
-
-    /// Files that nobody needs any more.
-    pub(super) fn take_discarded(&mut self) -> Vec<Arc<QueueSegments>> {
-        std::mem::take(&mut self.discarded)
-    }
-
-    pub(super) fn has_discarded(&self) -> bool {
-        !self.discarded.is_empty()
-    }
-
-    fn move_to_run(&mut self, level: usize, single: bool, freed: &mut Vec<Delivery>) {
-        let Some((delivery, weight)) = self.levels[level].pop_tail() else { return };
-        let stored = self.keeps && delivery.message.traits().persistent;
-        self.resident -= weight;
-        self.on_disk.add(&delivery);
-        self.levels[level].add_to_run(&delivery, stored, single);
-        freed.push(delivery);
     }
 
     /// Makes levels one again that have nothing on disk, and nothing left in their head.
@@ -393,15 +234,3 @@ impl ReadyStore {
         &mut self.levels[priority.min(highest)]
     }
 }
-
-impl OnDisk {
-    fn add(&mut self, delivery: &Delivery) {
-        self.messages += 1;
-        self.bytes += delivery.message.body_len() as u64;
-    }
-}
-
-/// Messages that leave memory while the queue is locked: some ten microseconds.
-const STEP_MESSAGES: usize = 512;
-/// Octets that are written in one go, and stay in memory meanwhile.
-const STEP_OCTETS: u64 = 1 << 20;

@@ -10,7 +10,7 @@ use broker::{ConsumerSpec, Fetched, Queue, QueueKind, REPLY_QUEUE};
 
 use super::super::broker_session::{Context, LateGet};
 use super::super::content::{Destination, write_message};
-use super::super::deliveries::{Cancelled, ChannelConsumer};
+use super::super::deliveries::{BasicDeliver, Cancelled, ChannelConsumer};
 use super::{Channel, Mode, Registered, Settlement, give_back};
 
 impl Channel {
@@ -59,6 +59,7 @@ impl Channel {
             tag: tag.clone(),
             no_ack: consume.no_ack,
             queue: Arc::clone(queue),
+            form: BasicDeliver,
         });
         let spec = ConsumerSpec {
             consumer,

@@ -2,21 +2,54 @@
 
 use std::sync::Arc;
 
-use broker::{Consumer, Delivery, Offer, Queue, Room};
+use broker::{Consumer, Delivery, Offer, Queue, QueueKind, Room};
+use transport::OutBuf;
 
-use super::super::content::write_deliver;
+use super::super::content::{Destination, write_deliver};
 use super::{Cancelled, ConsumerKey, Deliveries, Inner, Standing, Unsettled};
 
+/// How a protocol writes a delivery.
+pub(crate) trait Form: Send + Sync {
+    /// Appends it, whole. Called under the outbox's lock.
+    fn write(
+        &self,
+        buf: &mut OutBuf,
+        to: Destination,
+        consumer_tag: &str,
+        delivery_tag: u64,
+        delivery: &Delivery,
+        from: QueueKind,
+    );
+}
+
+/// basic.deliver.
+pub(crate) struct BasicDeliver;
+
+impl Form for BasicDeliver {
+    fn write(
+        &self,
+        buf: &mut OutBuf,
+        to: Destination,
+        consumer_tag: &str,
+        delivery_tag: u64,
+        delivery: &Delivery,
+        from: QueueKind,
+    ) {
+        write_deliver(buf, to, consumer_tag, delivery_tag, delivery, from);
+    }
+}
+
 /// A consumer of a channel.
-pub(crate) struct ChannelConsumer {
+pub(crate) struct ChannelConsumer<F = BasicDeliver> {
     pub(crate) deliveries: Arc<Deliveries>,
     pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
     pub(crate) no_ack: bool,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) form: F,
 }
 
-impl Consumer for ChannelConsumer {
+impl<F: Form> Consumer for ChannelConsumer<F> {
     fn accept(&self, offer: &mut Offer<'_>) -> Room {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
@@ -59,11 +92,11 @@ impl Consumer for ChannelConsumer {
     }
 }
 
-impl ChannelConsumer {
-    fn write(&self, inner: &mut Inner, buf: &mut transport::OutBuf, delivery: Delivery) {
+impl<F: Form> ChannelConsumer<F> {
+    fn write(&self, inner: &mut Inner, buf: &mut OutBuf, delivery: Delivery) {
         let tag = inner.take_tag();
         let destination = self.deliveries.destination;
-        write_deliver(buf, destination, &self.tag, tag, &delivery, self.queue.kind());
+        self.form.write(buf, destination, &self.tag, tag, &delivery, self.queue.kind());
         if !self.no_ack {
             let queue = Arc::clone(&self.queue);
             inner.push(tag, Unsettled { queue, delivery, consumer: Some(self.key) });

@@ -104,6 +104,7 @@ fn two_queues(own_limit: usize, channel_limit: usize, no_ack: bool) {
             tag: name.into(),
             no_ack,
             queue: Arc::clone(&queue),
+            form: BasicDeliver,
         };
         let (consumer, arguments) = (Arc::new(consumer), RawTable::default());
         let spec =

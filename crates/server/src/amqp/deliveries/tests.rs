@@ -56,6 +56,7 @@ impl Fixture {
             tag: tag.into(),
             no_ack,
             queue: Arc::clone(&self.queue),
+            form: BasicDeliver,
         });
         let arguments = amqp::RawTable::default();
         let spec = ConsumerSpec { consumer, session: SESSION, tag, no_ack, exclusive: false, arguments };

@@ -1,0 +1,189 @@
+//! Paging while others go on, and while the disk does not: what cannot be read or written, who publishes too fast, and many
+//! threads at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use broker::*;
+use parking_lot::Mutex;
+use store::disk::simulated::Faults;
+
+use crate::kept::{Kept, Told, paging};
+use crate::paging::{
+    MANY, assert_mostly_on_disk, backlog, bodies, body, files_of_transient, properties, publish,
+};
+use crate::world::*;
+
+/// Octets of a body: some of them are more than may wait to leave memory.
+const LARGE: usize = 2 << 20;
+
+/// Publishes large messages, which are not persistent, until it is told to pause; how many.
+fn publish_until_full(kept: &mut Kept) -> usize {
+    let body = "x".repeat(LARGE);
+    let count = (1..100).find(|_| kept.publish_with("", "q", &body, properties(0)).full);
+    count.expect("memory is not bounded")
+}
+
+fn wait_for_room(kept: &Kept) -> Arc<Told> {
+    let told = Arc::new(Told::default());
+    kept.world.vhost.wait_for_room(told.clone());
+    told
+}
+
+#[test]
+fn who_publishes_faster_than_messages_leave_memory_pauses_until_they_have() {
+    let mut kept = paging(20, 0);
+    kept.world.queue("q");
+    assert!(kept.world.vhost.has_room());
+    let count = publish_until_full(&mut kept);
+    let resident = kept.world.broker.held().resident;
+    assert!(!kept.world.vhost.has_room() && resident < 40 << 20, "{count} messages: {resident}");
+    kept.world.queue("other");
+    assert!(!kept.publish_with("", "other", "x", properties(0)).full, "that queue is short");
+    let told = wait_for_room(&kept);
+    assert_eq!(told.times(), 0);
+    kept.page();
+    assert_eq!(told.times(), 1);
+    assert!(kept.world.vhost.has_room() && kept.world.broker.held().resident < 5 << 20);
+    let metrics = kept.world.broker.metrics();
+    assert!(metrics.paging_pauses.get() > 0 && metrics.paging_writes.get() > 0);
+    let out = metrics.bytes_paged_out.get();
+    assert!(out > 0 && out == metrics.messages_paged_out.get() * LARGE as u64);
+    assert_eq!(wait_for_room(&kept).times(), 1, "at once");
+    assert_eq!(kept.drain("q").len(), count);
+    let metrics = kept.world.broker.metrics();
+    assert!(metrics.paging_reads.get() > 0 && metrics.bytes_paged_in.get() == out);
+}
+
+#[test]
+fn nobody_pauses_for_a_queue_that_is_purged_or_cannot_be_written() {
+    for purge in [true, false] {
+        let mut kept = paging(21, 0);
+        kept.world.queue("q");
+        publish_until_full(&mut kept);
+        let told = wait_for_room(&kept);
+        if purge {
+            kept.queue("q").purge();
+        } else {
+            kept.disk.set_faults(Faults { write: 1000, sync: 0, names: 0 });
+            kept.page();
+        }
+        assert_eq!((told.times(), kept.world.vhost.has_room()), (1, true));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
+    let (mut kept, queue) = backlog(15, &[]);
+    kept.retire();
+    let is_segment = |name: &String| name.ends_with(".segment");
+    let files: Vec<_> = kept.disk.files().into_iter().filter(is_segment).collect();
+    let flip = |kept: &Kept| {
+        let each = |octets: &mut Vec<u8>| octets.iter_mut().for_each(|octet| *octet ^= 1);
+        files.iter().for_each(|file| kept.disk.damage(file, each));
+    };
+    flip(&kept);
+    let mut found: Vec<_> =
+        std::iter::from_fn(|| queue.get(true, kept.world.now)).map(|got| text(&got.delivery)).collect();
+    let (told, failures) =
+        (Arc::new(Told::default()), |kept: &Kept| kept.world.broker.metrics().paging_failures.get());
+    let waiter: Arc<dyn Waiter> = told.clone();
+    assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Later));
+    kept.page();
+    assert_eq!((told.times(), failures(&kept)), (0, 1));
+    assert!(!kept.page(), "it is not tried again at once");
+    kept.world.wait(1000);
+    kept.page();
+    assert_eq!((told.times(), failures(&kept)), (0, 2));
+    assert_eq!(queue.message_count() as usize, MANY - found.len());
+    flip(&kept);
+    kept.world.wait(1000);
+    kept.page();
+    assert_eq!((told.times(), failures(&kept)), (1, 2));
+    found.append(&mut kept.drain("q"));
+    assert_eq!(found, bodies(0..MANY));
+}
+
+#[test]
+fn what_cannot_be_written_stays_in_memory() {
+    let mut kept = paging(16, 0);
+    kept.world.queue("q");
+    kept.disk.set_faults(Faults { write: 1000, sync: 0, names: 0 });
+    publish(&mut kept, 0..MANY);
+    kept.page();
+    let held = kept.world.broker.held();
+    assert_eq!(held.paged_messages, 0);
+    assert!(kept.world.broker.metrics().paging_failures.get() > 0);
+    kept.disk.set_faults(Faults::default());
+    kept.world.wait(1000);
+    kept.page();
+    assert_mostly_on_disk(&kept);
+    assert_eq!(kept.drain("q"), bodies(0..MANY));
+}
+
+/// Publishers, consumers, purges and the threads that page, all at once: what is left in the end is there, in order.
+#[test]
+fn many_threads_publish_take_purge_and_page() {
+    let kept = paging(18, 300 << 10);
+    let queue = kept.durable("q", &[]);
+    let (broker, vhost) = (kept.world.broker.clone(), kept.world.vhost.clone());
+    let guest = broker.authenticate("guest", b"guest", true).unwrap();
+    let (stop, taken) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let told: Arc<dyn Waiter> = Arc::new(Told::default());
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    if !broker.page(Timestamp(1)) {
+                        thread::yield_now();
+                    }
+                }
+            });
+        }
+        let consumer = scope.spawn(|| {
+            let mut last = None;
+            while !stop.load(Ordering::SeqCst) {
+                if let Fetched::Got(got) = queue.fetch(false, Timestamp(1), &told) {
+                    let number: usize = text(&got.delivery).trim_end().parse().unwrap();
+                    assert!(got.delivery.redelivered() || last < Some(number));
+                    last = last.max(Some(number));
+                    if number.is_multiple_of(50) && !got.delivery.redelivered() {
+                        queue.requeue(vec![got.delivery], Timestamp(1));
+                    } else {
+                        taken.lock().push(number);
+                        queue.ack(vec![got.delivery]);
+                    }
+                }
+            }
+        });
+        let mut publisher = vhost.publisher(&guest);
+        for number in 0..MANY * 5 {
+            let mut octets = Vec::new();
+            properties(number).encode(&mut octets);
+            let text = body(number);
+            let body = Body::Copied(text.as_bytes());
+            publisher
+                .publish(Publish { exchange: "", routing_key: "q", properties: &octets, body }, Timestamp(1))
+                .unwrap();
+            publisher.flush(Timestamp(1));
+            if number % 1000 == 999 {
+                queue.purge();
+            }
+        }
+        stop.store(true, Ordering::SeqCst);
+        consumer.join().unwrap();
+    });
+    kept.page();
+    let rest: Vec<usize> = kept.drain("q").iter().map(|text| text.trim_end().parse().unwrap()).collect();
+    assert!(rest.is_sorted() && rest.windows(2).all(|pair| pair[0] < pair[1]), "{rest:?}");
+    let mut all = taken.into_inner();
+    all.extend(rest);
+    let count = all.len();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), count, "none twice");
+    kept.page();
+    assert_eq!((kept.world.broker.held().resident, kept.world.broker.held().paged_messages), (0, 0));
+    assert_eq!(files_of_transient(&kept), 0);
+}

@@ -1,0 +1,16 @@
+//! As many open files as this process may have.
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+/// Raises the limit of open files to what it may be raised to. Systems start processes with a low one, often 1,024, for the
+/// sake of programs that use `select`; each connection is an open file, and each relayed one is two.
+pub(crate) fn raise_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,69 @@
+//! MQTT: its listeners, and what its clients are offered.
+
+use std::sync::Arc;
+
+use mqtt::server::Settings;
+use server::{Listener, MqttConfig, Preface, Server};
+
+use crate::config::Config;
+use crate::relays::Relays;
+use crate::serve::{ServeError, trusted_proxies, websocket_config};
+use crate::stomp::bind;
+use crate::tls::Tls;
+
+/// Octets of a packet beside its message: topic and properties.
+const ROOM_FOR_PROPERTIES: u64 = 128 * 1024;
+
+/// The listeners of MQTT, bound.
+pub(crate) struct MqttListeners {
+    mqtt: Option<Listener>,
+    mqtts: Option<Listener>,
+    web_mqtt: Option<Listener>,
+}
+
+impl MqttListeners {
+    /// Binds and announces those that are on.
+    ///
+    /// # Errors
+    ///
+    /// The first that cannot be bound.
+    pub(crate) async fn bind(config: &Config) -> Result<Self, ServeError> {
+        Ok(Self {
+            mqtt: bind("mqtt", "mqtt", &config.mqtt).await?,
+            mqtts: bind("mqtts", "mqtts", &config.mqtts).await?,
+            web_mqtt: bind("web_mqtt", "ws", &config.web_mqtt).await?,
+        })
+    }
+
+    /// Starts accepting.
+    pub(crate) fn serve(self, server: &Server, config: &Config, relays: &Relays, tls: &Tls) {
+        if let Some(relay) = relays.mqtt() {
+            server.relay_mqtt(Arc::clone(relay));
+        }
+        for (listener, tls) in [(self.mqtt, None), (self.mqtts, tls.server.clone())] {
+            if let Some(listener) = listener {
+                server.listen_mqtt(listener, Preface { proxies: trusted_proxies(config), tls });
+            }
+        }
+        if let Some(listener) = self.web_mqtt {
+            let preface = Preface { proxies: trusted_proxies(config), tls: None };
+            let config = websocket_config(config, relays.web_mqtt_routes(config));
+            server.listen_websocket(listener, preface, config);
+        }
+    }
+}
+
+/// What MQTT clients of the embedded broker are offered.
+pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
+    let largest = (config.max_message_size.0 + ROOM_FOR_PROPERTIES).min(mqtt::wire::MAX_VARINT.into());
+    let expiry = config.mqtt_session_expiry_max.as_secs();
+    MqttConfig {
+        vhost: config.mqtt_vhost.0.clone(),
+        anonymous_user: config.mqtt_anonymous_user.0.clone(),
+        settings: Arc::new(Settings {
+            maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
+            session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),
+            ..Settings::default()
+        }),
+    }
+}

@@ -1,0 +1,83 @@
+//! What a connection's protocol has to be for the server to run it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use transport::{Outbox, Peer, Protocol};
+
+use crate::access::AccessRecord;
+use crate::limits::Place;
+use crate::server::Shared;
+
+/// A protocol that is spoken with clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spoken {
+    /// AMQP 0-9-1.
+    Amqp,
+    /// MQTT.
+    Mqtt,
+    /// STOMP.
+    Stomp,
+}
+
+impl Spoken {
+    /// Its name, as URLs begin with it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Amqp => "amqp",
+            Self::Mqtt => "mqtt",
+            Self::Stomp => "stomp",
+        }
+    }
+}
+
+/// The server's end of one client's connection.
+pub(crate) trait Client: Protocol + Sized {
+    /// A connection on which nothing has come. Its output goes to `outbox`; `now` is when it was accepted.
+    fn new(shared: Arc<Shared>, id: u64, peer: Peer, outbox: Arc<Outbox>, place: Place, now: Instant)
+    -> Self;
+    /// The client has a verified certificate, which stands for `user`. Before the first input.
+    fn offer_external(&mut self, user: Arc<str>);
+    /// Keeps the account of the connection for the access log, if there is one.
+    fn keep_record(&mut self, record: Option<Box<AccessRecord>>);
+    /// What the access log is told in the end.
+    fn take_record(&mut self) -> Option<Box<AccessRecord>>;
+    /// Why the connection ended, if its protocol knows.
+    fn take_reason(&mut self) -> Option<String>;
+}
+
+/// Says that a connection, which has all of it as methods of its own, is a [`Client`].
+macro_rules! is_client {
+    ($connection:ty) => {
+        impl crate::client::Client for $connection {
+            fn new(
+                shared: std::sync::Arc<crate::server::Shared>,
+                id: u64,
+                peer: transport::Peer,
+                outbox: std::sync::Arc<transport::Outbox>,
+                place: crate::limits::Place,
+                now: std::time::Instant,
+            ) -> Self {
+                Self::new(shared, id, peer, outbox, place, now)
+            }
+
+            fn offer_external(&mut self, user: std::sync::Arc<str>) {
+                self.offer_external(user);
+            }
+
+            fn keep_record(&mut self, record: Option<Box<crate::access::AccessRecord>>) {
+                self.keep_record(record);
+            }
+
+            fn take_record(&mut self) -> Option<Box<crate::access::AccessRecord>> {
+                self.take_record()
+            }
+
+            fn take_reason(&mut self) -> Option<String> {
+                self.take_reason()
+            }
+        }
+    };
+}
+
+pub(crate) use is_client;

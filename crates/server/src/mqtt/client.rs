@@ -1,0 +1,378 @@
+//! A connected client on the embedded broker: what it publishes, and the life of its session.
+//!
+//! Subscriptions are in [`super::subscribing`], messages for the client in [`super::delivering`].
+//!
+//! # What is on disk
+//! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its subscriptions, and its
+//! messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until they are acknowledged. That a message of
+//! QoS 2 from the client has come is noted with the LSN at which the log of messages has it: both are noted within one round
+//! of the disk, and after a crash the one counts only if the other is there.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::ReplyCode;
+use broker::{
+    Body, BrokerError, MAX_INLINE_BODY, Publish, Publisher, Seat, Section, SessionId, Store, Ticket,
+    Timestamp, VirtualHost, Waiter,
+};
+use hashbrown::{HashMap, HashSet};
+use mqtt::server::{Connection as Engine, End};
+use mqtt::session::Session;
+use mqtt::{QoS, ReasonCode, packet};
+use transport::Outbox;
+
+use super::delivering::Source;
+use super::hub::{Claim, EXCHANGE, Hub, Owner, received_key};
+use super::inbox::Inbox;
+use super::kept::{Held, Kept, PendingWill, encode};
+use super::message::{Incoming, routing_key, to_amqp};
+use super::retained::Full;
+use super::subscriptions::Subscriptions;
+use super::waiting::{RetainedDelivery, Then, Waiting};
+use crate::amqp::room::DiskRoom;
+use crate::server::Shared;
+
+/// What the broker has for a client whose CONNECT was accepted.
+pub(super) struct Client {
+    pub(super) shared: Arc<Shared>,
+    pub(super) hub: Arc<Hub>,
+    pub(super) owner: Arc<Owner>,
+    claim: Arc<Claim>,
+    pub(super) seat: Seat,
+    pub(super) session_id: SessionId,
+    pub(super) outbox: Arc<Outbox>,
+    pub(super) nudge: Arc<dyn Waiter>,
+    publisher: Publisher,
+    /// Published since the last flush.
+    published: Vec<Published>,
+    pub(super) room: DiskRoom,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) sources: Vec<Source>,
+    /// Serial number of the next source.
+    pub(super) next_serial: u64,
+    pub(super) subscriptions: Subscriptions,
+    pub(super) held: HashMap<u64, Held>,
+    pub(super) restored: HashSet<u64>,
+    pub(super) next_tag: u64,
+    pub(super) groups: Vec<Box<str>>,
+    pub(super) retained: std::collections::VecDeque<RetainedDelivery>,
+    pub(super) waiting: Waiting,
+    /// Messages of QoS 2 that the client has, whose PUBREL waits until that is noted.
+    pub(super) to_release: Vec<u16>,
+    /// The session has changed, and is to be written down without anybody's waiting for it.
+    pub(super) changed: bool,
+    /// Seconds that the session is to outlive the connection; 0 for one that is nobody's business afterwards.
+    expiry: u32,
+    /// A bridge takes messages as they were published, and nothing of its own.
+    pub(super) is_bridge: bool,
+    pub(super) now: Timestamp,
+}
+
+/// A publish that has not been flushed.
+struct Published {
+    /// 0 at QoS 0.
+    packet_id: u16,
+    matched: bool,
+    /// Of what was retained.
+    ticket: Option<Ticket>,
+}
+
+/// Why a publish is refused.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refusal {
+    pub(super) reason: ReasonCode,
+    pub(super) text: &'static str,
+}
+
+/// What a client brings that is let in.
+pub(super) struct Admitted {
+    pub(super) owner: Arc<Owner>,
+    pub(super) claim: Arc<Claim>,
+    pub(super) seat: Seat,
+    pub(super) connection: u64,
+    pub(super) expiry: u32,
+    pub(super) is_bridge: bool,
+}
+
+impl Client {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        hub: &Arc<Hub>,
+        outbox: &Arc<Outbox>,
+        admitted: Admitted,
+        now: Timestamp,
+    ) -> Self {
+        let Admitted { owner, claim, seat, connection, expiry, is_bridge } = admitted;
+        Self {
+            shared: Arc::clone(shared),
+            hub: Arc::clone(hub),
+            owner,
+            claim,
+            session_id: SessionId(connection),
+            outbox: Arc::clone(outbox),
+            nudge: Arc::new(Nudge(Arc::clone(outbox))),
+            publisher: seat.vhost().publisher(seat.identity()),
+            seat,
+            published: Vec::new(),
+            room: DiskRoom::new(Arc::clone(outbox)),
+            inbox: Inbox::new(outbox),
+            sources: Vec::new(),
+            next_serial: 0,
+            subscriptions: Subscriptions::default(),
+            held: HashMap::new(),
+            restored: HashSet::new(),
+            next_tag: super::kept::OWN_TAGS,
+            groups: Vec::new(),
+            retained: std::collections::VecDeque::new(),
+            waiting: Waiting::default(),
+            to_release: Vec::new(),
+            changed: false,
+            expiry,
+            is_bridge,
+            now,
+        }
+    }
+
+    pub(super) fn set_time(&mut self, now: Instant) {
+        self.now = self.shared.clock.timestamp(now);
+    }
+
+    pub(super) fn vhost(&self) -> &Arc<VirtualHost> {
+        self.seat.vhost()
+    }
+
+    pub(super) fn store(&self) -> Option<&Arc<Store>> {
+        self.hub.store()
+    }
+
+    pub(super) fn claim(&self) -> &Arc<Claim> {
+        &self.claim
+    }
+
+    /// Whether the session is to outlive the connection.
+    pub(super) fn outlives(&self) -> bool {
+        self.expiry > 0
+    }
+
+    /// Takes over what was kept of the session, but for its subscriptions; returns what is for the engine.
+    pub(super) fn adopt(&mut self, kept: Kept) -> Session {
+        let Kept { session, held, restored, next_tag, groups, .. } = kept;
+        (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
+        session
+    }
+
+    /// Whether the session is written down.
+    pub(super) fn is_kept(&self) -> bool {
+        self.outlives() && self.store().is_some()
+    }
+
+    /// Does something when all that it depends on is on disk.
+    pub(super) fn wait(&mut self, then: Then, until: (Option<broker::Lsn>, Option<Ticket>)) {
+        let store = self.hub.store();
+        self.waiting.push(then, until, store, &self.nudge);
+    }
+
+    /// Takes a message, which is answered later.
+    pub(super) fn publish(&mut self, publish: &packet::Publish<'_>) -> Result<(), Refusal> {
+        let owner = Arc::clone(&self.owner);
+        let message = Incoming {
+            qos: publish.qos,
+            dup: publish.dup,
+            retain: publish.retain,
+            properties: publish.properties,
+            client_id: self.subscriptions.any_no_local().then_some(&*owner.client_id),
+        };
+        let key = routing_key(publish.topic)?;
+        let properties = to_amqp(&message)?;
+        if publish.payload.len() as u64 > self.shared.config.max_message_size {
+            return Err(Refusal { reason: ReasonCode::QuotaExceeded, text: "message too large" });
+        }
+        let exactly_once = publish.qos == QoS::ExactlyOnce && self.is_kept();
+        if exactly_once {
+            self.flush_published();
+        }
+        let hub = Arc::clone(&self.hub);
+        let together = hub.store().filter(|_| exactly_once).map(|store| store.together());
+        let payload =
+            (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
+        let body = match &payload {
+            Some(payload) => Body::Chunks(payload),
+            None => Body::Copied(publish.payload.octets()),
+        };
+        let amqp = Publish { exchange: EXCHANGE, routing_key: &key, properties: &properties, body };
+        if publish.qos != QoS::AtMostOnce {
+            self.shared.metrics.messages_to_confirm.add(1);
+        }
+        let ticket = match &payload {
+            Some([payload]) if publish.retain => {
+                self.publisher.check(amqp)?;
+                let payload = payload.clone();
+                hub.retain(self.vhost().name(), publish.topic, &message, payload, self.now)?
+            }
+            _ => None,
+        };
+        let matched = self.publisher.publish(amqp, self.now)?;
+        self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
+        if exactly_once {
+            self.note_received(publish.packet_id);
+        }
+        drop(together);
+        Ok(())
+    }
+
+    /// Hands the message over, and notes in the same round of the disk that it has come.
+    fn note_received(&mut self, packet_id: u16) {
+        let flushed = self.publisher.flush(self.now);
+        let Some(Published { matched, ticket, .. }) = self.published.pop() else { return };
+        let until = flushed.until.unwrap_or_default();
+        let key = received_key(&self.owner, packet_id);
+        let refused = !flushed.refused.is_empty();
+        let noted = self
+            .store()
+            .filter(|_| !refused)
+            .map(|store| store.catalogue().put(Section::MqttReceived, key, until.0.to_be_bytes().to_vec()));
+        let then = if refused { refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
+        self.wait(then, (flushed.until, noted.max(ticket)));
+        self.handed_over(flushed.full);
+    }
+
+    /// Hands over what was published.
+    fn flush_published(&mut self) {
+        if self.published.is_empty() {
+            return;
+        }
+        let flushed = self.publisher.flush(self.now);
+        let mut refused = flushed.refused.iter().copied().peekable();
+        for (at, published) in std::mem::take(&mut self.published).into_iter().enumerate() {
+            let is_refused = refused.next_if_eq(&(at as u64)).is_some();
+            let Published { packet_id, matched, ticket } = published;
+            match (packet_id, is_refused) {
+                (0, _) => {}
+                (_, true) => self.wait(refused_by_queue(packet_id), (None, ticket)),
+                (_, false) => self.wait(Then::Accept { packet_id, matched }, (flushed.until, ticket)),
+            }
+        }
+        self.handed_over(flushed.full);
+    }
+
+    fn handed_over(&self, full: bool) {
+        if full {
+            self.room.pause(self.vhost());
+        }
+    }
+
+    /// A message of QoS 2 was released by the client.
+    pub(super) fn released(&mut self, packet_id: u16) {
+        let key = received_key(&self.owner, packet_id);
+        let store = self.store().filter(|_| self.is_kept());
+        let ticket = store.map(|store| store.catalogue().delete(Section::MqttReceived, key));
+        self.wait(Then::Complete { packet_id }, (None, ticket));
+    }
+
+    /// The end of a batch of input: hands over and notes what it came to.
+    pub(super) fn flush(&mut self, engine: &Engine) {
+        self.flush_published();
+        self.flush_settled();
+        if self.to_release.is_empty() && !std::mem::take(&mut self.changed) {
+            return;
+        }
+        self.changed = false;
+        let ticket = self.write_down(engine.session());
+        for packet_id in std::mem::take(&mut self.to_release) {
+            self.wait(Then::Release { packet_id }, (None, ticket));
+        }
+    }
+
+    /// Writes the session down, if it is kept.
+    pub(super) fn write_down(&self, session: &Session) -> Option<Ticket> {
+        if !self.is_kept() {
+            return None;
+        }
+        self.hub.put_session(&self.owner, encode(session, self.expiry, None, None))
+    }
+
+    /// Whether nothing waits for the disk.
+    pub(super) fn is_settled(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The connection is over: the session is kept, or ends.
+    pub(super) fn end(mut self, mut session: Session, end: End) {
+        self.publisher.flush(self.now);
+        self.published.clear();
+        for then in self.waiting.drain() {
+            match then {
+                // It was handed over, and is not to be published again.
+                Then::Accept { packet_id, .. } => session.accepted(packet_id),
+                // The session has them.
+                Then::Send { moved, .. } => {
+                    moved.into_iter().for_each(|held| held.queue.ack(vec![held.delivery]));
+                }
+                _ => {}
+            }
+        }
+        self.detach_all();
+        let will_delay = end.will_delay().unwrap_or_default();
+        let user: Box<str> = self.seat.identity().user().into();
+        let mut will = end.will;
+        if will_delay.is_zero()
+            && let Some(will) = will.take()
+        {
+            self.hub.publish_will(&self.owner.vhost, &user, &will, self.now);
+        }
+        let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
+        let kept = Kept {
+            session,
+            held: std::mem::take(&mut self.held),
+            restored: std::mem::take(&mut self.restored),
+            next_tag: self.next_tag,
+            groups: std::mem::take(&mut self.groups),
+            expiry: end.session_expiry,
+            since: self.now,
+            will: will.map(|will| PendingWill { will, user, due }),
+        };
+        let left = if kept.expiry == 0 {
+            self.hub.end(&self.owner, kept, self.now);
+            None
+        } else {
+            self.hub.write_down(&self.owner, &kept);
+            Some(Box::new(kept))
+        };
+        self.hub.release(&self.owner, &self.claim, left);
+    }
+}
+
+fn refused_by_queue(packet_id: u16) -> Then {
+    Then::Refuse { packet_id, reason: ReasonCode::QuotaExceeded, text: "a queue is full" }
+}
+
+struct Nudge(Arc<Outbox>);
+
+impl Waiter for Nudge {
+    fn wake(&self) {
+        self.0.nudge();
+    }
+}
+
+impl From<super::message::Untold> for Refusal {
+    fn from(untold: super::message::Untold) -> Self {
+        Self { reason: untold.reason, text: untold.text }
+    }
+}
+
+impl From<Full> for Refusal {
+    fn from(_: Full) -> Self {
+        Self { reason: ReasonCode::QuotaExceeded, text: "too much is retained" }
+    }
+}
+
+impl From<BrokerError> for Refusal {
+    fn from(error: BrokerError) -> Self {
+        tracing::debug!(%error, "refused");
+        match error.reply_code() {
+            ReplyCode::AccessRefused => Self { reason: ReasonCode::NotAuthorized, text: "access refused" },
+            _ => Self { reason: ReasonCode::ImplementationSpecificError, text: "refused by the broker" },
+        }
+    }
+}

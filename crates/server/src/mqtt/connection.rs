@@ -1,0 +1,606 @@
+//! A client's MQTT connection: CONNECT, its session, and the way between socket and engine.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mqtt::server::{Cause, Connection as Engine, End, Event};
+use mqtt::{Fault, ReasonCode, packet};
+use transport::{Intent, Outbox, Peer, Protocol};
+
+use super::client::{Admitted, Client, Refusal};
+use super::delivering::Out;
+use super::hub::{Claim, Hub, Owner};
+use super::login::{self, Login};
+use super::subscribing::Request;
+use super::waiting::Then;
+use crate::access::AccessRecord;
+use crate::alarms::Blocked;
+use crate::amqp::connection::Ending;
+use crate::limits::Place;
+use crate::server::Shared;
+
+/// How long a draining server waits for the acknowledgements of what a client has published.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Answers that may wait for the disk before nothing more is read from the client.
+const MAX_WAITING: usize = 1024;
+
+/// The state of one client's connection, driven by [`transport::drive`].
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    hub: Arc<Hub>,
+    id: u64,
+    peer: Peer,
+    outbox: Arc<Outbox>,
+    /// Given back when the connection is dropped.
+    place: Place,
+    engine: Engine,
+    phase: Phase,
+    intent: Intent,
+    /// The end of the login, or of a drain.
+    deadline: Option<Instant>,
+    /// The client has sent as much as it may for now, and is not read until then.
+    rested_until: Option<Instant>,
+    /// An alarm stands, and the client has published.
+    blocked: Option<Blocked>,
+    /// The user name of the client's verified certificate.
+    external: Option<Arc<str>>,
+    reason: Option<String>,
+    ending: Ending,
+    record: Option<Box<AccessRecord>>,
+}
+
+enum Phase {
+    /// CONNECT has not come.
+    Start,
+    /// The client may come in as soon as it has its session.
+    Claiming(Box<Claiming>),
+    Open(Box<Client>),
+    Over,
+}
+
+struct Claiming {
+    login: Login,
+    owner: Arc<Owner>,
+    claim: Arc<Claim>,
+}
+
+impl Connection {
+    /// # Panics
+    /// When the server has not [started](crate::Server::start_mqtt) MQTT.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        id: u64,
+        peer: Peer,
+        outbox: Arc<Outbox>,
+        place: Place,
+        now: Instant,
+    ) -> Self {
+        let hub = Arc::clone(shared.mqtt().expect("MQTT is started before anybody listens for it"));
+        let deadline = Some(now + shared.config.handshake_timeout);
+        let engine = Engine::new(Arc::clone(&hub.config.settings));
+        Self {
+            shared,
+            hub,
+            id,
+            peer,
+            outbox,
+            place,
+            engine,
+            phase: Phase::Start,
+            intent: Intent::Run,
+            deadline,
+            rested_until: None,
+            blocked: None,
+            external: None,
+            reason: None,
+            ending: Ending::Normal,
+            record: None,
+        }
+    }
+
+    /// The client has a verified certificate, which stands for `user`. Before the first input.
+    pub(crate) fn offer_external(&mut self, user: Arc<str>) {
+        self.external = Some(user);
+    }
+
+    /// Keeps the account of the connection for the access log, if there is one.
+    pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
+        self.record = record;
+    }
+
+    /// What the access log is told in the end.
+    pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
+        self.go();
+        self.record.take()
+    }
+
+    /// Why the connection ended, if its protocol knows.
+    pub(crate) fn take_reason(&mut self) -> Option<String> {
+        self.reason.take()
+    }
+
+    /// How the connection ended, and why, as far as that is known.
+    pub(crate) fn ending(&self) -> (Ending, &str) {
+        (self.ending, self.reason.as_deref().unwrap_or_default())
+    }
+
+    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
+        let mut taken = 0;
+        while self.intent == Intent::Run && self.outbox.backlog() < self.shared.config.outbox_limit {
+            let mut out = Vec::new();
+            let Self { engine, phase, .. } = self;
+            let step = engine.handle_input(&input[taken..], now, &mut out);
+            let has_event = step.event.is_some();
+            let next = match step.event {
+                None => Next::Nothing,
+                Some(event) => Next::of(event, phase),
+            };
+            let step_taken = step.taken;
+            self.write(out);
+            taken += step_taken;
+            self.act(next, now);
+            if step_taken == 0 && !has_event {
+                break;
+            }
+        }
+        self.after_batch(now);
+        if matches!(self.phase, Phase::Over) { input.len() } else { taken }
+    }
+
+    /// What follows from an event.
+    fn act(&mut self, next: Next, now: Instant) {
+        match next {
+            Next::Nothing => {}
+            Next::Connect(login) => self.connect(*login, now),
+            Next::Published => {
+                if let Some(record) = &mut self.record {
+                    record.published += 1;
+                }
+                self.block_if_alarmed();
+            }
+            Next::Refused { packet_id: 0, refusal } => {
+                self.fail(Fault::new(refusal.reason, refusal.text));
+            }
+            Next::Refused { packet_id, refusal: Refusal { reason, text } } => {
+                let Phase::Open(client) = &mut self.phase else { return };
+                client.wait(Then::Refuse { packet_id, reason, text }, (None, None));
+            }
+            Next::Subscribe { packet_id, requests } => {
+                let Phase::Open(client) = &mut self.phase else { return };
+                let reasons = client.subscribe(&mut self.engine, packet_id, requests);
+                // MQTT 3.1 has no code for a failure.
+                if self.engine.version() == mqtt::Version::V31
+                    && let Some(reason) = reasons.into_iter().find(|reason| reason.is_error())
+                {
+                    self.fail(Fault::new(reason, "subscription refused"));
+                }
+            }
+            Next::Unsubscribe { packet_id, filters } => {
+                let Phase::Open(client) = &mut self.phase else { return };
+                client.unsubscribe(&mut self.engine, packet_id, filters);
+            }
+            Next::Ended(end) => self.ended(*end),
+        }
+    }
+
+    fn connect(&mut self, login: Result<Login, login::Refused>, now: Instant) {
+        let login = match login.and_then(|login| self.judge(login)) {
+            Ok(login) => login,
+            Err(refused) => return self.refuse(&refused),
+        };
+        let owner = Arc::new(login.owner());
+        let claim = Claim::new(&self.outbox);
+        self.hub.claim(&owner, &claim);
+        self.phase = Phase::Claiming(Box::new(Claiming { login, owner, claim }));
+        self.intent = Intent::Pause;
+        self.claimed(now);
+    }
+
+    /// Authenticates, and looks at limits.
+    fn judge(&mut self, login: Login) -> Result<Login, login::Refused> {
+        let judged = login.judge(&self.hub, self.peer, self.external.as_deref());
+        if let Some(record) = &mut self.record
+            && let Some((user, vhost)) = login::names(&judged)
+        {
+            (record.user, record.vhost) = (user.into(), vhost.into());
+        }
+        let login = judged.inspect_err(|refused| {
+            self.shared.metrics.logins_refused.add(1);
+            tracing::warn!(connection = self.id, peer = %self.peer, why = %refused.why, "login refused");
+        })?;
+        if let Err(limit) = self.place.log_in(login.user()) {
+            self.ends(Ending::Limit, || limit.to_string());
+            return Err(login::Refused::new(ReasonCode::QuotaExceeded, limit.to_string()));
+        }
+        Ok(login)
+    }
+
+    fn refuse(&mut self, refused: &login::Refused) {
+        let mut out = Vec::new();
+        self.engine.refuse(refused.reason, refused.told, &mut out);
+        self.write(out);
+        self.ends(Ending::Refused, || format!("refused: {}", refused.why));
+        self.finish();
+    }
+
+    /// Lets the client in if it has its session by now.
+    fn claimed(&mut self, now: Instant) {
+        let Phase::Claiming(claiming) = &self.phase else { return };
+        if claiming.claim.is_superseded() {
+            let refused =
+                login::Refused::new(ReasonCode::SessionTakenOver, "another connection has come".into());
+            self.leave_claim();
+            return self.refuse(&refused);
+        }
+        let Some(kept) = claiming.claim.take_granted() else { return };
+        let Phase::Claiming(claiming) = std::mem::replace(&mut self.phase, Phase::Over) else { return };
+        let Claiming { mut login, owner, claim } = *claiming;
+        let Some(seat) = login.take_seat() else { return };
+        let expiry = login.session_expiry(&self.hub.config);
+        let admitted = Admitted {
+            owner: Arc::clone(&owner),
+            claim: Arc::clone(&claim),
+            seat,
+            connection: self.id,
+            expiry,
+            is_bridge: login.is_bridge,
+        };
+        let at = self.shared.clock.timestamp(now);
+        let mut client = Box::new(Client::new(&self.shared, &self.hub, &self.outbox, admitted, at));
+        let mut session = None;
+        match kept {
+            Some(kept) if self.engine.wants_session() => session = Some(client.adopt(*kept)),
+            Some(kept) => self.hub.end(&owner, *kept, at),
+            None => {}
+        }
+        let mut out = Vec::new();
+        let dropped = self.engine.accept(session, login.assigned(), now, &mut out);
+        self.write(out);
+        if let Err(Refusal { reason, text }) = client.resume(&self.engine) {
+            // The session waits for one who may have it.
+            self.phase = Phase::Open(client);
+            self.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
+            return self.fail(Fault::new(reason, "the session cannot be resumed"));
+        }
+        dropped.into_iter().for_each(|tag| client.delivered(tag, 0, false));
+        client.write_down(self.engine.session());
+        match &self.record {
+            Some(record) => record.opened(),
+            None => {
+                let user = login.user();
+                tracing::info!(connection = self.id, peer = %self.peer, user, client = &*owner.client_id, "connection opened");
+            }
+        }
+        self.deadline = None;
+        self.phase = Phase::Open(client);
+        self.intent = Intent::Run;
+    }
+
+    /// Gives back a claim that came to nothing.
+    fn leave_claim(&mut self) {
+        if let Phase::Claiming(claiming) = std::mem::replace(&mut self.phase, Phase::Over) {
+            let left = claiming.claim.take_granted().flatten();
+            self.hub.release(&claiming.owner, &claiming.claim, left);
+        }
+    }
+
+    /// The end of a batch of input, or a nudge: everything is handed on.
+    fn after_batch(&mut self, now: Instant) {
+        let Phase::Open(client) = &mut self.phase else { return };
+        client.flush(&self.engine);
+        self.answer(now);
+    }
+
+    /// Sends what has waited for the disk, and messages.
+    fn answer(&mut self, now: Instant) {
+        let store = self.hub.store().cloned();
+        while !self.outbox.is_closed() {
+            let Phase::Open(client) = &mut self.phase else { return };
+            let mut out = Vec::new();
+            while let Some(then) = client.waiting.next(store.as_ref()) {
+                if let Some(end) = apply(then, client, &mut self.engine, &mut out) {
+                    self.write(out);
+                    return self.ended(end);
+                }
+            }
+            self.outbox.append(|buf| buf.tail().extend_from_slice(&out));
+            client.deliver(&mut self.engine);
+            if !client.has_arrivals(&self.engine) || !self.outbox.has_room() {
+                break;
+            }
+        }
+        self.set_intent();
+        self.leave_when_settled(now);
+    }
+
+    /// Whether the client is read.
+    fn set_intent(&mut self) {
+        let Phase::Open(client) = &self.phase else { return };
+        let reads = client.room.is_there() && self.blocked.is_none() && client.waiting.len() < MAX_WAITING;
+        self.intent = if reads { Intent::Run } else { Intent::Pause };
+    }
+
+    /// A client that publishes while an alarm stands is not read any further.
+    fn block_if_alarmed(&mut self) {
+        if self.blocked.is_none()
+            && self.shared.alarms.stand()
+            && let Some((place, _)) = self.shared.alarms.block(&self.outbox)
+        {
+            self.blocked = Some(place);
+        }
+        self.set_intent();
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        let mut out = Vec::new();
+        let end = self.engine.fail(fault, &mut out);
+        self.write(out);
+        if let Some(end) = end {
+            self.ended(end);
+        }
+    }
+
+    /// Ends the connection from our side.
+    fn disconnect(&mut self, reason: ReasonCode) {
+        let mut out = Vec::new();
+        let end = self.engine.disconnect(reason, &mut out);
+        self.write(out);
+        if let Some(end) = end {
+            self.ended(end);
+        }
+    }
+
+    /// The engine has told the end.
+    fn ended(&mut self, end: End) {
+        let (ending, reason) = describe(&end, self.shared.is_draining());
+        self.ends(ending, || reason);
+        self.leave_claim_or_session(Some(end));
+        self.finish();
+    }
+
+    fn leave_claim_or_session(&mut self, end: Option<End>) {
+        if let Phase::Claiming(_) = &self.phase {
+            self.leave_claim();
+        }
+        if let Phase::Open(_) = &self.phase
+            && let Phase::Open(mut client) = std::mem::replace(&mut self.phase, Phase::Over)
+        {
+            let end = end.or_else(|| self.engine.handle_eof());
+            client.set_time(Instant::now());
+            if let Some(end) = end {
+                client.end(self.engine.take_session(), end);
+            }
+        }
+        self.phase = Phase::Over;
+    }
+
+    /// The socket is gone, whatever the engine knows of it.
+    fn go(&mut self) {
+        if !matches!(self.phase, Phase::Over) {
+            let end = self.engine.handle_eof();
+            self.leave_claim_or_session(end);
+        }
+    }
+
+    fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
+        if self.reason.is_none() {
+            self.ending = ending;
+            self.reason = Some(reason());
+        }
+    }
+
+    fn finish(&mut self) {
+        self.phase = Phase::Over;
+        self.intent = Intent::Finish;
+        self.deadline = None;
+        self.blocked = None;
+    }
+
+    fn write(&self, out: Vec<u8>) {
+        if !out.is_empty() {
+            self.outbox.append(|buf| buf.push(out.into()));
+        }
+    }
+
+    /// While the server drains: tells an open client, as soon as what it published is acknowledged or its time is over.
+    fn leave_when_settled(&mut self, now: Instant) {
+        let Phase::Open(client) = &self.phase else { return };
+        if !self.shared.is_draining() {
+            return;
+        }
+        let deadline = *self.deadline.get_or_insert(now + SETTLE_TIMEOUT);
+        if client.is_settled() || deadline <= now {
+            self.disconnect(ReasonCode::ServerShuttingDown);
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open(_))
+    }
+}
+
+crate::client::is_client!(Connection);
+
+/// What is to be done about an event, which is lent and has to be let go of first.
+enum Next {
+    Nothing,
+    Connect(Box<Result<Login, login::Refused>>),
+    Published,
+    Refused { packet_id: u16, refusal: Refusal },
+    Subscribe { packet_id: u16, requests: Vec<Request> },
+    Unsubscribe { packet_id: u16, filters: Vec<Box<str>> },
+    Ended(Box<End>),
+}
+
+impl Next {
+    fn of(event: Event<'_>, phase: &mut Phase) -> Self {
+        match (event, phase) {
+            (Event::Connect(connect), _) => Self::Connect(Box::new(Login::of(&connect))),
+            (Event::Ended(end), _) => Self::Ended(Box::new(end)),
+            (event, Phase::Open(client)) => Self::of_open(event, client),
+            _ => Self::Nothing,
+        }
+    }
+
+    fn of_open(event: Event<'_>, client: &mut Client) -> Self {
+        match event {
+            Event::Publish(publish) => return Self::of_publish(&publish, client),
+            Event::Released { packet_id } => client.released(packet_id),
+            Event::Delivered { tag, packet_id, to_be_released, .. } => {
+                client.delivered(tag, packet_id, to_be_released);
+            }
+            Event::Completed { .. } => client.changed = true,
+            Event::Subscribe(event) => {
+                return Self::Subscribe { packet_id: event.packet_id(), requests: Request::all(&event) };
+            }
+            Event::Unsubscribe { packet_id, filters } => {
+                return Self::Unsubscribe { packet_id, filters: filters.iter().map(Into::into).collect() };
+            }
+            Event::Connect(_) | Event::Ended(_) => {}
+        }
+        Self::Nothing
+    }
+
+    fn of_publish(publish: &packet::Publish<'_>, client: &mut Client) -> Self {
+        match client.publish(publish) {
+            Ok(()) => Self::Published,
+            Err(refusal) => Self::Refused { packet_id: publish.packet_id, refusal },
+        }
+    }
+}
+
+/// Does what has waited for the disk. Some of it ends the connection.
+fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>) -> Option<End> {
+    match then {
+        Then::Accept { packet_id, matched } => {
+            client.shared.metrics.messages_confirmed.add(1);
+            engine.accepted(packet_id, matched, out);
+        }
+        Then::Refuse { packet_id, reason, text } => {
+            return engine.refuse_publish(packet_id, reason, text, out);
+        }
+        Then::Release { packet_id } => engine.release(packet_id, out),
+        Then::Complete { packet_id } => engine.complete(packet_id, out),
+        Then::Subscribed { packet_id, reasons, retained } => {
+            engine.subscribed(packet_id, reasons, out);
+            client.retained.extend(retained);
+        }
+        Then::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
+        Then::Send { octets, moved } => {
+            out.extend_from_slice(&octets);
+            moved.into_iter().for_each(|held| client.moved(held));
+        }
+    }
+    None
+}
+
+fn describe(end: &End, draining: bool) -> (Ending, String) {
+    match end.cause {
+        Cause::Client(ReasonCode::Success) => (Ending::Normal, "closed by client".to_owned()),
+        Cause::Client(reason) => (Ending::Normal, format!("closed by client: {reason}")),
+        Cause::Fault(fault) => (Ending::Refused, format!("closed by server: {fault}")),
+        Cause::KeepAlive => (Ending::Refused, "client was silent for too long".to_owned()),
+        Cause::Eof => (Ending::Normal, "client went away without closing the connection".to_owned()),
+        Cause::Server(_) if draining => (Ending::Shutdown, "server is shutting down".to_owned()),
+        Cause::Server(reason) => (Ending::Refused, format!("closed by server: {reason}")),
+    }
+}
+
+impl Protocol for Connection {
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+        if let Phase::Open(client) = &mut self.phase {
+            client.set_time(now);
+        }
+        let was_open = self.is_open();
+        let taken = self.take_input(input, now);
+        self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(record) = &mut self.record {
+            record.received += taken as u64;
+        }
+        // Logging in is free: it is bounded, and must not wait for what others have sent.
+        if was_open && self.is_open() {
+            self.rested_until = self.place.received(taken, now);
+        }
+        taken
+    }
+
+    fn handle_eof(&mut self) {
+        match self.phase {
+            Phase::Start => self.ends(Ending::Normal, || "client went away without a CONNECT".to_owned()),
+            _ => self.ends(Ending::Normal, || "client went away without closing the connection".to_owned()),
+        }
+        self.go();
+        self.finish();
+    }
+
+    fn handle_nudge(&mut self, now: Instant) {
+        if self.shared.is_draining() && !self.is_open() && !matches!(self.phase, Phase::Over) {
+            self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
+            self.leave_claim();
+            return self.finish();
+        }
+        self.claimed(now);
+        let Phase::Open(client) = &mut self.phase else { return };
+        client.set_time(now);
+        if client.claim().is_superseded() {
+            return self.disconnect(ReasonCode::SessionTakenOver);
+        }
+        if client.has_lost_a_queue() {
+            return self.disconnect(ReasonCode::AdministrativeAction);
+        }
+        client.room.resume(client.vhost());
+        if !self.shared.alarms.stand() {
+            self.blocked = None;
+        }
+        self.after_batch(now);
+    }
+
+    fn handle_room(&mut self) {
+        let now = Instant::now();
+        if let Phase::Open(client) = &mut self.phase {
+            client.set_time(now);
+            self.answer(now);
+        }
+    }
+
+    fn handle_written(&mut self, _now: Instant) {}
+
+    fn handle_deadline(&mut self, now: Instant) {
+        let rests = self.intent() == Intent::Pause;
+        self.rested_until = self.rested_until.filter(|until| now < *until);
+        if !self.is_open() && self.deadline.is_some_and(|deadline| deadline <= now) {
+            self.ends(Ending::Refused, || "handshake timed out".to_owned());
+            self.leave_claim();
+            return self.finish();
+        }
+        self.leave_when_settled(now);
+        if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
+            // Nobody reads what the client sends, so its silence means nothing.
+            self.engine.note_unread(now);
+        }
+        let engine = &mut self.engine;
+        let ended = self.outbox.append(|buf| engine.handle_deadline(now, &mut Out(buf)));
+        if let Some(end) = ended.flatten() {
+            self.ended(end);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        [self.engine.next_deadline(), self.deadline, self.rested_until].into_iter().flatten().min()
+    }
+
+    fn intent(&self) -> Intent {
+        match self.intent {
+            Intent::Run if self.rested_until.is_some() && self.is_open() => Intent::Pause,
+            intent => intent,
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The socket failed, or the peer took nothing: the session has not heard of it yet.
+        self.go();
+    }
+}

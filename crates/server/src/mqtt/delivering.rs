@@ -1,0 +1,362 @@
+//! Messages for the client: from its queues, and the retained ones.
+
+use std::sync::Arc;
+
+use amqp::Properties;
+use broker::{BodyView, ConsumerId, Delivery, Queue};
+use bytes::Bytes;
+use mqtt::server::{Connection as Engine, Output, Undeliverable};
+use mqtt::session::{Message, Stage, Subscription};
+use mqtt::{Property, PropertyList, QoS};
+use transport::OutBuf;
+
+use super::client::Client;
+use super::hub::EXCHANGE;
+use super::inbox::SourceKey;
+use super::kept::Held;
+use super::message::{self, left, to_mqtt};
+use super::subscriptions::{Class, Match, Verdict};
+use super::waiting::{RetainedDelivery, Then};
+
+/// A queue that the client consumes from.
+pub(super) struct Source {
+    pub(super) key: SourceKey,
+    pub(super) queue: Arc<Queue>,
+    pub(super) id: ConsumerId,
+    pub(super) kind: Kind,
+    /// To be given back to the queue at the end of the batch.
+    pub(super) settled: Vec<Delivery>,
+}
+
+/// What a queue is to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Own(Class),
+    /// Of a shared subscription.
+    Shared(Subscription),
+}
+
+/// What is to be sent of a batch, when it is noted what that is.
+#[derive(Default)]
+struct Noted {
+    octets: Vec<u8>,
+    moved: Vec<Held>,
+    /// A message of QoS 2 is among them.
+    exactly_once: bool,
+}
+
+/// Where packets go.
+pub(super) struct Out<'b>(pub(super) &'b mut OutBuf);
+
+impl Output for Out<'_> {
+    fn tail(&mut self) -> &mut Vec<u8> {
+        self.0.tail()
+    }
+
+    fn push(&mut self, piece: Bytes) {
+        self.0.push(piece);
+    }
+}
+
+impl Client {
+    /// Sends what the client takes now.
+    pub(super) fn deliver(&mut self, engine: &mut Engine) {
+        let mut noted = Noted::default();
+        if !self.waiting.holds_messages() {
+            self.deliver_retained(engine, &mut noted);
+            let mut progress = true;
+            while progress && self.has_room(&noted) {
+                progress = false;
+                for at in 0..self.sources.len() {
+                    progress |= self.deliver_from(at, engine, &mut noted);
+                }
+            }
+        }
+        if !noted.octets.is_empty() || !noted.moved.is_empty() {
+            let ticket = if noted.exactly_once { self.write_down(engine.session()) } else { None };
+            self.wait(Then::Send { octets: noted.octets, moved: noted.moved }, (None, ticket));
+        }
+        self.flush_settled();
+    }
+
+    fn has_room(&self, noted: &Noted) -> bool {
+        noted.octets.len() < MAX_NOTED && self.outbox.has_room()
+    }
+
+    /// Sends some of what has come from one queue; whether anything was taken.
+    fn deliver_from(&mut self, at: usize, engine: &mut Engine, noted: &mut Noted) -> bool {
+        let (key, needs_window) = (self.sources[at].key, self.sources[at].kind != Kind::Own(Class::Qos0));
+        let mut taken = 0;
+        while taken < TURN && self.has_room(noted) && (!needs_window || engine.room() > 0) {
+            let Some(delivery) = self.inbox.take(key) else { break };
+            taken += 1;
+            if !self.send(at, delivery, engine, noted) {
+                break;
+            }
+        }
+        taken > 0
+    }
+
+    /// Sends a message, or settles it if it is not to be sent. False when the client takes no more.
+    fn send(&mut self, at: usize, delivery: Delivery, engine: &mut Engine, noted: &mut Noted) -> bool {
+        let kind = self.sources[at].kind;
+        if kind == Kind::Own(Class::Qos1) && self.restored.remove(&delivery.position()) {
+            self.take_back(at, delivery, engine);
+            return true;
+        }
+        let Some(message) = self.message_of(kind, &delivery, engine) else {
+            self.settle(at, delivery);
+            return true;
+        };
+        if message.qos == QoS::AtMostOnce {
+            let properties = message.properties.as_properties();
+            let (topic, retain, payload) = (&*message.topic, message.retain, &message.payload);
+            let sent = if noted.octets.is_empty() {
+                let sent = self.outbox.append(|buf| {
+                    engine.deliver_at_most_once(topic, retain, properties, payload, &mut Out(buf))
+                });
+                sent.unwrap_or(Err(Undeliverable::NoRoom))
+            } else {
+                engine.deliver_at_most_once(topic, retain, properties, payload, &mut noted.octets)
+            };
+            // One that is too large for the client counts as sent (section 3.1.2.11.4), as does what nobody takes any more.
+            debug_assert!(sent != Err(Undeliverable::NoRoom) || self.outbox.is_closed());
+            self.settle(at, delivery);
+            return true;
+        }
+        let is_own = kind == Kind::Own(Class::Qos1);
+        let tag = if is_own { delivery.position() } else { self.own_tag() };
+        let is_noted = message.qos == QoS::ExactlyOnce && self.is_kept();
+        let sent = if is_noted || !noted.octets.is_empty() {
+            engine.deliver(message, tag, &mut noted.octets)
+        } else {
+            let sent = self.outbox.append(|buf| engine.deliver(message.clone(), tag, &mut Out(buf)));
+            sent.unwrap_or(Err(Undeliverable::NoRoom))
+        };
+        let held = Held { queue: Arc::clone(&self.sources[at].queue), delivery };
+        match sent {
+            Ok(_) => {
+                noted.exactly_once |= is_noted;
+                if is_noted && !is_own {
+                    // The session has it once that is noted: its queue would bring it to somebody else after a crash.
+                    noted.moved.push(held);
+                } else {
+                    self.held.insert(tag, held);
+                }
+                true
+            }
+            Err(Undeliverable::TooLarge) => {
+                self.settle(at, held.delivery);
+                true
+            }
+            Err(Undeliverable::NoRoom) => {
+                let Held { queue, delivery } = held;
+                self.inbox.settled(self.sources[at].key, 1);
+                queue.requeue(vec![delivery], self.now);
+                false
+            }
+        }
+    }
+
+    /// A message that was on its way before a restart has come out of its queue again.
+    fn take_back(&mut self, at: usize, delivery: Delivery, engine: &Engine) {
+        let tag = delivery.position();
+        let is_awaited = |stage: &Stage| matches!(stage, Stage::Published(_));
+        let entry = engine.session().in_flight().find(|entry| entry.tag == tag);
+        if entry.is_some_and(|entry| is_awaited(&entry.stage)) {
+            self.held.insert(tag, Held { queue: Arc::clone(&self.sources[at].queue), delivery });
+        } else {
+            self.settle(at, delivery);
+        }
+    }
+
+    /// A message as it is sent to the client. `None` if it is not sent.
+    fn message_of(&self, kind: Kind, delivery: &Delivery, engine: &Engine) -> Option<Message> {
+        let amqp = delivery.message();
+        let properties = Properties::decode(amqp.properties()).ok()?;
+        let Some(outgoing) = message::outgoing(amqp.routing_key(), &properties) else {
+            tracing::debug!(key = amqp.routing_key(), "a routing key that is no topic name is not delivered");
+            return None;
+        };
+        let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
+        let verdict = match kind {
+            Kind::Own(class) => match self.subscriptions.judge(&outgoing.topic, class, is_own) {
+                Match::Send(verdict) => verdict,
+                // Another exchange was bound to the queue, or it was named itself.
+                Match::None if amqp.exchange() != EXCHANGE => {
+                    Verdict { qos: class.highest(), ..Verdict::default() }
+                }
+                Match::None | Match::Drop => return None,
+            },
+            Kind::Shared(subscription) => Verdict {
+                qos: subscription.options.qos,
+                retain_as_published: subscription.options.retain_as_published,
+                identifiers: subscription.identifier.into_iter().collect(),
+            },
+        };
+        let expires = amqp.traits().expiration.and_then(|_| delivery.expires());
+        if expires.is_some_and(|at| at <= self.now) {
+            return None;
+        }
+        let mut list = PropertyList::new();
+        if engine.version().is_5() {
+            list = to_mqtt(&properties, left(expires, self.now));
+            verdict.identifiers.iter().for_each(|id| list.push(Property::SubscriptionIdentifier(*id)));
+        }
+        Some(Message {
+            topic: outgoing.topic.into(),
+            qos: outgoing.qos.min(verdict.qos),
+            retain: outgoing.retain && verdict.retain_as_published,
+            properties: list,
+            payload: payload_of(amqp.body()),
+        })
+    }
+
+    fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
+        while let Some(next) = self.retained.front() {
+            let qos = next.qos.min(next.message.qos);
+            if !self.has_room(noted) || (qos != QoS::AtMostOnce && engine.room() == 0) {
+                return;
+            }
+            let Some(RetainedDelivery { message, identifier, .. }) = self.retained.pop_front() else {
+                return;
+            };
+            if message.is_expired(self.now) {
+                continue;
+            }
+            let mut properties = message.properties.clone();
+            if let Some(left) = left(message.expires, self.now) {
+                let seconds = left.as_millis().div_ceil(1000);
+                let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
+                properties.push(Property::MessageExpiryInterval(seconds));
+            }
+            identifier.into_iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(id)));
+            let payload = message.payload.clone();
+            let copy = Message { topic: message.topic.clone(), qos, retain: true, properties, payload };
+            let tag = self.own_tag();
+            let is_noted = qos == QoS::ExactlyOnce && self.is_kept();
+            noted.exactly_once |= is_noted;
+            // One that is too large for the client counts as sent.
+            let _ = if is_noted || !noted.octets.is_empty() {
+                engine.deliver(copy, tag, &mut noted.octets)
+            } else {
+                let sent = self.outbox.append(|buf| engine.deliver(copy.clone(), tag, &mut Out(buf)));
+                sent.unwrap_or(Err(Undeliverable::NoRoom))
+            };
+        }
+        self.retained = std::collections::VecDeque::new();
+    }
+
+    fn own_tag(&mut self) -> u64 {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        tag
+    }
+
+    /// The client has a message.
+    pub(super) fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
+        if let Some(held) = self.held.remove(&tag) {
+            self.moved(held);
+        }
+        if to_be_released {
+            // Before the session is written down: then it holds the message until its queue does not.
+            self.flush_settled();
+            self.to_release.push(packet_id);
+        }
+    }
+
+    /// The session has a message for good that others might have got, too.
+    pub(super) fn moved(&mut self, held: Held) {
+        match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &held.queue)) {
+            Some(at) => self.settle(at, held.delivery),
+            None => held.queue.ack(vec![held.delivery]),
+        }
+    }
+
+    /// Notes that a message is done with.
+    fn settle(&mut self, at: usize, delivery: Delivery) {
+        if self.sources[at].kind != Kind::Own(Class::Qos0) {
+            self.sources[at].settled.push(delivery);
+        }
+    }
+
+    /// Gives back to the queues what is done with, and lets them deliver more.
+    pub(super) fn flush_settled(&mut self) {
+        for source in &mut self.sources {
+            let settled = std::mem::take(&mut source.settled);
+            if !settled.is_empty() {
+                self.inbox.settled(source.key, settled.len());
+                source.queue.ack(settled);
+            }
+        }
+        self.resume_sources();
+    }
+
+    /// Lets queues deliver that wait for room.
+    pub(super) fn resume_sources(&self) {
+        for source in self.sources.iter().filter(|source| self.inbox.wants_resuming(source.key)) {
+            source.queue.resume(source.id, self.now);
+        }
+    }
+
+    /// Whether something has arrived that can be sent.
+    pub(super) fn has_arrivals(&self, engine: &Engine) -> bool {
+        let window = engine.room() > 0;
+        !self.waiting.holds_messages()
+            && self
+                .sources
+                .iter()
+                .any(|source| (window || source.kind == Kind::Own(Class::Qos0)) && self.inbox.has(source.key))
+    }
+
+    /// Whether a queue of the client was deleted by somebody else.
+    pub(super) fn has_lost_a_queue(&self) -> bool {
+        self.sources.iter().any(|source| self.inbox.is_gone(source.key))
+    }
+
+    /// Consumes no more from a queue.
+    pub(super) fn detach(&mut self, name: &str) {
+        let Some(at) = self.sources.iter().position(|source| **source.queue.name() == *name) else { return };
+        let source = self.sources.swap_remove(at);
+        source.queue.cancel(source.id, self.now);
+        let mut back: Vec<Delivery> = self.inbox.remove(source.key).into();
+        if source.kind == Kind::Own(Class::Qos0) {
+            back.clear();
+        }
+        source.queue.ack(source.settled);
+        if !back.is_empty() {
+            source.queue.requeue(back, self.now);
+        }
+    }
+
+    pub(super) fn detach_all(&mut self) {
+        while let Some(source) = self.sources.last() {
+            let name = Arc::clone(source.queue.name());
+            self.detach(&name);
+        }
+    }
+}
+
+impl Class {
+    /// The highest quality that messages of this queue are sent at.
+    fn highest(self) -> QoS {
+        match self {
+            Self::Qos0 => QoS::AtMostOnce,
+            Self::Qos1 => QoS::AtLeastOnce,
+        }
+    }
+}
+
+fn payload_of(body: BodyView<'_>) -> Bytes {
+    match body {
+        BodyView::Inline(octets) => Bytes::copy_from_slice(octets),
+        BodyView::Chunks([chunk]) => chunk.clone(),
+        BodyView::Chunks(chunks) => Bytes::from(chunks.concat()),
+    }
+}
+
+/// Messages sent from one queue before another one has its turn.
+const TURN: usize = 32;
+
+/// Octets of packets that are gathered before their session is written down.
+const MAX_NOTED: usize = 256 * 1024;

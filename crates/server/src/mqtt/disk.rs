@@ -1,0 +1,45 @@
+//! Keys of what is written down: names, each with its length in front.
+
+/// The key of some names, of 255 octets each at most.
+pub(super) fn key(names: &[&str]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
+    for name in names {
+        debug_assert!(name.len() <= 255, "names have 255 octets at most");
+        key.push(name.len() as u8);
+        key.extend_from_slice(name.as_bytes());
+    }
+    key
+}
+
+/// The names of a key; `None` if there are not so many, or it is not well-formed.
+pub(super) fn names<const N: usize>(key: &[u8]) -> Option<[&str; N]> {
+    let (names, rest) = names_and_rest(key)?;
+    rest.is_empty().then_some(names)
+}
+
+/// The names at the front of a key, and what is behind them.
+pub(super) fn names_and_rest<const N: usize>(mut key: &[u8]) -> Option<([&str; N], &[u8])> {
+    let mut names = [""; N];
+    for name in &mut names {
+        let (len, rest) = key.split_first()?;
+        let (octets, rest) = rest.split_at_checked(usize::from(*len))?;
+        *name = std::str::from_utf8(octets).ok()?;
+        key = rest;
+    }
+    Some((names, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_were_written() {
+        let mut octets = key(&["v", "größe"]);
+        assert_eq!(names(&octets), Some(["v", "größe"]));
+        assert_eq!(names::<1>(&octets), None);
+        octets.extend([0, 7]);
+        assert_eq!(names_and_rest(&octets), Some((["v", "größe"], &[0, 7][..])));
+        assert_eq!(names::<3>(&octets), None);
+    }
+}

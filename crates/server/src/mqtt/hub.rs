@@ -1,0 +1,447 @@
+//! The sessions of all MQTT clients: who has one, who waits for one, and what becomes of those whose client is gone.
+//!
+//! A session belongs to one connection or to nobody. A connection [claims](Hub::claim) it by the client's name; if another
+//! one has it, that one is told to go, and hands it over when it does ([`Hub::release`]). What belongs to nobody is kept
+//! until its time is over ([`Hub::expire`]).
+//!
+//! Lock order: the list of sessions, then a claimant's slot. No queue is called with either held.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use broker::{Body, Broker, Publish, Section, SessionId, Store, Ticket, Timestamp, VirtualHost};
+use bytes::Bytes;
+use hashbrown::HashMap;
+use mqtt::server::StoredWill;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+use transport::Outbox;
+
+use super::MqttConfig;
+use super::disk;
+use super::kept::{Kept, PendingWill, encode};
+use super::message::{Incoming, routing_key, to_amqp};
+use super::retained::{self, Retained, RetainedMessage};
+use crate::door::Clock;
+
+/// Where MQTT clients meet in AMQP, as in RabbitMQ.
+pub(super) const EXCHANGE: &str = "amq.topic";
+
+/// The hub's own session, which no connection has: those are numbered from 1.
+const NOBODY: SessionId = SessionId(0);
+
+/// Whose session it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Owner {
+    pub(super) vhost: Arc<str>,
+    pub(super) client_id: Box<str>,
+}
+
+/// All sessions, and the retained messages.
+pub(crate) struct Hub {
+    broker: Arc<Broker>,
+    pub(super) config: MqttConfig,
+    clock: Clock,
+    sessions: Mutex<Sessions>,
+    retained: RwLock<HashMap<Arc<str>, Arc<Retained>>>,
+    /// Told that something falls due earlier than it did.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Sessions {
+    slots: HashMap<Arc<Owner>, Slot>,
+    /// When something is to be done with sessions that nobody has.
+    due: BTreeSet<(Timestamp, Arc<Owner>)>,
+    /// How many sessions share each queue of a shared subscription.
+    groups: HashMap<(Arc<str>, Box<str>), usize>,
+}
+
+enum Slot {
+    /// A connection has it; another one may wait.
+    Taken { by: Arc<Claim>, next: Option<Arc<Claim>> },
+    /// Nobody has it.
+    Kept(Box<Kept>),
+}
+
+/// One connection's claim to a session.
+pub(super) struct Claim {
+    outbox: Arc<Outbox>,
+    state: Mutex<ClaimState>,
+}
+
+#[derive(Default)]
+struct ClaimState {
+    granted: Option<Option<Box<Kept>>>,
+    /// Another connection of the same client has come.
+    superseded: bool,
+}
+
+impl Claim {
+    pub(super) fn new(outbox: &Arc<Outbox>) -> Arc<Self> {
+        Arc::new(Self { outbox: Arc::clone(outbox), state: Mutex::default() })
+    }
+
+    /// The session, once it is granted: what was kept of it, if anything was.
+    pub(super) fn take_granted(&self) -> Option<Option<Box<Kept>>> {
+        self.state.lock().granted.take()
+    }
+
+    /// Whether the connection is to go.
+    pub(super) fn is_superseded(&self) -> bool {
+        self.state.lock().superseded
+    }
+
+    fn grant(&self, kept: Option<Box<Kept>>) {
+        self.state.lock().granted = Some(kept);
+        self.outbox.nudge();
+    }
+
+    fn supersede(&self) {
+        self.state.lock().superseded = true;
+        self.outbox.nudge();
+    }
+}
+
+impl Hub {
+    pub(super) fn new(broker: Arc<Broker>, config: MqttConfig, clock: Clock) -> Arc<Self> {
+        let (sessions, retained, changed) = Default::default();
+        Arc::new(Self { broker, config, clock, sessions, retained, changed })
+    }
+
+    pub(super) fn store(&self) -> Option<&Arc<Store>> {
+        self.broker.store()
+    }
+
+    pub(super) fn broker(&self) -> &Arc<Broker> {
+        &self.broker
+    }
+
+    /// The retained messages of a virtual host.
+    pub(super) fn retained(&self, vhost: &str) -> Arc<Retained> {
+        if let Some(found) = self.retained.read().get(vhost) {
+            return Arc::clone(found);
+        }
+        let name: Arc<str> = vhost.into();
+        let new = || Arc::new(Retained::new(&name, self.store()));
+        Arc::clone(self.retained.write().entry(Arc::clone(&name)).or_insert_with(new))
+    }
+
+    /// Asks for a session. The claim's outbox is nudged when it is granted, or superseded by another one.
+    pub(super) fn claim(&self, owner: &Arc<Owner>, claim: &Arc<Claim>) {
+        let mut sessions = self.sessions.lock();
+        let slot = sessions.slots.remove(owner);
+        let slot = match slot {
+            Some(Slot::Taken { by, next }) => {
+                by.supersede();
+                next.iter().for_each(|earlier| earlier.supersede());
+                Slot::Taken { by, next: Some(Arc::clone(claim)) }
+            }
+            kept => {
+                let kept = match kept {
+                    Some(Slot::Kept(kept)) => Some(kept),
+                    _ => None,
+                };
+                if let Some(due) = kept.as_ref().and_then(|kept| kept.due()) {
+                    sessions.due.remove(&(due, Arc::clone(owner)));
+                }
+                claim.grant(kept);
+                Slot::Taken { by: Arc::clone(claim), next: None }
+            }
+        };
+        sessions.slots.insert(Arc::clone(owner), slot);
+    }
+
+    /// The connection that has a session, or waits for it, is gone. What it leaves goes to whoever waits, or is kept.
+    pub(super) fn release(&self, owner: &Arc<Owner>, claim: &Arc<Claim>, left: Option<Box<Kept>>) {
+        let mut sessions = self.sessions.lock();
+        match sessions.slots.remove(owner) {
+            Some(Slot::Taken { by, next }) if Arc::ptr_eq(&by, claim) => {
+                if let Some(next) = next {
+                    next.grant(left);
+                    sessions.slots.insert(Arc::clone(owner), Slot::Taken { by: next, next: None });
+                } else if let Some(kept) = left {
+                    self.keep(&mut sessions, owner, kept);
+                }
+            }
+            Some(Slot::Taken { by, next }) => {
+                let next = next.filter(|next| !Arc::ptr_eq(next, claim));
+                sessions.slots.insert(Arc::clone(owner), Slot::Taken { by, next });
+            }
+            Some(slot) => drop(sessions.slots.insert(Arc::clone(owner), slot)),
+            None => {}
+        }
+    }
+
+    fn keep(&self, sessions: &mut Sessions, owner: &Arc<Owner>, kept: Box<Kept>) {
+        if let Some(due) = kept.due() {
+            sessions.due.insert((due, Arc::clone(owner)));
+            self.changed.notify_one();
+        }
+        sessions.slots.insert(Arc::clone(owner), Slot::Kept(kept));
+    }
+
+    /// When [`Hub::expire`] next has something to do.
+    pub(super) fn next_deadline(&self) -> Option<Timestamp> {
+        self.sessions.lock().due.first().map(|(due, _)| *due)
+    }
+
+    /// Publishes wills and ends sessions whose time has come.
+    pub(super) fn expire(&self, now: Timestamp) {
+        loop {
+            let mut sessions = self.sessions.lock();
+            let Some((_, owner)) = sessions.due.first().filter(|(due, _)| *due <= now).cloned() else {
+                return;
+            };
+            sessions.due.pop_first();
+            let Some(Slot::Kept(mut kept)) = sessions.slots.remove(&owner) else { continue };
+            if kept.ends().is_some_and(|end| end <= now) {
+                // A client that comes meanwhile waits, lest its queue be deleted.
+                let by = Claim::new(&Arc::new(Outbox::new(0)));
+                sessions.slots.insert(Arc::clone(&owner), Slot::Taken { by: Arc::clone(&by), next: None });
+                drop(sessions);
+                self.end(&owner, *kept, now);
+                self.release(&owner, &by, None);
+                continue;
+            }
+            let will = kept.will.take();
+            self.write_down(&owner, &kept);
+            self.keep(&mut sessions, &owner, kept);
+            drop(sessions);
+            if let Some(will) = will {
+                self.publish_will(&owner.vhost, &will.user, &will.will, now);
+            }
+        }
+    }
+
+    /// Ends a session that nobody has: its queue and subscriptions go, and its will is published.
+    pub(super) fn end(&self, owner: &Owner, kept: Kept, now: Timestamp) {
+        let Kept { session, held, groups, will, .. } = kept;
+        if let Some(PendingWill { will, user, .. }) = will {
+            self.publish_will(&owner.vhost, &user, &will, now);
+        }
+        for held in held.into_values() {
+            held.queue.requeue(vec![held.delivery], now);
+        }
+        if let Some(vhost) = self.broker.vhost(&owner.vhost) {
+            for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
+                // Gone already, or somebody else's by now.
+                let _ = vhost.delete_queue(NOBODY, &queue, false, false);
+            }
+        }
+        groups.iter().for_each(|queue| self.leave_group(&owner.vhost, queue));
+        if let Some(store) = self.store() {
+            let key = disk::key(&[&owner.vhost, &owner.client_id]);
+            for packet_id in session.received() {
+                store.catalogue().delete(Section::MqttReceived, received_key(owner, packet_id));
+            }
+            store.catalogue().delete(Section::MqttSessions, key);
+        }
+    }
+
+    /// Writes a session down that nobody has.
+    pub(super) fn write_down(&self, owner: &Owner, kept: &Kept) -> Option<Ticket> {
+        let value = encode(&kept.session, kept.expiry, Some(kept.since), kept.will.as_ref());
+        self.put_session(owner, value)
+    }
+
+    pub(super) fn put_session(&self, owner: &Owner, value: Vec<u8>) -> Option<Ticket> {
+        let key = disk::key(&[&owner.vhost, &owner.client_id]);
+        Some(self.store()?.catalogue().put(Section::MqttSessions, key, value))
+    }
+
+    /// A session shares a queue from now on.
+    pub(super) fn join_group(&self, vhost: &Arc<str>, queue: &str) {
+        *self.sessions.lock().groups.entry((Arc::clone(vhost), queue.into())).or_default() += 1;
+    }
+
+    /// A session does not share a queue any more, which goes with the last one.
+    pub(super) fn leave_group(&self, vhost: &Arc<str>, queue: &str) {
+        let mut sessions = self.sessions.lock();
+        let key = (Arc::clone(vhost), queue.into());
+        let Some(count) = sessions.groups.get_mut(&key) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        sessions.groups.remove(&key);
+        drop(sessions);
+        if let Some(found) = self.broker.vhost(vhost) {
+            // In use if somebody has come to share it meanwhile.
+            let _ = found.delete_queue(NOBODY, queue, true, false);
+        }
+    }
+
+    /// Publishes the will of a client that is gone.
+    pub(super) fn publish_will(&self, vhost: &str, user: &str, will: &StoredWill, now: Timestamp) {
+        if let Err(error) = self.try_will(vhost, user, will, now) {
+            tracing::warn!(vhost, user, topic = &*will.topic, %error, "a will could not be published");
+        }
+    }
+
+    fn try_will(&self, vhost: &str, user: &str, will: &StoredWill, now: Timestamp) -> Result<(), String> {
+        // It was the client's when it connected, from wherever that was.
+        let identity = self.broker.authenticate_external(user, true).map_err(|why| why.to_string())?;
+        let vhost: Arc<VirtualHost> =
+            self.broker.open(&identity, vhost).map_err(|error| error.to_string())?;
+        let properties = will.properties.as_properties();
+        let message =
+            Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
+        let key = routing_key(&will.topic).map_err(|untold| untold.text)?;
+        let amqp = to_amqp(&message).map_err(|untold| untold.text)?;
+        let mut publisher = vhost.publisher(&identity);
+        let body = [Bytes::copy_from_slice(&will.payload)];
+        let publish =
+            Publish { exchange: EXCHANGE, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
+        publisher.publish(publish, now).map_err(|error| error.to_string())?;
+        publisher.flush(now);
+        if will.retain {
+            let [payload] = body;
+            let retained = self.retain(vhost.name(), &will.topic, &message, payload, now);
+            retained.map_err(|retained::Full| "too much is retained")?;
+        }
+        Ok(())
+    }
+
+    /// Retains a message, or with an empty one forgets what was retained. Returns what to wait for.
+    pub(super) fn retain(
+        &self,
+        vhost: &str,
+        topic: &str,
+        message: &Incoming<'_>,
+        payload: Bytes,
+        now: Timestamp,
+    ) -> Result<Option<Ticket>, retained::Full> {
+        let all = self.retained(vhost);
+        if payload.is_empty() {
+            return Ok(all.clear(topic));
+        }
+        let expiry = message.properties.message_expiry_interval();
+        let kept = message.properties.iter().filter(|property| {
+            use mqtt::Property::{MessageExpiryInterval, TopicAlias};
+            !matches!(property, MessageExpiryInterval(_) | TopicAlias(_))
+        });
+        all.set(RetainedMessage {
+            topic: topic.into(),
+            qos: message.qos,
+            properties: kept.fold(mqtt::PropertyList::new(), mqtt::PropertyList::with),
+            payload,
+            expires: expiry.map(|seconds| now.after(u64::from(seconds) * 1000)),
+        })
+    }
+
+    /// Brings back what is on disk. To be called once, before any client is served.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    pub(super) fn load(&self, now: Timestamp) -> Result<(), String> {
+        let Some(store) = self.store() else { return Ok(()) };
+        let mut wrong = None;
+        let mut found = HashMap::new();
+        let catalogue = store.catalogue();
+        let scanned =
+            catalogue.scan(Section::MqttRetained, |key, value| match retained::decode(key, value) {
+                Some((vhost, message)) => self.retained(vhost).restore(message),
+                None => wrong = Some(key.to_vec()),
+            });
+        scanned.map_err(|error| error.to_string())?;
+        let scanned = catalogue.scan(Section::MqttSessions, |key, value| {
+            match disk::names::<2>(key).zip(Kept::decode(value, now)) {
+                Some(([vhost, client_id], kept)) => {
+                    found.insert(Owner { vhost: vhost.into(), client_id: client_id.into() }, kept);
+                }
+                None => wrong = Some(key.to_vec()),
+            }
+        });
+        scanned.map_err(|error| error.to_string())?;
+        self.load_received(store, &mut found)?;
+        if let Some(key) = wrong {
+            return Err(format!("mqtt: '{}' cannot be read", key.escape_ascii()));
+        }
+        let mut sessions = self.sessions.lock();
+        for (owner, mut kept) in found {
+            let shared = kept.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+            kept.groups = shared.map(Into::into).collect();
+            for queue in &kept.groups {
+                *sessions.groups.entry((Arc::clone(&owner.vhost), queue.clone())).or_default() += 1;
+            }
+            self.keep(&mut sessions, &Arc::new(owner), Box::new(kept));
+        }
+        Ok(())
+    }
+
+    /// Identifiers of messages that got to the disk; those of others are forgotten, since the client will send these again.
+    fn load_received(&self, store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
+        let end = store.opened_at();
+        let mut lost = Vec::new();
+        let scanned = store.catalogue().scan(Section::MqttReceived, |key, value| {
+            let received = read_received(key, value);
+            let kept = received.as_ref().and_then(|received| found.get_mut(&received.owner));
+            match (received, kept) {
+                (Some(received), Some(kept)) if received.until <= end.0 => {
+                    kept.session.restore_received(received.packet_id);
+                }
+                _ => lost.push(key.to_vec()),
+            }
+        });
+        scanned.map_err(|error| error.to_string())?;
+        for key in lost {
+            store.catalogue().delete(Section::MqttReceived, key);
+        }
+        Ok(())
+    }
+
+    /// Does what falls due, for ever.
+    pub(super) async fn keep_time(self: Arc<Self>) {
+        loop {
+            match self.next_deadline() {
+                None => self.changed.notified().await,
+                Some(due) => tokio::select! {
+                    () = self.changed.notified() => {}
+                    () = tokio::time::sleep_until(self.clock.instant(due).into()) => {
+                        self.expire(self.clock.timestamp(Instant::now()));
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// The client's queue for messages of QoS 0, or of QoS 1 and 2, as RabbitMQ calls them.
+pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
+    format!("{QUEUE_PREFIX}{client_id}qos{qos}")
+}
+
+/// The queue of a shared subscription: the group and the binding key. `None` if the filter is none.
+pub(super) fn group_queue(filter: &str) -> Option<String> {
+    let filter = mqtt::topic::TopicFilter::parse(filter, true).ok()?;
+    let key = mqtt::topic::filter_to_binding_key(filter.filter());
+    Some(format!("mqtt-shared-subscription-{}/{key}", filter.group()?))
+}
+
+/// In front of a client's name.
+pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
+
+/// The key of a message of QoS 2 that a client has not released.
+pub(super) fn received_key(owner: &Owner, packet_id: u16) -> Vec<u8> {
+    let mut key = disk::key(&[&owner.vhost, &owner.client_id]);
+    key.extend_from_slice(&packet_id.to_be_bytes());
+    key
+}
+
+struct Received {
+    owner: Owner,
+    packet_id: u16,
+    /// How far the log of messages must have got for the message to be there.
+    until: u64,
+}
+
+fn read_received(key: &[u8], value: &[u8]) -> Option<Received> {
+    let ([vhost, client_id], rest) = disk::names_and_rest::<2>(key)?;
+    Some(Received {
+        owner: Owner { vhost: vhost.into(), client_id: client_id.into() },
+        packet_id: u16::from_be_bytes(rest.try_into().ok()?),
+        until: u64::from_be_bytes(value.try_into().ok()?),
+    })
+}

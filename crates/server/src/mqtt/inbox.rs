@@ -1,0 +1,175 @@
+//! What queues have handed over for one client and its own task has not looked at yet.
+//!
+//! Queues deliver from whatever task publishes; packets for the client are made by its own task, which has its session. In
+//! between they wait here, within limits: beyond those, messages stay in their queues. Lock order: queue, then this.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use broker::{Consumer, Delivery, Offer, Room};
+use parking_lot::Mutex;
+use slab::Slab;
+use transport::Outbox;
+
+/// Messages without acknowledgement that wait here: enough for one wake-up of the client's task.
+const MAX_WAITING: usize = 128;
+
+/// Octets of bodies of such messages.
+const MAX_WAITING_OCTETS: usize = 256 * 1024;
+
+/// The client's side of all its queues.
+pub(super) struct Inbox {
+    outbox: Arc<Outbox>,
+    sources: Mutex<Slab<Source>>,
+}
+
+struct Source {
+    serial: u64,
+    arrived: VecDeque<Delivery>,
+    /// Octets of bodies in `arrived`.
+    octets: usize,
+    /// Taken out by the client's task and not settled.
+    unsettled: usize,
+    /// Messages that may be here and unsettled; `None` when nothing is to be settled.
+    limit: Option<usize>,
+    /// Its queue was told that there is no room.
+    starved: bool,
+    /// The queue was deleted.
+    gone: bool,
+}
+
+/// A queue of the client. Places are used again, serial numbers are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SourceKey {
+    place: usize,
+    serial: u64,
+}
+
+/// The consumer of one queue.
+pub(super) struct QueueConsumer {
+    inbox: Arc<Inbox>,
+    key: SourceKey,
+}
+
+impl Inbox {
+    pub(super) fn new(outbox: &Arc<Outbox>) -> Arc<Self> {
+        Arc::new(Self { outbox: Arc::clone(outbox), sources: Mutex::default() })
+    }
+
+    /// Makes a place for a queue, and its consumer. `limit` is how many messages may be unsettled; `None` for a consumer
+    /// without acknowledgements.
+    pub(super) fn add(
+        self: &Arc<Self>,
+        serial: u64,
+        limit: Option<usize>,
+    ) -> (SourceKey, Arc<QueueConsumer>) {
+        let source = Source {
+            serial,
+            arrived: VecDeque::new(),
+            octets: 0,
+            unsettled: 0,
+            limit,
+            starved: true,
+            gone: false,
+        };
+        let place = self.sources.lock().insert(source);
+        let key = SourceKey { place, serial };
+        (key, Arc::new(QueueConsumer { inbox: Arc::clone(self), key }))
+    }
+
+    /// Forgets a queue, whose consumer has been cancelled; returns what had arrived from it.
+    pub(super) fn remove(&self, key: SourceKey) -> VecDeque<Delivery> {
+        let mut sources = self.sources.lock();
+        if find(&mut sources, key).is_none() {
+            return VecDeque::new();
+        }
+        sources.remove(key.place).arrived
+    }
+
+    /// The next message from a queue. One that is to be settled counts until [`Inbox::settled`].
+    pub(super) fn take(&self, key: SourceKey) -> Option<Delivery> {
+        let mut sources = self.sources.lock();
+        let source = find(&mut sources, key)?;
+        let delivery = source.arrived.pop_front()?;
+        source.octets -= delivery.message().body_len();
+        source.unsettled += usize::from(source.limit.is_some());
+        if source.arrived.is_empty() {
+            source.arrived = VecDeque::new();
+        }
+        Some(delivery)
+    }
+
+    /// Whether messages from a queue wait here.
+    pub(super) fn has(&self, key: SourceKey) -> bool {
+        find(&mut self.sources.lock(), key).is_some_and(|source| !source.arrived.is_empty())
+    }
+
+    /// So many messages of the queue have been settled.
+    pub(super) fn settled(&self, key: SourceKey, count: usize) {
+        if let Some(source) = find(&mut self.sources.lock(), key) {
+            source.unsettled = source.unsettled.saturating_sub(count);
+        }
+    }
+
+    /// Counts messages that an earlier connection has left unsettled.
+    pub(super) fn owes(&self, key: SourceKey, count: usize) {
+        if let Some(source) = find(&mut self.sources.lock(), key) {
+            source.unsettled += count;
+        }
+    }
+
+    /// Whether the queue waits to hear that there is room, and there is. It is then to be resumed.
+    pub(super) fn wants_resuming(&self, key: SourceKey) -> bool {
+        let mut sources = self.sources.lock();
+        let Some(source) = find(&mut sources, key) else { return false };
+        let resumes = source.starved && !source.is_full();
+        source.starved &= !resumes;
+        resumes
+    }
+
+    /// Whether a queue was deleted, and its consumer with it.
+    pub(super) fn is_gone(&self, key: SourceKey) -> bool {
+        find(&mut self.sources.lock(), key).is_none_or(|source| source.gone)
+    }
+}
+
+fn find(sources: &mut Slab<Source>, key: SourceKey) -> Option<&mut Source> {
+    sources.get_mut(key.place).filter(|source| source.serial == key.serial)
+}
+
+impl Source {
+    fn is_full(&self) -> bool {
+        match self.limit {
+            Some(limit) => self.arrived.len() + self.unsettled >= limit,
+            None => self.arrived.len() >= MAX_WAITING || self.octets >= MAX_WAITING_OCTETS,
+        }
+    }
+}
+
+impl Consumer for QueueConsumer {
+    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        let mut sources = self.inbox.sources.lock();
+        let Some(source) = find(&mut sources, self.key) else { return Room::Full };
+        let before = source.arrived.len();
+        let room = loop {
+            if source.is_full() {
+                source.starved = true;
+                break Room::Full;
+            }
+            let Some(delivery) = offer.next() else { break Room::More };
+            source.octets += delivery.message().body_len();
+            source.arrived.push_back(delivery);
+        };
+        if source.arrived.len() > before {
+            self.inbox.outbox.nudge();
+        }
+        room
+    }
+
+    fn cancelled(&self) {
+        if let Some(source) = find(&mut self.inbox.sources.lock(), self.key) {
+            source.gone = true;
+        }
+        self.inbox.outbox.nudge();
+    }
+}

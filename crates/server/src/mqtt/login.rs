@@ -1,0 +1,161 @@
+//! CONNECT: who the client is, where it goes, and how long its session lasts.
+
+use broker::{LoginRefused, Seat};
+use mqtt::ReasonCode;
+use mqtt::packet::Connect;
+use mqtt::server::split_user_name;
+use transport::Peer;
+
+use super::MqttConfig;
+use super::hub::{Hub, Owner, QUEUE_PREFIX};
+use super::message::MAX_SHORT;
+
+/// Longest client identifier: with what stands around it, it is the name of a queue.
+const MAX_CLIENT_ID: usize = MAX_SHORT - QUEUE_PREFIX.len() - "qos0".len();
+
+/// What a CONNECT says, and what comes of it.
+pub(super) struct Login {
+    user: Option<Box<str>>,
+    password: Option<Box<[u8]>>,
+    client_id: Box<str>,
+    /// The name is the server's.
+    is_assigned: bool,
+    expiry: u32,
+    pub(super) is_bridge: bool,
+    seat: Option<Seat>,
+    vhost: Box<str>,
+}
+
+/// Why a client is not let in.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) reason: ReasonCode,
+    /// For the log.
+    pub(super) why: String,
+    /// For the client, who does not learn everything.
+    pub(super) told: &'static str,
+}
+
+impl Refused {
+    pub(super) fn new(reason: ReasonCode, why: String) -> Self {
+        Self { reason, why, told: "" }
+    }
+}
+
+impl Login {
+    /// Reads a CONNECT.
+    ///
+    /// # Errors
+    /// A name that no queue can have.
+    pub(super) fn of(connect: &Connect<'_>) -> Result<Self, Refused> {
+        let is_assigned = connect.client_id.is_empty();
+        let client_id =
+            if is_assigned { broker::generated_name("leveret-") } else { connect.client_id.to_owned() };
+        if client_id.len() > MAX_CLIENT_ID || client_id.contains(char::is_control) {
+            let why = "client identifier that is too long for a queue's name, or has control characters";
+            return Err(Refused {
+                reason: ReasonCode::ClientIdentifierNotValid,
+                why: why.to_owned(),
+                told: "at most 232 octets, no control characters",
+            });
+        }
+        if connect.will.is_some_and(|will| will.topic.len() > MAX_SHORT) {
+            return Err(Refused {
+                reason: ReasonCode::TopicNameInvalid,
+                why: "topic of the will longer than 255 octets".to_owned(),
+                told: "topic of the will longer than 255 octets",
+            });
+        }
+        let expiry = match (connect.version.is_5(), connect.clean_start) {
+            (true, _) => connect.properties.session_expiry_interval().unwrap_or(0),
+            (false, clean) => {
+                if clean {
+                    0
+                } else {
+                    u32::MAX
+                }
+            }
+        };
+        Ok(Self {
+            user: connect.user_name.map(Into::into),
+            password: connect.password.map(Into::into),
+            client_id: client_id.into(),
+            is_assigned,
+            expiry,
+            is_bridge: connect.is_bridge,
+            seat: None,
+            vhost: Box::default(),
+        })
+    }
+
+    /// Authenticates, and opens the virtual host.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn judge(mut self, hub: &Hub, peer: Peer, external: Option<&str>) -> Result<Self, Refused> {
+        let config = &hub.config;
+        let broker = hub.broker();
+        let (vhost, name) = match &self.user {
+            Some(user) => split_user_name(user),
+            None => (None, ""),
+        };
+        let vhost = vhost.unwrap_or(&config.vhost).to_owned();
+        let loopback = peer.is_loopback();
+        let judged = match (&self.user, &self.password) {
+            (Some(_), Some(password)) => broker.authenticate(name, password, loopback),
+            (Some(_), None) => return Err(bad_credentials("user without a password")),
+            // The client says nothing: its certificate does, or the operator.
+            (None, None) => match external.or(config.anonymous_user.as_deref()) {
+                Some(user) => broker.authenticate_external(user, loopback),
+                None => {
+                    let why = "no user name, and anonymous clients are not let in (mqtt_anonymous_user)";
+                    return Err(bad_credentials(why));
+                }
+            },
+            (None, Some(_)) => return Err(bad_credentials("password without a user")),
+        };
+        let identity = judged.map_err(|why| match why {
+            LoginRefused::LoopbackOnly => Refused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),
+            why => bad_credentials(&format!("{name}: {why}")),
+        })?;
+        let seat = broker.seat(&identity, &vhost);
+        let seat = seat.map_err(|error| Refused::new(ReasonCode::NotAuthorized, error.to_string()))?;
+        (self.user, self.vhost) = (Some(identity.user().into()), vhost.into());
+        self.password = None;
+        self.seat = Some(seat);
+        Ok(self)
+    }
+
+    /// The user, once that is known.
+    pub(super) fn user(&self) -> &str {
+        self.user.as_deref().unwrap_or_default()
+    }
+
+    /// Whose session it is.
+    pub(super) fn owner(&self) -> Owner {
+        Owner { vhost: (*self.vhost).into(), client_id: self.client_id.clone() }
+    }
+
+    pub(super) fn take_seat(&mut self) -> Option<Seat> {
+        self.seat.take()
+    }
+
+    /// The name that the server has given to the client.
+    pub(super) fn assigned(&self) -> Option<&str> {
+        self.is_assigned.then_some(&*self.client_id)
+    }
+
+    /// Seconds that the session outlives the connection.
+    pub(super) fn session_expiry(&self, config: &MqttConfig) -> u32 {
+        self.expiry.min(config.settings.session_expiry_maximum)
+    }
+}
+
+/// User and virtual host of a login that was accepted.
+pub(super) fn names(judged: &Result<Login, Refused>) -> Option<(&str, &str)> {
+    judged.as_ref().ok().map(|login| (login.user(), &*login.vhost))
+}
+
+fn bad_credentials(why: &str) -> Refused {
+    Refused::new(ReasonCode::BadUserNameOrPassword, why.to_owned())
+}

@@ -1,0 +1,349 @@
+//! Messages of MQTT as messages of AMQP, and back.
+//!
+//! What both have is the same property in both; the rest of an MQTT message travels in headers:
+//!
+//! | MQTT | AMQP |
+//! |---|---|
+//! | topic | routing key on amq.topic, `/` as `.` |
+//! | QoS | delivery_mode, header `x-mqtt-publish-qos` |
+//! | DUP | header `x-mqtt-dup` |
+//! | RETAIN | header `x-mqtt-retain`, when it is set |
+//! | Message Expiry Interval | expiration, what is left of it |
+//! | Content Type | content_type |
+//! | Response Topic | reply_to, as a routing key |
+//! | Correlation Data | correlation_id |
+//! | User Property | header of that name; if there is one twice, or its name is ours, `x-mqtt-user-properties` as well |
+//! | Payload Format Indicator | header `x-mqtt-payload-format-indicator` |
+//!
+//! Headers of AMQP messages become User Properties if they are text, numbers or truth values; others, and AMQP's other
+//! properties, have no counterpart.
+
+use std::time::Duration;
+
+use amqp::properties::{PERSISTENT, ShortBytes};
+use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use broker::Timestamp;
+use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
+use mqtt::{Property, PropertyList, QoS, ReasonCode};
+
+/// What RabbitMQ's plug-in tells, too.
+const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
+const DUP: &str = "x-mqtt-dup";
+const RETAIN: &str = "x-mqtt-retain";
+/// Who published it, for subscriptions that want nothing of their own.
+const CLIENT: &str = "x-mqtt-client-id";
+const PAYLOAD_FORMAT: &str = "x-mqtt-payload-format-indicator";
+/// All User Properties in order, names and values in turn.
+const USER_PROPERTIES: &str = "x-mqtt-user-properties";
+/// In front of all of ours.
+const OURS: &str = "x-mqtt-";
+
+/// Longest short string of AMQP: a routing key, a content type and others.
+pub(super) const MAX_SHORT: usize = 255;
+
+/// A message on its way in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Incoming<'m> {
+    pub(super) qos: QoS,
+    pub(super) dup: bool,
+    pub(super) retain: bool,
+    pub(super) properties: mqtt::Properties<'m>,
+    /// The publisher's name, if it has to be told.
+    pub(super) client_id: Option<&'m str>,
+}
+
+/// Why a message cannot be told in AMQP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Untold {
+    pub(super) reason: ReasonCode,
+    pub(super) text: &'static str,
+}
+
+/// What an AMQP message says to MQTT clients.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) topic: String,
+    /// As it was published: QoS 1 where nobody says otherwise, as in RabbitMQ.
+    pub(super) qos: QoS,
+    pub(super) retain: bool,
+    /// Its publisher, where it is told.
+    pub(super) client_id: Option<Box<str>>,
+}
+
+/// The routing key of a topic name.
+///
+/// # Errors
+/// It is too long for AMQP.
+pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
+    if topic.len() > MAX_SHORT {
+        return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 octets" });
+    }
+    Ok(topic_to_routing_key(topic))
+}
+
+/// Flags and list of the AMQP properties.
+///
+/// # Errors
+/// A property that is too long for AMQP.
+pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
+    let mut headers = FieldTable::new();
+    headers.insert(PUBLISH_QOS, FieldValue::I8(level(message.qos)));
+    headers.insert(DUP, FieldValue::Boolean(message.dup));
+    if message.retain {
+        headers.insert(RETAIN, FieldValue::Boolean(true));
+    }
+    if let Some(client) = message.client_id {
+        headers.insert(CLIENT, FieldValue::text(client));
+    }
+    let properties = &message.properties;
+    if let Some(is_text) = properties.payload_format_indicator() {
+        headers.insert(PAYLOAD_FORMAT, FieldValue::Boolean(is_text));
+    }
+    put_user_properties(properties, &mut headers);
+    let mut amqp = Properties::default();
+    if message.qos != QoS::AtMostOnce {
+        amqp.delivery_mode = Some(PERSISTENT);
+    }
+    let expiration =
+        properties.message_expiry_interval().map(|seconds| (u64::from(seconds) * 1000).to_string());
+    amqp.expiration = expiration.as_deref();
+    amqp.content_type = properties.content_type();
+    let reply_to = properties.response_topic().map(topic_to_routing_key);
+    amqp.reply_to = reply_to.as_deref();
+    amqp.correlation_id = properties.correlation_data().map(ShortBytes);
+    for len in [
+        amqp.content_type.map_or(0, str::len),
+        amqp.reply_to.map_or(0, str::len),
+        amqp.correlation_id.map_or(0, |id| id.0.len()),
+    ] {
+        if len > MAX_SHORT {
+            let text = "content type, response topic or correlation data longer than 255 octets";
+            return Err(Untold { reason: ReasonCode::ImplementationSpecificError, text });
+        }
+    }
+    let headers = headers.encode();
+    amqp.headers = RawTable::check(&headers).ok();
+    let mut octets = Vec::new();
+    amqp.encode(&mut octets);
+    Ok(octets)
+}
+
+fn put_user_properties(properties: &mqtt::Properties<'_>, headers: &mut FieldTable) {
+    let mut is_told_whole = true;
+    for (name, value) in properties.user_properties() {
+        if name.len() > MAX_SHORT || headers.get(name).is_some() || is_reserved(name) {
+            is_told_whole = false;
+        } else {
+            headers.insert(name, FieldValue::text(value));
+        }
+    }
+    if !is_told_whole {
+        let pairs = properties.user_properties();
+        let pairs = pairs.flat_map(|(name, value)| [FieldValue::text(name), FieldValue::text(value)]);
+        headers.insert(USER_PROPERTIES, FieldValue::Array(pairs.collect()));
+    }
+}
+
+/// Headers that mean something to the broker: a stranger's User Property must not become one.
+fn is_reserved(name: &str) -> bool {
+    name.starts_with(OURS) || matches!(name, "CC" | "BCC" | "x-death" | "")
+}
+
+/// Reads what matters for delivering a message, whatever the client's version. `None` if its topic is none that MQTT knows:
+/// it has a wildcard, or is empty.
+pub(super) fn outgoing(routing_key: &str, properties: &Properties<'_>) -> Option<Outgoing> {
+    let topic = routing_key_to_topic(routing_key);
+    check_name(&topic).ok().filter(|()| !topic.contains('\0'))?;
+    let mut outgoing = Outgoing { topic, qos: QoS::AtLeastOnce, retain: false, client_id: None };
+    if let Some(headers) = properties.headers.filter(|headers| !headers.is_empty()) {
+        let headers = headers.decode();
+        let qos = headers.get(PUBLISH_QOS).and_then(FieldValue::as_integer);
+        outgoing.qos =
+            qos.and_then(|qos| QoS::from_level(u8::try_from(qos).ok()?)).unwrap_or(QoS::AtLeastOnce);
+        outgoing.retain = matches!(headers.get(RETAIN), Some(FieldValue::Boolean(true)));
+        outgoing.client_id = headers.get(CLIENT).and_then(FieldValue::as_text).map(Into::into);
+    }
+    Some(outgoing)
+}
+
+/// The properties for a client of 5.0. `left` is the time after which the message is of no use.
+pub(super) fn to_mqtt(properties: &Properties<'_>, left: Option<Duration>) -> PropertyList {
+    let mut list = PropertyList::new();
+    let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
+    if let Some(FieldValue::Boolean(is_text)) = headers.get(PAYLOAD_FORMAT) {
+        list.push(Property::PayloadFormatIndicator(*is_text));
+    }
+    if let Some(left) = left {
+        let seconds = left.as_millis().div_ceil(1000);
+        list.push(Property::MessageExpiryInterval(u32::try_from(seconds).unwrap_or(u32::MAX)));
+    }
+    if let Some(kind) = properties.content_type.filter(|text| is_text(text)) {
+        list.push(Property::ContentType(kind));
+    }
+    let reply_to = properties.reply_to.map(routing_key_to_topic);
+    if let Some(topic) = reply_to.as_deref().filter(|topic| is_text(topic) && check_name(topic).is_ok()) {
+        list.push(Property::ResponseTopic(topic));
+    }
+    if let Some(id) = properties.correlation_id {
+        list.push(Property::CorrelationData(id.0));
+    }
+    if let Some(FieldValue::Array(pairs)) = headers.get(USER_PROPERTIES) {
+        let texts: Vec<&str> = pairs.iter().filter_map(FieldValue::as_text).collect();
+        texts.chunks_exact(2).for_each(|pair| push_user_property(&mut list, pair[0], pair[1]));
+    } else {
+        for (name, value) in headers.iter().filter(|(name, _)| !name.starts_with(OURS)) {
+            if let Some(value) = as_text(value) {
+                push_user_property(&mut list, name, &value);
+            }
+        }
+    }
+    list
+}
+
+fn push_user_property(list: &mut PropertyList, name: &str, value: &str) {
+    if is_text(name) && is_text(value) && value.len() <= mqtt::wire::MAX_STRING {
+        list.push(Property::UserProperty(name, value));
+    }
+}
+
+/// What MQTT allows in a string.
+fn is_text(text: &str) -> bool {
+    !text.contains('\0')
+}
+
+fn as_text(value: &FieldValue) -> Option<String> {
+    Some(match value {
+        FieldValue::LongString(_) => value.as_text()?.to_owned(),
+        FieldValue::Boolean(flag) => flag.to_string(),
+        FieldValue::F32(number) => number.to_string(),
+        FieldValue::F64(number) => number.to_string(),
+        FieldValue::Timestamp(seconds) => seconds.to_string(),
+        other => other.as_integer()?.to_string(),
+    })
+}
+
+fn level(qos: QoS) -> i8 {
+    match qos {
+        QoS::AtMostOnce => 0,
+        QoS::AtLeastOnce => 1,
+        QoS::ExactlyOnce => 2,
+    }
+}
+
+/// How long a message is of use from now on.
+pub(super) fn left(expires: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
+    expires.map(|at| Duration::from_millis(at.0.saturating_sub(now.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn there_and_back(list: &PropertyList, left: Option<Duration>) -> PropertyList {
+        let properties = list.as_properties();
+        let message =
+            Incoming { qos: QoS::ExactlyOnce, dup: false, retain: true, properties, client_id: Some("me") };
+        let octets = to_amqp(&message).unwrap();
+        let amqp = Properties::decode(&octets).unwrap();
+        let outgoing = outgoing("a.b", &amqp).unwrap();
+        assert_eq!((outgoing.topic.as_str(), outgoing.qos, outgoing.retain), ("a/b", QoS::ExactlyOnce, true));
+        assert_eq!(outgoing.client_id.as_deref(), Some("me"));
+        to_mqtt(&amqp, left)
+    }
+
+    #[test]
+    fn every_property_comes_back() {
+        let list = PropertyList::new()
+            .with(Property::PayloadFormatIndicator(true))
+            .with(Property::MessageExpiryInterval(7))
+            .with(Property::ContentType("text/plain"))
+            .with(Property::ResponseTopic("answers/me"))
+            .with(Property::CorrelationData(&[0xff, 0]))
+            .with(Property::UserProperty("b", "1"))
+            .with(Property::UserProperty("a", "2"));
+        assert_eq!(there_and_back(&list, Some(Duration::from_millis(6001))), list);
+    }
+
+    #[test]
+    fn user_properties_keep_their_order_and_their_repeats() {
+        let list = PropertyList::new()
+            .with(Property::UserProperty("b", "1"))
+            .with(Property::UserProperty("a", "2"))
+            .with(Property::UserProperty("b", "3"));
+        assert_eq!(there_and_back(&list, None), list);
+    }
+
+    #[test]
+    fn no_user_property_becomes_a_header_that_the_broker_obeys() {
+        let list = PropertyList::new()
+            .with(Property::UserProperty("BCC", "q"))
+            .with(Property::UserProperty("x-mqtt-publish-qos", "0"))
+            .with(Property::UserProperty("x-mqtt-client-id", "somebody"));
+        assert_eq!(there_and_back(&list, None), list);
+    }
+
+    #[test]
+    fn properties_are_those_that_amqp_clients_know() {
+        let list = PropertyList::new()
+            .with(Property::MessageExpiryInterval(7))
+            .with(Property::ContentType("text/plain"))
+            .with(Property::ResponseTopic("answers/me"))
+            .with(Property::CorrelationData(b"id"))
+            .with(Property::UserProperty("k", "v"));
+        let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
+        let message = Incoming { qos, dup: true, retain: false, properties, client_id: None };
+        let octets = to_amqp(&message).unwrap();
+        let amqp = Properties::decode(&octets).unwrap();
+        assert_eq!((amqp.expiration, amqp.content_type), (Some("7000"), Some("text/plain")));
+        assert_eq!((amqp.reply_to, amqp.correlation_id), (Some("answers.me"), Some("id".into())));
+        assert_eq!(amqp.delivery_mode, Some(PERSISTENT));
+        let headers = amqp.headers.unwrap().decode();
+        assert_eq!(headers.get("k").and_then(FieldValue::as_text), Some("v"));
+        assert_eq!(headers.get(DUP), Some(&FieldValue::Boolean(true)));
+        assert_eq!(headers.get(PUBLISH_QOS), Some(&FieldValue::I8(1)));
+    }
+
+    #[test]
+    fn what_amqp_cannot_hold_is_refused() {
+        let long = "x".repeat(256);
+        assert_eq!(routing_key(&long).unwrap_err().reason, ReasonCode::TopicNameInvalid);
+        for property in [
+            Property::ContentType(&long),
+            Property::ResponseTopic(&long),
+            Property::CorrelationData(&[0; 256]),
+        ] {
+            let list = PropertyList::new().with(property);
+            let (qos, properties) = (QoS::AtMostOnce, list.as_properties());
+            assert!(
+                to_amqp(&Incoming { qos, dup: false, retain: false, properties, client_id: None }).is_err()
+            );
+        }
+    }
+
+    #[test]
+    fn a_message_of_amqp_is_of_qos_1_and_its_plain_headers_are_told() {
+        let table: FieldTable = [
+            ("text", FieldValue::text("t")),
+            ("number", FieldValue::I32(-5)),
+            ("flag", FieldValue::Boolean(true)),
+            ("table", FieldValue::Table(FieldTable::new())),
+        ]
+        .into_iter()
+        .collect();
+        let encoded = table.encode();
+        let properties = Properties::default().with_headers(RawTable::check(&encoded).unwrap());
+        assert_eq!(outgoing("a", &properties).unwrap().qos, QoS::AtLeastOnce);
+        let expected = PropertyList::new()
+            .with(Property::UserProperty("text", "t"))
+            .with(Property::UserProperty("number", "-5"))
+            .with(Property::UserProperty("flag", "true"));
+        assert_eq!(to_mqtt(&properties, None), expected);
+    }
+
+    #[test]
+    fn a_routing_key_that_is_no_topic_name_is_no_message_of_mqtt() {
+        for key in ["", "a.+", "a.#", "a\0"] {
+            assert!(outgoing(key, &Properties::default()).is_none(), "{key:?}");
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Retained messages: the last one of each topic, for those who subscribe later (section 3.3.1.3).
+//!
+//! One tree of topic levels for each virtual host. A subscription looks at as many nodes as its filter can match, and a
+//! change at as many as its topic has levels. What is retained is in memory; on disk it is a table of definitions.
+
+use std::sync::Arc;
+
+use broker::{Section, Store, Ticket, Timestamp};
+use bytes::Bytes;
+use hashbrown::HashMap;
+use mqtt::topic::TopicFilter;
+use mqtt::{Holder, Properties, PropertyList, QoS};
+use parking_lot::RwLock;
+
+/// Octets that all retained messages of a virtual host may take.
+const MAX_OCTETS: usize = 256 << 20;
+
+/// Octets that a retained message takes beside what it says, about: its nodes in the tree.
+const OWN_OCTETS: usize = 256;
+
+/// One retained message.
+#[derive(Debug, PartialEq)]
+pub(super) struct RetainedMessage {
+    pub(super) topic: Box<str>,
+    pub(super) qos: QoS,
+    /// Without Message Expiry Interval.
+    pub(super) properties: PropertyList,
+    pub(super) payload: Bytes,
+    pub(super) expires: Option<Timestamp>,
+}
+
+impl RetainedMessage {
+    fn weight(&self) -> usize {
+        OWN_OCTETS
+            + 2 * self.topic.len()
+            + self.properties.as_properties().octets().len()
+            + self.payload.len()
+    }
+
+    pub(super) fn is_expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|at| at <= now)
+    }
+}
+
+/// There is no room for another retained message.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+/// The retained messages of a virtual host.
+pub(super) struct Retained {
+    vhost: Arc<str>,
+    store: Option<Arc<Store>>,
+    tree: RwLock<Tree>,
+}
+
+#[derive(Default)]
+struct Tree {
+    root: Node,
+    octets: usize,
+}
+
+#[derive(Default)]
+struct Node {
+    message: Option<Arc<RetainedMessage>>,
+    children: HashMap<Box<str>, Node>,
+}
+
+impl Retained {
+    pub(super) fn new(vhost: &Arc<str>, store: Option<&Arc<Store>>) -> Self {
+        Self { vhost: Arc::clone(vhost), store: store.cloned(), tree: RwLock::default() }
+    }
+
+    /// Retains a message in place of the one that its topic had. Returns what to wait for.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(super) fn set(&self, message: RetainedMessage) -> Result<Option<Ticket>, Full> {
+        let mut tree = self.tree.write();
+        tree.set(Arc::new(message)).map(|kept| self.write_down(&kept))
+    }
+
+    /// Forgets the message of a topic. Returns what to wait for, if there was one.
+    pub(super) fn clear(&self, topic: &str) -> Option<Ticket> {
+        let mut tree = self.tree.write();
+        tree.clear(topic).then_some(())?;
+        let store = self.store.as_ref()?;
+        Some(store.catalogue().delete(Section::MqttRetained, key(&self.vhost, topic)))
+    }
+
+    /// The messages of the topics that a filter matches, at `now`.
+    pub(super) fn matching(&self, filter: &TopicFilter<'_>, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
+        let mut found = Vec::new();
+        let levels: Vec<&str> = filter.filter().split('/').collect();
+        self.tree.read().root.collect(&levels, true, &mut |message| {
+            if !message.is_expired(now) {
+                found.push(Arc::clone(message));
+            }
+        });
+        found
+    }
+
+    /// Takes in what was on disk.
+    pub(super) fn restore(&self, message: RetainedMessage) {
+        // There was room for it before.
+        let _ = self.tree.write().set(Arc::new(message));
+    }
+
+    fn write_down(&self, message: &RetainedMessage) -> Option<Ticket> {
+        let store = self.store.as_ref()?;
+        let key = key(&self.vhost, &message.topic);
+        Some(store.catalogue().put(Section::MqttRetained, key, encode(message)))
+    }
+}
+
+impl Tree {
+    fn set(&mut self, message: Arc<RetainedMessage>) -> Result<Arc<RetainedMessage>, Full> {
+        let weight = message.weight();
+        if self.octets + weight > MAX_OCTETS {
+            return Err(Full);
+        }
+        let mut node = &mut self.root;
+        for level in message.topic.split('/') {
+            node = node.children.entry_ref(level).or_default();
+        }
+        let old = node.message.replace(Arc::clone(&message));
+        self.octets = self.octets + weight - old.map_or(0, |old| old.weight());
+        Ok(message)
+    }
+
+    fn clear(&mut self, topic: &str) -> bool {
+        let levels: Vec<&str> = topic.split('/').collect();
+        let Some(old) = self.root.remove(&levels) else { return false };
+        self.octets -= old.weight();
+        true
+    }
+}
+
+impl Node {
+    fn remove(&mut self, levels: &[&str]) -> Option<Arc<RetainedMessage>> {
+        let Some((level, rest)) = levels.split_first() else { return self.message.take() };
+        let child = self.children.get_mut(*level)?;
+        let removed = child.remove(rest);
+        if child.message.is_none() && child.children.is_empty() {
+            self.children.remove(*level);
+        }
+        removed
+    }
+
+    /// Section 4.7.2: wildcards in front match no topics that begin with `$`.
+    fn collect(&self, levels: &[&str], is_first: bool, each: &mut impl FnMut(&Arc<RetainedMessage>)) {
+        let Some((level, rest)) = levels.split_first() else {
+            return self.message.iter().for_each(each);
+        };
+        let visible = |name: &str| !(is_first && name.starts_with('$'));
+        match *level {
+            "#" => {
+                if !is_first {
+                    self.message.iter().for_each(&mut *each);
+                }
+                for (_, child) in self.children.iter().filter(|(name, _)| visible(name)) {
+                    child.collect(levels, false, each);
+                }
+            }
+            "+" => {
+                for (_, child) in self.children.iter().filter(|(name, _)| visible(name)) {
+                    child.collect(rest, false, each);
+                }
+            }
+            level => {
+                if let Some(child) = self.children.get(level) {
+                    child.collect(rest, false, each);
+                }
+            }
+        }
+    }
+}
+
+/// Name of the virtual host and topic, which begins behind the first octet that is no part of a name.
+fn key(vhost: &str, topic: &str) -> Vec<u8> {
+    super::disk::key(&[vhost, topic])
+}
+
+fn encode(message: &RetainedMessage) -> Vec<u8> {
+    let mut octets = vec![FORM, message.qos as u8];
+    octets.extend_from_slice(&message.expires.map_or(0, |at| at.0).to_be_bytes());
+    let properties = message.properties.as_properties();
+    octets.extend_from_slice(&(properties.octets().len() as u32).to_be_bytes());
+    octets.extend_from_slice(properties.octets());
+    octets.extend_from_slice(&message.payload);
+    octets
+}
+
+/// What [`encode`] wrote, with the virtual host; `None` if it is not well-formed.
+pub(super) fn decode<'k>(key: &'k [u8], value: &[u8]) -> Option<(&'k str, RetainedMessage)> {
+    let names = super::disk::names::<2>(key)?;
+    let (&[FORM, qos], rest) = value.split_first_chunk()? else { return None };
+    let (expires, rest) = rest.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let (properties, payload) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+    let checked = Properties::check(properties, Holder::Publish).ok()?;
+    let message = RetainedMessage {
+        topic: names[1].into(),
+        qos: QoS::from_level(qos)?,
+        properties: checked.iter().fold(PropertyList::new(), PropertyList::with),
+        payload: Bytes::copy_from_slice(payload),
+        expires: Some(u64::from_be_bytes(*expires)).filter(|at| *at != 0).map(Timestamp),
+    };
+    Some((names[0], message))
+}
+
+/// First octet of what is written, so that another form can be told from this one.
+const FORM: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use mqtt::Property;
+
+    use super::*;
+
+    fn message(topic: &str, payload: &[u8]) -> RetainedMessage {
+        RetainedMessage {
+            topic: topic.into(),
+            qos: QoS::AtLeastOnce,
+            properties: PropertyList::new().with(Property::ContentType("x")),
+            payload: Bytes::copy_from_slice(payload),
+            expires: None,
+        }
+    }
+
+    fn found(retained: &Retained, filter: &str) -> Vec<String> {
+        let filter = TopicFilter::parse(filter, true).unwrap();
+        let found = retained.matching(&filter, Timestamp(100));
+        let mut topics: Vec<_> = found.iter().map(|message| message.topic.to_string()).collect();
+        topics.sort();
+        topics
+    }
+
+    const TOPICS: [&str; 9] = ["a", "a/b", "a/b/c", "/a", "a/", "b//c", "$SYS/x", "$SYS", "ä/b"];
+
+    #[test]
+    fn what_is_found_is_what_the_filter_matches() {
+        let retained = Retained::new(&"/".into(), None);
+        for topic in TOPICS {
+            retained.set(message(topic, b"1")).unwrap();
+        }
+        for filter in [
+            "#", "+", "a", "a/#", "a/+", "+/b", "+/b/#", "/#", "/+", "+/+", "b/+/c", "$SYS/#", "$SYS/+",
+            "a/b/c/#", "z",
+        ] {
+            let parsed = TopicFilter::parse(filter, true).unwrap();
+            let mut expected: Vec<_> =
+                TOPICS.iter().filter(|topic| parsed.matches(topic)).map(ToString::to_string).collect();
+            expected.sort();
+            assert_eq!(found(&retained, filter), expected, "{filter}");
+        }
+    }
+
+    #[test]
+    fn the_last_one_stays_and_nothing_is_left_of_what_is_cleared() {
+        let retained = Retained::new(&"/".into(), None);
+        for payload in [b"1", b"2"] {
+            retained.set(message("a/b", payload)).unwrap();
+        }
+        let kept = retained.matching(&TopicFilter::parse("a/b", true).unwrap(), Timestamp(0));
+        assert_eq!((kept.len(), &*kept[0].payload), (1, &b"2"[..]));
+        retained.set(message("a", b"3")).unwrap();
+        retained.clear("a/b");
+        retained.clear("never");
+        assert_eq!(found(&retained, "#"), ["a"]);
+        retained.clear("a");
+        let tree = retained.tree.read();
+        assert!(tree.root.children.is_empty() && tree.octets == 0);
+    }
+
+    #[test]
+    fn what_is_too_old_is_not_found() {
+        let retained = Retained::new(&"/".into(), None);
+        retained.set(RetainedMessage { expires: Some(Timestamp(100)), ..message("old", b"") }).unwrap();
+        retained.set(RetainedMessage { expires: Some(Timestamp(101)), ..message("young", b"") }).unwrap();
+        assert_eq!(found(&retained, "#"), ["young"]);
+    }
+
+    #[test]
+    fn they_take_a_bounded_room() {
+        let retained = Retained::new(&"/".into(), None);
+        let large = vec![0; MAX_OCTETS / 2];
+        retained.set(message("a", &large)).unwrap();
+        assert_eq!(retained.set(message("b", &large)), Err(Full));
+        retained.clear("a");
+        assert!(retained.set(message("b", &large)).is_ok());
+    }
+
+    #[test]
+    fn they_are_read_as_they_were_written() {
+        let written = RetainedMessage { expires: Some(Timestamp(7)), ..message("a/b", b"payload") };
+        let (key, value) = (key("v", "a/b"), encode(&written));
+        assert_eq!(decode(&key, &value), Some(("v", written)));
+        for cut in 0..15 {
+            assert_eq!(decode(&key, &value[..cut]), None, "{cut} octets");
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Whole conversations of MQTT clients with the embedded broker, stepped without sockets.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::mqtt::packet::{
+    Ack, AckKind, Connect, Disconnect, Payload, Publish, Requests, Subscribe, SubscribeOptions,
+    SubscribeRequest,
+};
+use ::mqtt::server::Settings;
+use ::mqtt::{Decoder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
+use broker::{Broker, BrokerConfig};
+use store::disk::simulated::SimDisk;
+use store::journal::Settings as JournalSettings;
+use store::{Rounds, Store};
+use transport::{Intent, Outbox, Peer, Protocol};
+
+use super::hub::Hub;
+use super::{Connection, MqttConfig};
+use crate::door::{Clock, Door};
+use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::server::{Server, ServerConfig, Shared};
+
+/// A server, and perhaps its disk, whose rounds the test does.
+struct World {
+    shared: Arc<Shared>,
+    hub: Arc<Hub>,
+    rounds: Option<Rounds>,
+    next_id: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::of(Broker::new(BrokerConfig::default()), None)
+    }
+
+    /// On what a disk holds.
+    fn on(disk: &SimDisk) -> Self {
+        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
+        let settings = JournalSettings::default();
+        let (store, mut rounds, recovered) = Store::open(Arc::new(disk.clone()), settings).unwrap();
+        let is_new = store.catalogue().was_empty();
+        let now = Clock::start().timestamp(Instant::now());
+        broker.restore(&store, recovered, now).unwrap();
+        if is_new {
+            broker.add_defaults();
+        }
+        rounds.step();
+        Self::of(broker, Some(rounds))
+    }
+
+    fn of(broker: Arc<Broker>, rounds: Option<Rounds>) -> Self {
+        let config = ServerConfig {
+            limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 0 }.into(),
+            channel_max: 10,
+            frame_max: 4096,
+            heartbeat: 0,
+            max_message_size: 20_000,
+            outbox_limit: 1 << 20,
+            handshake_timeout: Duration::from_secs(10),
+            write_timeout: Duration::from_secs(10),
+            consumer_timeout: Duration::from_secs(1800),
+            access_log: None,
+        };
+        let clock = Clock::start();
+        let server = Server::new(config, Door::Broker(Arc::clone(&broker)), clock, "test");
+        let config = MqttConfig {
+            vhost: "/".to_owned(),
+            anonymous_user: Some("guest".to_owned()),
+            settings: Arc::new(Settings::default()),
+        };
+        let hub = Hub::new(broker, config, clock);
+        hub.load(clock.timestamp(Instant::now())).unwrap();
+        let shared = server.shared();
+        shared.set_mqtt(Arc::clone(&hub));
+        Self { shared, hub, rounds, next_id: 1 }
+    }
+
+    fn round(&mut self) {
+        if let Some(rounds) = &mut self.rounds {
+            rounds.step();
+        }
+    }
+
+    fn client(&mut self, version: Version) -> Client {
+        let outbox = Arc::new(Outbox::new(1 << 20));
+        let now = Instant::now();
+        let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 0 };
+        let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
+        let (id, shared) = (self.next_id, Arc::clone(&self.shared));
+        self.next_id += 1;
+        let connection = Connection::new(shared, id, Peer::Unix, Arc::clone(&outbox), place, now);
+        Client { connection, outbox, version, now }
+    }
+
+    /// A client that is let in. `expiry` 0 is a session that begins and ends with the connection.
+    fn connected(&mut self, version: Version, name: &str, expiry: u32) -> Client {
+        let mut client = self.client(version);
+        let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
+        let properties = if version.is_5() { list.as_properties() } else { Properties::NONE };
+        let connect = Connect { clean_start: expiry == 0, properties, ..Connect::new(version, name) };
+        let answer = client.send(self, Packet::Connect(Box::new(connect)));
+        assert!(answer[0].starts_with("connack Success"), "{answer:?}");
+        client
+    }
+}
+
+/// A client, and the server's end of its connection.
+struct Client {
+    connection: Connection,
+    outbox: Arc<Outbox>,
+    version: Version,
+    now: Instant,
+}
+
+impl Client {
+    fn send(&mut self, world: &mut World, packet: Packet<'_>) -> Vec<String> {
+        let mut octets = Vec::new();
+        packet.encode(self.version, &mut octets);
+        let taken = self.connection.handle_input(&octets, self.now);
+        assert_eq!(taken, octets.len());
+        self.received(world)
+    }
+
+    /// What has come, after all the disk's work is done.
+    fn received(&mut self, world: &mut World) -> Vec<String> {
+        let mut all = self.look();
+        for _ in 0..3 {
+            world.round();
+            all.append(&mut self.look());
+        }
+        all
+    }
+
+    /// What has come without waiting for the disk.
+    fn look(&mut self) -> Vec<String> {
+        self.connection.handle_nudge(self.now);
+        let octets = self.outbox.read_all();
+        let (mut decoder, mut rest) = (Decoder::new(self.version, u32::MAX), &octets[..]);
+        let mut packets = Vec::new();
+        while !rest.is_empty() {
+            let step = decoder.decode(rest).unwrap();
+            packets.extend(step.packet.map(describe));
+            rest = &rest[step.taken..];
+        }
+        packets
+    }
+
+    fn subscribe(&mut self, world: &mut World, filter: &str, options: SubscribeOptions) -> Vec<String> {
+        let mut buffer = Vec::new();
+        let requests = Requests::write(&mut buffer, [SubscribeRequest { filter, options }]);
+        let packet = Subscribe { packet_id: 1, properties: Properties::NONE, requests };
+        self.send(world, Packet::Subscribe(packet))
+    }
+
+    fn subscribe_at(&mut self, world: &mut World, filter: &str, qos: QoS) -> Vec<String> {
+        self.subscribe(world, filter, SubscribeOptions::of_qos(qos))
+    }
+
+    fn publish(&mut self, world: &mut World, topic: &str, qos: QoS, packet_id: u16) -> Vec<String> {
+        self.send(world, Packet::Publish(message(topic, qos, packet_id)))
+    }
+
+    fn ack(&mut self, world: &mut World, kind: AckKind, packet_id: u16) -> Vec<String> {
+        self.send(world, Packet::Ack(Ack::new(kind, packet_id, ReasonCode::Success)))
+    }
+}
+
+fn message(topic: &str, qos: QoS, packet_id: u16) -> Publish<'_> {
+    Publish {
+        dup: false,
+        qos,
+        retain: false,
+        topic,
+        packet_id,
+        properties: Properties::NONE,
+        payload: Payload::new(b"x"),
+    }
+}
+
+fn describe(packet: Packet<'_>) -> String {
+    match packet {
+        Packet::ConnAck(ack) => {
+            format!("connack {}{}", ack.reason.text(), if ack.session_present { " present" } else { "" })
+        }
+        Packet::Publish(publish) => {
+            let retain = if publish.retain { " retain" } else { "" };
+            let dup = if publish.dup { " dup" } else { "" };
+            format!("publish {} {:?} {}{dup}{retain}", publish.topic, publish.qos, publish.packet_id)
+        }
+        Packet::Ack(ack) => format!("{:?} {} {}", ack.kind, ack.packet_id, ack.reason.text()).to_lowercase(),
+        Packet::SubAck(ack) => {
+            format!("suback {}", ack.reasons.iter().map(ReasonCode::text).collect::<Vec<_>>().join(","))
+        }
+        Packet::Disconnect(disconnect) => format!("disconnect {}", disconnect.reason.text()),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_message_reaches_those_who_have_subscribed_at_the_lower_quality() {
+    let mut world = World::new();
+    let mut reader = world.connected(Version::V311, "reader", 0);
+    assert_eq!(reader.subscribe_at(&mut world, "a/+", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+    let mut writer = world.connected(Version::V5, "writer", 0);
+    assert_eq!(writer.publish(&mut world, "a/b", QoS::ExactlyOnce, 7), ["pubrec 7 success"]);
+    assert_eq!(
+        writer.publish(&mut world, "nobody", QoS::AtLeastOnce, 8),
+        ["puback 8 no matching subscribers"]
+    );
+    assert_eq!(reader.received(&mut world), ["publish a/b AtLeastOnce 1"]);
+    writer.publish(&mut world, "a/c", QoS::AtMostOnce, 0);
+    assert_eq!(reader.received(&mut world), ["publish a/c AtMostOnce 0"]);
+}
+
+#[test]
+fn retained_messages_come_to_later_subscribers_on_wildcards_too() {
+    let mut world = World::new();
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    for topic in ["a/1", "a/2"] {
+        writer.send(
+            &mut world,
+            Packet::Publish(Publish { retain: true, ..message(topic, QoS::AtMostOnce, 0) }),
+        );
+    }
+    let clear = Publish { retain: true, payload: Payload::new(b""), ..message("a/2", QoS::AtMostOnce, 0) };
+    writer.send(&mut world, Packet::Publish(clear));
+    let mut reader = world.connected(Version::V311, "reader", 0);
+    let answers = reader.subscribe_at(&mut world, "a/#", QoS::AtMostOnce);
+    assert_eq!(answers, ["suback Success", "publish a/1 AtMostOnce 0 retain"]);
+}
+
+#[test]
+fn a_second_connection_takes_the_session_over() {
+    let mut world = World::new();
+    let mut first = world.connected(Version::V5, "me", 60);
+    first.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    let mut second = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect =
+        Connect { clean_start: false, properties: list.as_properties(), ..Connect::new(Version::V5, "me") };
+    assert!(second.send(&mut world, Packet::Connect(Box::new(connect))).is_empty());
+    assert_eq!(first.look(), ["disconnect Session taken over"]);
+    assert_eq!(first.connection.intent(), Intent::Finish);
+    assert_eq!(second.look(), ["connack Success present"]);
+    assert_eq!(second.publish(&mut world, "t", QoS::AtMostOnce, 0), ["publish t AtMostOnce 0"]);
+}
+
+#[test]
+fn a_client_that_was_away_gets_what_came_meanwhile_and_what_it_had_not_acknowledged() {
+    let mut world = World::new();
+    let mut reader = world.connected(Version::V311, "reader", 1);
+    reader.subscribe_at(&mut world, "t/#", QoS::AtLeastOnce);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    writer.publish(&mut world, "t/1", QoS::AtLeastOnce, 1);
+    assert_eq!(reader.received(&mut world), ["publish t/1 AtLeastOnce 1"]);
+    drop(reader);
+    writer.publish(&mut world, "t/2", QoS::AtLeastOnce, 2);
+    let mut reader = world.client(Version::V311);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "reader") };
+    let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
+    let expected = ["connack Success present", "publish t/1 AtLeastOnce 1 dup", "publish t/2 AtLeastOnce 2"];
+    assert_eq!(answers, expected);
+    reader.ack(&mut world, AckKind::PubAck, 1);
+    reader.ack(&mut world, AckKind::PubAck, 2);
+    let queue = world.hub.broker().vhost("/").unwrap();
+    let queue = queue.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
+    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
+}
+
+#[test]
+fn sessions_end_with_their_time_and_wills_are_published_after_their_delay() {
+    let mut world = World::new();
+    let mut reader = world.connected(Version::V5, "reader", 0);
+    reader.subscribe_at(&mut world, "will", QoS::AtMostOnce);
+    let mut client = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let will_list = PropertyList::new().with(Property::WillDelayInterval(5));
+    let will = ::mqtt::packet::Will {
+        qos: QoS::AtMostOnce,
+        retain: false,
+        properties: will_list.as_properties(),
+        topic: "will",
+        payload: b"gone",
+    };
+    let connect =
+        Connect { will: Some(will), properties: list.as_properties(), ..Connect::new(Version::V5, "mortal") };
+    client.send(&mut world, Packet::Connect(Box::new(connect)));
+    client.subscribe_at(&mut world, "x", QoS::AtLeastOnce);
+    drop(client);
+    assert!(reader.received(&mut world).is_empty());
+    let due = world.hub.next_deadline().unwrap();
+    world.hub.expire(due);
+    assert_eq!(reader.received(&mut world), ["publish will AtMostOnce 0"]);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let queue = || vhost.queue(broker::SessionId(0), "mqtt-subscription-mortalqos1");
+    assert!(queue().is_ok());
+    let end = world.hub.next_deadline().unwrap();
+    assert!(end > due);
+    world.hub.expire(end);
+    assert!(queue().is_err() && world.hub.next_deadline().is_none());
+}
+
+#[test]
+fn a_shared_subscription_gives_each_message_to_one() {
+    let mut world = World::new();
+    let mut workers: Vec<_> =
+        ["w1", "w2"].into_iter().map(|name| world.connected(Version::V5, name, 0)).collect();
+    for worker in &mut workers {
+        worker.subscribe_at(&mut world, "$share/g/jobs/#", QoS::AtMostOnce);
+    }
+    let mut writer = world.connected(Version::V5, "writer", 0);
+    for _ in 0..10 {
+        writer.publish(&mut world, "jobs/1", QoS::AtMostOnce, 0);
+    }
+    let counts: Vec<_> = workers.iter_mut().map(|worker| worker.received(&mut world).len()).collect();
+    assert_eq!(counts, [5, 5]);
+    let disconnect = Disconnect { reason: ReasonCode::Success, properties: Properties::NONE };
+    for worker in &mut workers {
+        worker.send(&mut world, Packet::Disconnect(disconnect));
+    }
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    assert!(vhost.queue(broker::SessionId(0), "mqtt-shared-subscription-g/jobs.#").is_err());
+}
+
+#[test]
+fn nothing_of_ones_own_comes_where_it_is_not_wanted() {
+    let mut world = World::new();
+    let mut client = world.connected(Version::V5, "me", 0);
+    let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
+    client.subscribe(&mut world, "t", options);
+    assert!(client.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty());
+    let mut other = world.connected(Version::V5, "other", 0);
+    other.publish(&mut world, "t", QoS::AtMostOnce, 0);
+    assert_eq!(client.received(&mut world), ["publish t AtMostOnce 0"]);
+}
+
+#[test]
+fn a_client_that_may_not_come_in_hears_why() {
+    let mut world = World::new();
+    let mut client = world.client(Version::V5);
+    let connect =
+        Connect { user_name: Some("guest"), password: Some(b"wrong"), ..Connect::new(Version::V5, "x") };
+    let answer = client.send(&mut world, Packet::Connect(Box::new(connect)));
+    assert_eq!(answer, ["connack Bad User Name or Password"]);
+    let mut client = world.client(Version::V5);
+    let connect = Connect {
+        user_name: Some("nowhere:guest"),
+        password: Some(b"guest"),
+        ..Connect::new(Version::V5, "x")
+    };
+    assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), ["connack Not authorized"]);
+    let mut client = world.client(Version::V5);
+    let long = "x".repeat(240);
+    let answer = client.send(&mut world, Packet::Connect(Box::new(Connect::new(Version::V5, &long))));
+    assert_eq!(answer, ["connack Client Identifier not valid"]);
+}
+
+#[test]
+fn an_acknowledgement_waits_for_the_disk_and_the_message_survives() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(Version::V311, "reader", 1);
+    reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    drop(reader);
+    let mut writer = world.connected(Version::V311, "writer", 1);
+    let mut octets = Vec::new();
+    message("t", QoS::AtLeastOnce, 9).encode(Version::V311, &mut octets);
+    writer.connection.handle_input(&octets, writer.now);
+    assert!(writer.look().is_empty(), "it is not on disk");
+    assert_eq!(writer.received(&mut world), ["puback 9 success"]);
+    drop((writer, world));
+
+    let mut world = World::on(&disk);
+    let mut reader = world.client(Version::V311);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "reader") };
+    let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
+    assert_eq!(answers, ["connack Success present", "publish t AtLeastOnce 1"]);
+}
+
+#[test]
+fn a_message_of_qos_2_is_published_once_across_a_restart() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(Version::V311, "reader", 1);
+    reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    drop(reader);
+    let mut writer = world.connected(Version::V311, "writer", 1);
+    assert_eq!(writer.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"]);
+    drop((writer, world));
+
+    let mut world = World::on(&disk);
+    let mut writer = world.client(Version::V311);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "writer") };
+    writer.send(&mut world, Packet::Connect(Box::new(connect)));
+    assert_eq!(writer.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"], "known");
+    assert_eq!(writer.ack(&mut world, AckKind::PubRel, 5), ["pubcomp 5 success"]);
+    assert_eq!(writer.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"], "another one");
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
+    assert_eq!(queue.message_count(), 2);
+}
+
+#[test]
+fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(Version::V311, "reader", 1);
+    reader.subscribe_at(&mut world, "t", QoS::ExactlyOnce);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
+    writer.publish(&mut world, "t", QoS::ExactlyOnce, 2);
+    let received = reader.received(&mut world);
+    assert_eq!(received, ["publish t ExactlyOnce 1", "publish t ExactlyOnce 2"]);
+    assert_eq!(reader.ack(&mut world, AckKind::PubRec, 1), ["pubrel 1 success"]);
+    // Killed: the connections do not get to say anything.
+    std::mem::forget((reader, writer));
+    drop(world);
+
+    let mut world = World::on(&disk);
+    let mut reader = world.client(Version::V311);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, "reader") };
+    let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
+    let expected = ["connack Success present", "pubrel 1 success", "publish t ExactlyOnce 2 dup"];
+    assert_eq!(answers, expected);
+    assert!(reader.ack(&mut world, AckKind::PubComp, 1).is_empty());
+    assert_eq!(reader.ack(&mut world, AckKind::PubRec, 2), ["pubrel 2 success"]);
+    assert!(reader.ack(&mut world, AckKind::PubComp, 2).is_empty());
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
+    assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0), "and nothing is sent again");
+}
+
+#[test]
+fn retained_messages_survive_a_restart() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    let kept = Publish { retain: true, ..message("a/b", QoS::AtLeastOnce, 1) };
+    assert_eq!(writer.send(&mut world, Packet::Publish(kept)), ["puback 1 success"]);
+    drop((writer, world));
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(Version::V311, "reader", 0);
+    let answers = reader.subscribe_at(&mut world, "#", QoS::AtLeastOnce);
+    assert_eq!(answers, ["suback Granted QoS 1", "publish a/b AtLeastOnce 1 retain"]);
+}
+
+#[test]
+fn a_client_without_a_session_leaves_nothing() {
+    let mut world = World::new();
+    let mut client = world.connected(Version::V311, "brief", 0);
+    client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    client.subscribe_at(&mut world, "u", QoS::AtMostOnce);
+    drop(client);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    for queue in ["mqtt-subscription-briefqos0", "mqtt-subscription-briefqos1"] {
+        assert!(vhost.queue(broker::SessionId(0), queue).is_err(), "{queue}");
+    }
+}

@@ -1,0 +1,290 @@
+//! A client's subscriptions as queues and bindings, as RabbitMQ's plug-in has them: one queue for what is sent at QoS 0,
+//! which goes with the connection, and one for the rest, which stays as long as the session. A shared subscription is a queue
+//! that all its clients consume from.
+
+use std::sync::Arc;
+
+use amqp::RawTable;
+use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, Ticket};
+use mqtt::packet::SubscribeOptions;
+use mqtt::server::{Connection as Engine, SubscribeEvent};
+use mqtt::session::Subscription;
+use mqtt::topic::{TopicFilter, filter_to_binding_key};
+use mqtt::{QoS, ReasonCode};
+
+use super::client::{Client, Refusal};
+use super::delivering::{Kind, Source};
+use super::hub::{EXCHANGE, group_queue, queue_name};
+use super::message::MAX_SHORT;
+use super::subscriptions::Class;
+use super::waiting::{RetainedDelivery, Then};
+
+/// A line of a SUBSCRIBE, to be answered.
+pub(super) struct Request {
+    text: Box<str>,
+    /// Why it cannot be, if it cannot.
+    fault: Option<ReasonCode>,
+    options: SubscribeOptions,
+    wants_retained: bool,
+    identifier: Option<u32>,
+}
+
+impl Request {
+    /// The lines of a SUBSCRIBE.
+    pub(super) fn all(event: &SubscribeEvent<'_>) -> Vec<Self> {
+        let identifier = event.identifier();
+        let requests = event.requests().map(|request| Self {
+            text: request.text.into(),
+            fault: request.filter.err(),
+            options: request.options,
+            wants_retained: request.wants_retained,
+            identifier,
+        });
+        requests.collect()
+    }
+}
+
+impl Client {
+    /// Subscribes, and answers when that is on disk. Returns a reason code for each line.
+    pub(super) fn subscribe(
+        &mut self,
+        engine: &mut Engine,
+        packet_id: u16,
+        requests: Vec<Request>,
+    ) -> Vec<ReasonCode> {
+        let mut ticket = None;
+        let mut retained = Vec::new();
+        let mut reasons = Vec::with_capacity(requests.len());
+        for request in requests {
+            let subscribed = match request.fault {
+                Some(reason) => Err(Refusal { reason, text: "" }),
+                None => self.subscribe_one(engine, &request),
+            };
+            match subscribed {
+                Ok(bound) => {
+                    ticket = ticket.max(bound);
+                    if request.wants_retained {
+                        self.find_retained(&request, &mut retained);
+                    }
+                    reasons.push(granted(request.options.qos));
+                }
+                Err(refusal) => reasons.push(refusal.reason),
+            }
+        }
+        let ticket = ticket.max(self.write_down(engine.session()));
+        self.wait(Then::Subscribed { packet_id, reasons: reasons.clone(), retained }, (None, ticket));
+        reasons
+    }
+
+    fn subscribe_one(&mut self, engine: &mut Engine, request: &Request) -> Result<Option<Ticket>, Refusal> {
+        let mut options = request.options;
+        if self.is_bridge {
+            (options.no_local, options.retain_as_published) = (true, true);
+        }
+        let subscription = Subscription { options, identifier: request.identifier };
+        let ticket = self.establish(&request.text, subscription, engine)?;
+        let is_shared = is_shared(&request.text, engine);
+        let before = engine.session_mut().subscribe(&request.text, subscription);
+        if is_shared {
+            return Ok(ticket);
+        }
+        self.subscriptions.insert(&request.text, subscription);
+        // Its messages came through the other queue until now.
+        if let Some(before) = before
+            && Class::of(before.options.qos) != Class::of(options.qos)
+        {
+            self.unbind(&request.text, Class::of(before.options.qos));
+        }
+        Ok(ticket)
+    }
+
+    /// Makes queue and binding of a subscription. Returns what to wait for.
+    pub(super) fn establish(
+        &mut self,
+        filter: &str,
+        subscription: Subscription,
+        engine: &Engine,
+    ) -> Result<Option<Ticket>, Refusal> {
+        const TOO_LONG: Refusal =
+            Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 octets" };
+        let parsed = TopicFilter::parse(filter, engine.version().is_5())
+            .map_err(|fault| Refusal { reason: fault.code, text: fault.text })?;
+        let key = filter_to_binding_key(parsed.filter());
+        if key.len() > MAX_SHORT {
+            return Err(TOO_LONG);
+        }
+        let (name, kind) = match parsed.group() {
+            None => {
+                let class = Class::of(subscription.options.qos);
+                (self.queue_of(class), Kind::Own(class))
+            }
+            Some(_) => {
+                let name = group_queue(filter).filter(|name| name.len() <= MAX_SHORT).ok_or(TOO_LONG)?;
+                (name, Kind::Shared(subscription))
+            }
+        };
+        let binding = Binding {
+            source: EXCHANGE,
+            destination: &name,
+            routing_key: &key,
+            arguments: RawTable::default(),
+        };
+        // Before there is a queue that nobody can bind.
+        self.seat.check_bind_queue(&binding)?;
+        let declared = self.attach(&name, kind)?;
+        let bound = self.vhost().bind_queue(self.session_id, &binding)?;
+        Ok(Some(declared.max(bound)))
+    }
+
+    fn queue_of(&self, class: Class) -> String {
+        queue_name(&self.owner.client_id, if class == Class::Qos0 { 0 } else { 1 })
+    }
+
+    /// Declares a queue and consumes from it, unless that has been done.
+    fn attach(&mut self, name: &str, kind: Kind) -> Result<Ticket, BrokerError> {
+        let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
+        if let Some(source) = found {
+            // A shared subscription may be given other options.
+            source.kind = kind;
+            return Ok(Ticket::default());
+        }
+        self.seat.check_read_queue(name)?;
+        let is_shared = matches!(kind, Kind::Shared(_));
+        if is_shared && !self.groups.iter().any(|group| **group == *name) {
+            self.hub.join_group(&self.owner.vhost, name);
+            self.groups.push(name.into());
+        }
+        let found = self.vhost().queue(self.session_id, name).ok();
+        let (queue, ticket) = match found.filter(|_| kind != Kind::Own(Class::Qos0)) {
+            // Shared with others, or from an earlier connection, which may have been about another time of expiry.
+            Some(queue) => (queue, Ticket::default()),
+            None => self.declare(name, kind)?,
+        };
+        self.consume(&queue, kind)?;
+        Ok(ticket)
+    }
+
+    fn declare(&self, name: &str, kind: Kind) -> Result<(Arc<Queue>, Ticket), BrokerError> {
+        let (durable, auto_delete) = match kind {
+            Kind::Own(Class::Qos0) => (false, true),
+            Kind::Own(Class::Qos1) => (true, !self.outlives()),
+            Kind::Shared(_) => (self.outlives(), false),
+        };
+        let declare = QueueDeclare { name, durable, auto_delete, ..QueueDeclare::default() };
+        self.seat.check_declare_queue(&declare)?;
+        let declared = self.vhost().declare_queue(self.session_id, &declare, self.now)?;
+        Ok((declared.queue, declared.ticket))
+    }
+
+    fn consume(&mut self, queue: &Arc<Queue>, kind: Kind) -> Result<(), BrokerError> {
+        let no_ack = kind == Kind::Own(Class::Qos0);
+        let limit = (!no_ack).then(|| usize::from(self.hub.config.settings.in_flight));
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        let (key, consumer) = self.inbox.add(serial, limit);
+        let spec = ConsumerSpec {
+            consumer,
+            session: self.session_id,
+            tag: &self.owner.client_id,
+            no_ack,
+            exclusive: false,
+            arguments: RawTable::default(),
+        };
+        let id = match queue.consume(spec) {
+            Ok(id) => id,
+            Err(error) => {
+                self.inbox.remove(key);
+                return Err(error);
+            }
+        };
+        let owed = self.held.values().filter(|held| Arc::ptr_eq(&held.queue, queue)).count();
+        self.inbox.owes(key, owed);
+        let source = Source { key, queue: Arc::clone(queue), id, kind, settled: Vec::new() };
+        self.sources.push(source);
+        self.resume_sources();
+        Ok(())
+    }
+
+    /// Unsubscribes, and answers when that is on disk.
+    pub(super) fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
+        let mut reasons = Vec::with_capacity(filters.len());
+        let mut ticket = None;
+        for filter in filters {
+            let is_shared = is_shared(&filter, engine);
+            let Some(before) = engine.session_mut().unsubscribe(&filter) else {
+                reasons.push(ReasonCode::NoSubscriptionExisted);
+                continue;
+            };
+            if is_shared {
+                self.leave_group(&filter);
+            } else {
+                self.subscriptions.remove(&filter);
+                ticket = ticket.max(self.unbind(&filter, Class::of(before.options.qos)));
+            }
+            reasons.push(ReasonCode::Success);
+        }
+        let ticket = ticket.max(self.write_down(engine.session()));
+        self.wait(Then::Unsubscribed { packet_id, reasons }, (None, ticket));
+    }
+
+    /// Unbinds the filter of a subscription that is gone, unless another one needs the same binding.
+    fn unbind(&self, filter: &str, class: Class) -> Option<Ticket> {
+        if self.subscriptions.binds(filter, class) {
+            return None;
+        }
+        let (name, key) = (self.queue_of(class), filter_to_binding_key(filter));
+        let binding = Binding {
+            source: EXCHANGE,
+            destination: &name,
+            routing_key: &key,
+            arguments: RawTable::default(),
+        };
+        // Somebody may have deleted the queue; then the binding is gone as well.
+        self.vhost().unbind_queue(self.session_id, &binding).ok()
+    }
+
+    fn leave_group(&mut self, filter: &str) {
+        let Some(name) = group_queue(filter) else { return };
+        self.detach(&name);
+        if let Some(at) = self.groups.iter().position(|group| **group == *name) {
+            self.groups.swap_remove(at);
+            self.hub.leave_group(&self.owner.vhost, &name);
+        }
+    }
+
+    /// Takes up the subscriptions of a session that was kept.
+    ///
+    /// # Errors
+    /// The user may not have one of them any more, or its queue cannot be had.
+    pub(super) fn resume(&mut self, engine: &Engine) -> Result<(), Refusal> {
+        let all: Vec<(Box<str>, Subscription)> =
+            engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
+        for (filter, subscription) in all {
+            self.establish(&filter, subscription, engine)?;
+            if !is_shared(&filter, engine) {
+                self.subscriptions.insert(&filter, subscription);
+            }
+        }
+        Ok(())
+    }
+
+    fn find_retained(&self, request: &Request, found: &mut Vec<RetainedDelivery>) {
+        let Ok(filter) = TopicFilter::parse(&request.text, false) else { return };
+        let messages = self.hub.retained(self.vhost().name()).matching(&filter, self.now);
+        let (qos, identifier) = (request.options.qos, request.identifier);
+        found.extend(messages.into_iter().map(|message| RetainedDelivery { message, qos, identifier }));
+    }
+}
+
+/// Whether a filter is that of a shared subscription. Before 5.0 there are none.
+fn is_shared(filter: &str, engine: &Engine) -> bool {
+    TopicFilter::parse(filter, engine.version().is_5()).is_ok_and(|filter| filter.group().is_some())
+}
+
+fn granted(qos: QoS) -> ReasonCode {
+    match qos {
+        QoS::AtMostOnce => ReasonCode::Success,
+        QoS::AtLeastOnce => ReasonCode::GrantedQos1,
+        QoS::ExactlyOnce => ReasonCode::GrantedQos2,
+    }
+}

@@ -1,0 +1,112 @@
+//! Answers that wait for the disk, in order.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use broker::{Lsn, Store, Ticket, Waiter};
+use mqtt::ReasonCode;
+
+use super::kept::Held;
+use super::retained::RetainedMessage;
+
+/// What is done when all that it waits for is on disk.
+pub(super) enum Then {
+    /// PUBACK or PUBREC.
+    Accept { packet_id: u16, matched: bool },
+    /// The same, with a failure.
+    Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
+    /// PUBREL.
+    Release { packet_id: u16 },
+    /// PUBCOMP.
+    Complete { packet_id: u16 },
+    /// SUBACK, and the retained messages behind it.
+    Subscribed { packet_id: u16, reasons: Vec<ReasonCode>, retained: Vec<RetainedDelivery> },
+    /// UNSUBACK.
+    Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
+    /// Messages for the client, whose identifiers had to be noted first. Those that came through a queue which others share
+    /// are the session's from now on.
+    Send { octets: Vec<u8>, moved: Vec<Held> },
+}
+
+/// A retained message on its way to a new subscription.
+#[derive(Debug, Clone)]
+pub(super) struct RetainedDelivery {
+    pub(super) message: Arc<RetainedMessage>,
+    /// Granted to the subscription.
+    pub(super) qos: mqtt::QoS,
+    pub(super) identifier: Option<u32>,
+}
+
+/// What waits for one client.
+#[derive(Default)]
+pub(super) struct Waiting {
+    entries: VecDeque<Entry>,
+    /// Entries that hold messages for the client.
+    sends: usize,
+}
+
+struct Entry {
+    then: Then,
+    lsn: Option<Lsn>,
+    ticket: Option<Ticket>,
+}
+
+impl Waiting {
+    /// Adds what is to be done behind all that waits. `nudge` is woken when it is worth to [ask](Waiting::next).
+    pub(super) fn push(
+        &mut self,
+        then: Then,
+        (lsn, ticket): (Option<Lsn>, Option<Ticket>),
+        store: Option<&Arc<Store>>,
+        nudge: &Arc<dyn Waiter>,
+    ) {
+        let (mut lsn, mut ticket) = (lsn, ticket);
+        if let Some(store) = store {
+            lsn = lsn.filter(|lsn| *lsn > store.durable());
+            ticket = ticket.filter(|ticket| !store.catalogue().is_committed(*ticket));
+            if let Some(lsn) = lsn {
+                store.wait(lsn, Arc::clone(nudge));
+            }
+            if let Some(ticket) = ticket {
+                store.catalogue().wait(ticket, Arc::clone(nudge));
+            }
+        }
+        self.sends += usize::from(matches!(then, Then::Send { .. }));
+        self.entries.push_back(Entry { then, lsn, ticket });
+    }
+
+    /// The next thing to be done.
+    pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Then> {
+        let is_ready = |entry: &mut Entry| {
+            store.is_none_or(|store| {
+                entry.lsn.is_none_or(|lsn| lsn <= store.durable())
+                    && entry.ticket.is_none_or(|ticket| store.catalogue().is_committed(ticket))
+            })
+        };
+        let entry = self.entries.pop_front_if(is_ready)?;
+        self.sends -= usize::from(matches!(entry.then, Then::Send { .. }));
+        if self.entries.is_empty() {
+            self.entries = VecDeque::new();
+        }
+        Some(entry.then)
+    }
+
+    /// Whether messages for the client wait, so that others must not overtake them.
+    pub(super) fn holds_messages(&self) -> bool {
+        self.sends > 0
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Everything, when nobody is there any more to be answered.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Then> {
+        self.sends = 0;
+        std::mem::take(&mut self.entries).into_iter().map(|entry| entry.then)
+    }
+}

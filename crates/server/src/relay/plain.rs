@@ -1,0 +1,215 @@
+//! A relay without WebSocket: a client whose protocol the server behind speaks, on a listener of its own.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep_until};
+use transport::{Outbox, Stream};
+
+use super::Relay;
+use super::pending::Pending;
+use super::upstream::connect;
+use crate::server::{Listed, Newcomer, Shared};
+
+/// Octets read at once. They lie on the stack: what the other side does not take is kept, and nothing more is read.
+const READ: usize = 16 * 1024;
+
+/// Reads of one pair before others get their turn.
+const READS: usize = 32;
+
+/// Why a pair ended.
+enum Reason {
+    Closed,
+    Failed(&'static str, io::Error),
+    Stuck(&'static str),
+    Drain,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed"),
+            Self::Failed(side, error) => write!(f, "{side}: {error}"),
+            Self::Stuck(side) => write!(f, "{side} takes nothing"),
+            Self::Drain => f.write_str("server goes down"),
+        }
+    }
+}
+
+/// Joins a client to the server behind `relay`. A client that cannot be served is closed: what it speaks is not known here.
+pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: Stream, newcomer: Newcomer) {
+    let record = shared.record(&newcomer);
+    let Newcomer { id, peer, place, .. } = newcomer;
+    // Nobody appends to it: it stands for the connection in the list that a drain waits for.
+    let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
+    let _place = place;
+    let listener = client.addresses().map(|(local, _)| local);
+    let connecting = Box::pin(connect(&relay.config, peer, listener));
+    let connected = tokio::select! {
+        connected = connecting => connected.map_err(|error| format!("{}: {error}", relay.config.upstream)),
+        () = shared.drain_begun() => Err(Reason::Drain.to_string()),
+    };
+    let upstream = match connected {
+        Ok(upstream) => upstream,
+        Err(reason) => {
+            tracing::warn!(connection = id, %peer, relay = relay.config.name, reason, "relay failed");
+            return shared.closed(record, id, peer, 0, &reason);
+        }
+    };
+    let mut pair = Pair::new(client, upstream, shared.config.write_timeout);
+    let reason = {
+        let mut drained = pin!(shared.drain_begun());
+        poll_fn(|cx| match drained.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Reason::Drain),
+            Poll::Pending => pair.poll(cx),
+        })
+        .await
+    };
+    shared.metrics.bytes_received.add(pair.inward.moved);
+    shared.closed(record, id, peer, pair.outward.moved, &reason.to_string());
+}
+
+/// A client and the server behind.
+struct Pair {
+    client: Stream,
+    upstream: Stream,
+    inward: Direction,
+    outward: Direction,
+    /// How long a side may take nothing of what is written to it.
+    write_timeout: Duration,
+    /// Made when a side takes nothing for the first time.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// What is on its way from one side to the other.
+#[derive(Default)]
+struct Direction {
+    pending: Pending,
+    /// The reading side has said all.
+    has_ended: bool,
+    /// The writing side has been told so.
+    is_over: bool,
+    moved: u64,
+}
+
+impl Pair {
+    fn new(client: Stream, upstream: Stream, write_timeout: Duration) -> Self {
+        let (inward, outward) = Default::default();
+        Self { client, upstream, inward, outward, write_timeout, timer: None }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        let inward = self.inward.poll(&mut self.client, &mut self.upstream, cx);
+        if let Poll::Ready(Err(error)) = inward {
+            return Poll::Ready(Reason::Failed("client or upstream", error));
+        }
+        let outward = self.outward.poll(&mut self.upstream, &mut self.client, cx);
+        match (inward, outward) {
+            (_, Poll::Ready(Err(error))) => Poll::Ready(Reason::Failed("upstream or client", error)),
+            (Poll::Ready(_), Poll::Ready(_)) => Poll::Ready(Reason::Closed),
+            _ => self.poll_stuck(cx),
+        }
+    }
+
+    /// Gives up on a side that takes nothing.
+    fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
+        let since =
+            [("upstream", self.inward.pending.stuck_since()), ("client", self.outward.pending.stuck_since())];
+        let first = since.into_iter().filter_map(|(side, since)| Some((since?, side))).min();
+        let Some((since, side)) = first else {
+            self.timer = None;
+            return Poll::Pending;
+        };
+        let deadline = since + self.write_timeout;
+        if deadline <= Instant::now() {
+            return Poll::Ready(Reason::Stuck(side));
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline.into())));
+        timer.as_mut().reset(deadline.into());
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(Reason::Stuck(side))
+    }
+}
+
+impl Direction {
+    /// Ready when all has been passed on, the end included.
+    fn poll<S>(&mut self, from: &mut S, to: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let mut octets = [0; READ];
+        for _ in 0..READS {
+            if self.is_over {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(self.pending.poll(to, cx))?;
+            if self.has_ended {
+                ready!(Pin::new(&mut *to).poll_shutdown(cx))?;
+                self.is_over = true;
+                continue;
+            }
+            let mut read = ReadBuf::new(&mut octets);
+            ready!(Pin::new(&mut *from).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                self.has_ended = true;
+            } else {
+                self.moved += read.filled().len() as u64;
+                self.pending.send(to, cx, read.filled())?;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    fn pair(write_timeout: Duration) -> (UnixStream, UnixStream, Pair) {
+        let ((client, own_client), (own_upstream, upstream)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let pair = Pair::new(Stream::Unix(own_client), Stream::Unix(own_upstream), write_timeout);
+        (client, upstream, pair)
+    }
+
+    #[tokio::test]
+    async fn every_octet_arrives_and_the_end_of_each_direction_by_itself() {
+        let (mut client, mut upstream, mut pair) = pair(Duration::from_secs(60));
+        let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
+        let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
+        let (mut got, mut answer) = (Vec::new(), Vec::new());
+        let request = async {
+            client.write_all(&sent).await.unwrap();
+            client.shutdown().await.unwrap();
+            client.read_to_end(&mut answer).await.unwrap();
+        };
+        let reply = async {
+            upstream.read_to_end(&mut got).await.unwrap();
+            upstream.write_all(b"bye").await.unwrap();
+            upstream.shutdown().await.unwrap();
+        };
+        tokio::join!(request, reply);
+        assert!(got == sent);
+        assert_eq!(answer, b"bye");
+        assert_eq!(relaying.await.unwrap(), "closed");
+    }
+
+    #[tokio::test]
+    async fn a_side_that_takes_nothing_is_given_up() {
+        let (mut client, _upstream, mut pair) = pair(Duration::from_millis(50));
+        let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
+        // More than sockets hold.
+        let _ = client.write_all(&vec![0; 4 << 20]).await;
+        assert_eq!(relaying.await.unwrap(), "upstream takes nothing");
+    }
+}

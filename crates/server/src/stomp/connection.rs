@@ -1,0 +1,488 @@
+//! A client's STOMP connection: login, heart-beats, and the session behind it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{BrokerError, LoginRefused, SessionId};
+use stomp::Fault;
+use stomp::server::{self as machine, Connect, End, Event, Kind, Settings};
+use transport::{Intent, Outbox, Peer, Protocol};
+
+use super::session::{Session, of_broker};
+use crate::access::AccessRecord;
+use crate::amqp::connection::Ending;
+use crate::door::Door;
+use crate::limits::Place;
+use crate::server::Shared;
+
+/// How long a client that has disconnected is kept for its receipt, which waits for the disk.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a draining server waits for the receipts of what a client has sent.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The state of one client's connection, driven by [`transport::drive`].
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    id: u64,
+    peer: Peer,
+    outbox: Arc<Outbox>,
+    /// Given back when the connection is dropped.
+    place: Place,
+    machine: machine::Connection,
+    session: Option<Box<Session>>,
+    /// The user name of the client's verified certificate.
+    external: Option<Arc<str>>,
+    is_over: bool,
+    /// The end of the login, of waiting for the last receipt, or of a drain.
+    deadline: Option<Instant>,
+    /// The client has sent as much as it may for now, and is not read until then.
+    rested_until: Option<Instant>,
+    /// Of DISCONNECT: nothing more is read.
+    is_leaving: bool,
+    /// Why the connection ended, for the log.
+    reason: Option<String>,
+    ending: Ending,
+    /// What the access log is told, if there is one.
+    record: Option<Box<AccessRecord>>,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        id: u64,
+        peer: Peer,
+        outbox: Arc<Outbox>,
+        place: Place,
+        now: Instant,
+    ) -> Self {
+        let settings =
+            Settings { body_limit: shared.config.max_message_size, server: shared.product().to_owned() };
+        let deadline = Some(now + shared.config.handshake_timeout);
+        Self {
+            machine: machine::Connection::new(Arc::new(settings), now),
+            shared,
+            id,
+            peer,
+            outbox,
+            place,
+            session: None,
+            external: None,
+            is_over: false,
+            deadline,
+            rested_until: None,
+            is_leaving: false,
+            reason: None,
+            ending: Ending::Normal,
+            record: None,
+        }
+    }
+
+    /// The client has a verified certificate, which is its login if it names no other. Before the first input.
+    pub(crate) fn offer_external(&mut self, user: Arc<str>) {
+        self.external = Some(user);
+    }
+
+    /// Keeps the account of the connection for the access log, if there is one.
+    pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
+        self.record = record;
+    }
+
+    /// What the access log is told in the end.
+    pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
+        self.record.take()
+    }
+
+    /// Why the connection ended, if its protocol knows.
+    pub(crate) fn take_reason(&mut self) -> Option<String> {
+        self.reason.take()
+    }
+
+    /// How the connection ended, and why, as far as that is known.
+    pub(crate) fn ending(&self) -> (Ending, &str) {
+        (self.ending, self.reason.as_deref().unwrap_or_default())
+    }
+
+    /// Takes octets from the front of `input`; returns how many.
+    fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
+        let mut taken = 0;
+        while self.takes() {
+            let (step, told) = self.step(&input[taken..], now);
+            taken += step;
+            self.settle_receipts(now);
+            if step == 0 && !told {
+                break;
+            }
+        }
+        if let Some(session) = &mut self.session {
+            session.flush(now);
+        }
+        self.settle_receipts(now);
+        if self.is_over { input.len() } else { taken }
+    }
+
+    /// Whether more can be taken now. What the backlog forbids is shown again when the client has read some of it.
+    fn takes(&self) -> bool {
+        !self.is_over
+            && self.session.as_ref().is_none_or(|session| session.has_room())
+            && self.outbox.backlog() < self.shared.config.outbox_limit
+    }
+
+    /// Takes one frame, if there is one. Returns the octets taken, and whether there was.
+    fn step(&mut self, input: &[u8], now: Instant) -> (usize, bool) {
+        let mut out = Vec::new();
+        let (taken, outcome) = self.take_frame(input, now, &mut out);
+        self.append(&out);
+        match outcome {
+            None => return (taken, false),
+            Some(Outcome::Done) if self.is_leaving => self.deadline = Some(now + LEAVE_TIMEOUT),
+            Some(Outcome::Done) => {}
+            Some(Outcome::Ended(end)) => self.ended(&end, now),
+            Some(Outcome::Judged(judged)) => self.entered(judged, now),
+            Some(Outcome::Failed(fault, receipt)) => self.fail(fault, receipt.as_deref(), now),
+        }
+        (taken, true)
+    }
+
+    /// As far as what the machine lends is needed.
+    fn take_frame(&mut self, input: &[u8], now: Instant, out: &mut Vec<u8>) -> (usize, Option<Outcome>) {
+        let step = self.machine.handle_input(input, now, out);
+        let outcome = match &step.event {
+            None => None,
+            Some(Event::Ended(end)) => Some(Outcome::Ended(end.clone())),
+            Some(Event::Connect(connect)) => {
+                let login =
+                    Login { shared: &self.shared, id: self.id, peer: self.peer, outbox: &self.outbox };
+                let external = self.external.as_deref();
+                Some(Outcome::Judged(login.judge(connect, external, &mut self.place, &mut self.record)))
+            }
+            Some(Event::Request(request)) => {
+                if let (Some(record), Kind::Send { .. }) = (&mut self.record, &request.kind) {
+                    record.published += 1;
+                }
+                self.is_leaving |= matches!(request.kind, Kind::Disconnect);
+                self.session.as_mut().map(|session| match session.handle(request, now) {
+                    Ok(()) => Outcome::Done,
+                    Err(fault) => Outcome::Failed(fault, request.receipt().map(Into::into)),
+                })
+            }
+        };
+        (step.taken, outcome)
+    }
+
+    /// The login was judged.
+    fn entered(&mut self, judged: Result<Box<Session>, Refused>, now: Instant) {
+        match judged {
+            Ok(session) => {
+                let mut out = Vec::new();
+                self.machine.accept(Arc::clone(session.name()), now, &mut out);
+                self.append(&out);
+                self.session = Some(session);
+                self.deadline = None;
+                match &self.record {
+                    Some(record) => record.opened(),
+                    None => {
+                        tracing::info!(connection = self.id, peer = %self.peer, protocol = "stomp", "connection opened");
+                    }
+                }
+            }
+            Err(Refused { fault, ending }) => {
+                self.ends(ending, || fault.to_string());
+                self.fail(fault, None, now);
+            }
+        }
+    }
+
+    /// Answers requests whose promises are kept. The answer to a DISCONNECT is the last.
+    fn settle_receipts(&mut self, now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        let mut out = Vec::new();
+        while let Some(receipt) = session.next_receipt() {
+            if receipt.is_refused {
+                self.machine.refused(&full_queue(), &receipt.id, &mut out);
+            } else {
+                self.machine.receipt(&receipt.id, &mut out);
+            }
+        }
+        let is_settled = session.is_settled();
+        self.append(&out);
+        if self.is_leaving && is_settled && !self.is_over {
+            self.leave(now);
+        }
+        self.leave_drained(now);
+    }
+
+    fn leave(&mut self, now: Instant) {
+        if let Some(end) = self.machine.leave() {
+            self.ended(&end, now);
+        }
+    }
+
+    /// Ends the connection with an ERROR.
+    fn fail(&mut self, fault: Fault, receipt: Option<&str>, now: Instant) {
+        let mut out = Vec::new();
+        let end = self.machine.fail(fault, receipt, &mut out);
+        // What it has got before is in order.
+        self.release_session(now);
+        self.append(&out);
+        if let Some(end) = end {
+            self.ended(&end, now);
+        }
+    }
+
+    /// While the server drains: tells the client, as soon as it has its receipts or their time is over.
+    fn leave_drained(&mut self, now: Instant) {
+        if !self.shared.is_draining() || self.is_over || self.is_leaving {
+            return;
+        }
+        let Some(session) = &self.session else {
+            self.ends(Ending::Shutdown, || "server is shutting down".to_owned());
+            return self.over(now);
+        };
+        let is_settled = session.is_settled();
+        let deadline = *self.deadline.get_or_insert(now + SETTLE_TIMEOUT);
+        if is_settled || deadline <= now {
+            let text = "broker forced connection closure with reason 'shutdown'";
+            self.ends(Ending::Shutdown, || format!("closed by server: CONNECTION_FORCED - {text}"));
+            let fault = amqp::Fault::new(amqp::ReplyCode::ConnectionForced, text);
+            self.fail(of_broker(fault), None, now);
+        }
+    }
+
+    /// The protocol is over.
+    fn ended(&mut self, end: &End, now: Instant) {
+        let ending = match end {
+            End::Disconnected | End::Eof => Ending::Normal,
+            End::Silent | End::Fault(_) => Ending::Refused,
+        };
+        self.ends(ending, || end.to_string());
+        self.over(now);
+    }
+
+    fn over(&mut self, now: Instant) {
+        self.release_session(now);
+        self.is_over = true;
+        self.deadline = None;
+    }
+
+    /// Notes how the connection ends, unless that is known already.
+    fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
+        if self.reason.is_none() {
+            self.ending = ending;
+            self.reason = Some(reason());
+        }
+    }
+
+    /// Ends the session, if there is one still.
+    fn release_session(&mut self, now: Instant) {
+        if let Some(mut session) = self.session.take() {
+            session.end(now);
+        }
+    }
+
+    fn append(&self, octets: &[u8]) {
+        if !octets.is_empty() {
+            self.outbox.append(|buf| buf.tail().extend_from_slice(octets));
+        }
+    }
+}
+
+/// What a frame comes to.
+enum Outcome {
+    Done,
+    Ended(End),
+    Judged(Result<Box<Session>, Refused>),
+    /// With the receipt that was asked for.
+    Failed(Fault, Option<Box<str>>),
+}
+
+/// What a login is judged by.
+struct Login<'l> {
+    shared: &'l Arc<Shared>,
+    id: u64,
+    peer: Peer,
+    outbox: &'l Arc<Outbox>,
+}
+
+/// Why there is no login.
+struct Refused {
+    fault: Fault,
+    ending: Ending,
+}
+
+impl From<Fault> for Refused {
+    fn from(fault: Fault) -> Self {
+        Self { fault, ending: Ending::Refused }
+    }
+}
+
+impl Login<'_> {
+    /// Judges CONNECT, in RabbitMQ's words.
+    fn judge(
+        &self,
+        connect: &Connect<'_>,
+        external: Option<&str>,
+        place: &mut Place,
+        record: &mut Option<Box<AccessRecord>>,
+    ) -> Result<Box<Session>, Refused> {
+        let Door::Broker(broker) = &self.shared.door else {
+            return Err(bad_connect("STOMP is spoken by the embedded broker only").into());
+        };
+        let loopback = self.peer.is_loopback();
+        let (user, judged) = match (connect.login(), connect.passcode(), external) {
+            (None, _, Some(user)) => (user, broker.authenticate_external(user, loopback)),
+            (Some(user), Some(passcode), _) => {
+                (user, broker.authenticate(user, passcode.as_bytes(), loopback))
+            }
+            // With RabbitMQ's defaults this is guest. Nobody is let in here who does not say who it is.
+            _ => return Err(bad_connect("Missing login or passcode header(s)").into()),
+        };
+        // RabbitMQ takes no host for its default virtual host.
+        let vhost = connect.host().unwrap_or("/");
+        if let Some(record) = record {
+            (record.user, record.vhost) = (user.into(), vhost.into());
+        }
+        let identity = judged.map_err(|why| {
+            self.shared.metrics.logins_refused.add(1);
+            tracing::warn!(connection = self.id, peer = %self.peer, user, "login refused");
+            bad_connect(match why {
+                LoginRefused::LoopbackOnly => "non-loopback access denied".to_owned(),
+                _ => format!("Access refused for user '{user}'\n"),
+            })
+        })?;
+        let at_limit = |limit: crate::limits::LimitReached| Refused {
+            fault: bad_connect(limit.to_string()),
+            ending: Ending::Limit,
+        };
+        place.log_in(user).map_err(at_limit)?;
+        if place.counts_channels() {
+            place.open_channel().map_err(at_limit)?;
+        }
+        let seat = broker.seat(&identity, vhost).map_err(|error| match error {
+            BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
+                bad_connect(format!("Virtual host '{vhost}' access denied"))
+            }
+            // A limit of the user or of the virtual host.
+            error => bad_connect(error.to_string()),
+        })?;
+        let outbox = Arc::clone(self.outbox);
+        let session = Session::new(self.shared, seat, SessionId(self.id), connect.version, outbox);
+        session.map(Box::new).map_err(|error| bad_connect(error.to_string()).into())
+    }
+}
+
+fn bad_connect(detail: impl Into<std::borrow::Cow<'static, str>>) -> Fault {
+    Fault::new("Bad CONNECT", detail)
+}
+
+/// What AMQP tells by basic.nack.
+fn full_queue() -> Fault {
+    Fault::new("Message refused", "A queue that the message was routed to is full and has not taken it.\n")
+}
+
+crate::client::is_client!(Connection);
+
+impl Protocol for Connection {
+    fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
+        let taken = self.take_input(input, now);
+        self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(record) = &mut self.record {
+            record.received += taken as u64;
+        }
+        // Logging in is free: it is bounded, and must not wait for what others have sent.
+        if self.session.is_some() {
+            self.rested_until = self.place.received(taken, now);
+        }
+        taken
+    }
+
+    fn handle_eof(&mut self) {
+        let now = Instant::now();
+        if self.session.is_none() {
+            self.ends(Ending::Normal, || "client went away before it had logged in".to_owned());
+        }
+        if let Some(end) = self.machine.handle_eof() {
+            self.ended(&end, now);
+        }
+        self.over(now);
+    }
+
+    fn handle_nudge(&mut self, now: Instant) {
+        if let Some(session) = &mut self.session {
+            let mut out = Vec::new();
+            for (tag, number) in session.handle_nudge(now) {
+                self.machine.cancelled(&tag, number, &mut out);
+            }
+            self.append(&out);
+            self.settle_receipts(now);
+        }
+        self.leave_drained(now);
+    }
+
+    fn handle_room(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.handle_room(Instant::now());
+        }
+    }
+
+    fn handle_written(&mut self, now: Instant) {
+        self.machine.handle_sent(now);
+    }
+
+    fn handle_deadline(&mut self, now: Instant) {
+        let rests = self.intent() == Intent::Pause;
+        self.rested_until = self.rested_until.filter(|until| now < *until);
+        self.leave_drained(now);
+        if self.is_over {
+            return;
+        }
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            if self.is_leaving {
+                return self.leave(now);
+            }
+            if self.session.is_none() {
+                self.ends(Ending::Refused, || "handshake timed out".to_owned());
+                return self.over(now);
+            }
+        }
+        if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
+            self.machine.excuse_silence(now);
+        }
+        let mut out = Vec::new();
+        let end = self.machine.handle_deadline(now, &mut out);
+        self.append(&out);
+        if let Some(end) = end {
+            return self.ended(&end, now);
+        }
+        if let Some(session) = &mut self.session
+            && let Err(fault) = session.handle_deadline(now)
+        {
+            self.fail(fault, None, now);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        if self.is_over {
+            return None;
+        }
+        let of_session = self.session.as_ref().and_then(|session| session.next_deadline());
+        let deadlines = [self.machine.next_deadline(), of_session, self.deadline, self.rested_until];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn intent(&self) -> Intent {
+        if self.is_over {
+            return Intent::Finish;
+        }
+        let has_room = self.session.as_ref().is_none_or(|session| session.has_room());
+        let rests = self.rested_until.is_some() && self.session.is_some();
+        if has_room && !rests && !self.is_leaving { Intent::Run } else { Intent::Pause }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // The socket failed, or the peer took nothing: the session has not heard of it yet.
+        self.release_session(Instant::now());
+    }
+}

@@ -1,0 +1,124 @@
+//! Headers of SEND and SUBSCRIBE that say what kind of queue is meant, as RabbitMQ's adapter reads them.
+
+use amqp::{FieldTable, FieldValue};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use md5::{Digest, Md5};
+use stomp::destination::Destination;
+use stomp::{Fault, Headers};
+
+/// How a queue is to be declared.
+#[derive(Debug, PartialEq)]
+pub(super) struct Declaration {
+    pub(super) durable: bool,
+    pub(super) auto_delete: bool,
+    pub(super) exclusive: bool,
+    pub(super) arguments: FieldTable,
+}
+
+impl Declaration {
+    /// Of `/queue`: durable, unless the headers say otherwise. One that is not goes with its connection.
+    ///
+    /// `persistent` on a SUBSCRIBE is the same as `durable`. On a SEND it is about the message, and with RabbitMQ about the
+    /// queue as well: `persistent:false` there asks for an exclusive queue, which nobody can mean.
+    pub(super) fn of_queue(headers: &Headers<'_>, is_send: bool) -> Result<Self, Fault> {
+        let durable = durable(headers, is_send)?.unwrap_or(true);
+        Ok(Self {
+            durable,
+            auto_delete: headers.flag("auto-delete")?.unwrap_or(!durable),
+            exclusive: headers.flag("exclusive")?.unwrap_or(!durable),
+            arguments: arguments(headers)?,
+        })
+    }
+
+    /// Of a subscription to `/topic` or `/exchange`: it goes with its subscriber, unless the headers say otherwise.
+    pub(super) fn of_subscription(headers: &Headers<'_>) -> Result<Self, Fault> {
+        Ok(Self {
+            durable: durable(headers, false)?.unwrap_or(false),
+            auto_delete: headers.flag("auto-delete")?.unwrap_or(true),
+            exclusive: headers.flag("exclusive")?.unwrap_or(false),
+            arguments: arguments(headers)?,
+        })
+    }
+}
+
+/// Whether a subscription outlives its connection, by its headers.
+pub(super) fn is_durable(headers: &Headers<'_>) -> Result<bool, Fault> {
+    Ok(durable(headers, false)?.unwrap_or(false))
+}
+
+fn durable(headers: &Headers<'_>, is_send: bool) -> Result<Option<bool>, Fault> {
+    let durable = headers.flag("durable")?;
+    if durable.is_some() || is_send { Ok(durable) } else { headers.flag("persistent") }
+}
+
+/// The name of the queue of a subscription: as asked for; for a durable one made of what it is found again by; or else any.
+pub(super) fn subscription_queue(
+    destination: &Destination<'_>,
+    headers: &Headers<'_>,
+) -> Result<String, Fault> {
+    if let Some(name) = headers.get("x-queue-name") {
+        return Ok(name.to_owned());
+    }
+    let id = headers.get("id").filter(|_| is_durable(headers).unwrap_or(false));
+    Ok(match id {
+        Some(id) => format!("{SUBSCRIPTION_QUEUE}{}", digest(destination.route().1, id)),
+        None => broker::generated_name(SUBSCRIPTION_QUEUE),
+    })
+}
+
+/// As RabbitMQ names the queue of a durable subscription, so that one is found again by clients that have moved here: the MD5
+/// of the Erlang term `{Key, Id}`, both of them lists of octets, in base 64 for URLs.
+fn digest(key: &str, id: &str) -> String {
+    let mut term = vec![131, 104, 2];
+    for text in [key, id] {
+        match u16::try_from(text.len()) {
+            Ok(0) => term.push(106),
+            Ok(len) => {
+                term.push(107);
+                term.extend_from_slice(&len.to_be_bytes());
+                term.extend_from_slice(text.as_bytes());
+            }
+            // Headers are shorter; a key of AMQP is by far.
+            Err(_) => term.extend_from_slice(text.as_bytes()),
+        }
+    }
+    BASE64.encode(Md5::digest(&term))
+}
+
+/// Arguments of the queue.
+fn arguments(headers: &Headers<'_>) -> Result<FieldTable, Fault> {
+    let mut table = FieldTable::new();
+    for name in NUMBERS {
+        if let Some(number) = headers.number::<i64>(name)? {
+            table.insert(name, FieldValue::I64(number));
+        }
+    }
+    for name in TEXTS {
+        if let Some(text) = headers.get(name) {
+            table.insert(name, FieldValue::text(text.trim()));
+        }
+    }
+    for name in FLAGS {
+        if let Some(flag) = headers.flag(name)? {
+            table.insert(name, FieldValue::Boolean(flag));
+        }
+    }
+    Ok(table)
+}
+
+const NUMBERS: [&str; 6] = [
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-priority",
+    "x-message-ttl",
+    "x-delivery-limit",
+];
+
+const TEXTS: [&str; 5] =
+    ["x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow", "x-queue-mode", "x-queue-type"];
+
+const FLAGS: [&str; 1] = ["x-single-active-consumer"];
+
+const SUBSCRIPTION_QUEUE: &str = "stomp-subscription-";

@@ -1,0 +1,40 @@
+//! MESSAGE frames.
+
+use amqp::Properties;
+use broker::{BodyView, Delivery, QueueKind};
+use stomp::END_OF_FRAME;
+use stomp::destination::Published;
+use stomp::server::MessageForm;
+use transport::OutBuf;
+
+use super::properties::write_headers;
+use crate::amqp::content::Destination;
+use crate::amqp::deliveries::Form;
+
+/// Writes the messages of one subscription.
+pub(super) struct Messages(pub(super) MessageForm);
+
+impl Form for Messages {
+    fn write(
+        &self,
+        buf: &mut OutBuf,
+        _: Destination,
+        _: &str,
+        delivery_tag: u64,
+        delivery: &Delivery,
+        from: QueueKind,
+    ) {
+        let message = delivery.message();
+        let published = Published { exchange: message.exchange(), routing_key: message.routing_key() };
+        let mut frame = self.0.begin(buf.tail(), published, delivery_tag, delivery.redelivered());
+        let properties = delivery.properties(from, false);
+        // The broker holds what it has checked.
+        write_headers(&mut frame, &Properties::decode(&properties).unwrap_or_default());
+        frame.end_head(message.body_len());
+        match message.body() {
+            BodyView::Inline(octets) => buf.tail().extend_from_slice(octets),
+            BodyView::Chunks(chunks) => chunks.iter().for_each(|chunk| buf.push(chunk.clone())),
+        }
+        buf.tail().extend_from_slice(END_OF_FRAME);
+    }
+}

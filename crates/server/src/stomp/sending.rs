@@ -1,0 +1,147 @@
+//! SEND, and the queues and answers that it may need.
+
+use std::sync::Arc;
+
+use amqp::{FieldTable, RawTable};
+use broker::{Body, Publish, Queue, QueueDeclare, Ticket};
+use bytes::Bytes;
+use stomp::destination::Destination;
+use stomp::server::{MessageForm, TransactionId};
+use stomp::{Fault, Headers, Payload};
+
+use super::declaring::Declaration;
+use super::properties::{check_short, to_amqp};
+use super::session::{Session, of_broker};
+use super::subscribing::{NewConsumer, Subscription};
+use super::transactions::Held;
+
+/// Queues for answers that one connection may have: their names are the client's to choose.
+const MAX_REPLIES: usize = 1024;
+
+/// Queues that a connection remembers to have declared; when there are more, it starts anew.
+const MAX_DECLARED: usize = 1024;
+
+/// Where answers come to that a client waits for.
+pub(super) struct Reply {
+    queue: Arc<Queue>,
+    pub(super) subscription: Subscription,
+}
+
+impl Session {
+    /// Publishes a message, or holds it until its transaction is committed.
+    pub(super) fn send(
+        &mut self,
+        destination: &str,
+        headers: &Headers<'_>,
+        body: &Payload<'_>,
+        transaction: Option<TransactionId>,
+    ) -> Result<(), Fault> {
+        let parsed = parse(destination)?;
+        match &parsed {
+            Destination::Queue(name) => _ = self.ensure_queue(name, headers, true)?,
+            Destination::TempQueue(_) => return Err(not_for(destination, "SEND")),
+            _ => {}
+        }
+        let reply_to = match headers.get("reply-to").map(Destination::parse) {
+            Some(Ok(Destination::TempQueue(name))) => Some(self.reply_queue(&name)?),
+            // RabbitMQ passes on whatever is a destination, and here also what is only the name of something.
+            _ => None,
+        };
+        let properties = to_amqp(headers, reply_to.as_deref())?;
+        let (exchange, routing_key) = parsed.route();
+        let chunk;
+        let body = match body {
+            Payload::Borrowed(octets) => Body::Copied(octets),
+            Payload::Owned(octets) => {
+                chunk = [Bytes::clone(octets)];
+                Body::Chunks(&chunk)
+            }
+        };
+        let message = Publish { exchange, routing_key, properties: &properties, body };
+        let receipt = headers.get("receipt");
+        match transaction {
+            Some(transaction) => self.hold(transaction, Held::new(&message, receipt), &message),
+            None => self.publish(message, receipt),
+        }
+    }
+
+    /// Gives a message to the publisher.
+    pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) -> Result<(), Fault> {
+        let before = self.unflushed;
+        self.publisher.publish(message, self.context.now).map_err(of_broker)?;
+        self.unflushed += 1;
+        if let Some(receipt) = receipt {
+            self.context.shared.metrics.messages_to_confirm.add(1);
+            self.receipts.published(receipt, before);
+        }
+        Ok(())
+    }
+
+    /// The queue of `/queue/NAME`, declared unless this connection has done so before.
+    pub(super) fn ensure_queue(
+        &mut self,
+        name: &str,
+        headers: &Headers<'_>,
+        is_send: bool,
+    ) -> Result<(Arc<Queue>, Ticket), Fault> {
+        if let Some(queue) = self.declared.get(name).filter(|queue| !queue.is_deleted()) {
+            return Ok((Arc::clone(queue), Ticket::default()));
+        }
+        let (queue, ticket) = self.declare(name, &Declaration::of_queue(headers, is_send)?)?;
+        if self.declared.len() >= MAX_DECLARED {
+            self.declared.clear();
+        }
+        self.declared.insert(name.into(), Arc::clone(&queue));
+        Ok((queue, ticket))
+    }
+
+    pub(super) fn declare(&mut self, name: &str, how: &Declaration) -> Result<(Arc<Queue>, Ticket), Fault> {
+        let arguments = how.arguments.encode();
+        let declare = QueueDeclare {
+            name,
+            passive: false,
+            durable: how.durable,
+            exclusive: how.exclusive,
+            auto_delete: how.auto_delete,
+            arguments: RawTable::check(&arguments).unwrap_or_default(),
+        };
+        let context = &self.context;
+        context.seat.check_declare_queue(&declare).map_err(of_broker)?;
+        let declared = context.vhost.declare_queue(context.session, &declare, context.now);
+        declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_broker)
+    }
+
+    /// The queue that answers to `/temp-queue/NAME` come to, with a subscription to it: made with the first request.
+    fn reply_queue(&mut self, name: &str) -> Result<String, Fault> {
+        if let Some(reply) = self.replies.get(name) {
+            return Ok(reply.queue.name().to_string());
+        }
+        if self.replies.len() >= MAX_REPLIES {
+            let detail = format!("A connection may have {MAX_REPLIES} temporary queues at most.\n");
+            return Err(Fault::new("Too many temporary queues", detail));
+        }
+        let arguments = FieldTable::new();
+        let own = Declaration { durable: false, auto_delete: true, exclusive: true, arguments };
+        let (queue, _) = self.declare("", &own)?;
+        let form = MessageForm::of_replies(self.context.version, Arc::clone(&self.context.name), name);
+        let consumer = NewConsumer { word: name.into(), form, is_acked: false, limit: 0 };
+        let subscription = self.consume(&queue, consumer)?;
+        let queue_name = queue.name().to_string();
+        self.replies.insert(name.into(), Reply { queue, subscription });
+        Ok(queue_name)
+    }
+}
+
+/// Reads a destination, and makes sure that AMQP can hold its names.
+pub(super) fn parse(destination: &str) -> Result<Destination<'_>, Fault> {
+    let parsed = Destination::parse(destination)?;
+    let (exchange, routing_key) = parsed.route();
+    check_short("each name in a destination", exchange)?;
+    check_short("each name in a destination", routing_key)?;
+    Ok(parsed)
+}
+
+/// A destination that means something, but not here.
+pub(super) fn not_for(destination: &str, command: &str) -> Fault {
+    Fault::new("Invalid destination", format!("'{destination}' is not a valid destination for '{command}'\n"))
+}

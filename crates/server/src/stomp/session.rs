@@ -1,0 +1,298 @@
+//! What an open connection has in the broker.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use amqp::error::ReplyCode;
+use broker::{BrokerError, Publisher, Queue, Seat, SessionId, Store, Timestamp, VirtualHost, Waiter};
+use hashbrown::HashMap;
+use stomp::server::{Kind, Request, TransactionId};
+use stomp::{Fault, Version};
+use transport::Outbox;
+
+use super::receipts::{Receipt, Receipts, Until};
+use super::sending::Reply;
+use super::subscribing::Subscription;
+use super::transactions::Transaction;
+use crate::alarms::Blocked;
+use crate::amqp::deliveries::ConnectionConsumers;
+use crate::amqp::room::DiskRoom;
+use crate::server::Shared;
+
+/// A connection's session on the embedded broker.
+pub(super) struct Session {
+    pub(super) context: Context,
+    pub(super) publisher: Publisher,
+    /// Messages that it was given since it was flushed.
+    pub(super) unflushed: u64,
+    pub(super) receipts: Receipts,
+    /// By their numbers.
+    pub(super) subscriptions: HashMap<u64, Subscription>,
+    /// The first delivery tag of the next subscription, so that one that takes the id of another does not repeat the
+    /// identifiers of its messages.
+    pub(super) next_tag: u64,
+    /// Where answers come to, by the names of the `/temp-queue`s.
+    pub(super) replies: HashMap<Box<str>, Reply>,
+    pub(super) transactions: HashMap<TransactionId, Transaction>,
+    /// Octets in `transactions`.
+    pub(super) held_octets: usize,
+    /// Queues that were declared, not to be declared with each message anew.
+    pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
+    /// The server's alarms make the client wait.
+    blocked: Option<Blocked>,
+    /// When to look for deliveries that nobody settles; `None` while there can be none.
+    next_check: Option<Instant>,
+    ended: bool,
+}
+
+/// What the session has to do with.
+pub(super) struct Context {
+    pub(super) shared: Arc<Shared>,
+    /// What the user may do, to be asked before the virtual host.
+    pub(super) seat: Seat,
+    pub(super) vhost: Arc<VirtualHost>,
+    pub(super) session: SessionId,
+    pub(super) version: Version,
+    /// What tells this session from others.
+    pub(super) name: Arc<str>,
+    pub(super) consumers: Arc<ConnectionConsumers>,
+    outbox: Arc<Outbox>,
+    room: DiskRoom,
+    nudge: Arc<dyn Waiter>,
+    /// The time of the input that is being handled.
+    pub(super) now: Timestamp,
+}
+
+impl Context {
+    /// Where durable things are kept, if anywhere.
+    pub(super) fn store(&self) -> Option<&Arc<Store>> {
+        self.vhost.store()
+    }
+}
+
+impl Session {
+    /// For a client that sits at `seat`.
+    ///
+    /// # Errors
+    /// The user has as many channels as allowed.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        seat: Seat,
+        session: SessionId,
+        version: Version,
+        outbox: Arc<Outbox>,
+    ) -> Result<Self, BrokerError> {
+        seat.open_channel()?;
+        shared.metrics.channels_opened.add(1);
+        let context = Context {
+            shared: Arc::clone(shared),
+            vhost: Arc::clone(seat.vhost()),
+            session,
+            version,
+            name: broker::generated_name("session-").into(),
+            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox))),
+            room: DiskRoom::new(Arc::clone(&outbox)),
+            nudge: Arc::new(Nudge(Arc::clone(&outbox))),
+            outbox,
+            now: Timestamp::default(),
+            seat,
+        };
+        Ok(Self {
+            publisher: context.vhost.publisher(context.seat.identity()),
+            context,
+            unflushed: 0,
+            receipts: Receipts::default(),
+            subscriptions: HashMap::new(),
+            next_tag: 1,
+            replies: HashMap::new(),
+            transactions: HashMap::new(),
+            held_octets: 0,
+            declared: HashMap::new(),
+            blocked: None,
+            next_check: None,
+            ended: false,
+        })
+    }
+
+    /// What tells this session from others.
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.context.name
+    }
+
+    /// Does what a client asks for. Its receipt comes from [`Session::next_receipt`].
+    ///
+    /// # Errors
+    /// What ends the connection.
+    pub(super) fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), Fault> {
+        self.set_time(now);
+        let receipt = request.receipt();
+        if let Kind::Send { destination, body, transaction } = &request.kind {
+            self.send(destination, &request.headers, body, *transaction)?;
+            self.wait_out_alarms();
+            return Ok(());
+        }
+        // Whatever follows must see what was published before it.
+        self.flush(now);
+        let until = match &request.kind {
+            Kind::Subscribe(subscribe) => {
+                self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
+                self.subscribe(subscribe, &request.headers)?
+            }
+            Kind::Unsubscribe { number, destination } => {
+                self.unsubscribe(*number, destination, &request.headers)?
+            }
+            Kind::Settle(settle) => self.settle(*settle)?,
+            Kind::Begin(transaction) => {
+                self.transactions.insert(*transaction, Transaction::default());
+                Until::default()
+            }
+            Kind::Commit(transaction) => self.commit(*transaction)?,
+            Kind::Abort(transaction) => {
+                self.abort(*transaction);
+                Until::default()
+            }
+            Kind::Disconnect => {
+                self.end(now);
+                Until { lsn: self.context.store().map(|store| store.end()), ticket: None }
+            }
+            Kind::Send { .. } => Until::default(),
+        };
+        if let Some(receipt) = receipt {
+            self.receipts.done(receipt, until);
+        }
+        Ok(())
+    }
+
+    /// The next receipt whose promise is kept.
+    pub(super) fn next_receipt(&mut self) -> Option<Receipt> {
+        let receipt = self.receipts.next(self.context.vhost.store(), &self.context.nudge)?;
+        if receipt.is_confirm {
+            self.context.shared.metrics.messages_confirmed.add(1);
+        }
+        Some(receipt)
+    }
+
+    /// The batch of frames that was read at once is through: hands over what was gathered.
+    pub(super) fn flush(&mut self, now: Instant) {
+        self.set_time(now);
+        self.flush_published();
+    }
+
+    pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
+        if std::mem::take(&mut self.unflushed) == 0 {
+            return None;
+        }
+        let flushed = self.publisher.flush(self.context.now);
+        self.receipts.flushed(&flushed);
+        if flushed.full {
+            self.context.room.pause(&self.context.vhost);
+        }
+        flushed.until
+    }
+
+    /// Another task has left word. Returns the subscriptions that the broker has cancelled, with their tags.
+    pub(super) fn handle_nudge(&mut self, now: Instant) -> Vec<(Box<str>, u64)> {
+        self.set_time(now);
+        self.context.room.resume(&self.context.vhost);
+        if self.blocked.is_some() && !self.context.shared.alarms.stand() {
+            self.blocked = None;
+        }
+        let cancelled = self.context.consumers.take_cancelled();
+        cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect()
+    }
+
+    /// The connection's outbox has room again.
+    pub(super) fn handle_room(&mut self, now: Instant) {
+        self.set_time(now);
+        self.context.consumers.resume(self.context.now);
+    }
+
+    /// When to call [`Session::handle_deadline`], at the latest.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.next_check
+    }
+
+    /// The time of [`Session::next_deadline`] may have come.
+    ///
+    /// # Errors
+    /// What ends the connection: a message that was not acknowledged for too long.
+    pub(super) fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
+        if self.next_check.is_none_or(|next| now < next) {
+            return Ok(());
+        }
+        self.set_time(now);
+        let timeout = self.context.shared.config.consumer_timeout;
+        let in_use = self.subscriptions.values().any(|own| own.deliveries.is_in_use());
+        self.next_check = if in_use { now.checked_add(self.check_interval()) } else { None };
+        if self.subscriptions.values().any(|own| own.deliveries.is_overdue(now, timeout)) {
+            let text = format!(
+                "delivery acknowledgement on channel 1 timed out. Timeout value used: {} ms. This timeout value can be \
+                 configured, see consumers doc guide to learn more",
+                timeout.as_millis()
+            );
+            return Err(of_broker(amqp::Fault::new(ReplyCode::PreconditionFailed, text)));
+        }
+        Ok(())
+    }
+
+    /// Whether more requests can be taken. After a no, the outbox is nudged when they can.
+    pub(super) fn has_room(&self) -> bool {
+        self.context.room.is_there() && self.blocked.is_none() && self.receipts.has_room()
+    }
+
+    /// Whether no receipt waits. After a no, the outbox is nudged when it is worth asking again.
+    pub(super) fn is_settled(&self) -> bool {
+        self.receipts.is_empty()
+    }
+
+    /// The connection is over, however it ended: what was published is handed over, and what it holds is released.
+    pub(super) fn end(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.flush(now);
+        self.blocked = None;
+        let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
+        let subscriptions: Vec<_> = self.subscriptions.drain().map(|(_, own)| own).chain(replies).collect();
+        subscriptions.into_iter().for_each(|own| _ = own.end(self.context.now));
+        let transactions: Vec<_> = self.transactions.drain().map(|(_, transaction)| transaction).collect();
+        transactions.into_iter().for_each(|transaction| transaction.give_up(self.context.now));
+        self.context.vhost.end_session(self.context.session);
+        self.context.seat.close_channel();
+        self.context.shared.metrics.channels_closed.add(1);
+    }
+
+    /// As in RabbitMQ, the first message that comes while an alarm stands is taken, and nothing behind it.
+    fn wait_out_alarms(&mut self) {
+        let alarms = &self.context.shared.alarms;
+        if alarms.stand() && self.blocked.is_none() {
+            self.blocked = alarms.block(&self.context.outbox).map(|(blocked, _)| blocked);
+        }
+    }
+
+    /// How often to look for deliveries that nobody settles.
+    fn check_interval(&self) -> Duration {
+        self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
+    }
+
+    fn set_time(&mut self, now: Instant) {
+        self.context.now = self.context.shared.clock.timestamp(now);
+    }
+}
+
+/// What the broker refuses, as RabbitMQ's adapter tells it: the name of the reply code, and its text.
+pub(super) fn of_broker(error: impl Into<amqp::Fault>) -> Fault {
+    let fault = error.into();
+    Fault::new(fault.code.name().to_lowercase(), fault.reply_text())
+}
+
+struct Nudge(Arc<Outbox>);
+
+impl Waiter for Nudge {
+    fn wake(&self) {
+        self.0.nudge();
+    }
+}
+
+/// As in RabbitMQ: the time-out is half an hour by default, and a minute more does not matter.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);

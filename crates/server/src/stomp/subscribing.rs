@@ -1,0 +1,239 @@
+//! SUBSCRIBE, UNSUBSCRIBE, ACK and NACK.
+
+use std::sync::Arc;
+
+use amqp::RawTable;
+use amqp::error::ReplyCode;
+use broker::{Binding, ConsumerId, ConsumerSpec, Queue, Ticket, Timestamp};
+use stomp::destination::Destination;
+use stomp::server::{AckMode, MessageForm, Settle, SubscribeEvent};
+use stomp::{Fault, Headers};
+
+use super::declaring::{Declaration, is_durable, subscription_queue};
+use super::messages::Messages;
+use super::properties::check_short;
+use super::receipts::Until;
+use super::sending::{not_for, parse};
+use super::session::{Session, of_broker};
+use crate::amqp::content::Destination as Channel;
+use crate::amqp::deliveries::{Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Unsettled};
+
+/// A subscription's consumer.
+pub(super) struct Subscription {
+    pub(super) deliveries: Arc<Deliveries>,
+    key: ConsumerKey,
+    queue: Arc<Queue>,
+    id: ConsumerId,
+    /// Its consumer tag.
+    tag: Box<str>,
+}
+
+/// What a consumer is to be like.
+pub(super) struct NewConsumer {
+    /// What the broker brings back when it cancels the consumer: its number, or the name of a `/temp-queue`.
+    pub(super) word: Box<str>,
+    pub(super) form: MessageForm,
+    pub(super) is_acked: bool,
+    /// Messages that may be unacknowledged at once; 0 is no limit.
+    pub(super) limit: u16,
+}
+
+impl Subscription {
+    /// Ends it: what is not acknowledged returns to its queue. Returns the first delivery tag that it has not used.
+    pub(super) fn end(self, now: Timestamp) -> u64 {
+        self.queue.cancel(self.id, now);
+        self.deliveries.remove_consumer(self.key);
+        Settlement::Requeue.apply(self.deliveries.take_all(), now);
+        self.deliveries.next_tag()
+    }
+}
+
+impl Session {
+    /// Returns what to wait for until it is kept.
+    pub(super) fn subscribe(
+        &mut self,
+        subscribe: &SubscribeEvent,
+        headers: &Headers<'_>,
+    ) -> Result<Until, Fault> {
+        refuse_unknown(headers)?;
+        check_short("the id of a subscription, or a destination that stands for it,", subscribe.form.tag())?;
+        let limit = headers.number("prefetch-count")?.unwrap_or(0);
+        let destination = parse(&subscribe.destination)?;
+        let (queue, ticket) = match &destination {
+            Destination::Queue(name) => self.ensure_queue(name, headers, false)?,
+            Destination::AmqQueue(name) | Destination::ReplyQueue(name) => {
+                let queue = self.context.vhost.queue(self.context.session, name).map_err(of_broker)?;
+                (queue, Ticket::default())
+            }
+            Destination::Exchange { .. } | Destination::Topic(_) => {
+                self.bound_queue(&destination, headers)?
+            }
+            Destination::TempQueue(_) => return Err(not_for(&subscribe.destination, "SUBSCRIBE")),
+        };
+        let is_acked = subscribe.ack != AckMode::Auto;
+        let word = subscribe.number.to_string().into();
+        let consumer = NewConsumer { word, form: subscribe.form.clone(), is_acked, limit };
+        let subscription = self.consume(&queue, consumer)?;
+        self.subscriptions.insert(subscribe.number, subscription);
+        Ok(Until::ticket(ticket))
+    }
+
+    /// A queue of the subscription's own, bound to the exchange.
+    fn bound_queue(
+        &mut self,
+        destination: &Destination<'_>,
+        headers: &Headers<'_>,
+    ) -> Result<(Arc<Queue>, Ticket), Fault> {
+        let name = subscription_queue(destination, headers)?;
+        check_short("x-queue-name", &name)?;
+        let (queue, declared) = self.declare(&name, &Declaration::of_subscription(headers)?)?;
+        let (source, routing_key) = destination.route();
+        let binding =
+            Binding { source, destination: queue.name(), routing_key, arguments: RawTable::default() };
+        let context = &self.context;
+        let bound = context.seat.check_bind_queue(&binding);
+        let bound = bound.and_then(|()| context.vhost.bind_queue(context.session, &binding));
+        match bound {
+            Ok(ticket) => Ok((queue, declared.max(ticket))),
+            Err(error) => {
+                // Nobody would ever come for it, if it is new. That it cannot be deleted is no other fault.
+                let _ = context.vhost.delete_queue(context.session, queue.name(), true, true);
+                Err(of_broker(error))
+            }
+        }
+    }
+
+    /// Adds a consumer to a queue.
+    pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, Fault> {
+        let NewConsumer { word, form, is_acked, limit } = new;
+        let context = &self.context;
+        context.seat.check_read_queue(queue.name()).map_err(of_broker)?;
+        // What an AMQP channel has, this has none of.
+        let channel = Channel { channel: 0, frame_max: 0 };
+        let deliveries = Deliveries::new(Arc::clone(&context.consumers), channel).starting_at(self.next_tag);
+        let deliveries = Arc::new(deliveries);
+        let key = deliveries.add_consumer(limit.into(), !is_acked);
+        let tag: Box<str> = form.tag().into();
+        let consumer = ChannelConsumer {
+            deliveries: Arc::clone(&deliveries),
+            key,
+            tag: word,
+            no_ack: !is_acked,
+            queue: Arc::clone(queue),
+            form: Messages(form),
+        };
+        let spec = ConsumerSpec {
+            consumer: Arc::new(consumer),
+            session: context.session,
+            tag: &tag,
+            no_ack: !is_acked,
+            exclusive: false,
+            arguments: RawTable::default(),
+        };
+        let id = queue.consume(spec).map_err(of_broker)?;
+        deliveries.activate(key, queue, id);
+        queue.resume(id, context.now);
+        Ok(Subscription { deliveries, key, queue: Arc::clone(queue), id, tag })
+    }
+
+    /// Ends a subscription. Its queue goes, too, if it is that of a durable one on a topic and the client says that this is
+    /// for good.
+    pub(super) fn unsubscribe(
+        &mut self,
+        number: u64,
+        destination: &str,
+        headers: &Headers<'_>,
+    ) -> Result<Until, Fault> {
+        if let Some(subscription) = self.subscriptions.remove(&number) {
+            let next_tag = subscription.end(self.context.now);
+            self.next_tag = self.next_tag.max(next_tag);
+        }
+        let destination = parse(destination)?;
+        if !matches!(destination, Destination::Topic(_)) || !is_durable(headers)? {
+            return Ok(Until::default());
+        }
+        let name = subscription_queue(&destination, headers)?;
+        let context = &self.context;
+        context.seat.check_delete_queue(&name).map_err(of_broker)?;
+        let deleted = context.vhost.delete_queue(context.session, &name, false, false);
+        deleted.map(|(_, ticket)| Until::ticket(ticket)).map_err(of_broker)
+    }
+
+    /// ACK or NACK.
+    pub(super) fn settle(&mut self, settle: Settle) -> Result<Until, Fault> {
+        if let Some(transaction) = settle.transaction {
+            self.hold_settlement(transaction, settle)?;
+            return Ok(Until::default());
+        }
+        let unknown = || unknown_delivery(settle.delivery_tag);
+        let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
+        let unsettled = own.deliveries.settle(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
+        Settlement::of(settle).apply(unsettled, self.context.now);
+        own.deliveries.resume(self.context.now);
+        Ok(Until { lsn: self.context.store().map(|store| store.end()), ticket: None })
+    }
+
+    /// The broker has cancelled a consumer. Returns the tag and number of its subscription, if the client has one.
+    pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<(Box<str>, u64)> {
+        let is_it = |own: &Subscription| Arc::ptr_eq(&own.deliveries, &cancelled.deliveries);
+        if self.replies.get(&cancelled.tag).is_some_and(|reply| is_it(&reply.subscription)) {
+            // The next request makes another.
+            self.replies.remove(&cancelled.tag);
+            return None;
+        }
+        let number = cancelled.tag.parse().ok()?;
+        self.subscriptions.get(&number).filter(|own| is_it(own))?;
+        let own = self.subscriptions.remove(&number)?;
+        self.next_tag = self.next_tag.max(own.deliveries.next_tag());
+        Some((own.tag, number))
+    }
+}
+
+/// How deliveries end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Settlement {
+    Ack,
+    Requeue,
+    Reject,
+}
+
+impl Settlement {
+    pub(super) fn of(settle: Settle) -> Self {
+        match (settle.is_ack, settle.requeue) {
+            (true, _) => Self::Ack,
+            (false, true) => Self::Requeue,
+            (false, false) => Self::Reject,
+        }
+    }
+
+    /// Tells the queue of these deliveries, which are of one subscription.
+    pub(super) fn apply(self, unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
+        let Some((_, first)) = unsettled.first() else { return };
+        let queue = Arc::clone(&first.queue);
+        let deliveries = unsettled.into_iter().map(|(_, entry)| entry.delivery).collect();
+        match self {
+            Self::Ack => queue.ack(deliveries),
+            Self::Requeue => queue.requeue(deliveries, now),
+            Self::Reject => queue.reject(deliveries, now),
+        }
+    }
+}
+
+pub(super) fn unknown_delivery(delivery_tag: u64) -> Fault {
+    let text = format!("unknown delivery tag {delivery_tag}");
+    of_broker(amqp::Fault::new(ReplyCode::PreconditionFailed, text))
+}
+
+/// Refuses headers that would change what comes, if they were understood.
+fn refuse_unknown(headers: &Headers<'_>) -> Result<(), Fault> {
+    for (name, why) in [
+        ("selector", "messages cannot be selected by their headers: bind to an exchange of type headers"),
+        ("x-stream-offset", "there are no streams"),
+    ] {
+        if headers.get(name).is_some() {
+            let text = format!("{name}: {why}");
+            return Err(of_broker(amqp::Fault::new(ReplyCode::NotImplemented, text)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! BEGIN to COMMIT: messages and settlements that take effect together.
+//!
+//! As with RabbitMQ, nothing of it happens before COMMIT. All messages are judged before the first is published, so that a
+//! commit that fails has done nothing.
+
+use std::sync::Arc;
+
+use broker::{Body, Publish, Timestamp};
+use bytes::Bytes;
+use stomp::Fault;
+use stomp::server::{Settle, TransactionId};
+
+use super::receipts::Until;
+use super::session::{Session, of_broker};
+use super::subscribing::{Settlement, unknown_delivery};
+use crate::amqp::deliveries::{Deliveries, Unsettled};
+
+/// Octets that the messages of a connection's open transactions may take. They are held in memory until commit, and a client
+/// that never commits must not fill it: room for several messages of the default maximum size, as for AMQP.
+const MAX_HELD_OCTETS: usize = 128 * 1024 * 1024;
+
+/// What waits for COMMIT.
+#[derive(Default)]
+pub(super) struct Transaction {
+    messages: Vec<Held>,
+    settlements: Vec<HeldSettlement>,
+}
+
+/// A message that waits.
+pub(super) struct Held {
+    exchange: Box<str>,
+    routing_key: Box<str>,
+    properties: Box<[u8]>,
+    body: [Bytes; 1],
+    receipt: Option<Box<str>>,
+}
+
+/// Deliveries that the client has acknowledged or refused. They are still its own, and count against its prefetch.
+struct HeldSettlement {
+    how: Settlement,
+    subscription: u64,
+    deliveries: Arc<Deliveries>,
+    unsettled: Vec<(u64, Unsettled)>,
+}
+
+impl Held {
+    pub(super) fn new(message: &Publish<'_>, receipt: Option<&str>) -> Self {
+        let body = match message.body {
+            Body::Copied(octets) => Bytes::copy_from_slice(octets),
+            Body::Chunks([chunk]) => chunk.clone(),
+            Body::Chunks(chunks) => Bytes::from(chunks.concat()),
+        };
+        Self {
+            exchange: message.exchange.into(),
+            routing_key: message.routing_key.into(),
+            properties: message.properties.into(),
+            body: [body],
+            receipt: receipt.map(Into::into),
+        }
+    }
+
+    fn message(&self) -> Publish<'_> {
+        Publish {
+            exchange: &self.exchange,
+            routing_key: &self.routing_key,
+            properties: &self.properties,
+            body: Body::Chunks(&self.body),
+        }
+    }
+
+    fn octets(&self) -> usize {
+        let receipt = self.receipt.as_ref().map_or(0, |receipt| receipt.len());
+        size_of::<Self>()
+            + self.exchange.len()
+            + self.routing_key.len()
+            + self.properties.len()
+            + self.body[0].len()
+            + receipt
+    }
+}
+
+impl Transaction {
+    /// It is not going to be committed, and its subscriptions end: what was delivered returns to the queues.
+    pub(super) fn give_up(self, now: Timestamp) {
+        for HeldSettlement { unsettled, .. } in self.settlements {
+            Settlement::Requeue.apply(unsettled, now);
+        }
+    }
+}
+
+impl Session {
+    /// Holds a message.
+    pub(super) fn hold(&mut self, id: TransactionId, held: Held, message: &Publish<'_>) -> Result<(), Fault> {
+        self.publisher.check(*message).map_err(of_broker)?;
+        let octets = held.octets();
+        if self.held_octets + octets > MAX_HELD_OCTETS {
+            let detail =
+                format!("The transactions of a connection may hold {MAX_HELD_OCTETS} octets at most\n");
+            return Err(Fault::new("Transaction too large", detail));
+        }
+        if let Some(transaction) = self.transactions.get_mut(&id) {
+            self.held_octets += octets;
+            transaction.messages.push(held);
+        }
+        Ok(())
+    }
+
+    /// Holds a settlement.
+    pub(super) fn hold_settlement(&mut self, id: TransactionId, settle: Settle) -> Result<(), Fault> {
+        let unknown = || unknown_delivery(settle.delivery_tag);
+        let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
+        let unsettled = own.deliveries.hold(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
+        let (how, deliveries) = (Settlement::of(settle), Arc::clone(&own.deliveries));
+        if let Some(transaction) = self.transactions.get_mut(&id) {
+            let subscription = settle.subscription;
+            transaction.settlements.push(HeldSettlement { how, subscription, deliveries, unsettled });
+        }
+        Ok(())
+    }
+
+    /// Does it all. Returns what to wait for until it is kept.
+    pub(super) fn commit(&mut self, id: TransactionId) -> Result<Until, Fault> {
+        let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
+        // A fault ends the connection, and with it the transaction.
+        messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_broker)?;
+        let Some(Transaction { messages, settlements }) = self.take_transaction(id) else {
+            return Ok(Until::default());
+        };
+        for held in &messages {
+            self.publish(held.message(), held.receipt.as_deref())?;
+        }
+        let published = self.flush_published();
+        let now = self.context.now;
+        let settles = !settlements.is_empty();
+        for HeldSettlement { how, deliveries, unsettled, .. } in settlements {
+            deliveries.release(&unsettled);
+            how.apply(unsettled, now);
+            deliveries.resume(now);
+        }
+        // What was settled has been written down last.
+        let settled = self.context.store().filter(|_| settles).map(|store| store.end());
+        Ok(Until { lsn: settled.max(published), ticket: None })
+    }
+
+    /// Forgets it: deliveries are as they were.
+    pub(super) fn abort(&mut self, id: TransactionId) {
+        let Some(transaction) = self.take_transaction(id) else { return };
+        for HeldSettlement { subscription, deliveries, unsettled, .. } in transaction.settlements {
+            if self.subscriptions.contains_key(&subscription) {
+                deliveries.restore(unsettled);
+            } else {
+                Settlement::Requeue.apply(unsettled, self.context.now);
+            }
+        }
+    }
+
+    fn take_transaction(&mut self, id: TransactionId) -> Option<Transaction> {
+        let transaction = self.transactions.remove(&id)?;
+        self.held_octets -= transaction.messages.iter().map(Held::octets).sum::<usize>();
+        Some(transaction)
+    }
+}

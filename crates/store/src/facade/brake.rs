@@ -1,0 +1,131 @@
+//! Holds publishers back while the journal is far longer than its budget: a disk that takes what is published may be too busy
+//! with that to take it a second time, in the queues' own segments. Without a bound the next start would have to read it all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::waiters::Waiter;
+
+/// Whether publishers are to pause, and those who do.
+pub(super) struct Brake {
+    /// Segments of the journal from which they pause.
+    limit: usize,
+    on: AtomicBool,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    publishers: Vec<Arc<dyn Waiter>>,
+    /// Retirement does not get on by itself, so that there is nothing to wait for.
+    idle: bool,
+}
+
+impl Brake {
+    /// For a journal that should not have more segments than `budget`.
+    pub(super) fn new(budget: usize) -> Self {
+        let limit = budget.max(1).saturating_mul(LEEWAY);
+        Self { limit, on: AtomicBool::new(false), waiting: Mutex::default() }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// The journal has so many segments now.
+    pub(super) fn look(&self, segments: usize) {
+        self.change(segments, |_| {});
+    }
+
+    /// The same after an attempt to retire one, which failed or did not.
+    pub(super) fn tried(&self, segments: usize, failed: bool) {
+        self.change(segments, |waiting| waiting.idle = failed);
+    }
+
+    /// Nothing is retired any more.
+    pub(super) fn give_up(&self) {
+        self.tried(0, true);
+    }
+
+    /// Wakes the waiter when publishers may go on; gives it back if they may.
+    pub(super) fn wait(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
+        let mut waiting = self.waiting.lock();
+        if !self.is_on() {
+            return Some(waiter);
+        }
+        waiting.publishers.push(waiter);
+        None
+    }
+
+    fn change(&self, segments: usize, change: impl FnOnce(&mut Waiting)) {
+        let mut waiting = self.waiting.lock();
+        change(&mut waiting);
+        let on = segments > self.limit && !waiting.idle;
+        self.on.store(on, Ordering::Relaxed);
+        let publishers = if on { Vec::new() } else { std::mem::take(&mut waiting.publishers) };
+        drop(waiting);
+        publishers.iter().for_each(|waiter| waiter.wake());
+    }
+}
+
+/// Budgets that the journal may have: a burst is taken at the journal's own pace, and a start still reads half a gigabyte at
+/// most.
+const LEEWAY: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Told(AtomicUsize);
+
+    impl Waiter for Told {
+        fn wake(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn wait(brake: &Brake) -> (Arc<Told>, bool) {
+        let told = Arc::new(Told::default());
+        let waits = brake.wait(told.clone()).is_none();
+        (told, waits)
+    }
+
+    fn times(told: &Told) -> usize {
+        told.0.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn publishers_wait_until_the_journal_is_short_enough() {
+        let brake = Brake::new(4);
+        brake.look(8);
+        assert!(!wait(&brake).1);
+        brake.look(9);
+        let (told, waits) = wait(&brake);
+        assert!(waits && brake.is_on());
+        brake.tried(9, false);
+        assert_eq!(times(&told), 0);
+        brake.tried(8, false);
+        assert!(times(&told) == 1 && !brake.is_on());
+    }
+
+    #[test]
+    fn nobody_waits_for_what_does_not_get_on() {
+        let brake = Brake::new(1);
+        brake.look(3);
+        let (told, _) = wait(&brake);
+        brake.tried(3, true);
+        assert_eq!(times(&told), 1);
+        brake.look(4);
+        assert!(!brake.is_on(), "until it gets on again");
+        brake.tried(3, false);
+        let (told, waits) = wait(&brake);
+        assert!(waits);
+        brake.give_up();
+        assert_eq!(times(&told), 1);
+    }
+}

@@ -1,0 +1,83 @@
+"""Very many durable bindings are back soon after a kill; LEVERET_BINDINGS says how many, and the output how soon:
+
+    LEVERET_BINDINGS=1000000 make scenarios ARGS="-rP blackbox/durable_bindings.py"
+"""
+
+import os
+import random
+import signal
+import struct
+import time
+
+import pika
+
+from harness.child import resident_bytes
+from harness.instances import leveret
+from harness.wire import METHOD, Wire, frame, short_string
+
+BINDINGS = int(os.environ.get("LEVERET_BINDINGS", "20000"))
+QUEUES = 100
+PROBES = 200
+QUEUE_DECLARE, QUEUE_DECLARE_OK, QUEUE_BIND = (50, 10), (50, 11), (50, 20)
+DURABLE, NO_WAIT = 2, 1
+# Binds that are sent before an answer is awaited.
+STEP = 10_000
+
+
+def method(number, arguments):
+    return frame(METHOD, 1, struct.pack(">HH", *number) + b"\0\0" + arguments)
+
+
+def declare(queue):
+    return method(QUEUE_DECLARE, short_string(queue) + bytes([DURABLE]) + b"\0\0\0\0")
+
+
+def bind(number):
+    names = short_string(queue_of(number)) + short_string("amq.direct") + short_string(key_of(number))
+    return method(QUEUE_BIND, names + bytes([NO_WAIT]) + b"\0\0\0\0")
+
+
+def key_of(number):
+    return f"key.{number}"
+
+
+def queue_of(number):
+    return f"queue.{number % QUEUES}"
+
+
+def start(tmp_path):
+    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+    return leveret(run, "--data-dir", str(tmp_path / "data"))
+
+
+def test_many_durable_bindings_are_back_after_a_kill(tmp_path):
+    with start(tmp_path) as server:
+        begun = time.monotonic()
+        with Wire(server.port).handshake() as wire:
+            wire.open_channel()
+            for number in range(QUEUES):
+                wire.send(declare(queue_of(number)))
+                wire.expect(QUEUE_DECLARE_OK)
+            for first in range(0, BINDINGS, STEP):
+                binds = b"".join(bind(number) for number in range(first, min(first + STEP, BINDINGS)))
+                # The answer to a declaration comes when all before it is on disk.
+                wire.send(binds + declare(f"step.{first}"))
+                wire.expect(QUEUE_DECLARE_OK)
+        print(f"{BINDINGS} durable bindings made in {time.monotonic() - begun:.1f} s")
+        os.kill(server.pid, signal.SIGKILL)
+        server.child.wait()
+    begun = time.monotonic()
+    with start(tmp_path) as server:
+        taken = time.monotonic() - begun
+        size = (tmp_path / "data" / "definitions.redb").stat().st_size
+        told = f"{size / 2**20:.0f} MiB on disk, {resident_bytes(server.pid) / 2**20:.0f} MiB in memory"
+        print(f"{BINDINGS} durable bindings were back after {taken:.1f} s ({told})")
+        connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for number in {0, BINDINGS - 1, *random.Random(1).sample(range(BINDINGS), min(PROBES, BINDINGS))}:
+            channel.basic_publish("amq.direct", key_of(number), b"%d" % number, mandatory=True)
+            method, _, body = channel.basic_get(queue_of(number), auto_ack=True)
+            assert method and int(body) == number
+        connection.close()
+        server.stop()

@@ -1,0 +1,82 @@
+"""Disks for tests: one that is small and really gets full, and one that fails when it is told to."""
+
+import os
+import subprocess
+from pathlib import Path
+
+MEBIBYTE = 1 << 20
+
+
+class NoNamespaces(Exception):
+    """This system gives no mount namespace."""
+
+
+class SmallDisk:
+    """A file system of its own, in memory, in a mount namespace of its own: nothing is left of it when the tests are killed."""
+
+    def __init__(self, folder, mebibytes):
+        folder.mkdir()
+        users = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        script = 'mount -t tmpfs -o "size=$1m" leveret-test "$2" && echo mounted && exec cat'
+        argv = ["unshare", *users, "--mount", "--propagation", "private", "sh", "-c", script, "-", str(mebibytes), folder]
+        self.holder = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        if self.holder.stdout.readline() != "mounted\n":
+            _, error = self.holder.communicate()
+            raise NoNamespaces(error.strip())
+        self.folder = Path(f"/proc/{self.holder.pid}/root{folder}")
+        self.filler = self.folder / "filler"
+        self.environment = {}
+
+    def fail(self, leave=0):
+        """Takes the room there is, but for so many octets."""
+        with self.filler.open("wb", buffering=0) as filler:
+            for step in (MEBIBYTE, 4096):
+                try:
+                    while self.free_octets() > leave + step:
+                        filler.write(b"x" * step)
+                    if leave == 0:
+                        filler.write(b"x" * step)
+                except OSError:
+                    pass
+
+    def free_octets(self):
+        room = os.statvfs(self.folder)
+        return room.f_bavail * room.f_frsize
+
+    def mend(self):
+        self.filler.unlink()
+
+    def remove(self):
+        self.holder.communicate()
+
+
+class FailingDisk:
+    """An ordinary folder; what is written there, or synced, fails for a process with this environment."""
+
+    def __init__(self, folder, fault):
+        folder.mkdir()
+        library = folder / "failing_disk.so"
+        source = Path(__file__).with_name("failing_disk.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source, "-ldl"], check=True)
+        self.folder, self.fault, self.switch = folder, fault, folder / "fault"
+        self.environment = {"LD_PRELOAD": str(library), "FAILING_DISK": str(self.switch)}
+
+    @classmethod
+    def without_room(cls, folder):
+        return cls(folder, "w")
+
+    @classmethod
+    def that_cannot_sync(cls, folder):
+        return cls(folder, "s")
+
+    def fail(self):
+        # At once: a file that is still empty is no fault.
+        self.switch.write_text(self.fault)
+
+    def mend(self):
+        self.switch.unlink()
+
+    def remove(self):
+        pass

@@ -1,0 +1,115 @@
+"""Messages with numbers, published and consumed by the hundred thousand per second: what is lost, repeated or out of order is
+seen, and the messages are the load, not the client.
+
+All frames of a message have the same length as those of any other, so that many are written and read in one go.
+"""
+
+import socket
+import struct
+
+from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, HEADER, METHOD, Wire
+from harness.wire import frame, publish_arguments, short_string
+
+CONFIRM_SELECT, CONFIRM_SELECT_OK = (85, 10), (85, 11)
+BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
+BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
+BASIC_DELIVER, BASIC_ACK = (60, 60), (60, 80)
+PERSISTENT, TRANSIENT = 2, 1
+# Messages of one write: larger ones are no faster.
+BATCH = 100
+READ = 1 << 20
+TAG = "c"
+
+
+class Session(Wire):
+    """A connection with one channel, on which whole runs of frames are read."""
+
+    def __init__(self, server):
+        super().__init__(server.port)
+        self.handshake()
+        self.open_channel()
+
+    def call(self, method, arguments, answer):
+        self.send_method(1, method, arguments)
+        self.expect(answer)
+
+    def whole(self, pattern):
+        """Waits for frames of this form, and gives all that have come, each as its fields."""
+        while len(self.pending) < pattern.size:
+            self.pending += self.socket.recv(READ)
+        end = len(self.pending) // pattern.size * pattern.size
+        runs, self.pending = self.pending[:end], self.pending[end:]
+        return pattern.iter_unpack(runs)
+
+
+class Publisher(Session):
+    """Publishes messages of `size` octets to a queue, with confirms; each body begins with its number."""
+
+    # Delivery tag and "multiple" of a basic.ack.
+    ACK = struct.Struct(">7xHHQBB")
+
+    def __init__(self, server, queue, size=1024, first=0, mode=PERSISTENT, window=5000):
+        super().__init__(server)
+        self.call(CONFIRM_SELECT, b"\x00", CONFIRM_SELECT_OK)
+        publish = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", queue))
+        header = frame(HEADER, 1, struct.pack(">HHQHB", 60, 0, size, 0x1000, mode))
+        message = publish + header + frame(BODY, 1, bytes(size))
+        self.batch = bytearray(message * BATCH)
+        number_at = len(message) - size - 1
+        self.numbers_at = [number_at + index * len(message) for index in range(BATCH)]
+        self.first, self.window = first, window
+        # How many were published, and how many of these are confirmed.
+        self.published = self.confirmed = 0
+
+    def publish(self, count):
+        """Publishes so many more; at most `window` of them are unconfirmed in the end."""
+        end = self.published + count
+        while self.published < end:
+            here = min(BATCH, end - self.published)
+            for at, number in zip(self.numbers_at[:here], range(self.first + self.published, self.first + end)):
+                struct.pack_into(">Q", self.batch, at, number)
+            self.send(memoryview(self.batch)[: len(self.batch) // BATCH * here])
+            self.published += here
+            while self.published - self.confirmed > self.window - BATCH:
+                self.read_confirms()
+
+    def finish(self):
+        """Waits until all is confirmed."""
+        while self.confirmed < self.published:
+            self.read_confirms()
+
+    def read_confirms(self):
+        for group, method, tag, multiple, _ in self.whole(self.ACK):
+            assert (group, method) == BASIC_ACK
+            assert multiple or tag == self.confirmed + 1
+            self.confirmed = tag
+
+
+class Consumer(Session):
+    """Consumes what a [`Publisher`] has published to a queue, and acknowledges it."""
+
+    def __init__(self, server, queue, size=1024, prefetch=2000):
+        super().__init__(server)
+        # Method, delivery tag, redelivered, number, and what ends the last frame.
+        between = len(short_string("") + short_string(queue)) + 1 + len(frame(HEADER, 1, bytes(15))) + 7
+        self.delivery = struct.Struct(f">7xHH{1 + len(TAG)}xQ?{between}xQ{size - 8}xB")
+        self.call(BASIC_QOS, struct.pack(">IHB", 0, prefetch, 0), BASIC_QOS_OK)
+        arguments = struct.pack(">H", 0) + short_string(queue) + short_string(TAG) + b"\x00" + struct.pack(">I", 0)
+        self.call(BASIC_CONSUME, arguments, BASIC_CONSUME_OK)
+
+    def consume(self, count):
+        """Yields number and "redelivered" of so many messages, acknowledged once the next are asked for."""
+        while count > 0:
+            for group, method, tag, redelivered, number, end in self.whole(self.delivery):
+                assert ((group, method), end) == (BASIC_DELIVER, 0xCE)
+                count -= 1
+                yield number, redelivered
+                if count == 0:
+                    break
+            self.send_method(1, BASIC_ACK, struct.pack(">QB", tag, 1))
+
+    def finish(self):
+        """Closes the connection once the server has taken the acknowledgements, whatever else it has sent."""
+        self.send_method(0, CONNECTION_CLOSE, struct.pack(">HBHH", 200, 0, 0, 0))
+        self.socket.shutdown(socket.SHUT_WR)
+        self.expect_end()

@@ -1,0 +1,21 @@
+"""What the kernel knows of a server's process."""
+
+import re
+from pathlib import Path
+
+
+def peak_memory(server):
+    """The most octets that were resident since the process began, or since the last reset."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE).group(1)) << 10
+
+
+def reset_peak_memory(server):
+    """proc(5), clear_refs."""
+    Path(f"/proc/{server.pid}/clear_refs").write_text("5")
+
+
+def octets_written(server):
+    """What it has had written to the disk, or will have."""
+    text = Path(f"/proc/{server.pid}/io").read_text()
+    return int(re.search(r"^write_bytes: (\d+)", text, re.MULTILINE).group(1))
