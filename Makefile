@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: test setup unit loom leveret scenarios differential cluster crash figures capacity routing-study screenshot check run clean
+.PHONY: test setup unit loom leveret scenarios differential cluster hostile crash figures backlog capacity pika-latency routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -48,6 +48,11 @@ ROUNDS ?= 1
 cluster: setup leveret
 	LEVERET_CLUSTER_ROUNDS=$(ROUNDS) $(SHELL) -c '$(PYTEST) -rP blackbox/cluster.py $(ARGS)'
 
+# Hostile clients of ten kinds, so many of each at a time, in front of the broker and of the proxy.
+HOSTILE ?= 15000
+hostile: setup leveret
+	LEVERET_HOSTILE=$(HOSTILE) $(SHELL) -c '$(PYTEST) -rP blackbox/hostile_clients.py $(ARGS)'
+
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
@@ -57,9 +62,17 @@ crash:
 figures: setup leveret
 	cd tests && ../.cache/venv/bin/python figures.py $(ARGS)
 
+# Their section on long queues: ten million messages, for which there must be 12 GB of disk.
+backlog: setup leveret
+	cd tests && ../.cache/venv/bin/python backlog.py $(ARGS)
+
 # Their WebSocket section: very many connections, on as many descriptors as the hard limit allows.
 capacity: setup leveret
 	cd tests && ../.cache/venv/bin/python capacity.py $(ARGS)
+
+# And pika's BlockingConnection with a connection for each message, to a RabbitMQ that is far away.
+pika-latency: setup leveret
+	cd tests && ../.cache/venv/bin/python pika_latency.py $(ARGS)
 
 # The picture of the page at / in the README, as a test sees it.
 screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png
@@ -69,6 +82,10 @@ screenshot: setup leveret
 # docs/benchmarks/routing, likewise.
 routing-study: setup leveret
 	cd tests && ../.cache/venv/bin/python routing_study.py $(ARGS)
+
+# docs/benchmarks/studies: every study in one report; more than an hour.
+studies: setup leveret
+	cd tests && ../.cache/venv/bin/python studies.py $(ARGS)
 
 check: $(DENY)
 	cargo fmt --all --check

@@ -73,19 +73,38 @@ def rabbitmq(folder, options, most):
 OTHER_PORTS = {"web_mqtt": ["mqtt.listeners.tcp = none"], "web_stomp": ["stomp.listeners.tcp = none"]}
 
 
+def tls(_folder, _options, _most):
+    """What an idle connection over wss costs, as a test prints it."""
+    test("blackbox/websocket_tls.py", "-k", "idle")
+
+
 def abandoned(_folder, options, most):
     """The test, with as many connections as there can be."""
-    count = "1000" if options.quick else str(min(20_000, most))
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "blackbox/websocket_abandoned.py"]
-    environment = {**os.environ, "LEVERET_ABANDONED": count}
-    subprocess.run(command, check=True, cwd=ROOT / "tests", env=environment)
+    count = 1000 if options.quick else min(20_000, most)
+    test("blackbox/websocket_abandoned.py", LEVERET_ABANDONED=str(count))
+
+
+def in_memory(_folder, options, _most):
+    """More sessions than a process may have sockets, over streams that are memory."""
+    count = 2_000 if options.quick else 200_000
+    profile = [] if options.quick else ["--release"]
+    command = ["cargo", "test", *profile, "--locked", "--quiet", "--package", "server", "--lib", "--"]
+    command += ["--ignored", "--nocapture", "very_many"]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "LEVERET_SESSIONS": str(count)})
+
+
+def test(file, *arguments, **environment):
+    command = [sys.executable, "-m", "pytest", "-q", "-s", file, *arguments]
+    subprocess.run(command, check=True, cwd=ROOT / "tests", env={**os.environ, **environment})
 
 
 STUDIES = [
     ("broker", broker),
     ("relay", relay),
     ("rabbitmq", rabbitmq),
+    ("tls", tls),
     ("abandoned", abandoned),
+    ("in-memory", in_memory),
 ]
 
 

@@ -12,7 +12,7 @@ SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reas
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_clients_are_told_and_the_exit_code_is_0(tmp_path, number):
+def test_s5_clients_are_told_and_the_exit_code_is_0(tmp_path, number):
     with leveret(tmp_path) as server:
         wires = [Wire(server.port).handshake() for _ in range(3)]
         wires[0].open_channel()

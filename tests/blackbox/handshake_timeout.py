@@ -11,7 +11,7 @@ TIMEOUT_SECONDS = 1
 AT_MOST_SECONDS = 20
 
 
-def test_a_login_that_is_never_finished_is_cut_off(tmp_path):
+def test_s4_a_login_that_is_never_finished_is_cut_off(tmp_path):
     with leveret(tmp_path, "--handshake-timeout", f"{TIMEOUT_SECONDS}s") as server:
         started = time.monotonic()
         finished = Wire(server.port).handshake()

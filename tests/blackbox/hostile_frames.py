@@ -82,7 +82,7 @@ OFFENCES = {
 
 
 @pytest.mark.parametrize("offence", OFFENCES)
-def test_an_offence_ends_only_the_offender(target, offence):
+def test_s1_an_offence_ends_only_the_offender(target, offence):
     data, code, words = OFFENCES[offence]
     with Wire(target.port) as bystander, Wire(target.port) as offender:
         bystander.handshake()
@@ -111,7 +111,7 @@ def test_a_wrong_protocol_header_is_answered_with_the_right_one(target, header):
         assert peer.expect_end() == 0
 
 
-def test_frames_of_1_gib_before_login_cost_nothing(target, target_name):
+def test_s1_frames_of_1_gib_before_login_cost_nothing(target, target_name):
     with Wire(target.port) as warm_up:
         warm_up.handshake()
     before, peak_before, reserved_before = memory(target.pid)

@@ -1,33 +1,71 @@
-"""An idle connection holds no buffers: a thousand of them stay within 8 MiB."""
+"""An idle connection holds no buffers: a thousand of them stay within 8 MiB. In front of an upstream each stays within
+4 KiB, and within 6 KiB with a channel that has published and its upstream channel."""
 
 import resource
+import struct
 
+import pytest
 from harness.child import resident_bytes
 from harness.instances import leveret
-from harness.wire import Wire
+from harness.metrics import metric, wait_until
+from harness.wire import BASIC_PUBLISH, HEADER, METHOD, Wire, frame, short_string
 
 CONNECTIONS = 1000
 ALLOWED_BYTES = 8 << 20
 # Sockets on both sides, and what else a process has open.
 DESCRIPTORS = 2 * CONNECTIONS + 256
+# To the default exchange, for a queue that is not there: RabbitMQ drops it.
+MESSAGE = frame(
+    METHOD, 1, struct.pack(">HHH", *BASIC_PUBLISH, 0) + short_string("") + short_string("idle-cost-nowhere") + b"\x00"
+) + frame(HEADER, 1, struct.pack(">HHQH", 60, 0, 0, 0))
 
 
-def test_a_thousand_idle_connections_stay_under_8_mib(tmp_path):
+def test_s3_a_thousand_idle_connections_stay_under_8_mib(tmp_path):
+    allow_descriptors()
+    with leveret(tmp_path) as server:
+        grown = idle(server, lambda wire: None, lambda: None)
+        server.stop()
+    assert grown < ALLOWED_BYTES
+
+
+@pytest.mark.parametrize("published, allowed_each", [(False, 4 << 10), (True, 6 << 10)])
+def test_s3_idle_clients_of_an_upstream_stay_small(targets, tmp_path, published, allowed_each):
+    allow_descriptors()
+    upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
+    with leveret(tmp_path, "--upstream", upstream) as server:
+        sent = lambda: metric(server, "leveret_upstream_sent_messages_total") >= published * CONNECTIONS
+        grown = idle(server, publish if published else lambda wire: None, lambda: wait_until(sent))
+        server.stop()
+    assert grown < CONNECTIONS * allowed_each
+
+
+def idle(server, use, settled):
+    """The memory that a thousand clients take who have used their connection and do nothing any more, once settled."""
+    # What is allocated once, whatever the number of connections, is not an idle connection's cost.
+    for _ in range(20):
+        with Wire(server.port) as warm_up:
+            warm_up.handshake().open_channel(3)
+            use(warm_up)
+    before = resident_bytes(server.pid)
+    wires = [Wire(server.port).handshake(heartbeat=600) for _ in range(CONNECTIONS)]
+    for wire in wires:
+        use(wire)
+    settled()
+    grown = resident_bytes(server.pid) - before
+    # They are sessions, not merely sockets.
+    for wire in (wires[0], wires[-1]):
+        wire.open_channel(2)
+    for wire in wires:
+        wire.close()
+    print(f"{CONNECTIONS} idle connections: {grown} bytes, {grown // CONNECTIONS} each")
+    return grown
+
+
+def publish(wire):
+    wire.open_channel()
+    wire.send(MESSAGE)
+
+
+def allow_descriptors():
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, most), most))
-    with leveret(tmp_path) as server:
-        # What is allocated once, whatever the number of connections, is not an idle connection's cost.
-        for _ in range(20):
-            with Wire(server.port) as warm_up:
-                warm_up.handshake().open_channel()
-        before = resident_bytes(server.pid)
-        wires = [Wire(server.port).handshake(heartbeat=600) for _ in range(CONNECTIONS)]
-        grown = resident_bytes(server.pid) - before
-        # They are sessions, not merely sockets.
-        wires[0].open_channel()
-        wires[-1].open_channel()
-        for wire in wires:
-            wire.close()
-        server.stop()
-    print(f"{CONNECTIONS} idle connections: {grown} bytes, {grown // CONNECTIONS} each")
-    assert grown < ALLOWED_BYTES

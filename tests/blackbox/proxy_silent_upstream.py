@@ -98,7 +98,8 @@ def test_who_does_not_wait_for_a_silent_upstream_is_not_held_up(tmp_path, gate):
 
 def test_who_waits_for_a_silent_upstream_is_told_in_time(tmp_path, gate):
     gate.is_closed = True
-    with leveret(tmp_path, "--upstream", gate.url, "--upstream-timeout", "500ms") as server:
+    patience = ["--upstream-timeout", "500ms", "--upstream-arrival-max", "500ms"]
+    with leveret(tmp_path, "--upstream", gate.url, *patience) as server:
         with Wire(server.port) as wire:
             wire.start()
             code, text = wire.connection_error()

@@ -1,5 +1,6 @@
 """permessage-deflate, where it is configured: with zlib on the other side, bounded, and in a real Chromium."""
 
+import random
 import struct
 import zlib
 
@@ -183,6 +184,52 @@ def test_a_relay_is_the_same_compressed(tmp_path):
                 wire.send(data[start : start + 100_000])
             assert read_octets(wire, len(data)) == data
             assert wire.saved > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_zlib_makes_in_any_way_is_understood_and_it_understands_us(tmp_path, seed):
+    dice = random.Random(seed)
+    with Echo() as echo, relay(tmp_path, echo.url, *ON) as (_server, port), CompressingRelayWire(port) as wire:
+        for _ in range(15):
+            data = some_data(dice)
+            send_in_fragments(wire, dice, deflated_somehow(dice, data))
+            assert read_octets(wire, len(data)) == data
+
+
+def send_in_fragments(wire, dice, octets):
+    first = COMPRESSED | BINARY
+    while len(octets) > (size := dice.choice([1, 7, 1000, 70_000, len(octets)])):
+        wire.send_frame(first, octets[:size])
+        first, octets = CONTINUATION, octets[size:]
+    wire.send_frame(FIN | first, octets)
+
+
+def some_data(dice):
+    """Noise, repetition, or words; sometimes none."""
+    size = dice.choice([0, 1, 100, 5_000, 300_000])
+    kind = dice.randrange(3)
+    if kind == 0:
+        return dice.randbytes(size)
+    if kind == 1:
+        return bytes([dice.randrange(256)]) * size
+    return (b" ".join(dice.choices([b"queue", b"exchange", b"binding", b"\x00\xff"], k=size // 5 + 1)))[:size]
+
+
+def deflated_somehow(dice, data):
+    """With whatever settings, in blocks that are flushed in between, and sometimes with a last block."""
+    strategies = [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED]
+    settings = dice.randint(0, 9), zlib.DEFLATED, -dice.randint(9, 15), dice.randint(1, 9), dice.choice(strategies)
+    compressor = zlib.compressobj(*settings)
+    octets, at = b"", 0
+    while at < len(data):
+        size = dice.choice([10, 5_000, len(data)])
+        octets += compressor.compress(data[at : at + size])
+        octets += compressor.flush(dice.choice([zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_NO_FLUSH]))
+        at += size
+    if dice.random() < 0.3:
+        # RFC 7692, 7.2.3.4: behind a last block stands an empty one without its length.
+        return octets + compressor.flush(zlib.Z_FINISH) + b"\x00"
+    return (octets + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]
 
 
 def read_octets(wire, count):

@@ -33,14 +33,14 @@ class BrowserError(AssertionError):
 
 
 @contextlib.contextmanager
-def browser(folder):
-    """A browser with an empty profile, for the length of a `with`."""
+def browser(folder, *switches):
+    """A browser with an empty profile, and whatever switches are added, for the length of a `with`."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = clean_environment(HOME=str(folder))
     driver = Child(["chromedriver", "--port=0"], folder / "chromedriver.log", env=environment)
     try:
         port = driver.wait_line(r"started successfully on port (\d+)").group(1)
-        window = Browser(f"http://127.0.0.1:{port}", folder / "profile")
+        window = Browser(f"http://127.0.0.1:{port}", folder / "profile", switches)
         try:
             yield window
         finally:
@@ -50,8 +50,8 @@ def browser(folder):
 
 
 class Browser:
-    def __init__(self, driver, profile):
-        switches = [*SWITCHES, f"--user-data-dir={profile}"]
+    def __init__(self, driver, profile, switches=()):
+        switches = [*SWITCHES, *switches, f"--user-data-dir={profile}"]
         if os.geteuid() == 0:
             # Its sandbox does not work for root, whom containers often run tests as.
             switches.append("--no-sandbox")

@@ -1,6 +1,8 @@
 """Certificates made for one test and thrown away with it."""
 
+import base64
 import datetime
+import hashlib
 import ipaddress
 
 from cryptography import x509
@@ -20,6 +22,13 @@ class Pair:
 
     def __iter__(self):
         return iter((str(self.certificate), str(self.key)))
+
+    @property
+    def fingerprint(self):
+        """Of the public key, as Chromium is told it."""
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        key = x509.load_pem_x509_certificate(self.certificate.read_bytes()).public_key()
+        return base64.b64encode(hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()).decode()
 
 
 class Authority:

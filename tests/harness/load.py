@@ -35,7 +35,7 @@ class Load:
             assert came and len(self.child.lines) >= self.answers, self.child.tail()
             line = self.child.lines[self.answers - 1]
         answer = json.loads(line)
-        assert answer["errors"] == []
+        assert not answer["errors"], "\n".join(answer["errors"][:10])
         return answer
 
     def go_on(self, count=10):

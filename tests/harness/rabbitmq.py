@@ -12,6 +12,8 @@ from harness.child import Child, clean_environment
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 CONTROL_SECONDS = 120
+# It takes some five; on a machine that is busy with other things, many times as long.
+START_SECONDS = 240
 PORTS = (10_000, 32_000)
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
@@ -67,7 +69,7 @@ class RabbitMq:
         self.starts += 1
         self.server = Child([SERVER], log, env=self.env)
         if wait:
-            self.server.wait_line(READY)
+            self.server.wait_line(READY, START_SECONDS)
 
     def end(self, how=signal.SIGKILL):
         """Ends the server, the Erlang machine itself, by a signal."""
@@ -136,7 +138,7 @@ class Cluster:
                 options = {"ports": pair, "mapper": self.mapper, "home": folder / "home", "wait": number == 0}
                 self.nodes.append(RabbitMq(folder / f"node-{number}", *settings, **options))
             for node in self.nodes:
-                node.server.wait_line(READY)
+                node.server.wait_line(READY, START_SECONDS)
         except BaseException:
             self.stop()
             raise

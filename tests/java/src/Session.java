@@ -43,6 +43,7 @@ final class Session implements AutoCloseable {
     Connection connect(Change change) throws Exception {
         ConnectionFactory factory = new ConnectionFactory();
         factory.setUri(uri);
+        Tls.configure(factory, uri);
         factory.setAutomaticRecoveryEnabled(false);
         change.to(factory);
         Connection connection = factory.newConnection();

@@ -1,0 +1,189 @@
+"""The access log tells who came, and of every connection that has ended why it did; and no secret."""
+
+import json
+import signal
+
+import pika
+import pytest
+
+from harness.instances import leveret
+from harness.metrics import wait_until
+from harness.wire import CHANNEL_OPEN, Wire, short_string
+
+TARGETS = ["leveret", "proxy"]
+SECRET = "hunter2-never-shown"
+# A client must not be able to add a line of its own.
+LIE = "line\nevent=open"
+
+
+class Log:
+    """The lines of an access log, as they come."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def flags(self, form="json"):
+        return ["--access-log", self.path, "--access-log-format", form]
+
+    def entries(self, **fields):
+        """Those with these fields."""
+        entries = map(json.loads, self.path.read_text().splitlines())
+        return [entry for entry in entries if fields.items() <= entry.items()]
+
+    def wait(self, **fields):
+        """The only entry with these fields."""
+        wait_until(lambda: self.entries(**fields))
+        [entry] = self.entries(**fields)
+        return entry
+
+
+@pytest.fixture
+def log(tmp_path):
+    return Log(tmp_path / "access.log")
+
+
+def upstream_of(target_name, targets):
+    return ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")] if target_name == "proxy" else []
+
+
+def test_a_client_that_comes_and_goes_is_told_of_twice(targets, tmp_path, target_name, log):
+    with leveret(tmp_path, *upstream_of(target_name, targets), *log.flags()) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+            channel = connection.channel()
+            for _ in range(3):
+                channel.basic_publish("amq.fanout", "", b"x" * 1000)
+            opened = log.wait(event="open")
+            # With an answer, everything is through.
+            channel.queue_declare("", exclusive=True)
+        closed = log.wait(event="close")
+        server.stop()
+    assert opened.keys() == {"time", "event", "connection", "client", "protocol", "tls", "user", "vhost", "handshake_ms"}
+    for entry in (opened, closed):
+        assert entry["client"].startswith("127.0.0.1:")
+        assert (entry["protocol"], entry["tls"], entry["user"], entry["vhost"]) == ("amqp", False, "guest", "/")
+    assert opened["connection"] == closed["connection"]
+    assert (closed["published_messages"], closed["reason"]) == (3, "closed by client")
+    assert 3000 < closed["received_bytes"] < 10_000 and closed["sent_bytes"] > 100
+    upstreams = closed.get("upstreams", [])
+    assert len(upstreams) == (0 if target_name == "leveret" else 1)
+    assert all(upstream.startswith(f"127.0.0.1:{targets['rabbitmq'].port}#") for upstream in upstreams)
+    # They take the place of the lines of the log.
+    assert "connection closed" not in server.child.output()
+
+
+def refused_login(server):
+    with Wire(server.port) as wire:
+        wire.start(f"guest:{SECRET}")
+        # Told by closing, as RabbitMQ does to clients without the capability to hear it.
+        wire.expect_end()
+
+
+def refused_vhost(server):
+    with Wire(server.port) as wire, pytest.raises(AssertionError, match="530"):
+        wire.handshake(vhost="nowhere")
+
+
+def goes_away_early(server):
+    with Wire(server.port) as wire:
+        wire.start()
+
+
+def goes_away(server):
+    Wire(server.port).handshake().close()
+
+
+def misses_heartbeats(server):
+    with Wire(server.port) as wire:
+        wire.handshake(heartbeat=1).expect_end()
+
+
+def opens_two_channels(server):
+    with Wire(server.port) as wire:
+        wire.handshake().open_channel()
+        wire.send_method(2, CHANNEL_OPEN, short_string(""))
+        assert wire.connection_error()[0] == 530
+
+
+def closes(server):
+    pika.BlockingConnection(pika.URLParameters(server.uri)).close()
+
+
+def closes_and_lies(server):
+    pika.BlockingConnection(pika.URLParameters(server.uri)).close(reply_code=320, reply_text=LIE)
+
+
+def speaks_http(server):
+    with Wire(server.port) as wire:
+        wire.send(b"GET / HTTP/1.1\r\n\r\n")
+        wire.expect_end()
+
+
+REASONS = {
+    closes: "closed by client",
+    closes_and_lies: f"closed by client: 320 {LIE}",
+    goes_away: "client went away without closing the connection",
+    goes_away_early: "client went away during the handshake",
+    misses_heartbeats: "missed heartbeats from client",
+    opens_two_channels: "closed by server: 530 NOT_ALLOWED - channel limit (1) is reached",
+    refused_login: "login refused",
+    refused_vhost: "closed by server: 530 NOT_ALLOWED - vhost nowhere not found",
+    speaks_http: "peer does not speak AMQP 0-9-1",
+}
+
+
+def test_every_end_has_its_reason(targets, tmp_path, target_name, log):
+    flags = [*log.flags(), "--max-channels", "1", "--log", "trace"]
+    with leveret(tmp_path, *upstream_of(target_name, targets), *flags) as server:
+        for count, (end, reason) in enumerate(REASONS.items(), 1):
+            end(server)
+            wait_until(lambda: len(log.entries(event="close")) == count)
+            assert log.entries(event="close")[-1]["reason"] == reason, end.__name__
+        assert log.wait(reason="login refused")["user"] == "guest"
+        server.stop()
+    told = log.path.read_text() + server.child.output()
+    assert SECRET not in told and "guest\\u0000guest" not in told
+
+
+@pytest.mark.parametrize("listener", ["amqp", "ws"])
+def test_who_is_refused_for_a_limit_is_told_of(tmp_path, log, listener):
+    with leveret(tmp_path, "--ws", "127.0.0.1:0", "--max-connections", "1", *log.flags()) as server:
+        with Wire(server.port) as first:
+            first.handshake()
+            Wire(server.port if listener == "amqp" else server.ws_port).close()
+            entry = log.wait(reason="connection limit (1) is reached")
+        assert (entry["event"], entry["protocol"]) == ("close", "amqp+ws" if listener == "ws" else "amqp")
+
+
+def test_a_drain_is_a_reason(tmp_path, log):
+    with leveret(tmp_path, *log.flags()) as server:
+        with Wire(server.port) as opened, Wire(server.port) as begun:
+            opened.handshake()
+            begun.start()
+            server.child.send(signal.SIGTERM)
+            assert opened.connection_error()[0] == 320
+            assert server.child.wait() == 0
+    forced = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+    reasons = sorted(entry["reason"] for entry in log.entries(event="close"))
+    assert reasons == [f"closed by server: 320 {forced}", "server is shutting down"]
+
+
+def test_the_file_is_opened_anew_on_sighup(tmp_path, log):
+    with leveret(tmp_path, *log.flags()) as server:
+        goes_away(server)
+        log.wait(event="close")
+        moved = log.path.rename(tmp_path / "moved.log")
+        server.child.send(signal.SIGHUP)
+        wait_until(log.path.exists)
+        refused_login(server)
+        log.wait(event="close", reason="login refused")
+        server.stop()
+    assert len(moved.read_text().splitlines()) == 2
+    assert len(log.path.read_text().splitlines()) == 1
+
+
+def test_text_on_standard_error_is_one_line_for_each_event(tmp_path):
+    with leveret(tmp_path, "--access-log", "stderr", "--log", "error") as server:
+        closes_and_lies(server)
+        line = server.child.wait_line(r"^\S+Z close connection=1 client=127\.0\.0\.1:\d+ .*").group(0)
+        server.stop()
+    assert line.endswith(r'reason="closed by client: 320 line\nevent=open"'), line

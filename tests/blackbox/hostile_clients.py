@@ -1,0 +1,80 @@
+"""Very many hostile clients from several addresses, one kind of abuse after the other: memory stays bounded, and whoever
+behaves is served meanwhile. `make hostile` does it with as many as the descriptor limit allows."""
+
+import json
+import os
+import resource
+import subprocess
+
+import pika
+import pytest
+
+from harness.child import Child, peak_resident_bytes, resident_bytes
+from harness.drivers import CACHE
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+
+TARGETS = ["leveret", "proxy"]
+# Of each kind, all at the same time.
+CLIENTS = int(os.environ.get("LEVERET_HOSTILE", "300"))
+# What a process has open besides, upstream connections included.
+SPARE = 3000
+# The worst kinds send 64 KiB that cannot be judged yet, or fill what may wait for them; and what is there at once for all.
+ALLOWED_BYTES_EACH = 96 << 10
+ALLOWED_BYTES = 256 << 20
+SIEGE_SECONDS = 300
+KINDS = 10
+
+
+@pytest.fixture
+def descriptors():
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(CLIENTS + SPARE, most), most))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
+
+
+def round_trip(server):
+    with pika.BlockingConnection(pika.URLParameters(server.uri)) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.basic_publish("", queue, b"x" * 10_000)
+        assert len(channel.basic_get(queue, auto_ack=True)[2]) == 10_000
+
+
+def test_memory_stays_bounded_and_others_are_served(targets, tmp_path, target_name, descriptors):
+    upstream = ["--upstream", targets["rabbitmq"].uri.replace("guest:guest@", "")] if target_name == "proxy" else []
+    # Patient, so that all of a kind are there at the same time.
+    flags = ["--handshake-timeout", "10m", "--max-connections", "unlimited", "--log", "error"]
+    with leveret(tmp_path, *upstream, *flags) as server:
+        round_trip(server)
+        connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+        connection.channel().queue_declare("hostile")
+        connection.close()
+        before = resident_bytes(server.pid)
+        argv = [CACHE / "go" / "hostile", "-server", server.address, "-count", CLIENTS]
+        hostile = Child(argv, tmp_path / "hostile.log", stdin=subprocess.PIPE)
+        try:
+            for number in range(KINDS):
+                wave = json.loads(nth_line(hostile, number))
+                round_trip(server)
+                grown = (resident_bytes(server.pid) - before) >> 10
+                print(f"{target_name}: {wave['kind']}: {wave['up']} up, {wave['ended']} ended; {grown} KiB more")
+                hostile.process.stdin.write("on\n")
+                hostile.process.stdin.flush()
+        finally:
+            hostile.kill()
+        wait_until(lambda: metric(server, "rabbitmq_connections") <= 1)
+        round_trip(server)
+        peak = peak_resident_bytes(server.pid)
+        print(f"{target_name}: peak {peak >> 20} MiB, {(peak - before) // CLIENTS} bytes each")
+        server.stop()
+    assert peak - before < ALLOWED_BYTES + CLIENTS * ALLOWED_BYTES_EACH
+
+
+def nth_line(child, number):
+    with child.changed:
+        came = child.changed.wait_for(lambda: len(child.lines) > number or child.ended, SIEGE_SECONDS)
+        assert came and len(child.lines) > number, child.tail()
+        return child.lines[number]

@@ -1,0 +1,429 @@
+"""STOMP clients get from Leveret what they get from RabbitMQ's adapter: the same tests, on both, with stomp.py and on the wire."""
+
+import contextlib
+import queue
+
+import pika
+import pytest
+
+from harness.leveret import Leveret
+from harness.rabbitmq import RabbitMq, free_ports
+from harness.stomp_client import Client, Wire
+
+VERSIONS = ["1.0", "1.1", "1.2"]
+
+
+@pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
+def server(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stomp")
+    if request.param == "leveret":
+        server = Leveret(folder, "--stomp", "127.0.0.1:0")
+        server.stomp_port = int(server.child.wait_line(r"^stomp +listening on stomp://127\.0\.0\.1:(\d+)").group(1))
+    else:
+        (port,) = free_ports(1)
+        server = RabbitMq(folder, f"stomp.listeners.tcp.1 = 127.0.0.1:{port}", plugins="rabbitmq_stomp")
+        server.stomp_port = port
+    server.name = request.param
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def clients(server):
+    """Makes clients, and closes them in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(version="1.2", **options):
+            client = Client(server.stomp_port, version, **options)
+            stack.callback(client.close)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def amqp(server):
+    connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+    yield connection.channel()
+    connection.close()
+
+
+@pytest.fixture
+def name(request):
+    """A name of the test's own."""
+    return "q-" + "".join(character if character.isalnum() else "-" for character in request.node.name)
+
+
+def from_amqp(channel, queue_name):
+    """The next message of a queue, waiting for it."""
+    for method, properties, body in channel.consume(queue_name, auto_ack=True, inactivity_timeout=30):
+        assert method, "nothing came"
+        channel.cancel()
+        return method, properties, body
+    return None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_message_arrives_with_its_headers(clients, name, version):
+    client = clients(version)
+    client.subscribe(f"/queue/{name}")
+    headers = {
+        "content-type": "text/plain",
+        "persistent": "true",
+        "priority": "5",
+        "correlation-id": "c-1",
+        "expiration": "60000",
+        "amqp-message-id": "m-1",
+        "timestamp": "1700000000",
+        "type": "greeting",
+        "app-id": "tests",
+        "user-id": "guest",
+        "custom": "a b",
+    }
+    if version != "1.0":
+        headers["escaped"] = "a:b\\c\nd"
+    client.do("send", f"/queue/{name}", "hällo", headers=headers)
+    frame = client.message()
+    assert frame.body == "hällo"
+    assert {key: frame.headers.get(key) for key in headers} == headers
+    assert (frame.headers["destination"], frame.headers["subscription"]) == (f"/queue/{name}", "1")
+    assert frame.headers["redelivered"] == "false"
+    assert frame.headers["message-id"].startswith("T_1@@session-")
+    assert ("ack" in frame.headers) is False
+
+
+def test_octets_arrive_as_they_are(server, name):
+    wire = Wire(server.stomp_port)
+    assert wire.connect()[0] == "CONNECTED"
+    wire.send(f"SUBSCRIBE\nid:1\ndestination:/queue/{name}\n\n")
+    body = "a\0b\nc\0\0"
+    wire.send(f"SEND\ndestination:/queue/{name}\ncontent-length:{len(body)}\n\n{body}")
+    assert wire.frame()[2] == body
+    wire.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("mode", ["client", "client-individual"])
+def test_what_is_not_acknowledged_comes_again(clients, name, version, mode):
+    sender, first = clients(), clients(version)
+    for number in range(3):
+        sender.send(f"/queue/{name}", str(number))
+    first.subscribe(f"/queue/{name}", ack=mode)
+    frames = [first.message() for _ in range(3)]
+    assert [frame.body for frame in frames] == ["0", "1", "2"]
+    first.acknowledge(frames[1])
+    first.do("disconnect")
+    second = clients(version)
+    second.subscribe(f"/queue/{name}")
+    left = ["2"] if mode == "client" else ["0", "2"]
+    again = [second.message() for _ in left]
+    assert [(frame.body, frame.headers["redelivered"]) for frame in again] == [(body, "true") for body in left]
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.2"])
+def test_nack_gives_back_or_drops(clients, name, version):
+    client = clients(version)
+    client.subscribe(f"/queue/{name}", ack="client-individual")
+    client.send(f"/queue/{name}", "x")
+    client.acknowledge(client.message(), "nack")
+    again = client.message()
+    assert again.headers["redelivered"] == "true"
+    client.acknowledge(again, "nack", requeue="false")
+    client.send(f"/queue/{name}", "y")
+    assert client.message().body == "y"
+
+
+def test_prefetch_count_holds_messages_back(clients, name):
+    client = clients()
+    for number in range(5):
+        client.send(f"/queue/{name}", str(number))
+    client.subscribe(f"/queue/{name}", ack="client-individual", prefetch_count="2")
+    frames = [client.message(), client.message()]
+    with pytest.raises(queue.Empty):
+        client.message(seconds=0.5)
+    client.acknowledge(frames[0])
+    assert client.message().body == "2"
+
+
+def test_a_transaction_is_all_or_nothing(clients, name):
+    client = clients()
+    client.subscribe(f"/queue/{name}")
+    for end in ("abort", "commit"):
+        client.do("begin", f"t-{end}")
+        for number in range(3):
+            client.connection.send(f"/queue/{name}", f"{end} {number}", transaction=f"t-{end}")
+        client.send(f"/queue/{name}", f"before {end}")
+        assert client.message().body == f"before {end}"
+        client.do(end, f"t-{end}")
+    assert [client.message().body for _ in range(3)] == ["commit 0", "commit 1", "commit 2"]
+    assert client.heard() == 0
+
+
+def test_acknowledgements_wait_for_their_transaction(clients, name):
+    client, other = clients(), clients()
+    client.send(f"/queue/{name}", "x")
+    client.subscribe(f"/queue/{name}", ack="client")
+    frame = client.message()
+    client.do("begin", "t")
+    client.connection.ack(frame.headers["ack"], transaction="t")
+    client.do("commit", "t")
+    client.do("disconnect")
+    other.send(f"/queue/{name}", "y")
+    other.subscribe(f"/queue/{name}")
+    assert other.message().body == "y"
+
+
+def test_topics_and_exchanges_route(clients, amqp, name):
+    client = clients()
+    client.subscribe(f"/topic/{name}.*.end", id="topic")
+    client.subscribe(f"/exchange/amq.direct/{name}", id="direct")
+    client.subscribe("/exchange/amq.fanout", id="fanout")
+    client.send(f"/topic/{name}.middle.end", "by topic")
+    frame = client.message()
+    assert (frame.headers["subscription"], frame.headers["destination"]) == ("topic", f"/topic/{name}.middle.end")
+    client.send(f"/exchange/amq.direct/{name}", "by key")
+    frame = client.message()
+    assert (frame.headers["subscription"], frame.headers["destination"]) == ("direct", f"/exchange/amq.direct/{name}")
+    client.send("/exchange/amq.fanout", "to all")
+    frame = client.message()
+    assert (frame.headers["subscription"], frame.headers["destination"]) == ("fanout", "/exchange/amq.fanout")
+    assert client.heard() == 0
+
+
+def test_a_request_is_answered_through_a_temporary_queue(clients, amqp, name):
+    asker, answerer = clients(), clients()
+    answerer.subscribe(f"/queue/{name}")
+    asker.connection.send(f"/queue/{name}", "question", headers={"reply-to": "/temp-queue/answers"})
+    question = answerer.message()
+    reply_to = question.headers["reply-to"]
+    assert reply_to.startswith("/reply-queue/amq.gen-")
+    answerer.send(reply_to, "answer")
+    answer = asker.message()
+    assert (answer.body, answer.headers["subscription"]) == ("answer", "/temp-queue/answers")
+    # The same queue serves the next request, and an AMQP client's answer.
+    asker.connection.send(f"/queue/{name}", "again", headers={"reply-to": "/temp-queue/answers"})
+    assert answerer.message().headers["reply-to"] == reply_to
+    amqp.basic_publish("", reply_to.removeprefix("/reply-queue/"), b"by amqp")
+    assert asker.message().body == "by amqp"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_durable_subscription_outlives_its_connection_until_it_is_ended(clients, name, named):
+    headers = {"durable": "true", "auto_delete": "false"}
+    if named:
+        headers["x_queue_name"] = f"{name}-own"
+    first = clients()
+    first.subscribe(f"/topic/{name}", id="sub", **headers)
+    first.do("disconnect")
+    clients().send(f"/topic/{name}", "meanwhile", persistent="true")
+    second = clients()
+    second.subscribe(f"/topic/{name}", id="sub", **headers)
+    assert second.message().body == "meanwhile"
+    ending = {key.replace("_", "-"): value for key, value in headers.items()}
+    second.do("unsubscribe", "sub", headers=ending)
+    clients().send(f"/topic/{name}", "too late", persistent="true")
+    third = clients()
+    third.subscribe(f"/topic/{name}", id="sub", **headers)
+    third.send(f"/topic/{name}", "anew")
+    assert third.message().body == "anew"
+    third.do("unsubscribe", "sub", headers=ending)
+
+
+def test_the_queue_of_a_durable_subscription_is_named_as_by_rabbitmq(clients, amqp, name):
+    client = clients()
+    client.subscribe("/topic/some.key", id="sub-1", durable="true", auto_delete="false")
+    # The same name on both: who moves finds what waits.
+    amqp.queue_declare("stomp-subscription-BUlbAj-4NUmOdmGDz4TT6w", passive=True)
+    client.do("unsubscribe", "sub-1", headers={"durable": "true"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "declared"),
+    [
+        ({}, {"durable": True}),
+        ({"auto_delete": "true"}, {"durable": True, "auto_delete": True}),
+        ({"durable": "false", "exclusive": "false"}, {"auto_delete": True}),
+        ({"durable": "false", "exclusive": "false", "auto_delete": "false"}, {}),
+        (
+            {"x_message_ttl": "60000", "x_max_length": "10", "x_dead_letter_exchange": "amq.fanout"},
+            {
+                "durable": True,
+                "arguments": {"x-message-ttl": 60000, "x-max-length": 10, "x-dead-letter-exchange": "amq.fanout"},
+            },
+        ),
+    ],
+)
+def test_headers_say_what_queue_is_meant(clients, amqp, name, headers, declared):
+    client = clients()
+    client.subscribe(f"/queue/{name}", **headers)
+    # A declaration that is not the same is refused.
+    amqp.queue_declare(name, **declared)
+    client.do("unsubscribe", "1")
+    amqp.queue_delete(name)
+
+
+def test_what_amqp_publishes_stomp_receives(clients, amqp, name):
+    amqp.queue_declare(name)
+    client = clients()
+    client.subscribe(f"/amq/queue/{name}")
+    properties = pika.BasicProperties(
+        content_type="text/plain",
+        content_encoding="identity",
+        headers={"text": "a:b\nc", "number": 5},
+        delivery_mode=2,
+        priority=3,
+        correlation_id="c",
+        reply_to="some.queue",
+        expiration="60000",
+        message_id="m",
+        timestamp=1700000000,
+        type="t",
+        user_id="guest",
+        app_id="a",
+    )
+    amqp.basic_publish("", name, b"by amqp", properties)
+    frame = client.message()
+    expected = {
+        "content-type": "text/plain",
+        "content-encoding": "identity",
+        "text": "a:b\nc",
+        "number": "5",
+        "persistent": "true",
+        "priority": "3",
+        "correlation-id": "c",
+        "reply-to": "/reply-queue/some.queue",
+        "expiration": "60000",
+        "amqp-message-id": "m",
+        "timestamp": "1700000000",
+        "type": "t",
+        "user-id": "guest",
+        "app-id": "a",
+        "destination": f"/queue/{name}",
+    }
+    assert {key: frame.headers.get(key) for key in expected} == expected
+    assert frame.body == "by amqp"
+
+
+def test_what_stomp_sends_amqp_receives(clients, amqp, name):
+    amqp.queue_declare(name, durable=True)
+    headers = {
+        "content-type": "application/json",
+        "content-encoding": "identity",
+        "persistent": "true",
+        "priority": "3",
+        "correlation-id": "c",
+        "reply-to": "/queue/answers",
+        "expiration": "60000",
+        "amqp-message-id": "m",
+        "timestamp": "1700000000",
+        "type": "t",
+        "user-id": "guest",
+        "app-id": "a",
+        "x-own": "a:b\nc",
+    }
+    clients().do("send", f"/queue/{name}", '{"n": 1}', headers=headers)
+    method, properties, body = from_amqp(amqp, name)
+    assert (method.exchange, method.routing_key, body) == ("", name, b'{"n": 1}')
+    assert (properties.content_type, properties.content_encoding) == ("application/json", "identity")
+    assert (properties.delivery_mode, properties.priority, properties.timestamp) == (2, 3, 1700000000)
+    assert (properties.correlation_id, properties.reply_to) == ("c", "/queue/answers")
+    assert (properties.expiration, properties.message_id, properties.type) == ("60000", "m", "t")
+    assert (properties.user_id, properties.app_id) == ("guest", "a")
+    assert properties.headers["x-own"] == "a:b\nc"
+
+
+def test_a_cancelled_subscription_is_told(server, clients, amqp, name):
+    client = clients()
+    client.subscribe(f"/queue/{name}", id="gone")
+    amqp.queue_delete(name)
+    frame = client.get("error")
+    assert (frame.headers["message"], frame.headers["subscription"]) == ("Server cancelled subscription", "gone")
+    assert frame.body == (
+        'The server has canceled a subscription.\nNo more messages will be delivered for "id=\'gone\'".\n'
+    )
+    if server.name == "leveret":
+        # RabbitMQ closes the connection (docs/compatibility.md).
+        client.subscribe(f"/queue/{name}", id="gone")
+        client.send(f"/queue/{name}", "x")
+        assert client.message().body == "x"
+
+
+@pytest.mark.parametrize(
+    ("frame", "message", "body"),
+    [
+        ("FOO\n\n", "Bad command", 'Could not interpret command "FOO"\n'),
+        ("SEND\n\nx", "Missing destination", "\"SEND\" must include a 'destination' header\n"),
+        ("SEND\ndestination:/nowhere/x\n\nx", "Unknown destination", "'/nowhere/x' is not a valid destination.\n"),
+        ("SEND\ndestination:/queue/a/b\n\nx", "Invalid destination", "'/a/b' is not a valid queue destination\n"),
+        ("SEND\ndestination:/temp-queue/a\n\nx", "Invalid destination", "'/temp-queue/a' is not a valid destination for 'SEND'\n"),
+        ("SEND\ndestination:/queue/a\nmessage-id:1\n\nx", "Invalid header", "'message-id' is not allowed on 'SEND'.\n"),
+        ("SEND\ndestination:/exchange/missing/k\n\nx", "not_found", "NOT_FOUND - no exchange 'missing' in vhost '/'"),
+        ("SEND\ndestination:/queue/a\ntransaction:t\n\nx", "Bad transaction", 'Invalid transaction identifier: "t"\n'),
+        ("SUBSCRIBE\nid:1\ndestination:/amq/queue/missing\n\n", "not_found", "NOT_FOUND - no queue 'missing' in vhost '/'"),
+        ("SUBSCRIBE\nid:1\ndestination:/exchange/missing/k\n\n", "not_found", "NOT_FOUND - no exchange 'missing' in vhost '/'"),
+        ("SUBSCRIBE\ndestination:/topic/a\ndurable:true\n\n", "Missing Header", "Header 'id' is required for durable subscriptions"),
+        ("UNSUBSCRIBE\nid:1\n\n", "No subscription found", "UNSUBSCRIBE must refer to an existing subscription.\n"),
+        ("UNSUBSCRIBE\n\n", "Missing destination or id", "UNSUBSCRIBE must include a 'destination' or 'id' header"),
+        ("UNSUBSCRIBE\nid:/temp-queue/a\n\n", "Invalid id", "UNSUBSCRIBE 'id' may not start with /temp-queue/\n"),
+        ("ACK\n\n", "Missing header", '"ACK" must include the "id" header\n'),
+        ("ACK\nid:nonsense\n\n", "Invalid header", '"ACK" must include a valid "id" header\n'),
+        ("COMMIT\n\n", "Missing transaction", "\"COMMIT\" must include a 'transaction' header\n"),
+        ("COMMIT\ntransaction:t\n\n", "Bad transaction", 'Invalid transaction identifier: "t"\n'),
+    ],
+)
+def test_errors_explain(server, frame, message, body):
+    wire = Wire(server.stomp_port)
+    assert wire.connect()[0] == "CONNECTED"
+    wire.send(frame)
+    command, headers, told = wire.frame()
+    assert (command, headers["message"], told[: len(body)]) == ("ERROR", message, body)
+    assert (headers["content-type"], headers["version"]) == ("text/plain", "1.0,1.1,1.2")
+    wire.close()
+
+
+@pytest.mark.parametrize(
+    ("login", "body"),
+    [
+        ({"passcode": "wrong"}, "Access refused for user 'guest'\n"),
+        ({"login": "nobody"}, "Access refused for user 'nobody'\n"),
+        ({"host": "nowhere"}, "Virtual host 'nowhere' access denied"),
+    ],
+)
+def test_logins_are_refused_in_the_same_words(server, login, body):
+    wire = Wire(server.stomp_port)
+    command, headers, told = wire.connect(**login)
+    assert (command, headers["message"], told) == ("ERROR", "Bad CONNECT", body)
+    wire.close()
+
+
+def test_versions_are_negotiated(server):
+    for accepted, chosen in [("1.0,1.1,1.2", "1.2"), ("1.1,1.0", "1.1"), ("1.0", "1.0")]:
+        wire = Wire(server.stomp_port)
+        command, headers, _ = wire.connect(accepted, more="heart-beat:0,5000\n")
+        assert (command, headers["version"], headers["heart-beat"]) == ("CONNECTED", chosen, "5000,0")
+        assert headers["session"].startswith("session-")
+        wire.close()
+    wire = Wire(server.stomp_port)
+    command, headers, body = wire.connect("3.0")
+    assert (command, headers["message"], body) == ("ERROR", "Version mismatch", "Supported versions are 1.0,1.1,1.2\n")
+    wire.close()
+
+
+def test_heart_beats_come(server):
+    wire = Wire(server.stomp_port)
+    wire.connect(more="heart-beat:0,1000\n")
+    wire.unread = b""
+    assert wire.read() and wire.unread.strip(b"\n") == b""
+    wire.close()
+
+
+def test_a_subscription_that_is_there_already_is_refused(server, name):
+    wire = Wire(server.stomp_port)
+    wire.connect()
+    subscribe = f"SUBSCRIBE\nid:1\ndestination:/queue/{name}\n\n"
+    wire.send(subscribe, subscribe)
+    command, headers, body = wire.frame()
+    assert (command, headers["message"]) == ("ERROR", "Duplicated subscription identifier")
+    assert body == "A subscription identified by 'T_1' already exists."
+    assert wire.frame() is None
+    wire.close()

@@ -1,0 +1,219 @@
+"""STOMP over TCP, TLS and WebSocket, with the listeners' options, and what only Leveret promises."""
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+
+import pika
+import pytest
+
+from harness.certificates import Authority
+from harness.instances import leveret
+from harness.leveret import ROOT, run
+from harness.rabbitmq import RabbitMq, free_ports
+from harness.stomp_client import Client, Wire
+
+STOMPJS = ROOT / "tests" / "websocket" / "stomp_client.mjs"
+ANY = "127.0.0.1:0"
+
+
+def port(server, name="stomp", scheme="stomp"):
+    return int(server.child.wait_line(rf"^{name} +listening on {scheme}://127\.0\.0\.1:(\d+)").group(1))
+
+
+def stompjs(url, queue):
+    done = subprocess.run(
+        ["node", "--no-warnings", "--experimental-websocket", STOMPJS, url, queue],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+EVERYTHING = {
+    "errors": [],
+    "version": "1.2",
+    "protocol": "v12.stomp",
+    "text": {"body": "größe", "own": "a:b\nc"},
+    "octets": True,
+    "redelivered": "true",
+    "committed": "committed",
+    "large": True,
+}
+
+
+@pytest.mark.parametrize("compression", ["off", "on"])
+def test_stompjs_works_wherever_stomp_is_served(tmp_path, compression):
+    with leveret(tmp_path, "--ws", ANY, "--web-stomp", ANY, "--ws-compression", compression) as server:
+        web = port(server, "web-stomp", "ws")
+        # On `ws` the subprotocol decides where the path does not.
+        for url in (f"ws://127.0.0.1:{web}/ws", f"ws://127.0.0.1:{server.ws_port}/ws/stomp", f"ws://127.0.0.1:{server.ws_port}/"):
+            assert stompjs(url, "q") == EVERYTHING, url
+        server.stop()
+
+
+def test_stomp_is_spoken_over_tls_and_the_certificate_is_a_login(tmp_path):
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server")
+    definitions = tmp_path / "definitions.json"
+    user = {"name": "CN=worker", "password_hash": "", "tags": ""}
+    definitions.write_text(
+        json.dumps(
+            {
+                "users": [user],
+                "vhosts": [{"name": "/"}],
+                "permissions": [{"user": "CN=worker", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+            }
+        )
+    )
+    worker = authority.issue("worker")
+    flags = ["--stomps", ANY, "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
+    flags += ["--tls-client-ca", str(authority.file), "--definitions", str(definitions)]
+    with leveret(tmp_path, *flags) as server:
+        context = ssl.create_default_context(cafile=str(authority.file))
+        for own, expected in [(worker, "CONNECTED"), (None, "ERROR")]:
+            if own:
+                context.load_cert_chain(*own)
+            else:
+                context = ssl.create_default_context(cafile=str(authority.file))
+            raw = socket.create_connection(("127.0.0.1", port(server, "stomps", "stomps")), timeout=30)
+            wire = Wire(stream=context.wrap_socket(raw, server_hostname="localhost"))
+            wire.send("CONNECT\naccept-version:1.2\nhost:/\n\n")
+            assert wire.frame()[0] == expected
+            wire.close()
+        server.stop()
+
+
+def test_guest_comes_from_this_machine_only_and_a_load_balancer_tells_where_from(tmp_path):
+    flags = ["--stomp", ANY, "--proxy-protocol", "v1", "--trusted-proxies", "127.0.0.1"]
+    with leveret(tmp_path, *flags) as server:
+        for source, expected in [("127.0.0.1", "CONNECTED"), ("192.0.2.1", "ERROR")]:
+            wire = Wire(port(server))
+            wire.socket.sendall(f"PROXY TCP4 {source} 127.0.0.1 1 2\r\n".encode())
+            command, _, body = wire.connect()
+            assert command == expected
+            if expected == "ERROR":
+                assert body == "non-loopback access denied"
+            wire.close()
+        server.stop()
+
+
+def test_permissions_hold(tmp_path):
+    definitions = tmp_path / "definitions.json"
+    definitions.write_text(
+        json.dumps(
+            {
+                # The password is "test12", salted and hashed as in RabbitMQ's documentation.
+                "users": [
+                    {
+                        "name": "reader",
+                        "password_hash": "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR",
+                        "tags": "",
+                    }
+                ],
+                "vhosts": [{"name": "/"}],
+                "permissions": [{"user": "reader", "vhost": "/", "configure": "^mine-.*", "write": "^$|^mine-.*", "read": ".*"}],
+            }
+        )
+    )
+    with leveret(tmp_path, "--stomp", ANY, "--definitions", str(definitions)) as server:
+        for frame, body in [
+            ("SUBSCRIBE\nid:1\ndestination:/queue/yours\n\n", "access to queue 'yours'"),
+            ("SEND\ndestination:/queue/yours\n\nx", "access to queue 'yours'"),
+            ("SEND\ndestination:/topic/a\n\nx", "access to exchange 'amq.topic'"),
+        ]:
+            wire = Wire(port(server))
+            assert wire.connect(login="reader", passcode="test12")[0] == "CONNECTED"
+            wire.send(frame)
+            command, headers, told = wire.frame()
+            assert (command, headers["message"]) == ("ERROR", "access_refused")
+            assert told == f"ACCESS_REFUSED - {body} in vhost '/' refused for user 'reader'"
+            assert wire.frame() is None
+            wire.close()
+        server.stop()
+
+
+def test_a_receipt_is_a_promise_that_survives_kill_minus_nine(tmp_path):
+    durable = {"durable": "true", "auto_delete": "false"}
+    with leveret(tmp_path, "--stomp", ANY) as server:
+        away = Client(port(server))
+        away.subscribe("/topic/kept", id="1", **durable)
+        away.do("disconnect")
+        client = Client(port(server))
+        for number in range(20):
+            client.send("/topic/kept", str(number), persistent="true")
+            client.send("/queue/kept", str(number), persistent="true")
+        server.child.send(signal.SIGKILL)
+        server.child.wait(30)
+    with leveret(tmp_path, "--stomp", ANY) as server:
+        client = Client(port(server))
+        for destination, id, headers in [("/queue/kept", "q", {}), ("/topic/kept", "1", durable)]:
+            client.subscribe(destination, id=id, **headers)
+            assert [int(client.message().body) for _ in range(20)] == list(range(20))
+        client.close()
+        server.stop()
+
+
+def test_a_drain_tells_clients_and_the_process_ends_well(tmp_path):
+    with leveret(tmp_path, "--stomp", ANY) as server:
+        wire = Wire(port(server))
+        wire.connect()
+        server.stop()
+        command, headers, body = wire.frame()
+        assert (command, headers["message"]) == ("ERROR", "connection_forced")
+        assert body == "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'"
+        assert wire.frame() is None
+        wire.close()
+
+
+def test_an_amqp_consumer_reads_what_a_web_page_sent_and_answers_it(tmp_path):
+    with leveret(tmp_path, "--stomp", ANY) as server:
+        page = Client(port(server))
+        amqp = pika.BlockingConnection(pika.URLParameters(server.uri))
+        channel = amqp.channel()
+        channel.queue_declare("work", durable=True)
+        page.connection.send("/queue/work", "question", headers={"reply-to": "/temp-queue/me", "correlation-id": "7"})
+        method, properties, body = next(channel.consume("work", inactivity_timeout=30))
+        assert (body, properties.correlation_id) == (b"question", "7")
+        channel.basic_ack(method.delivery_tag)
+        channel.basic_publish("", properties.reply_to, b"answer", pika.BasicProperties(correlation_id="7"))
+        answer = page.message()
+        assert (answer.body, answer.headers["correlation-id"]) == ("answer", "7")
+        page.close()
+        amqp.close()
+        server.stop()
+
+
+def test_in_front_of_rabbitmq_stomp_is_relayed_or_refused(tmp_path):
+    code, _, told = run("serve", "--upstream", "amqp://127.0.0.1:1", "--stomp", ANY)
+    assert code == 2 and "stomp: needs upstream_stomp" in told.replace("--", ""), told
+    code, _, told = run("serve", "--upstream-stomp", "tcp://127.0.0.1:1", "--stomp", ANY)
+    assert code == 2 and "has no effect without an upstream" in told, told
+    (stomp_port,) = free_ports(1)
+    settings = [f"stomp.listeners.tcp.1 = 127.0.0.1:{stomp_port}"]
+    rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_stomp")
+    try:
+        flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-stomp", f"tcp://127.0.0.1:{stomp_port}"]
+        with leveret(tmp_path, *flags, "--stomp", ANY, "--ws", ANY, "--web-stomp", ANY) as server:
+            wire = Wire(port(server))
+            command, headers, _ = wire.connect()
+            assert (command, headers["server"].partition("/")[0]) == ("CONNECTED", "RabbitMQ")
+            wire.close()
+            client = Client(port(server))
+            client.subscribe("/queue/relayed", ack="client-individual")
+            client.send("/queue/relayed", "x" * 300_000, persistent="true")
+            frame = client.message()
+            assert frame.body == "x" * 300_000
+            client.acknowledge(frame)
+            client.do("disconnect")
+            for url in (f"ws://127.0.0.1:{port(server, 'web-stomp', 'ws')}/ws", f"ws://127.0.0.1:{server.ws_port}/ws/stomp"):
+                seen = stompjs(url, "web")
+                # Octets of the upstream come as binary messages, whatever they are.
+                assert {**seen, "text": EVERYTHING["text"]} == EVERYTHING
+            server.stop()
+    finally:
+        rabbitmq.stop()

@@ -1,0 +1,73 @@
+"""AMQP over TLS with the Java and the Go client: the same answers, certificates by name, and client certificates as logins."""
+
+import json
+import urllib.parse
+
+import pytest
+from cryptography.x509.oid import NameOID
+
+from harness.certificates import Authority
+from harness.definitions import permission, user
+from harness.instances import leveret
+from scenarios.catalogue import EXPECTED
+from scenarios.left_out import expected_of
+
+# By way of TLS nothing else may come out: small and large messages, and both ways of being refused.
+SCENARIOS = ["connect", "wrong_password", "wrong_vhost", "frame_max_131072", "ten_connections"]
+CLIENTS = ["go", "java"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, authority):
+    pairs = [authority.issue("first", ["localhost"]), authority.issue("second", ["second.example"])]
+    files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
+    folder = tmp_path_factory.mktemp("server")
+    verify = ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
+    names = ["guest", "CN=worker,O=Hares"]
+    permissions = [permission(name, configure=".*", write=".*", read=".*") for name in names]
+    users = [user(name, "administrator") for name in names]
+    definitions = folder / "definitions.json"
+    definitions.write_text(json.dumps({"vhosts": [{"name": "/"}], "users": users, "permissions": permissions}))
+    with leveret(folder, "--amqps", "127.0.0.1:0", *files, *verify, "--definitions", definitions) as server:
+        server.tls_port = server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
+        yield server
+        server.stop()
+
+
+def uri(server, authority, credentials="guest:guest@", **options):
+    query = urllib.parse.urlencode({"cacertfile": authority.file, **options}, safe="/")
+    return f"amqps://{credentials}localhost:{server.tls_port}/%2f?{query}"
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_answers_are_those_without_tls(drivers, server, authority, by, scenario):
+    observed = drivers[by].observe(scenario, uri(server, authority))
+    assert observed == expected_of(by, EXPECTED)[scenario]
+
+
+def test_a_name_is_answered_by_its_certificate(drivers, server, authority):
+    # Java asks for no name that has no dot.
+    named = uri(server, authority, server_name_indication="second.example")
+    assert drivers["go"].observe("connect", named) == expected_of("go", EXPECTED)["connect"]
+
+
+def test_a_client_certificate_is_a_login(drivers, server, authority):
+    subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, "worker")]
+    pair = authority.issue("worker", subject=subject)
+    shown = {"certfile": pair.certificate, "keyfile": pair.key}
+    external = uri(server, authority, "", auth_mechanism="external", **shown)
+    assert drivers["go"].observe("connect", external) == expected_of("go", EXPECTED)["connect"]
+    server.child.wait_line("connection opened.*CN=worker,O=Hares")
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_a_client_that_does_not_know_the_authority_stays_away(drivers, server, tmp_path, by):
+    with pytest.raises(AssertionError, match="certificate|unable to find valid certification path"):
+        drivers[by].observe("connect", uri(server, Authority(tmp_path / "other", "other")))
+    server.check()

@@ -1,0 +1,127 @@
+"""WebSocket sessions through the pool end and hold back as they do at the broker: drains, silent peers, slow consumers."""
+
+import signal
+import struct
+
+import pytest
+
+from harness.instances import leveret
+from harness.metrics import wait_until
+from harness.websocket import WebSocketWire
+from harness.wire import (
+    BASIC_PUBLISH,
+    BODY,
+    CHANNEL_CLOSE,
+    CONNECTION_CLOSE,
+    CONNECTION_CLOSE_OK,
+    HEADER,
+    METHOD,
+    Wire,
+    close_of,
+    content_header,
+    frame,
+    publish_arguments,
+    short_string,
+)
+
+QUEUE_DECLARE, QUEUE_DECLARE_OK = (50, 10), (50, 11)
+BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
+BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
+EXCLUSIVE = b"\x04"
+
+
+@pytest.fixture
+def pooled(tmp_path, targets):
+    """Starts servers in front of one RabbitMQ."""
+
+    def start(*flags):
+        upstream = f"amqp://127.0.0.1:{targets['rabbitmq'].port}"
+        return leveret(tmp_path, "--ws", "127.0.0.1:0", "--upstream", upstream, *flags)
+
+    return start
+
+
+def declare(wire, queue, flags=b"\x00"):
+    wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + flags + bytes(4))
+    return wire.expect(QUEUE_DECLARE_OK)
+
+
+def consume(wire, queue, no_ack):
+    flags = b"\x02" if no_ack else b"\x00"
+    wire.send_method(1, BASIC_CONSUME, struct.pack(">H", 0) + short_string(queue) + short_string("") + flags + bytes(4))
+    wire.expect(BASIC_CONSUME_OK)
+
+
+def publish(key, body):
+    method = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", key))
+    return method + frame(HEADER, 1, content_header(len(body))) + frame(BODY, 1, body)
+
+
+def read_body(wire):
+    assert wire.read_frame()[0] == METHOD
+    assert wire.read_frame()[0] == HEADER
+    return wire.read_frame()[2]
+
+
+def test_a_drain_ends_with_1001(pooled):
+    with pooled() as server:
+        opened, idle = WebSocketWire(server.ws_port).handshake(), WebSocketWire(server.ws_port).handshake()
+        opened.open_channel()
+        declare(opened, "drained", EXCLUSIVE)
+        server.child.send(signal.SIGTERM)
+        for wire in (opened, idle):
+            assert close_of(wire.expect(CONNECTION_CLOSE))[0] == 320
+            wire.send_method(0, CONNECTION_CLOSE_OK)
+            code, reason = wire.expect_close()
+            assert code == 1001 and "shutdown" in reason
+        assert server.child.wait() == 0
+
+
+def test_a_wrong_password_is_a_matter_of_policy(pooled):
+    with pooled() as server, WebSocketWire(server.ws_port) as wire:
+        wire.start("guest:wrong")
+        assert wire.expect_close()[0] == 1008
+
+
+def test_a_silent_peer_is_given_up_and_what_was_its_own_is_gone(pooled, targets):
+    with pooled("--ws-ping-interval", "1s") as server:
+        with WebSocketWire(server.ws_port, deaf=True) as dead:
+            dead.handshake().open_channel()
+            declare(dead, "of-the-dead", EXCLUSIVE)
+            assert dead.expect_end() == 0
+            assert dead.pings == 1
+        # 404: it went with its owner; 405 would be that it is still held.
+        wait_until(lambda: passive_code(targets["rabbitmq"].port, "of-the-dead") == 404)
+        server.stop()
+
+
+def passive_code(port, queue):
+    """Why RabbitMQ itself refuses a passive declaration."""
+    with Wire(port) as wire:
+        wire.handshake().open_channel()
+        wire.send_method(1, QUEUE_DECLARE, struct.pack(">H", 0) + short_string(queue) + b"\x01" + bytes(4))
+        return close_of(wire.expect(CHANNEL_CLOSE))[0]
+
+
+@pytest.mark.parametrize("no_ack", [True, False])
+def test_a_slow_consumer_holds_up_nobody_and_loses_nothing(pooled, no_ack):
+    body, count = bytes(100_000), 200
+    with pooled() as server:
+        slow, quick, publisher = [WebSocketWire(server.ws_port).handshake() for _ in range(3)]
+        for wire in (slow, quick, publisher):
+            wire.open_channel()
+        for wire, queue in ((slow, "slow"), (quick, "quick")):
+            declare(wire, queue, EXCLUSIVE)
+            if not no_ack:
+                wire.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, count, 0))
+                wire.expect(BASIC_QOS_OK)
+            consume(wire, queue, no_ack)
+        for _ in range(count):
+            publisher.send(publish("slow", body))
+        # The slow one has read nothing of its twenty megabytes.
+        for n in range(100):
+            publisher.send(publish("quick", b"%d" % n))
+            assert read_body(quick) == b"%d" % n
+        for _ in range(count):
+            assert read_body(slow) == body
+        server.stop()

@@ -1,0 +1,93 @@
+"""An MQTT client of paho's, with what a test waits for."""
+
+import queue
+import threading
+
+import paho.mqtt.client as paho
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+# So that a machine that is busy does not fail a test.
+PATIENCE = 60
+V311, V5 = paho.MQTTv311, paho.MQTTv5
+
+
+class MqttClient:
+    """A connected client. Messages are in `messages`; reason codes of SUBACKs are returned by `subscribe`."""
+
+    def __init__(self, port, name, version=V311, *, keep=False, expiry=None, will=None, user="guest", password="guest",
+                 transport="tcp", manual_ack=False, inflight=20):
+        options = {"clean_session": not keep} if version == V311 else {}
+        self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, name, protocol=version, transport=transport,
+                                  manual_ack=manual_ack, reconnect_on_failure=False, **options)
+        if transport == "websockets":
+            self.client.ws_set_options(path="/ws")
+        self.client.max_inflight_messages_set(inflight)
+        if user is not None:
+            self.client.username_pw_set(user, password)
+        if will:
+            self.client.will_set(*will)
+        self.messages = queue.Queue()
+        self.connected, self.gone = queue.Queue(), threading.Event()
+        self.answers = queue.Queue()
+        self.client.on_connect = lambda _c, _u, flags, reason, properties: self.connected.put(
+            (flags.session_present, reason, properties)
+        )
+        self.client.on_message = lambda _c, _u, message: self.messages.put(message)
+        self.client.on_subscribe = lambda _c, _u, _mid, reasons, _properties: self.answers.put(reasons)
+        self.client.on_unsubscribe = lambda _c, _u, _mid, reasons, _properties: self.answers.put(reasons)
+        self.client.on_disconnect = lambda *_: self.gone.set()
+        arguments = {}
+        if version == V5:
+            properties = Properties(PacketTypes.CONNECT)
+            if expiry is not None:
+                properties.SessionExpiryInterval = expiry
+            arguments = {"clean_start": not keep, "properties": properties}
+        self.client.connect("127.0.0.1", port, keepalive=60, **arguments)
+        self.client.loop_start()
+        self.session_present, self.reason, self.properties = self.connected.get(timeout=PATIENCE)
+
+    def subscribe(self, *arguments, **options):
+        self.client.subscribe(*arguments, **options)
+        return [reason.value for reason in self.answers.get(timeout=PATIENCE)]
+
+    def unsubscribe(self, topic):
+        self.client.unsubscribe(topic)
+        self.answers.get(timeout=PATIENCE)
+
+    def publish(self, topic, payload=b"", qos=1, retain=False, properties=None):
+        """Returns when the message is acknowledged, at QoS 0 when it is sent."""
+        info = self.client.publish(topic, payload, qos, retain, properties)
+        info.wait_for_publish(PATIENCE)
+        assert info.is_published()
+
+    def message(self):
+        return self.messages.get(timeout=PATIENCE)
+
+    def take(self, count):
+        return [self.message() for _ in range(count)]
+
+    def close(self):
+        self.client.disconnect()
+        assert self.gone.wait(PATIENCE)
+        self.client.loop_stop()
+
+    def vanish(self):
+        """Closes the socket without a word."""
+        self.client._sock.close() if self.client._sock else None
+        self.client.loop_stop()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if not self.gone.is_set():
+            self.client.disconnect()
+        self.client.loop_stop()
+
+
+def publish_properties(**values):
+    properties = Properties(PacketTypes.PUBLISH)
+    for name, value in values.items():
+        setattr(properties, name, value)
+    return properties
