@@ -8,7 +8,7 @@ import pytest
 
 from harness.instances import leveret
 from harness.metrics import wait_until
-from harness.wire import CHANNEL_OPEN, Wire, short_string
+from harness.wire import CHANNEL_OPEN, CONNECTION_TUNE, Wire, short_string
 
 TARGETS = ["leveret", "proxy"]
 SECRET = "hunter2-never-shown"
@@ -65,7 +65,8 @@ def test_a_client_that_comes_and_goes_is_told_of_twice(targets, tmp_path, target
     assert (closed["published_messages"], closed["reason"]) == (3, "closed by client")
     assert 3000 < closed["received_bytes"] < 10_000 and closed["sent_bytes"] > 100
     upstreams = closed.get("upstreams", [])
-    assert len(upstreams) == (0 if target_name == "leveret" else 1)
+    # The one that is shared, and the one of its own that the exclusive queue took.
+    assert len(upstreams) == (0 if target_name == "leveret" else 2)
     assert all(upstream.startswith(f"127.0.0.1:{targets['rabbitmq'].port}#") for upstream in upstreams)
     # They take the place of the lines of the log.
     assert "connection closed" not in server.child.output()
@@ -86,6 +87,8 @@ def refused_vhost(server):
 def goes_away_early(server):
     with Wire(server.port) as wire:
         wire.start()
+        # What is left unread would make it a reset.
+        wire.expect(CONNECTION_TUNE)
 
 
 def goes_away(server):

@@ -160,9 +160,9 @@ mod tests {
 
     #[test]
     fn a_feature_of_a_later_version_parses_and_stays_out_of_the_help() {
-        assert_eq!(parse(&["--web-mqtt", "off"]).unwrap().values["web_mqtt"], ["off"]);
+        assert_eq!(parse(&["--prometheus", "off"]).unwrap().values["prometheus"], ["off"]);
         let help = CommandLine::try_parse_from(["leveret", "serve", "--help"]).unwrap_err().to_string();
-        assert!(!help.contains("mqtt") && help.contains("--frame-max <N>"), "{help}");
+        assert!(!help.contains("--prometheus") && help.contains("--frame-max <N>"), "{help}");
         assert!(help.contains("[default: 131072] [env: LEVERET_FRAME_MAX]"), "{help}");
     }
 
