@@ -65,7 +65,7 @@ def test_other_origins_are_refused_before_the_upgrade(port, origin):
         ("/", {"Sec_WebSocket_Key": None}, 400),
         ("/", {"Host": None}, 400),
         ("/", {"Content_Length": "3"}, 400),
-        ("/", {"Sec_WebSocket_Protocol": "mqtt"}, 400),
+        ("/ws/amqp", {"Sec_WebSocket_Protocol": "mqtt"}, 400),
         ("/", {"Cookie": "c" * 20000}, 431),
     ],
 )

@@ -117,12 +117,15 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
         return Ok(Judged::File(request));
     }
     let upgrade = Upgrade::judge(head)?;
+    let leaves_open = upgrade.head.path == "/";
     let own_origins = (&config.origins, "the setting ws_origins allows them");
     let ((origins, setting), spoken, relay) = match config.routes.find(upgrade.head.path) {
-        Some(Route::Amqp) if !config.routes.stomp.is_empty() && offers_stomp_alone(&upgrade) => {
+        Some(Route::Amqp)
+            if leaves_open && !config.routes.stomp.is_empty() && offers_stomp_alone(&upgrade) =>
+        {
             (own_origins, Spoken::Stomp, None)
         }
-        Some(Route::Amqp) if !config.routes.mqtt.is_empty() && offers_mqtt_alone(&upgrade) => {
+        Some(Route::Amqp) if leaves_open && !config.routes.mqtt.is_empty() && offers_mqtt_alone(&upgrade) => {
             (own_origins, Spoken::Mqtt, None)
         }
         Some(Route::Amqp) => (own_origins, Spoken::Amqp, None),
