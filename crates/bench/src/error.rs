@@ -44,6 +44,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// For `map_err`: what went wrong with the system of this name.
+    pub(crate) fn of(system: &str) -> impl FnOnce(ClientError) -> Self + Copy {
+        move |cause| Self::System { system: system.to_owned(), cause }
+    }
+
     /// Whether the command line is at fault (exit code 2), rather than the run (exit code 1).
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage(_) | Self::Uri(_) | Self::Expect(_))

@@ -27,6 +27,14 @@ pub struct Verdict {
     pub measured: String,
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { expectation, met, measured } = self;
+        let word = if *met { "met" } else { "NOT MET" };
+        write!(formatter, "expected {expectation}: {word} ({measured})")
+    }
+}
+
 /// The figures that expectations are judged by.
 pub trait Figures {
     /// Names of the systems, in order.

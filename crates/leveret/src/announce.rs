@@ -11,7 +11,7 @@ pub(crate) fn announce(name: &str, url: &str) {
 }
 
 fn line(name: &str, url: &str) -> String {
-    // As wide as `amqps `, so that the lines align.
+    // As wide as `amqps`, so that the lines of AMQP align.
     format!("{name:<5} listening on {url}\n")
 }
 

@@ -11,6 +11,7 @@ mod data_folder;
 mod definitions;
 mod descriptors;
 mod identities;
+mod listen;
 mod logs;
 mod mqtt;
 mod pagers;

@@ -6,9 +6,9 @@ use mqtt::server::Settings;
 use server::{Listener, MqttConfig, Preface, Server};
 
 use crate::config::Config;
+use crate::listen::bind;
 use crate::relays::Relays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
-use crate::stomp::bind;
 use crate::tls::Tls;
 
 /// Octets of a packet beside its message: topic and properties.

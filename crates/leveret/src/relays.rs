@@ -8,8 +8,8 @@ use server::{
     WebSocketConfig, Webroot,
 };
 
-use crate::announce::announce;
-use crate::config::{Config, ListenAddr, OutboundHeader, RelayEntry, RelayUrl};
+use crate::config::{Config, OutboundHeader, RelayEntry, RelayUrl};
+use crate::listen::bind;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
@@ -54,8 +54,8 @@ impl Relays {
         let by_path = config.relay.0.iter().zip(&self.relays);
         let by_path = by_path.filter_map(|(entry, relay)| Some((entry.path.clone()?, Arc::clone(relay))));
         let relays = by_path
-            .chain(self.relayed_stomp(Routes::STOMP_BESIDE_AMQP))
-            .chain(self.relayed_mqtt(Routes::MQTT_BESIDE_AMQP))
+            .chain(at(self.stomp.as_ref(), Routes::STOMP_BESIDE_AMQP))
+            .chain(at(self.mqtt.as_ref(), Routes::MQTT_BESIDE_AMQP))
             .collect();
         let mqtt = if config.upstream.is_empty() { Routes::MQTT_BESIDE_AMQP } else { &[] };
         let stomp = if config.upstream.is_empty() { Routes::STOMP_BESIDE_AMQP } else { &[] };
@@ -65,7 +65,7 @@ impl Relays {
 
     /// What `web_stomp` serves.
     pub(crate) fn web_stomp_routes(&self, config: &Config) -> Routes {
-        let relays = self.relayed_stomp(Routes::WEB_STOMP).collect();
+        let relays = at(self.stomp.as_ref(), Routes::WEB_STOMP).collect();
         let stomp = if config.upstream.is_empty() { Routes::WEB_STOMP } else { &[] };
         Routes { stomp, relays, ..Routes::default() }
     }
@@ -75,14 +75,9 @@ impl Relays {
         self.stomp.as_ref()
     }
 
-    fn relayed_stomp(&self, paths: &'static [&'static str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
-        let relay = self.stomp.clone();
-        paths.iter().filter_map(move |path| Some(((*path).to_owned(), relay.clone()?)))
-    }
-
     /// What `web_mqtt` serves.
     pub(crate) fn web_mqtt_routes(&self, config: &Config) -> Routes {
-        let relays = self.relayed_mqtt(Routes::WEB_MQTT).collect();
+        let relays = at(self.mqtt.as_ref(), Routes::WEB_MQTT).collect();
         let mqtt = if config.upstream.is_empty() { Routes::WEB_MQTT } else { &[] };
         Routes { mqtt, relays, ..Routes::default() }
     }
@@ -90,11 +85,6 @@ impl Relays {
     /// The relay to the upstream's MQTT port, if there is one.
     pub(crate) fn mqtt(&self) -> Option<&Arc<Relay>> {
         self.mqtt.as_ref()
-    }
-
-    fn relayed_mqtt(&self, paths: &'static [&'static str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
-        let relay = self.mqtt.clone();
-        paths.iter().filter_map(move |path| Some(((*path).to_owned(), relay.clone()?)))
     }
 
     /// Binds the listeners of the relays that have their own, and announces them.
@@ -105,19 +95,8 @@ impl Relays {
     pub(crate) async fn listen(&self, config: &Config) -> Result<Vec<RelayListener>, ServeError> {
         let mut listeners = Vec::new();
         for (entry, relay) in config.relay.0.iter().zip(&self.relays) {
-            let address = &entry.listen;
-            let bound = match address {
-                ListenAddr::Off => continue,
-                ListenAddr::Tcp { host, port } => Listener::bind_tcp(host, *port).await,
-                ListenAddr::Unix(path) => Listener::bind_unix(path).await,
-            };
-            let failed = |error| ServeError::Listen { key: "relay", address: address.clone(), error };
-            let listener = bound.map_err(failed)?;
             let scheme = if entry.tls.0 { "wss" } else { "ws" };
-            match &listener {
-                Listener::Tcp(_) => announce("relay", &format!("{scheme}://{listener}")),
-                Listener::Unix(..) => announce("relay", &address.to_string()),
-            }
+            let Some(listener) = bind("relay", scheme, &entry.listen).await? else { continue };
             listeners.push(RelayListener { listener, relay: Arc::clone(relay), tls: entry.tls.0 });
         }
         Ok(listeners)
@@ -143,29 +122,39 @@ pub(crate) struct RelayListener {
     tls: bool,
 }
 
-/// Octets go both ways as they are; which version is spoken is between the client and the upstream.
+/// The relay, if there is one, at each of these paths.
+fn at(relay: Option<&Arc<Relay>>, paths: &[&str]) -> impl Iterator<Item = (String, Arc<Relay>)> {
+    relay.into_iter().flat_map(move |relay| paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))))
+}
+
 fn stomp_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
+    upstream_relay(config, "upstream_stomp", url, &Routes::STOMP_SUBPROTOCOLS, TextRule::Accept)
+}
+
+fn mqtt_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
+    upstream_relay(config, "upstream_mqtt", url, &Routes::MQTT_SUBPROTOCOLS, TextRule::Refuse)
+}
+
+/// Octets go both ways as they are; which version is spoken is between the client and the upstream.
+fn upstream_relay(
+    config: &Config,
+    setting: &str,
+    url: &RelayUrl,
+    subprotocols: &[&str],
+    text: TextRule,
+) -> RelayConfig {
     RelayConfig {
-        name: "upstream_stomp".to_owned(),
+        name: setting.to_owned(),
         upstream: match url {
             RelayUrl::Unix(path) => RelayUpstream::Unix(path.clone()),
             RelayUrl::Host { host, port, .. } => RelayUpstream::Tcp { host: host.clone(), port: *port },
         },
         connect_timeout: config.upstream_timeout,
         proxy_protocol: None,
-        subprotocols: ["v12.stomp", "v11.stomp", "v10.stomp"].map(str::to_owned).to_vec(),
+        subprotocols: subprotocols.iter().map(ToString::to_string).collect(),
         origins: config.ws_origins.0.clone(),
         connections: ConnectionLimits::default(),
-        text: TextRule::Accept,
-    }
-}
-
-fn mqtt_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
-    RelayConfig {
-        name: "upstream_mqtt".to_owned(),
-        subprotocols: ["mqtt", "mqttv3.1"].map(str::to_owned).to_vec(),
-        text: TextRule::Refuse,
-        ..stomp_relay(config, url)
+        text,
     }
 }
 

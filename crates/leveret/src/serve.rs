@@ -20,6 +20,7 @@ use crate::config::{Config, InboundHeader, Limit, LimitsMode, ListenAddr, Outbou
 use crate::data_folder::{self, DataFolder, FillError};
 use crate::descriptors;
 use crate::identities;
+use crate::listen::bind;
 use crate::mqtt::{MqttListeners, mqtt_config};
 use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
@@ -59,10 +60,10 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
         watch_upstream(Arc::clone(pool), server.clone());
     }
     let sampler = start_sampler(&config, &server, data_folder.is_some())?;
-    let amqp = listen_for_amqp("amqp", &config.amqp).await?;
-    let amqps = listen_for_amqp("amqps", &config.amqps).await?;
-    let ws = listen_for_amqp("ws", &config.ws).await?;
-    let wss = listen_for_amqp("wss", &config.wss).await?;
+    let amqp = bind("amqp", "amqp", &config.amqp).await?;
+    let amqps = bind("amqps", "amqps", &config.amqps).await?;
+    let ws = bind("ws", "ws", &config.ws).await?;
+    let wss = bind("wss", "wss", &config.wss).await?;
     let mqtt = MqttListeners::bind(&config).await?;
     let stomp = StompListeners::bind(&config).await?;
     let relay_listeners = relays.listen(&config).await?;
@@ -393,21 +394,6 @@ impl std::error::Error for ServeError {
             Self::Tls(_) | Self::Identities(_) | Self::Definitions(_) | Self::DataFolder(_) => None,
         }
     }
-}
-
-/// Binds and announces the listener of the setting `key` for AMQP, bare or in WebSockets, unless it is off. The key is the URL's scheme, too.
-async fn listen_for_amqp(key: &'static str, address: &ListenAddr) -> Result<Option<Listener>, ServeError> {
-    let bound = match address {
-        ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { host, port } => Listener::bind_tcp(host, *port).await,
-        ListenAddr::Unix(path) => Listener::bind_unix(path).await,
-    };
-    let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
-    match &listener {
-        Listener::Tcp(_) => announce(key, &format!("{key}://{listener}")),
-        Listener::Unix(..) => announce(key, &address.to_string()),
-    }
-    Ok(Some(listener))
 }
 
 fn port_of(listener: Option<&Listener>) -> Option<u16> {

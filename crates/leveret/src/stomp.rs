@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use server::{Listener, Preface, Server};
 
-use crate::announce::announce;
-use crate::config::{Config, ListenAddr};
+use crate::config::Config;
+use crate::listen::bind;
 use crate::relays::Relays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
@@ -47,28 +47,4 @@ impl StompListeners {
             server.listen_websocket(listener, preface, config);
         }
     }
-}
-
-/// Binds and announces the listener of the setting `key`, unless it is off.
-///
-/// # Errors
-///
-/// It cannot be bound.
-pub(crate) async fn bind(
-    key: &'static str,
-    scheme: &str,
-    address: &ListenAddr,
-) -> Result<Option<Listener>, ServeError> {
-    let bound = match address {
-        ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { host, port } => Listener::bind_tcp(host, *port).await,
-        ListenAddr::Unix(path) => Listener::bind_unix(path).await,
-    };
-    let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
-    let name = key.replace('_', "-");
-    match &listener {
-        Listener::Tcp(_) => announce(&name, &format!("{scheme}://{listener}")),
-        Listener::Unix(..) => announce(&name, &address.to_string()),
-    }
-    Ok(Some(listener))
 }

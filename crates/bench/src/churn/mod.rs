@@ -111,11 +111,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         })
     };
     let cells: Vec<Cell> = plan.kinds.iter().flat_map(|&kind| workers(kind)).collect();
-    let failed = |system: &System| {
-        let system = system.name.clone();
-        move |cause| Error::System { system, cause }
-    };
-    let about = |system: &System| Mailbox::ask(&system.uri).map_err(failed(system));
+    let about = |system: &System| Mailbox::ask(&system.uri).map_err(Error::of(&system.name));
     let outline = Outline {
         name: "churn",
         title: "Opened and closed",
@@ -127,7 +123,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
         let system = &plan.systems[index];
         let shift = Shift { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
-        measure(system, Kind::named(cell.scenario), shift).map_err(failed(system))
+        measure(system, Kind::named(cell.scenario), shift).map_err(Error::of(&system.name))
     })?;
     report.notes.push(
         "Each is opened and closed again, and every answer is waited for; the time is that of both together."

@@ -159,7 +159,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         systems.push(pool.system(POOL, &broker.uri)?);
     }
     systems.extend(plan.others.iter().cloned());
-    let of_broker = |cause| Error::System { system: broker.name.clone(), cause };
+    let of_broker = Error::of(&broker.name);
     let mut mailbox = Mailbox::open(&broker.uri).map_err(of_broker)?;
     let report = measure(plan, &link, &systems, &mut mailbox, watch);
     let closed = mailbox.close().map_err(of_broker);
@@ -193,9 +193,7 @@ fn measure(
         body: &plan.body,
         confirm,
     };
-    let of = |system: usize| {
-        move |cause: ClientError| Error::System { system: systems[system].name.clone(), cause }
-    };
+    let of = |system: usize| Error::of(&systems[system].name);
     for system in 0..systems.len() {
         letter(system, true).post().map_err(of(system))?;
     }

@@ -56,13 +56,12 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         let bench = &mut benches[index];
         let name = bench.system.name.clone();
         bench.measure(plan, cell).map_err(|error| match error {
-            Failure::Client(cause) => Error::System { system: name, cause },
+            Failure::Client(cause) => Error::of(&name)(cause),
             Failure::Other(error) => error,
         })
     })?;
     for bench in benches {
-        let name = bench.system.name.clone();
-        bench.mailbox.close().map_err(|cause| Error::System { system: name, cause })?;
+        bench.mailbox.close().map_err(Error::of(&bench.system.name))?;
     }
     report.notes.push(
         "The rate is that of confirms, and where there are none, that at which the system took messages from the \
@@ -106,8 +105,7 @@ impl Bench {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let failed = |cause| Error::Link { address: listen.to_string(), cause };
         let link = Link::start(listen, target, [Shape::default(); 2]).map_err(failed)?;
-        let failed = |cause| Error::System { system: system.name.clone(), cause };
-        let mailbox = Mailbox::open(&system.uri).map_err(failed)?;
+        let mailbox = Mailbox::open(&system.uri).map_err(Error::of(&system.name))?;
         Ok(Self { system: system.clone(), mailbox, link, processes: Idle::none(&system.watched) })
     }
 

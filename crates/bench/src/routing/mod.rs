@@ -113,15 +113,11 @@ impl Steps<'_> {
 
 /// Connects once, so that a system that is not there is known before anything is measured.
 fn describe(system: &System) -> Result<SystemAbout, Error> {
-    let session = Session::open(&system.uri, false).map_err(failure_of(system))?;
+    let session = Session::open(&system.uri, false).map_err(Error::of(&system.name))?;
     let about =
         SystemAbout { name: system.name.clone(), uri: system.uri.to_string(), server: session.server() };
     session.close();
     Ok(about)
-}
-
-fn failure_of(system: &System) -> impl FnOnce(ClientError) -> Error {
-    |cause| Error::System { system: system.name.clone(), cause }
 }
 
 fn scale(plan: &Plan, kind: Kind, report: &mut RoutingReport, watch: &mut Steps<'_>) -> Result<(), Error> {
@@ -136,7 +132,7 @@ fn scale(plan: &Plan, kind: Kind, report: &mut RoutingReport, watch: &mut Steps<
                 let (name, kind, bindings) = (&system.name, kind.name(), level.bindings);
                 watch.tell(&format!("{name}: {kind}, {bindings} bindings per queue, {queues} queues"));
             });
-            let Outcome { points, skipped, expected: next } = outcome.map_err(failure_of(system))?;
+            let Outcome { points, skipped, expected: next } = outcome.map_err(Error::of(&system.name))?;
             *expected = next;
             if let Some(queues) = skipped {
                 let what = format!("from {queues} queues with {} bindings each", level.bindings);
@@ -168,7 +164,7 @@ fn in_turn(
 ) -> Result<(), Error> {
     for system in plan.systems.iter() {
         let result = study(system);
-        report.bulk.push(result.map_err(failure_of(system))?);
+        report.bulk.push(result.map_err(Error::of(&system.name))?);
     }
     Ok(())
 }

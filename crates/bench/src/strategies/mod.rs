@@ -32,11 +32,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         plan.workers.iter().map(at)
     };
     let cells: Vec<Cell> = plan.strategies.iter().flat_map(|&strategy| workers(strategy)).collect();
-    let failed = |system: &System| {
-        let system = system.name.clone();
-        move |cause| Error::System { system, cause }
-    };
-    let about = |system: &System| Mailbox::ask(&system.uri).map_err(failed(system));
+    let about = |system: &System| Mailbox::ask(&system.uri).map_err(Error::of(&system.name));
     let outline = Outline {
         name: "strategies",
         title: "One connection, many, or a pool of channels",
@@ -51,7 +47,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
     };
     let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
         let system = &plan.systems[index];
-        round(plan, system, Strategy::named(cell.scenario), cell.at as usize).map_err(failed(system))
+        round(plan, system, Strategy::named(cell.scenario), cell.at as usize).map_err(Error::of(&system.name))
     })?;
     report.notes.push(
         "Nobody consumes; the rate counts until the system has answered, on every channel, a request behind all \

@@ -52,14 +52,14 @@ pub fn run(plan: &Plan, mut watch: impl FnMut(usize, &str, Progress)) -> Result<
     for number in 0..plan.rounds {
         for (system, report) in plan.systems.iter().zip(&mut systems) {
             let mut watch = |progress| watch(number, &system.name, progress);
-            let (round, server) = round::run(system, &plan.workload, &mut watch)
-                .map_err(|cause| Error::System { system: system.name.clone(), cause })?;
+            let (round, server) =
+                round::run(system, &plan.workload, &mut watch).map_err(Error::of(&system.name))?;
             report.rounds.push(round);
             report.server = server;
         }
         if let (Some(folder), Some(report)) = (&plan.disk, &mut disk) {
             let round = disk::run(folder, &plan.workload, &mut |progress| watch(number, DISK, progress))
-                .map_err(|cause| Error::System { system: DISK.to_owned(), cause })?;
+                .map_err(Error::of(DISK))?;
             report.rounds.push(round);
         }
     }

@@ -55,8 +55,7 @@ pub(crate) fn render(report: &StudyReport) -> String {
         let _ = writeln!(out, "* {note}");
     }
     for verdict in &report.expectations {
-        let word = if verdict.met { "met" } else { "NOT MET" };
-        let _ = writeln!(out, "expected {}: {word} ({})", verdict.expectation, verdict.measured);
+        let _ = writeln!(out, "{verdict}");
     }
     out
 }

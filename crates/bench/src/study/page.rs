@@ -90,10 +90,7 @@ impl Page {
     }
 
     fn verdicts(&mut self, verdicts: &[Verdict]) {
-        self.list(verdicts.iter().map(|verdict| {
-            let word = if verdict.met { "met" } else { "NOT MET" };
-            format!("expected {}: {word} ({})", verdict.expectation, verdict.measured)
-        }));
+        self.list(verdicts.iter().map(Verdict::to_string));
     }
 
     /// The whole document.

@@ -25,14 +25,13 @@ pub(crate) use table::{drops as drops_table, levels as levels_table, render};
 /// # Errors
 /// The first system that does not take one connection ends the run.
 pub fn run(plan: &Plan, mut watch: impl FnMut(&str)) -> Result<WebSocketsReport, Error> {
-    let failed = |system: &str, cause| Error::System { system: system.to_owned(), cause };
     let mut systems = Vec::new();
     for system in &plan.systems {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ClientError::io("starting the runtime"));
-        let runtime = runtime.map_err(|cause| failed(&system.name, cause))?;
+        let runtime = runtime.map_err(Error::of(&system.name))?;
         let measured = runtime.block_on(fleet::measure(system, &plan.settings, &mut watch));
-        systems.push(measured.map_err(|cause| failed(&system.name, cause))?);
+        systems.push(measured.map_err(Error::of(&system.name))?);
     }
     Ok(WebSocketsReport { machine: Machine::describe(), settings: plan.settings.clone(), systems })
 }

@@ -34,6 +34,12 @@ pub(super) enum Route<'r> {
 }
 
 impl Routes {
+    /// Subprotocols that mean MQTT, the dearest first.
+    pub const MQTT_SUBPROTOCOLS: [&'static str; 2] = ["mqtt", "mqttv3.1"];
+
+    /// Subprotocols that mean STOMP, the dearest first.
+    pub const STOMP_SUBPROTOCOLS: [&'static str; 3] = ["v12.stomp", "v11.stomp", "v10.stomp"];
+
     /// Where MQTT is on the listeners that serve AMQP, too.
     pub const MQTT_BESIDE_AMQP: &'static [&'static str] = &["/ws/mqtt"];
 

@@ -11,22 +11,13 @@ use websocket::forwarded::{self, Contradiction};
 use websocket::handshake::{Head, MAX_HEAD, Refusal, Status, Upgrade};
 
 use super::WebSocketConfig;
-use super::routes::Route;
+use super::routes::{Route, Routes};
 use super::webroot::FileRequest;
 use crate::client::Spoken;
 use crate::relay::{Relay, RelayConfig};
 
 /// Subprotocols that mean AMQP, the dearest first.
 const AMQP_PROTOCOLS: [&str; 2] = ["amqp091", "amqp"];
-
-/// Subprotocols that certainly mean something else.
-const OTHER_PROTOCOLS: [&str; 5] = ["mqtt", "mqttv3.1", "v10.stomp", "v11.stomp", "v12.stomp"];
-
-/// Subprotocols that mean MQTT, the dearest first.
-const MQTT_PROTOCOLS: [&str; 2] = ["mqtt", "mqttv3.1"];
-
-/// Subprotocols that mean STOMP, the dearest first.
-const STOMP_PROTOCOLS: [&str; 3] = ["v12.stomp", "v11.stomp", "v10.stomp"];
 
 /// Octets to begin reading a request with: most fit.
 const FIRST_READ: usize = 1024;
@@ -181,20 +172,20 @@ fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result
 
 /// Whether a client offers subprotocols of STOMP, and none of AMQP: they decide where the path leaves it open.
 fn offers_stomp_alone(upgrade: &Upgrade<'_>) -> bool {
-    upgrade.prefer(&STOMP_PROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
+    upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
 }
 
 /// Whether a client offers subprotocols of MQTT, and none of AMQP.
 fn offers_mqtt_alone(upgrade: &Upgrade<'_>) -> bool {
-    upgrade.prefer(&MQTT_PROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
+    upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
 }
 
 /// The subprotocol of MQTT to answer with. Clients have to offer it (5.0, section 6; MQTT-6.0.0-3); those that offer nothing
 /// are let in, as by RabbitMQ.
 fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
-    let found = upgrade.prefer(&MQTT_PROTOCOLS);
+    let found = upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS);
     if found.is_none() && !upgrade.offered.is_empty() {
-        let text = format!("subprotocols here: {}", MQTT_PROTOCOLS.join(", "));
+        let text = format!("subprotocols here: {}", Routes::MQTT_SUBPROTOCOLS.join(", "));
         return Err(Refusal::new(Status::BadRequest, text));
     }
     Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
@@ -203,9 +194,9 @@ fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusa
 /// The subprotocol of STOMP to answer with: the highest that is offered, as RabbitMQ does. None need be; CONNECT says which
 /// version is spoken.
 fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
-    let found = upgrade.prefer(&STOMP_PROTOCOLS);
+    let found = upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS);
     if found.is_none() && !upgrade.offered.is_empty() {
-        let text = format!("subprotocols here: {}", STOMP_PROTOCOLS.join(", "));
+        let text = format!("subprotocols here: {}", Routes::STOMP_SUBPROTOCOLS.join(", "));
         return Err(Refusal::new(Status::BadRequest, text));
     }
     Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
@@ -217,7 +208,10 @@ fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
     if let Some(known) = upgrade.prefer(&AMQP_PROTOCOLS) {
         return Ok(upgrade.offered.iter().copied().find(|offered| *offered == known));
     }
-    let first = upgrade.offered.iter().copied().find(|offered| !OTHER_PROTOCOLS.contains(offered));
+    let is_other = |offered: &&str| {
+        Routes::MQTT_SUBPROTOCOLS.contains(offered) || Routes::STOMP_SUBPROTOCOLS.contains(offered)
+    };
+    let first = upgrade.offered.iter().copied().find(|offered| !is_other(offered));
     if first.is_none() && !upgrade.offered.is_empty() {
         return Err(Refusal::new(
             Status::BadRequest,
