@@ -59,14 +59,15 @@ def test_a_page_publishes_with_confirms_and_consumes_with_a_prefetch(tmp_path, t
             const confirmed = await Promise.all(bodies.map((body) => publishing.publish("", queue, body)));
             const consuming = await connection.openChannel();
             await consuming.prefetch(7);
-            let [seen, unsettled, most] = [[], 0, 0];
+            let [seen, unsettled, most] = [[], [], 0];
+            // Nothing is acknowledged before seven have come, so that more than seven would be seen.
             await new Promise((resolve) => consuming.consume(queue, (message) => {
-                most = Math.max(most, ++unsettled);
+                most = Math.max(most, unsettled.push(message));
                 seen.push(message.text());
-                setTimeout(() => {
-                    unsettled -= 1;
-                    consuming.ack(message);
-                    if (seen.length === bodies.length && unsettled === 0) resolve();
+                const last = seen.length === bodies.length;
+                if (unsettled.length === 7 || last) setTimeout(() => {
+                    unsettled.splice(0).forEach((message) => consuming.ack(message));
+                    if (last) resolve();
                 });
             }));
             await connection.close();

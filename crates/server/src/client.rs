@@ -32,7 +32,7 @@ impl Spoken {
 }
 
 /// The server's end of one client's connection.
-pub(crate) trait Client: Protocol + Sized {
+pub(crate) trait Client: Protocol + Send + Sized + 'static {
     /// A connection on which nothing has come. Its output goes to `outbox`; `now` is when it was accepted.
     fn new(shared: Arc<Shared>, id: u64, peer: Peer, outbox: Arc<Outbox>, place: Place, now: Instant)
     -> Self;

@@ -365,6 +365,21 @@ pub(crate) struct Newcomer {
     pub(crate) external: Option<Arc<str>>,
 }
 
+impl Newcomer {
+    /// The server's end of its connection, and where what that has to say gathers.
+    pub(crate) fn into_client<C: Client>(self, shared: &Arc<Shared>) -> (C, Arc<Outbox>) {
+        let record = shared.record(&self);
+        let Self { id, peer, place, since, external, .. } = self;
+        let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
+        let mut client = C::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, since);
+        client.keep_record(record);
+        if let Some(user) = external {
+            client.offer_external(user);
+        }
+        (client, outbox)
+    }
+}
+
 fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer) {
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     shared.metrics.connections_opened.add(1);
@@ -374,7 +389,7 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
             let newcomer = Newcomer { id, peer, transport, place, since: Instant::now(), external: None };
             let shared = Arc::clone(shared);
             if entrance.preface.is_empty() {
-                tokio::spawn(enter(shared, entrance.websocket.clone(), stream, newcomer));
+                enter(shared, entrance.websocket.clone(), stream, newcomer);
             } else {
                 tokio::spawn(receive(shared, entrance.clone(), stream, newcomer));
             }
@@ -415,7 +430,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
         () = shared.drain_begun() => None,
     };
     let reason = match passed {
-        Some(Ok(Ok(Some(stream)))) => return enter(shared, entrance.websocket, stream, newcomer).await,
+        Some(Ok(Ok(Some(stream)))) => return enter(shared, entrance.websocket, stream, newcomer),
         // Refused, and that has been told.
         Some(Ok(Ok(None))) => return,
         Some(Ok(Err(error))) => error.to_string(),
@@ -426,27 +441,23 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
     shared.closed(shared.record(&newcomer), newcomer.id, newcomer.peer, 0, &reason);
 }
 
-/// Runs a connection that has its preface behind it.
-async fn enter(
-    shared: Arc<Shared>,
-    websocket: Option<Arc<WebSocketConfig>>,
-    stream: Stream,
-    newcomer: Newcomer,
-) {
+/// Runs a connection that has its preface behind it, in a task of its own for each way in: a task is as large as all
+/// that it may come to, and the one of an idle connection stays for as long as its client does.
+fn enter(shared: Arc<Shared>, websocket: Option<Arc<WebSocketConfig>>, stream: Stream, newcomer: Newcomer) {
     match websocket {
-        Some(config) => websocket::run(shared, config, stream, newcomer).await,
+        Some(config) => tokio::spawn(websocket::run(shared, config, stream, newcomer)),
         None => match newcomer.transport.spoken {
-            Spoken::Amqp => run::<Connection>(shared, stream, newcomer).await,
+            Spoken::Amqp => tokio::spawn(run::<Connection>(shared, stream, newcomer)),
             Spoken::Mqtt => match shared.mqtt_relay.get().cloned() {
-                Some(relay) => Box::pin(relay::run_plain(shared, relay, stream, newcomer)).await,
-                None => run::<crate::mqtt::Connection>(shared, stream, newcomer).await,
+                Some(relay) => tokio::spawn(relay::run_plain(shared, relay, stream, newcomer)),
+                None => tokio::spawn(run::<crate::mqtt::Connection>(shared, stream, newcomer)),
             },
             Spoken::Stomp => match shared.stomp_relay.get().cloned() {
-                Some(relay) => Box::pin(relay::run_plain(shared, relay, stream, newcomer)).await,
-                None => run::<crate::stomp::Connection>(shared, stream, newcomer).await,
+                Some(relay) => tokio::spawn(relay::run_plain(shared, relay, stream, newcomer)),
+                None => tokio::spawn(run::<crate::stomp::Connection>(shared, stream, newcomer)),
             },
         },
-    }
+    };
 }
 
 /// The PROXY protocol, the limit of the address that it tells, and TLS.
@@ -467,20 +478,23 @@ async fn pass(
     Ok(Some(passed.stream))
 }
 
-async fn run<C: Client>(shared: Arc<Shared>, mut stream: Stream, newcomer: Newcomer) {
-    let record = shared.record(&newcomer);
-    let Newcomer { id, peer, place, since, external, .. } = newcomer;
-    let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
-    let mut connection = C::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
-    connection.keep_record(record);
-    if let Some(user) = external {
-        connection.offer_external(user);
+/// Runs a connection. What it needs is made here and not in the future: that would hold what it is made of as well.
+fn run<C: Client>(
+    shared: Arc<Shared>,
+    mut stream: Stream,
+    newcomer: Newcomer,
+) -> impl Future<Output = ()> + Send + 'static {
+    let Newcomer { id, peer, .. } = newcomer;
+    let (mut connection, outbox) = newcomer.into_client::<C>(&shared);
+    let listed = Listed::new(&shared, &outbox);
+    async move {
+        let config = &shared.config;
+        let ended =
+            drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
+        let reason = reason_of(connection.take_reason(), ended);
+        shared.closed(connection.take_record(), id, peer, outbox.sent(), &reason);
+        drop(listed);
     }
-    let _listed = Listed::new(&shared, &outbox);
-    let config = &shared.config;
-    let ended = drive(&mut stream, &mut connection, &outbox, config.outbox_limit, config.write_timeout).await;
-    let reason = reason_of(connection.take_reason(), ended);
-    shared.closed(connection.take_record(), id, peer, outbox.sent(), &reason);
 }
 
 /// Why a connection ended, for the log: as its protocol says, else as its socket does.

@@ -10,7 +10,7 @@ use ::websocket::handshake::{Refusal, Status};
 use ::websocket::{CloseCode, encode};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
-use transport::{Outbox, Peer, Stream, drive, linger};
+use transport::{Peer, Stream, drive, linger};
 
 use super::WebSocketConfig;
 use super::adapter::{Carriage, Inner, WebSocket};
@@ -56,46 +56,51 @@ pub(crate) async fn run(
     newcomer.transport.spoken = granted.spoken;
     let interval = config.ping_interval;
     drop(config);
+    // A task of its own: this one is as large as the upgrade, and that is over.
     match granted.spoken {
-        Spoken::Amqp => join::<Connection, _>(shared, stream, newcomer, granted, interval).await,
-        Spoken::Mqtt => join::<crate::mqtt::Connection, _>(shared, stream, newcomer, granted, interval).await,
-        Spoken::Stomp => {
-            join::<crate::stomp::Connection, _>(shared, stream, newcomer, granted, interval).await
+        Spoken::Amqp => tokio::spawn(join::<Connection, _>(shared, stream, newcomer, granted, interval)),
+        Spoken::Mqtt => {
+            tokio::spawn(join::<crate::mqtt::Connection, _>(shared, stream, newcomer, granted, interval))
         }
-    }
+        Spoken::Stomp => {
+            tokio::spawn(join::<crate::stomp::Connection, _>(shared, stream, newcomer, granted, interval))
+        }
+    };
 }
 
-/// Answers a request that was granted, and speaks the protocol that it is for.
-pub(super) async fn join<C: Client + Inner, S: AsyncRead + AsyncWrite + Unpin>(
+/// Answers a request that was granted, and speaks the protocol that it is for. As in [`crate::server`], what the future
+/// needs is made before it.
+pub(super) fn join<C, S>(
     shared: Arc<Shared>,
     mut stream: S,
     newcomer: Newcomer,
     granted: Granted,
     ping_interval: Duration,
-) {
-    let record = shared.record(&newcomer);
-    let Newcomer { id, peer, place, since, external, .. } = newcomer;
-    let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
-    let mut connection = C::new(Arc::clone(&shared), id, peer, Arc::clone(&outbox), place, since);
-    connection.keep_record(record);
-    if let Some(user) = external {
-        connection.offer_external(user);
-    }
+) -> impl Future<Output = ()> + Send + 'static
+where
+    C: Client + Inner,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Newcomer { id, peer, .. } = newcomer;
+    let (connection, outbox) = newcomer.into_client::<C>(&shared);
+    let Granted { answer, deflate, .. } = granted;
     let limit = shared.config.outbox_limit;
     let now = std::time::Instant::now();
-    let mut protocol = WebSocket::new(connection, Arc::clone(&outbox), limit, ping_interval, now)
-        .with_deflate(granted.deflate);
-    let _listed = Listed::new(&shared, &outbox);
-    let ended = match send(&mut stream, &granted.answer).await {
-        Ok(()) => {
-            drop(granted);
-            drive(&mut stream, &mut protocol, &outbox, limit, shared.config.write_timeout).await
-        }
-        Err(error) => transport::Ended::Io(error),
-    };
-    let reason = protocol.take_reason().or_else(|| protocol.inner_mut().take_reason());
-    let reason = reason_of(reason, ended);
-    shared.closed(protocol.inner_mut().take_record(), id, peer, outbox.sent(), &reason);
+    let mut protocol =
+        WebSocket::new(connection, Arc::clone(&outbox), limit, ping_interval, now).with_deflate(deflate);
+    let listed = Listed::new(&shared, &outbox);
+    async move {
+        let sent = send(&mut stream, &answer).await;
+        drop(answer);
+        let ended = match sent {
+            Ok(()) => drive(&mut stream, &mut protocol, &outbox, limit, shared.config.write_timeout).await,
+            Err(error) => transport::Ended::Io(error),
+        };
+        let reason = protocol.take_reason().or_else(|| protocol.inner_mut().take_reason());
+        let reason = reason_of(reason, ended);
+        shared.closed(protocol.inner_mut().take_record(), id, peer, outbox.sent(), &reason);
+        drop(listed);
+    }
 }
 
 /// Tells a client that it exceeds a limit, if few others are being told.
