@@ -253,23 +253,25 @@ impl Publisher {
             let refused = &mut self.flushed.refused;
             let messages = self.batch.iter().cloned();
             let appended =
-                queue.append(messages, kept.at(at), self.now, |at| refused.push(first + at as u64));
+                queue.append(messages, kept.at(at), self.now, None, |at| refused.push(first + at as u64));
             self.flushed.until = self.flushed.until.max(appended.until);
             self.flushed.full |= appended.full;
-            if !appended.dead.is_empty() {
+            if !appended.dead.is_empty() || appended.lined_up {
                 letters.push((queue, appended.dead));
             }
         }
         let refused = &mut self.flushed.refused;
         let messages = self.batch.drain(..);
-        let appended =
-            last.append(messages, kept.at(others.len()), self.now, |at| refused.push(first + at as u64));
+        let appended = last
+            .append(messages, kept.at(others.len()), self.now, None, |at| refused.push(first + at as u64));
         self.flushed.until = self.flushed.until.max(appended.until);
         self.flushed.full |= appended.full;
-        letters.push((last, appended.dead));
-        for (queue, dead) in letters {
-            self.vhost.dead_letter(queue, dead, self.now);
+        if !appended.dead.is_empty() || appended.lined_up {
+            letters.push((last, appended.dead));
         }
+        let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| dead.is_empty());
+        own.into_iter().for_each(|(queue, dead)| self.vhost.dead_letter(queue, dead, self.now));
+        in_line.into_iter().for_each(|(queue, _)| queue.wait_for_letters());
     }
 }
 

@@ -22,6 +22,9 @@ use crate::time::Timestamp;
 pub(crate) struct Appended {
     /// Dead letters that the caller takes care of.
     pub(crate) dead: Vec<DeadLetter>,
+    /// There are others, which somebody else takes care of: a caller with nothing left to send on waits for that
+    /// ([`Queue::wait_for_letters`]).
+    pub(crate) lined_up: bool,
     /// What to wait for until the messages are on disk.
     pub(crate) until: Option<Lsn>,
     /// More comes than can leave memory.
@@ -192,15 +195,17 @@ impl Queue {
     }
 
     /// Appends messages in order and serves the consumers. `refused` is told the place in `messages` of each that a
-    /// full queue does not take. `kept` tells which of them are in the store.
+    /// full queue does not take. `kept` tells which of them are in the store; `budget` is for dead letters only: how many
+    /// more may come of them.
     pub(crate) fn append(
         &self,
         messages: impl Iterator<Item = Arc<Message>>,
         kept: Kept<'_>,
         now: Timestamp,
+        budget: Option<u32>,
         mut refused: impl FnMut(usize),
     ) -> Appended {
-        let mut effects = Effects::default();
+        let mut effects = Effects { budget, ..Effects::default() };
         let mut keeping = kept.begin(self.stored());
         let mut state = self.state.lock();
         if state.deleted {
@@ -221,8 +226,7 @@ impl Queue {
                     refusals += 1;
                     keeping.iter().for_each(|keeping| keeping.refuses(at));
                     if arguments.overflow == Overflow::RejectPublishDlx {
-                        let reason = DeathReason::MaxLength;
-                        effects.dead.push(DeadLetter { message, reason, stored: None });
+                        effects.bury(message, DeathReason::MaxLength, None);
                     }
                     continue;
                 }
@@ -244,10 +248,10 @@ impl Queue {
         }
         state.drop_expired(now, &mut effects);
         let long = state.is_long();
-        let dead = self.conclude(state, effects, now);
+        let (dead, lined_up) = self.conclude(state, effects, now);
         let full = long && self.paging.is_behind();
         self.metrics.paging_pauses.add(full.into());
-        Appended { dead, until, full }
+        Appended { dead, lined_up, until, full }
     }
 
     /// Serves consumers and does what that, and `effects`, lead to. The lock is released now and then when very many
@@ -281,31 +285,57 @@ impl Queue {
 
     /// Releases the lock and sends dead letters on.
     pub(super) fn finish(&self, state: MutexGuard<'_, QueueState>, effects: Effects, now: Timestamp) {
-        let dead = self.conclude(state, effects, now);
-        if !dead.is_empty()
+        let (dead, lined_up) = self.conclude(state, effects, now);
+        if lined_up {
+            self.wait_for_letters();
+        } else if !dead.is_empty()
             && let Some(home) = self.home.upgrade()
         {
             home.dead_letter(self, dead, now);
         }
     }
 
-    /// Releases the lock, counts, and returns the dead letters that have somewhere to go.
+    /// Releases the lock, counts, and returns the dead letters that have somewhere to go, for the caller to send on, or
+    /// whether they stand in line behind others.
     fn conclude(
         &self,
         mut state: MutexGuard<'_, QueueState>,
-        effects: Effects,
+        mut effects: Effects,
         now: Timestamp,
-    ) -> Vec<DeadLetter> {
+    ) -> (Vec<DeadLetter>, bool) {
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
-        drop(state);
-        self.metrics.messages_delivered.add(effects.delivered);
-        self.metrics.messages_redelivered.add(effects.redelivered);
-        let Effects { mut dead, mut marks, .. } = effects;
-        if !dead.is_empty() && self.arguments.load().dead_lettering.is_none() {
-            dead.drain(..).filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
+        effects.share_budget();
+        let Effects { mut dead, mut marks, delivered, redelivered, .. } = effects;
+        let mut lined_up = false;
+        if !dead.is_empty() {
+            if self.arguments.load().dead_lettering.is_none() {
+                dead.drain(..).filter_map(|dead| dead.stored).for_each(|position| marks.settled(position));
+            } else {
+                dead = state.line_up(dead);
+                lined_up = dead.is_empty();
+            }
         }
+        drop(state);
+        self.metrics.messages_delivered.add(delivered);
+        self.metrics.messages_redelivered.add(redelivered);
         self.write_down(&marks);
-        dead
+        (dead, lined_up)
+    }
+
+    /// Held by whoever sends the queue's dead letters on.
+    pub(crate) fn letters_turn(&self) -> MutexGuard<'_, ()> {
+        self.letters_turn.lock()
+    }
+
+    /// What has lined up behind the letters that the caller has sent on.
+    pub(crate) fn next_letters(&self) -> Vec<DeadLetter> {
+        self.state.lock().next_letters()
+    }
+
+    /// Waits until letters that stand in line have probably been sent on: whoever drops messages shall not run ahead of
+    /// the one who sends them. Never called by one who still has letters of any queue to send.
+    pub(crate) fn wait_for_letters(&self) {
+        drop(self.letters_turn.lock());
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A queue has one lock, held for a batch of messages at a time. Under it consumers are called, and nothing else that
 //! takes a lock, except the broker's list of deadlines. What a step leads to outside of the queue (dead letters, the
-//! queue's own deletion) is done after the lock is released.
+//! queue's own deletion) is done after the lock is released. Dead letters stand in line under it, and one thread at a time
+//! sends them on, so that they leave in order.
 
 mod consumers;
 mod delivery;
@@ -64,6 +65,8 @@ pub struct Queue {
     /// Set under the lock, read without it.
     deleted: AtomicBool,
     state: Mutex<QueueState>,
+    /// See [`Queue::letters_turn`].
+    letters_turn: Mutex<()>,
 }
 
 /// What a queue was declared as.
@@ -141,6 +144,7 @@ impl Queue {
             paging: new.paging,
             deleted: AtomicBool::new(false),
             state,
+            letters_turn: Mutex::new(()),
         })
     }
 

@@ -27,6 +27,8 @@ pub(super) struct QueueState {
     keeps: bool,
     pub(super) next_position: u64,
     pub(super) paging: PagingState,
+    /// While somebody sends dead letters on: those that came since, which have to wait for the ones before.
+    letters: Option<Vec<DeadLetter>>,
 }
 
 /// A message that a queue has dropped and that may go to a dead-letter exchange.
@@ -36,7 +38,13 @@ pub(crate) struct DeadLetter {
     pub(crate) reason: DeathReason,
     /// Of a stored message: its position, which is settled once the letter is on its way.
     pub(crate) stored: Option<u64>,
+    /// Most letters that may come of it, itself included.
+    pub(crate) budget: u32,
 }
+
+/// Most letters that one dead message may lead to by way of queues that drop it in turn. Circles are cut, but full
+/// queues that all dead-letter to each other still have as many ways through them as there are orders of the queues.
+const MAX_LETTERS_OF_A_CAUSE: u32 = 1_000;
 
 /// Why a message was dropped, as the header `x-death` tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,10 +59,25 @@ pub(crate) enum DeathReason {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
+    /// What all of `dead` together may lead to, if a letter is what the step was about.
+    pub(super) budget: Option<u32>,
     pub(super) delivered: usize,
     pub(super) redelivered: usize,
     /// What is to be written down.
     pub(super) marks: Marks,
+}
+
+impl Effects {
+    pub(super) fn bury(&mut self, message: Arc<Message>, reason: DeathReason, stored: Option<u64>) {
+        self.dead.push(DeadLetter { message, reason, stored, budget: MAX_LETTERS_OF_A_CAUSE });
+    }
+
+    /// Shares between the letters what they may lead to.
+    pub(super) fn share_budget(&mut self) {
+        let Some(budget) = self.budget else { return };
+        let share = budget / u32::try_from(self.dead.len()).unwrap_or(u32::MAX).max(1);
+        self.dead.iter_mut().for_each(|dead| dead.budget = share);
+    }
 }
 
 impl QueueState {
@@ -70,6 +93,7 @@ impl QueueState {
             keeps,
             next_position: 0,
             paging: PagingState::default(),
+            letters: None,
         }
     }
 
@@ -96,7 +120,32 @@ impl QueueState {
     pub(super) fn bury(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
         let Delivery { message, position, .. } = delivery;
         let stored = (self.keeps && message.traits().persistent).then_some(position);
-        effects.dead.push(DeadLetter { message, reason, stored });
+        effects.bury(message, reason, stored);
+    }
+
+    /// Lets dead letters stand in line, so that they leave in the order in which they came here whichever thread they
+    /// are dropped by. Returns those that the caller is to send on, and then what [`QueueState::next_letters`] has; none
+    /// if somebody is about it already.
+    pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> Vec<DeadLetter> {
+        match &mut self.letters {
+            Some(waiting) => {
+                waiting.extend(letters);
+                Vec::new()
+            }
+            none => {
+                *none = Some(Vec::new());
+                letters
+            }
+        }
+    }
+
+    /// What has lined up while letters were sent on. When that is nothing the next ones do not have to wait any more.
+    pub(super) fn next_letters(&mut self) -> Vec<DeadLetter> {
+        let next = self.letters.as_mut().map(std::mem::take).unwrap_or_default();
+        if next.is_empty() {
+            self.letters = None;
+        }
+        next
     }
 
     /// Where to note what happens to stored messages.

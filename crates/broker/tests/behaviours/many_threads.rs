@@ -3,6 +3,7 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use amqp::FieldValue;
 use broker::*;
 use parking_lot::Mutex;
 
@@ -225,4 +226,57 @@ fn ten_queues_are_served_at_the_same_moment_and_none_is_left_behind() {
     for _ in 0..QUEUES {
         all_done.recv_timeout(Duration::from_secs(60)).expect("one queue's delivery waits for another's");
     }
+}
+
+/// Holds up whoever sends letters to its queue until another thread has dropped its message as well, and has had every
+/// chance to send that on.
+struct Gate {
+    entered: mpsc::SyncSender<()>,
+    dropping: Arc<Queue>,
+    end: Arc<Queue>,
+}
+
+impl Consumer for Gate {
+    fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        while offer.next().is_some() {
+            self.entered.send(()).unwrap();
+            while self.dropping.unacked_count() > 0 {
+                thread::yield_now();
+            }
+            (0..10_000).take_while(|_| self.end.message_count() == 0).for_each(|_| thread::yield_now());
+        }
+        Room::More
+    }
+
+    fn cancelled(&self) {}
+}
+
+#[test]
+fn b5_dead_letters_leave_in_order_whichever_thread_drops_them() {
+    let mut world = world();
+    let dropping = world.queue_with("q", &[("x-dead-letter-exchange", FieldValue::text("amq.topic"))]);
+    let [gate, end] = ["gate", "end"].map(|name| world.queue(name));
+    world.bind("gate", "amq.topic", "gate");
+    world.bind("end", "amq.topic", "end");
+    world.bind("q", "amq.direct", "gate");
+    world.bind("q", "amq.direct", "end");
+    for (key, body) in [("gate", "0"), ("end", "1"), ("end", "2")] {
+        world.publish("amq.direct", key, body);
+    }
+    let mut deliveries: Vec<Delivery> = (0..3).map(|_| world.get(&dropping)).collect();
+    let last = deliveries.split_off(2);
+    let (entered, at_gate) = mpsc::sync_channel(1);
+    let consumer = Arc::new(Gate { entered, dropping: dropping.clone(), end: end.clone() });
+    let arguments = raw(&[]);
+    let spec = ConsumerSpec { consumer, session: ME, tag: "c", no_ack: true, exclusive: false, arguments };
+    gate.resume(gate.consume(spec).unwrap(), world.now);
+    thread::scope(|scope| {
+        let (dropping, now) = (&dropping, world.now);
+        scope.spawn(move || dropping.reject(deliveries, now));
+        scope.spawn(move || {
+            at_gate.recv().unwrap();
+            dropping.reject(last, now);
+        });
+    });
+    assert_eq!(world.drain(&end), ["1", "2"]);
 }
