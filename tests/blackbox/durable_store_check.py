@@ -1,0 +1,130 @@
+"""A damaged data folder is refused with the place, `leveret ctl store` tells the same while the broker is stopped, and there is
+a way to go on that costs what is damaged and nothing else."""
+
+import os
+import signal
+
+import pika
+import pytest
+
+from harness.instances import leveret
+from harness.leveret import run
+
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+MESSAGES = 20
+DAMAGED = 7
+
+
+def connect(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))
+
+
+def body_of(number):
+    return b"<message %d>" % number * 50
+
+
+def flip(path, octets):
+    """Changes one octet of what begins with these; returns where they begin."""
+    content = bytearray(path.read_bytes())
+    at = content.find(octets)
+    assert at >= 0
+    content[at + len(octets) // 2] ^= 1
+    path.write_bytes(content)
+    return at
+
+
+def segment_with(folder, octets):
+    [path] = [path for path in (folder / "journal").glob("*.segment") if octets in path.read_bytes()]
+    return path
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A data folder that a broker has left without a goodbye."""
+    folder = tmp_path / "data"
+    with leveret(tmp_path / "first", "--data-dir", str(folder)) as server:
+        channel = connect(server).channel()
+        channel.queue_declare("q", durable=True)
+        channel.confirm_delivery()
+        for number in range(MESSAGES):
+            channel.basic_publish("", "q", body_of(number), PERSISTENT)
+        code, _, error = run("ctl", "store", "check", "--data-dir", folder)
+        assert (code, f"in use by process {server.pid}" in error) == (1, True), error
+        os.kill(server.pid, signal.SIGKILL)
+        server.child.wait()
+    return folder
+
+
+def messages(tmp_path, folder):
+    with leveret(tmp_path / "again", "--data-dir", str(folder)) as server:
+        connection = connect(server)
+        channel = connection.channel()
+        found = []
+        while (got := channel.basic_get("q", auto_ack=True))[0] is not None:
+            found.append(got[2])
+        connection.close()
+        server.stop()
+    return found
+
+
+def refusal(tmp_path, folder):
+    code, _, error = run("serve", "--data-dir", folder, "--amqp", "127.0.0.1:0", "--http", "off")
+    assert code == 1
+    return error.splitlines()[-1]
+
+
+def check(folder):
+    code, output, _ = run("ctl", "store", "check", "--data-dir", folder)
+    return code, output
+
+
+def test_a_folder_after_a_kill_is_sound(tmp_path, killed):
+    code, output = check(killed)
+    assert code == 0 and output.endswith("all is well\n"), output
+    assert ", 1 in queues\n" in output, output
+    assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES)]
+
+
+def test_a_torn_tail_is_told_and_cut_off(tmp_path, killed):
+    last = body_of(MESSAGES - 1)
+    path = segment_with(killed, last)
+    flip(path, last)
+    code, output = check(killed)
+    assert code == 0 and f"journal/{path.name}: torn at octet" in output, output
+    # It was confirmed, and a disk that had kept its word would have it: from a torn end this cannot be told.
+    assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES - 1)]
+
+
+def test_a_damaged_middle_is_refused_and_repaired_at_the_price_of_itself(tmp_path, killed):
+    path = segment_with(killed, body_of(DAMAGED))
+    at = flip(path, body_of(DAMAGED))
+    code, output = check(killed)
+    assert code == 1 and f"DAMAGED journal: journal/{path.name}: at octet" in output, output
+    [told] = [line for line in output.splitlines() if line.startswith("DAMAGED")]
+    offset = int(told.split("at octet ")[1].split(":")[0])
+    assert at - 100 < offset < at
+    refused = refusal(tmp_path, killed)
+    assert f"journal/{path.name}: at octet {offset}" in refused and "ctl store repair" in refused
+    code, output, _ = run("ctl", "store", "repair", "--data-dir", killed)
+    assert code == 0 and f"gave up journal/{path.name}: at octet {offset}" in output, output
+    assert check(killed)[0] == 0
+    assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES) if number != DAMAGED]
+
+
+def test_damaged_definitions_are_refused_and_the_file_is_kept(tmp_path, killed):
+    path = killed / "definitions.redb"
+    content = bytearray(path.read_bytes())
+    content[:4096] = b"\7" * 4096
+    path.write_bytes(content)
+    code, output = check(killed)
+    assert code == 1 and "DAMAGED definitions.redb" in output, output
+    assert "definitions.redb" in refusal(tmp_path, killed)
+    assert run("ctl", "store", "repair", "--data-dir", killed)[0] == 1
+    assert path.read_bytes() == content
+    # The way to go on: without them. Nobody inherits the messages.
+    path.rename(killed / "lost.redb")
+    for _ in range(2):
+        with leveret(tmp_path / "new", "--data-dir", str(killed)) as server:
+            declared = connect(server).channel().queue_declare("q", durable=True)
+            assert declared.method.message_count == 0
+            server.stop()

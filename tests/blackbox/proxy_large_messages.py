@@ -1,0 +1,107 @@
+"""P2, P3: a message of 100 MiB on its way through the proxy holds up nobody, in neither direction."""
+
+import contextlib
+import os
+import struct
+
+import pika
+from harness.child import peak_resident_bytes
+from harness.instances import leveret
+from harness.metrics import metric
+from harness.wire import BASIC_PUBLISH, BODY, HEADER, METHOD, Wire, frame, short_string
+
+QUEUE, SMALL_QUEUE = "proxy-large-messages", "proxy-large-messages-small"
+SIZE = 100 << 20
+PIECE = os.urandom(1 << 16)
+PIECES = SIZE // len(PIECE)
+SMALL = 100
+# The proxy keeps none of it but what sockets and buffers hold.
+ALLOWED_BYTES = 64 << 20
+BASIC_QOS, BASIC_QOS_OK = (60, 10), (60, 11)
+BASIC_CONSUME, BASIC_CONSUME_OK = (60, 20), (60, 21)
+BASIC_DELIVER = (60, 60)
+
+
+def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets, tmp_path):
+    upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
+    with queues(targets["rabbitmq"]), leveret(tmp_path, "--upstream", upstream, "--max-message-size", str(SIZE)) as server:
+        with Wire(server.port) as large:
+            large.handshake().open_channel()
+            large.send(begin(PIECES))
+            large.send(bodies(PIECES // 2))
+            pass_small_ones(server)
+            large.send(bodies(PIECES - PIECES // 2))
+            consume_it(server)
+        assert metric(server, "leveret_upstream_moved_consumers_total") == 1
+        # Peak memory is the proxy's own as well as what was on its way.
+        assert peak_resident_bytes(server.pid) < ALLOWED_BYTES
+        server.stop()
+
+
+def consume_it(server):
+    """Takes the large message, with a limit that would let its consumer share a connection, and takes its time."""
+    with Wire(server.port) as consumer:
+        consumer.handshake().open_channel()
+        consumer.send_method(1, BASIC_QOS, struct.pack(">IHB", 0, 1, 0))
+        consumer.expect(BASIC_QOS_OK)
+        arguments = struct.pack(">H", 0) + short_string(QUEUE) + short_string("tag") + struct.pack(">BI", 0, 0)
+        consumer.send_method(1, BASIC_CONSUME, arguments)
+        consumer.expect(BASIC_CONSUME_OK)
+        consumer.expect(BASIC_DELIVER)
+        pass_small_ones(server)
+        kind, _, header = consumer.read_frame()
+        assert (kind, struct.unpack(">Q", header[4:12])[0]) == (HEADER, SIZE)
+        received = 0
+        while received < SIZE:
+            kind, _, body = consumer.read_frame()
+            assert kind == BODY
+            at = received % len(PIECE)
+            assert body == (PIECE * (len(body) // len(PIECE) + 2))[at : at + len(body)]
+            received += len(body)
+
+
+def pass_small_ones(server):
+    """Small messages there and back, each confirmed, on connections that clients share."""
+    with connected(server) as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.basic_qos(prefetch_count=10)
+        for turn in range(SMALL):
+            channel.basic_publish("", SMALL_QUEUE, str(turn))
+        deliveries = channel.consume(SMALL_QUEUE)
+        for turn, (method, _, body) in zip(range(SMALL), deliveries):
+            assert body == str(turn).encode()
+            channel.basic_ack(method.delivery_tag)
+        channel.cancel()
+
+
+@contextlib.contextmanager
+def queues(broker):
+    with connected(broker) as connection:
+        channel = connection.channel()
+        for queue in (QUEUE, SMALL_QUEUE):
+            channel.queue_declare(queue)
+    yield
+    with connected(broker) as connection:
+        channel = connection.channel()
+        for queue in (QUEUE, SMALL_QUEUE):
+            channel.queue_delete(queue)
+
+
+@contextlib.contextmanager
+def connected(server):
+    connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def begin(pieces):
+    publish = struct.pack(">HHH", *BASIC_PUBLISH, 0) + short_string("") + short_string(QUEUE) + b"\x00"
+    header = struct.pack(">HHQH", 60, 0, pieces * len(PIECE), 0)
+    return frame(METHOD, 1, publish) + frame(HEADER, 1, header)
+
+
+def bodies(pieces):
+    return frame(BODY, 1, PIECE) * pieces
