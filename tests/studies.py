@@ -1,9 +1,10 @@
 """Every study of `leveret bench` in one report: RabbitMQ, Leveret's broker, and Leveret's pool in front of that RabbitMQ.
 
-    make studies                                # well over an hour; the machine should have nothing else to do
+    make studies                             # some 25 minutes; the machine should have nothing else to do
     make studies ARGS="--quick --into DIR"   # a few minutes, to see that it works
 
-Writes report.html, results.json and results.csv; only the page is kept in docs/benchmarks/studies.
+Writes report.html and results.csv into docs/benchmarks/studies. What each study is told besides its defaults is in
+SETTINGS below, and on the page.
 """
 
 import argparse
@@ -15,6 +16,23 @@ from pathlib import Path
 
 from harness.leveret import ROOT, Leveret, binary
 from harness.rabbitmq import RabbitMq, free_ports
+
+# By default each study takes the time that its figures need on a machine of one's own: more than two hours in all. These
+# numbers leave every place of the published studies in, and measure it less often or for a shorter time.
+SETTINGS = {
+    "publish": "--rounds 3 --time 0.4",
+    "proxy": "--rounds 3 --time 1",
+    "strategies": "--rounds 3",
+    "stream": "--rounds 5 --time 4",
+    "routing": "--limit-seconds 0.3 --queues 12 --bindings 9",
+    "churn": "--rounds 3 --time 0.6",
+}
+# Seconds at each number of WebSocket connections, and what a process has open besides their sockets.
+HOLD = 20
+SPARE = 256
+LEVELS = [5_000, 15_000, 20_000]
+# What is larger does not belong into a repository.
+MOST_OCTETS = 500_000
 
 
 def main():
@@ -29,24 +47,51 @@ def main():
         folder = Path(folder)
         (port,) = free_ports(1)
         settings = [f"web_mqtt.tcp.port = {port}", "web_mqtt.tcp.ip = 127.0.0.1", "mqtt.listeners.tcp = none"]
-        rabbitmq = RabbitMq(folder / "rabbitmq", *settings, plugins="rabbitmq_web_mqtt")
+        rabbitmq = RabbitMq(folder / "rabbitmq")
+        # What the other studies leave in a broker's memory must not be counted for connections.
+        web_mqtt = RabbitMq(folder / "web_mqtt", *settings, plugins="rabbitmq_web_mqtt")
         sockets = Leveret(folder / "sockets", "--ws", "127.0.0.1:0", "--max-connections", "unlimited", "--log", "warn")
         try:
             command = [str(binary()), "bench", "all", "--system", f"rabbitmq={rabbitmq.uri},pid={rabbitmq.pid}"]
             command += ["--with", "broker,pool", "--output", str(folder / "report")]
-            # Web-MQTT comes first: what the other studies leave in RabbitMQ's memory must not be counted for it.
-            command += ["--websocket", f"web_mqtt=mqtt+ws://127.0.0.1:{port}/ws,pid={rabbitmq.pid}"]
             command += ["--websocket", f"leveret=amqp+ws://127.0.0.1:{sockets.ws_port}/ws/amqp,pid={sockets.pid}"]
-            command += ["--quick"] if options.quick else []
-            command += ["--only", options.only] if options.only else []
+            command += ["--websocket", f"web_mqtt=mqtt+ws://127.0.0.1:{port}/ws,pid={web_mqtt.pid}"]
+            command += lengths(options, most - SPARE)
             done = subprocess.run(command)
         finally:
             sockets.stop()
+            # It would take its time to say goodbye to very many clients that have gone.
+            web_mqtt.server.kill()
+            web_mqtt.stop()
             rabbitmq.stop()
-        if done.returncode == 0:
-            options.into.mkdir(parents=True, exist_ok=True)
-            (options.into / "report.html").write_text((folder / "report" / "report.html").read_text())
+        # What was measured is kept when a study has failed, and the exit code tells.
+        if (folder / "report" / "report.html").exists():
+            keep(folder / "report", options.into)
     return done.returncode
+
+
+def lengths(options, most):
+    """The flags that decide how long it takes."""
+    only = options.only.split(",") if options.only else []
+    if options.quick:
+        flags = ["--quick"]
+    else:
+        levels = ",".join(str(level) for level in sorted({min(level, most) for level in LEVELS}))
+        settings = {**SETTINGS, "websockets": f"--connections {levels} --hold {HOLD}"}
+        given = {study: flags for study, flags in settings.items() if not only or study in only}
+        flags = [part for study, options in given.items() for part in ("--set", f"{study}: {options}")]
+    return flags + (["--only", ",".join(only)] if only else [])
+
+
+def keep(report, into):
+    into.mkdir(parents=True, exist_ok=True)
+    for name in ("report.html", "results.csv"):
+        octets = (report / name).read_bytes()
+        too_large = len(octets) > MOST_OCTETS
+        print(f"{into / name}: {len(octets):,} octets{', too large to be kept' if too_large else ''}", file=sys.stderr)
+        # The page is what it is all for.
+        if name == "report.html" or not too_large:
+            (into / name).write_bytes(octets)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """The studies of `leveret bench` in their quick form, on the embedded broker and through a pool that they start."""
 
+import base64
 import csv
 import json
 import os
 import re
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from harness.certificates import Authority
 from harness.child import Child, clean_environment
 from harness.instances import leveret
 from harness.leveret import binary, run
+from harness.metrics import wait_until
+from harness.rabbitmq import CREDENTIALS, RabbitMq, free_ports
 
 SHORT = ["--quick", "--time", "0.1"]
 
@@ -85,6 +89,8 @@ def test_streams_follow_patterns_keys_schedules_and_arguments(broker, tmp_path):
     bodies = ["--body", tmp_path / "a", "--body", tmp_path / "b", "--property", "content-type=text/plain"]
     report = study("stream", *common, *bodies, "--expect", "lost==0")
     assert report["systems"][0]["rounds"][0]["counts"]["consumed"] == 300
+    channels = ["--channels", "3", "--producers", "2", "--consumers", "2", "--size", "200000", "--confirms", "20"]
+    study("stream", *common, *channels, *none_lost, "--expect", "reordered==0")
     refused = run("bench", "stream", *common, "--queue-argument", "x-max-length=-1")
     assert refused[0] == 1 and "406" in refused[2]
 
@@ -114,6 +120,34 @@ def test_a_system_is_watched_by_process_name_and_by_its_own_metrics(broker, tmp_
         assert figure(report, "channel", 1, system, "cpu")["median"] >= 0
 
 
+def test_a_rabbitmq_elsewhere_is_watched_through_its_metrics_and_its_management(tmp_path):
+    metrics, management = free_ports(2)
+    settings = [f"prometheus.tcp.port = {metrics}", f"management.tcp.port = {management}"]
+    settings += ["prometheus.tcp.ip = 127.0.0.1", "management.tcp.ip = 127.0.0.1", "collect_statistics_interval = 500"]
+    rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_prometheus,rabbitmq_management")
+    try:
+        # Management tells nothing of a node before it has counted for the first time.
+        wait_until(lambda: "mem_used" in nodes(management))
+        told = f"told={rabbitmq.uri},prometheus=http://127.0.0.1:{metrics}/metrics"
+        asked = f"asked={rabbitmq.uri},management=http://guest:guest@127.0.0.1:{management}"
+        churn = ["--kind", "channel", "--workers", "1"]
+        report = study("churn", *SHORT, "--system", told, "--system", asked, *churn, seconds=120)
+    finally:
+        rabbitmq.stop()
+    for system in ("told", "asked"):
+        assert figure(report, "channel", 1, system, "rss")["median"] > 10_000_000
+    metrics = {f["metric"] for c in report["cells"] if c["system"] == "asked" for f in c["figures"]}
+    assert figure(report, "channel", 1, "told", "cpu")["median"] >= 0 and "cpu" not in metrics
+
+
+def nodes(port):
+    """What RabbitMQ's management tells of its nodes."""
+    login = base64.b64encode(CREDENTIALS.encode()).decode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/api/nodes", headers={"Authorization": f"Basic {login}"})
+    with urllib.request.urlopen(request) as answer:
+        return answer.read().decode()
+
+
 def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
     with leveret(tmp_path / "both", "--data-dir", "off", "--ws", "127.0.0.1:0") as server:
         web = f"web=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"
@@ -132,6 +166,33 @@ def test_every_study_has_its_part_in_the_report_of_all(tmp_path):
     assert len(studies) == len(parts)
     with (tmp_path / "all" / "results.csv").open() as lines:
         assert {row["study"] for row in csv.DictReader(lines)} == set(parts)
+
+
+def test_all_is_told_what_each_study_is_to_do_and_what_is_expected_of_it(broker):
+    arguments = ["bench", "all", "--quick", "--uri", broker.uri, "--only", "churn,stream", "--set", "churn: --kind channel"]
+    expected = ["--expect", "churn: channel@1: rate>0", "--expect", "stream: lost==0"]
+    code, out, error = run(*arguments, *expected)
+    assert code == 0 and out.count(": met") == 2, out + error
+    assert re.search(r"^churn: \d+ s$", error, re.M), "whoever has no terminal is told how far it is"
+    code, out, _ = run(*arguments, "--expect", "stream: rate>999M")
+    assert code == 1 and "NOT MET" in out
+    assert run(*arguments, "--expect", "proxy: rate>1")[0] == 2, "that study is not made"
+
+
+def test_routing_and_websockets_are_held_to_what_is_expected(tmp_path):
+    with leveret(tmp_path / "both", "--data-dir", "off", "--ws", "127.0.0.1:0") as server:
+        routing = ["bench", "routing", "--quick", "--uri", server.uri, "--exchange", "direct"]
+        point = "direct publish, 4 bindings per queue@8: mean"
+        assert run(*routing, "--expect", f"{point}<9s", "--expect", "mean<99s")[0] == 0
+        code, out, _ = run(*routing, "--expect", f"{point}<1ns")
+        assert code == 1 and "NOT MET" in out
+        assert run(*routing, "--expect", "topic create: growth<9")[0] == 2
+        sockets = ["bench", "websockets", "--connections", "20,40", "--hold", "0.5", "--interval", "0.2"]
+        sockets += ["--system", f"it=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"]
+        code, out, error = run(*sockets, "--rounds", "2", "--expect", "lost==0", "--expect", "@40: rss>1MiB", seconds=120)
+        assert code == 0 and "it, round 2" in out, out + error
+        assert run(*sockets, "--expect", "@20: rss<1KiB", seconds=120)[0] == 1
+        assert run(*sockets, "--expect", "@30: rss<1KiB")[0] == 2
 
 
 def test_expectations_of_single_cells_set_the_exit_code(broker):
@@ -157,6 +218,47 @@ def test_results_are_a_page_json_and_csv_and_two_runs_compare(broker, tmp_path):
     assert [system["name"] for system in both["systems"]] == ["A:default", "B:default"]
     assert (tmp_path / "both" / "report.html").read_text().count("<svg") == 3
     assert run("bench", "compare", a, tmp_path / "none")[0] == 2
+
+
+def test_runs_of_streams_routing_and_websockets_compare(tmp_path):
+    with leveret(tmp_path / "both", "--data-dir", "off", "--ws", "127.0.0.1:0") as server:
+        web = f"it=amqp+ws://127.0.0.1:{server.ws_port}/ws/amqp,pid={server.pid}"
+        studies = {
+            "stream": ["--uri", server.uri, "--messages", "300", "--rounds", "1", "--rate", "0..9000:1"],
+            "routing": ["--uri", server.uri, "--quick", "--exchange", "fanout"],
+            "websockets": ["--system", web, "--connections", "10", "--hold", "0.2"],
+        }
+        for name, arguments in studies.items():
+            runs = [tmp_path / f"{name}-{letter}" for letter in "ab"]
+            for folder in runs:
+                study(name, *arguments, "--output", folder)
+            a, b = (folder / "results.json" for folder in runs)
+            both = study("compare", a, b, "--output", tmp_path / f"{name}-both")
+            systems = [system["name"] for system in both["systems"]]
+            assert [system[:2] for system in systems] == ["A:", "B:"], systems
+            page = (tmp_path / f"{name}-both" / "report.html").read_text()
+            assert "<svg" in page and all(page.count(system) > 1 for system in systems), name
+    assert run("bench", "compare", tmp_path / "stream-a" / "results.json", b)[0] == 2, "of different studies"
+
+
+def test_the_sink_takes_everything_and_the_report_says_who_was_the_limit(tmp_path):
+    child = Child([binary(), "bench", "sink"], tmp_path / "sink.log", env=clean_environment())
+    try:
+        uri = child.wait_line(r"^sink  listening on (amqp://127\.0\.0\.1:\d+)$").group(1)
+        arguments = ["--system", f"sink={uri},pid={child.pid}", "--consumers", "0", "--time", "0.3", "--rounds", "1"]
+        report = study("stream", *arguments, "--expect", "publish>0")
+        [round] = report["systems"][0]["rounds"]
+        assert round["processes"]["cpu_cores"] > 0 and 0 < round["generator"]["busiest_thread"] <= 1.1
+    finally:
+        child.kill()
+
+
+def test_the_link_knows_how_late_it_is():
+    # Whether it is within 0.2 ms, the machine decides; it says so, and is never early.
+    code, out, error = run("bench", "link", "--check")
+    assert code in (0, 1), error
+    late, least = re.match(r"a link of 1 ms is late by ([\d.]+ \S+) .* no round trip was below ([\d.]+) ms;", out).groups()
+    assert float(least) >= 1 and late, out
 
 
 def test_the_link_delays_and_obeys_orders(broker, tmp_path):

@@ -1,20 +1,24 @@
 //! `bench all`: every study, one after the other, in one report.
 
+use std::io::{self, IsTerminal};
+use std::time::Instant;
+
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use serde::Serialize;
 
+use crate::Outcome;
 use crate::churn::{self, ChurnArguments};
 use crate::error::Error;
 use crate::proxy::{self, ProxyArguments};
 use crate::publish::{self, PublishArguments};
 use crate::routing::{self, RoutingArguments};
 use crate::strategies::{self, StrategiesArguments};
-use crate::stream::arguments::check;
 use crate::stream::{self, StreamArguments, watch_as_study};
 use crate::study::Watch;
 use crate::study::arguments::OutputArguments;
 use crate::study::results::{Results, write_all};
-use crate::study::systems::{SystemArguments, Systems};
+use crate::study::systems::{System, SystemArguments, Systems};
+use crate::usage::check;
 use crate::websockets::{self, WebSocketsArguments};
 
 /// Make every study, and one report of them all
@@ -40,6 +44,13 @@ pub(crate) struct AllArguments {
     /// Few and short measurements, to see that everything works; each study ends within a minute
     #[arg(long)]
     quick: bool,
+    /// Options of one study, as on its own command line, such as 'strategies: --rounds 3 --workers 5,50'; may be repeated
+    #[arg(long = "set", value_name = "STUDY: OPTION...")]
+    settings: Vec<String>,
+    /// Fail unless this holds in a study, such as 'stream: ratio(broker/rabbitmq)>5' or 'publish: async@3: rate>10k'; may
+    /// be repeated
+    #[arg(long, value_name = "STUDY: CONDITION")]
+    expect: Vec<String>,
     #[command(flatten)]
     outputs: OutputArguments,
 }
@@ -63,106 +74,184 @@ struct Whole<'r> {
     studies: &'r [Results],
 }
 
+/// A study whose arguments were found good, still to be made.
+type Job = Box<dyn FnOnce(Watch<'_>) -> Result<Results, Error>>;
+
+/// What the studies found, and the first failure, after which the others went on.
+#[derive(Debug)]
+pub(crate) struct Found {
+    results: Vec<Results>,
+    failure: Option<Error>,
+}
+
 impl AllArguments {
-    /// Makes the studies; whether all expectations were met, of which there are none. `watch` is told the share that is
-    /// done, and what is being done.
-    pub(crate) fn run(&self, watch: Watch<'_>) -> Result<Vec<Results>, Error> {
+    /// Checks all arguments, then makes the studies; one that fails does not keep the others from being made. `watch` is
+    /// told the share that is done, and what is being done.
+    pub(crate) fn run(&self, watch: Watch<'_>) -> Result<Found, Error> {
         let systems = self.systems.systems()?;
-        let wanted = |part: &Part| {
-            let possible = *part != Part::Websockets || !self.websockets.is_empty();
-            if self.only.is_empty() { possible } else { self.only.contains(part) }
-        };
+        let parts = self.parts()?;
+        let jobs = parts.iter().map(|part| self.job(*part, &systems)).collect::<Result<Vec<_>, _>>()?;
+        let (mut results, mut failure, all) = (Vec::new(), None, jobs.len() as f64);
+        for (done, (part, job)) in parts.iter().zip(jobs).enumerate() {
+            let name = part.name();
+            let mut watch = |share: f64, doing: &str| {
+                watch((done as f64 + share) / all, &format!("{name}: {doing}"));
+            };
+            let began = Instant::now();
+            match job(&mut watch) {
+                Ok(study) => results.push(study),
+                Err(error) => {
+                    say(&format!("{name}: {error}"));
+                    failure.get_or_insert(error);
+                }
+            }
+            say(&format!("{name}: {:.0} s", began.elapsed().as_secs_f64()));
+        }
+        Ok(Found { results, failure })
+    }
+
+    /// Writes one report of them all; whether all expectations were met.
+    ///
+    /// # Errors
+    /// That of the first study that failed, after the others were written.
+    pub(crate) fn write(&self, Found { results, failure }: Found) -> Result<Outcome, Error> {
+        if !results.is_empty() {
+            let texts: Vec<String> =
+                results.iter().map(|study| format!("## {}\n\n{}", study.title(), study.text())).collect();
+            let whole = Whole { study: "all", studies: &results };
+            write_all(&results, "Leveret's studies", &whole, &texts.join("\n"), &self.outputs)?;
+        }
+        match failure {
+            Some(error) => Err(error),
+            None if results.iter().all(Results::met) => Ok(Outcome::Met),
+            None => Ok(Outcome::NotMet),
+        }
+    }
+
+    /// The studies that are wanted.
+    fn parts(&self) -> Result<Vec<Part>, Error> {
         check(
             !self.only.contains(&Part::Websockets) || !self.websockets.is_empty(),
             "--only websockets: --websocket tells what to connect to",
         )?;
+        let wanted = |part: &Part| {
+            let possible = *part != Part::Websockets || !self.websockets.is_empty();
+            if self.only.is_empty() { possible } else { self.only.contains(part) }
+        };
         let parts: Vec<Part> = Part::value_variants().iter().copied().filter(wanted).collect();
-        let mut results = Vec::new();
-        for (done, part) in parts.iter().enumerate() {
-            let name = part.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
-            let mut watch = |share: f64, doing: &str| {
-                watch((done as f64 + share) / parts.len() as f64, &format!("{name}: {doing}"));
-            };
-            results.push(self.part(*part, &systems, &mut watch)?);
+        for (flag, texts) in [("--set", &self.settings), ("--expect", &self.expect)] {
+            for text in texts {
+                let (part, _) = addressed(flag, text)?;
+                check(parts.contains(&part), &format!("{flag} {text}: this study is not made"))?;
+            }
         }
-        Ok(results)
+        Ok(parts)
     }
 
-    /// Writes one report of them all.
-    pub(crate) fn write(&self, results: &[Results]) -> Result<(), Error> {
-        let texts: Vec<String> =
-            results.iter().map(|study| format!("## {}\n\n{}", study.title(), study.text())).collect();
-        let whole = Whole { study: "all", studies: results };
-        write_all(results, "Leveret's studies", &whole, &texts.join("\n"), &self.outputs)
-    }
-
-    fn part(&self, part: Part, systems: &Systems, watch: Watch<'_>) -> Result<Results, Error> {
-        match part {
+    fn job(&self, part: Part, systems: &Systems) -> Result<Job, Error> {
+        Ok(match part {
             Part::Publish => {
-                let mut arguments: PublishArguments = self.parsed(&[])?;
-                arguments.systems.given = Some(systems.clone());
-                publish::run(&arguments.plan()?, watch).map(Results::Cells)
-            }
-            Part::Proxy => {
-                let mut arguments: ProxyArguments = self.parsed(&[])?;
-                arguments.broker = Some(self.broker(systems)?.clone());
-                proxy::run(&arguments.plan()?, watch).map(Results::Cells)
-            }
-            Part::Strategies => {
-                let mut arguments: StrategiesArguments = self.parsed(&[])?;
-                arguments.systems.given = Some(systems.clone());
-                strategies::run(&arguments.plan()?, watch).map(Results::Cells)
-            }
-            Part::Stream => {
-                let mut arguments: StreamArguments = self.parsed(&[])?;
+                let mut arguments: PublishArguments = self.parsed(part, &[])?;
                 arguments.systems.given = Some(systems.clone());
                 let plan = arguments.plan()?;
-                stream::run(&plan, watch_as_study(plan.rounds, watch))
-                    .map(|report| Results::Stream(Box::new(report)))
+                Box::new(move |watch| publish::run(&plan, watch).map(Results::Cells))
+            }
+            Part::Proxy => {
+                let mut arguments: ProxyArguments = self.parsed(part, &[])?;
+                arguments.broker = Some(self.broker(systems)?.clone());
+                let plan = arguments.plan()?;
+                Box::new(move |watch| proxy::run(&plan, watch).map(Results::Cells))
+            }
+            Part::Strategies => {
+                let mut arguments: StrategiesArguments = self.parsed(part, &[])?;
+                arguments.systems.given = Some(systems.clone());
+                let plan = arguments.plan()?;
+                Box::new(move |watch| strategies::run(&plan, watch).map(Results::Cells))
+            }
+            Part::Stream => {
+                let mut arguments: StreamArguments = self.parsed(part, &[])?;
+                arguments.systems.given = Some(systems.clone());
+                let plan = arguments.plan()?;
+                Box::new(move |watch| {
+                    let report = stream::run(&plan, watch_as_study(plan.rounds, watch));
+                    report.map(|report| Results::Stream(Box::new(report)))
+                })
             }
             Part::Routing => {
                 // At full length the first system that is worse than linear would take hours.
                 let limit = if self.quick { "0.5" } else { "2" };
-                let arguments = Self::parse(self.quick, None, &["--limit-seconds", limit]);
-                let mut arguments: RoutingArguments = arguments?;
+                let mut arguments: RoutingArguments = self.parsed(part, &["--limit-seconds", limit])?;
                 arguments.systems.given = Some(systems.clone());
-                routing::run(&arguments.plan()?, watch).map(Results::Routing)
+                let plan = arguments.plan()?;
+                Box::new(move |watch| routing::run(&plan, watch).map(Results::Routing))
             }
             Part::Churn => {
-                let mut arguments: ChurnArguments = self.parsed(&[])?;
+                let mut arguments: ChurnArguments = self.parsed(part, &[])?;
                 arguments.systems.given = Some(systems.clone());
-                churn::run(&arguments.plan()?, watch).map(Results::Cells)
+                let plan = arguments.plan()?;
+                Box::new(move |watch| churn::run(&plan, watch).map(Results::Cells))
             }
             Part::Websockets => {
                 let given: Vec<&str> = self.websockets.iter().flat_map(|text| ["--system", text]).collect();
-                let arguments: WebSocketsArguments = Self::parse(self.quick, None, &given)?;
-                websockets::run(&arguments.plan()?, |doing| watch(0.0, doing)).map(Results::WebSockets)
+                let arguments: WebSocketsArguments = self.parsed(part, &given)?;
+                let plan = arguments.plan()?;
+                Box::new(move |watch| websockets::run(&plan, watch).map(Results::WebSockets))
             }
-        }
+        })
     }
 
-    fn broker<'s>(&self, systems: &'s Systems) -> Result<&'s stream::System, Error> {
+    fn broker<'s>(&self, systems: &'s Systems) -> Result<&'s System, Error> {
         let Some(name) = &self.broker else { return Ok(&systems[0]) };
         let known = systems.iter().find(|system| system.name == *name);
         known.ok_or_else(|| Error::Usage(format!("--broker: no system is named {name:?}")))
     }
 
-    fn parsed<T: Args + FromArgMatches>(&self, more: &[&str]) -> Result<T, Error> {
-        Self::parse(self.quick, self.rounds, more)
+    /// A study's arguments, as they are with `own`, what --set adds, and what is common to all, on its command line.
+    fn parsed<T: Args + FromArgMatches>(&self, part: Part, own: &[&str]) -> Result<T, Error> {
+        let mut words: Vec<String> = own.iter().map(|word| (*word).to_owned()).collect();
+        words.extend(self.quick.then(|| "--quick".to_owned()));
+        // How often a whole fleet of connections is made anew is that study's own matter, as is what has no rounds.
+        if !matches!(part, Part::Routing | Part::Websockets) {
+            words.extend(self.rounds.map(|rounds| format!("--rounds={rounds}")));
+        }
+        for text in &self.settings {
+            let (of, options) = addressed("--set", text)?;
+            if of == part {
+                words.extend(options.split_whitespace().map(str::to_owned));
+            }
+        }
+        for text in &self.expect {
+            let (of, condition) = addressed("--expect", text)?;
+            if of == part {
+                words.push(format!("--expect={}", condition.trim()));
+            }
+        }
+        // What is given later, for this study alone, holds.
+        let command = T::augment_args(Command::new("all").no_binary_name(true).args_override_self(true));
+        let fail = |error: clap::Error| Error::Usage(format!("{}: {error}", part.name()));
+        let matches = command.try_get_matches_from(words).map_err(fail)?;
+        T::from_arg_matches(&matches).map_err(fail)
     }
+}
 
-    /// A study's arguments, as they are with these on its command line.
-    fn parse<T: Args + FromArgMatches>(
-        quick: bool,
-        rounds: Option<usize>,
-        more: &[&str],
-    ) -> Result<T, Error> {
-        let mut words: Vec<String> = more.iter().map(|word| (*word).to_owned()).collect();
-        words.extend(quick.then(|| "--quick".to_owned()));
-        words.extend(rounds.map(|rounds| format!("--rounds={rounds}")));
-        let command = T::augment_args(Command::new("all").no_binary_name(true));
-        let matches = command.try_get_matches_from(words).map_err(|error| Error::Usage(error.to_string()))?;
-        T::from_arg_matches(&matches).map_err(|error| Error::Usage(error.to_string()))
+impl Part {
+    fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+}
+
+/// The study that a text such as `strategies: --rounds 3` is for, and the rest of it.
+fn addressed<'t>(flag: &str, text: &'t str) -> Result<(Part, &'t str), Error> {
+    let known = |(name, rest): (&str, &'t str)| Some((Part::from_str(name.trim(), false).ok()?, rest));
+    text.split_once(':')
+        .and_then(known)
+        .ok_or_else(|| Error::Usage(format!("{flag} {text}: it begins with the name of a study and a colon")))
+}
+
+/// Tells somebody who has no progress bar to look at how far it is.
+fn say(line: &str) {
+    if !io::stderr().is_terminal() {
+        eprintln!("{line}");
     }
 }
 
@@ -179,7 +268,7 @@ mod tests {
         all: AllArguments,
     }
 
-    fn run(arguments: &[&str]) -> Result<Vec<Results>, Error> {
+    fn run(arguments: &[&str]) -> Result<Found, Error> {
         Cli::parse_from([&["all"], arguments].concat()).all.run(&mut |_, _| {})
     }
 
@@ -194,7 +283,7 @@ mod tests {
         let mut shares = Vec::new();
         let results = cli.all.run(&mut |share, _| shares.push(share)).unwrap();
         assert!(shares.is_sorted() && shares.last().is_some_and(|share| *share <= 1.0), "{shares:?}");
-        cli.all.write(&results).unwrap();
+        assert_eq!(cli.all.write(results).unwrap(), Outcome::Met);
         let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
         for part in ["id=\"stream\"", "id=\"strategies\"", "href=\"#strategies\"", "Produced and consumed"] {
             assert!(page.contains(part), "{part}");
@@ -209,8 +298,57 @@ mod tests {
     }
 
     #[test]
+    fn a_study_is_told_its_own_options_and_what_is_expected_of_it() {
+        let broker = FakeBroker::start(|_| Fate::Delivered);
+        let system = format!("fake={}", broker.uri());
+        let arguments =
+            ["all", "--system", &system, "--quick", "--only", "strategies,churn", "--rounds", "2"];
+        let given =
+            ["--set", "strategies: --rounds 1 --workers 3 --messages 5", "--set", "churn: --kind channel"];
+        let expected =
+            ["--expect", "strategies: one connection@3: rate>0", "--expect", "strategies: rate>1000M"];
+        let cli = Cli::parse_from([&arguments[..], &given, &expected].concat());
+        let found = cli.all.run(&mut |_, _| {}).unwrap();
+        let [Results::Cells(strategies), Results::Cells(churn)] = &found.results[..] else {
+            panic!("{found:?}")
+        };
+        assert!(strategies.cells.iter().all(|cell| cell.at == 3.0 && cell.figures[0].values.len() == 1));
+        assert!(
+            churn.cells.iter().all(|cell| cell.scenario == "channel" && cell.figures[0].values.len() == 2)
+        );
+        assert_eq!(
+            strategies.expectations.iter().map(|verdict| verdict.met).collect::<Vec<_>>(),
+            [true, false]
+        );
+        assert_eq!(cli.all.write(found).unwrap(), Outcome::NotMet);
+    }
+
+    #[test]
+    fn a_study_that_fails_does_not_take_the_others_with_it() {
+        let broker = FakeBroker::start(|_| Fate::Delivered);
+        let folder = tempfile::tempdir().unwrap();
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (system, web) = (format!("fake={}", broker.uri()), format!("gone=amqp+ws://{nobody}/"));
+        let arguments = ["all", "--system", &system, "--websocket", &web, "--quick", "--rounds", "1"];
+        let rest = ["--only", "websockets,stream", "--output", folder.path().to_str().unwrap()];
+        let cli = Cli::parse_from([&arguments[..], &rest].concat());
+        let found = cli.all.run(&mut |_, _| {}).unwrap();
+        assert_eq!(found.results.len(), 1);
+        let error = cli.all.write(found).unwrap_err();
+        assert!(error.to_string().contains("gone") && !error.is_usage(), "{error}");
+        assert!(folder.path().join("report.html").exists());
+    }
+
+    #[test]
     fn what_could_never_work_is_refused() {
-        for arguments in [&["--only", "websockets"][..], &["--broker", "none", "--only", "proxy"]] {
+        for arguments in [
+            &["--only", "websockets"][..],
+            &["--broker", "none", "--only", "proxy"],
+            &["--only", "churn", "--set", "stream: --rounds 1"],
+            &["--set", "churn: --speed 1"],
+            &["--set", "rounds 1"],
+            &["--expect", "churn: speed>1"],
+        ] {
             assert!(run(arguments).unwrap_err().is_usage(), "{arguments:?}");
         }
     }

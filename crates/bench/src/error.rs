@@ -22,6 +22,13 @@ pub enum Error {
         /// What happened.
         cause: ClientError,
     },
+    /// The sink cannot listen.
+    Sink {
+        /// Where it was to listen.
+        address: String,
+        /// Why it could not.
+        cause: io::Error,
+    },
     /// A latency link could not be set up.
     Link {
         /// Where it was to listen.
@@ -63,6 +70,7 @@ impl fmt::Display for Error {
             Self::Expect(error) => error.fmt(f),
             Self::System { system, cause } => write!(f, "system {system}: {cause}"),
             Self::Link { address, cause } => write!(f, "the link at {address}: {cause}"),
+            Self::Sink { address, cause } => write!(f, "the sink at {address}: {cause}"),
             Self::Companion { cause } => write!(f, "leveret serve does not start: {cause}"),
             Self::Report { path, cause } => write!(f, "cannot write the report to {path}: {cause}"),
         }
@@ -76,7 +84,10 @@ impl std::error::Error for Error {
             Self::Uri(error) => Some(error),
             Self::Expect(error) => Some(error),
             Self::System { cause, .. } => Some(cause),
-            Self::Link { cause, .. } | Self::Companion { cause } | Self::Report { cause, .. } => Some(cause),
+            Self::Link { cause, .. }
+            | Self::Sink { cause, .. }
+            | Self::Companion { cause }
+            | Self::Report { cause, .. } => Some(cause),
         }
     }
 }

@@ -60,6 +60,13 @@ impl Expectation {
         }
     }
 
+    /// What it is about.
+    pub(crate) fn metric(&self) -> Metric {
+        match &self.subject {
+            Subject::Every(metric) | Subject::One(_, metric) | Subject::Ratio(_, _, metric) => *metric,
+        }
+    }
+
     /// Judges the figures of a run. A figure that was not measured does not meet any expectation.
     pub fn judge(&self, figures: &impl Figures) -> Verdict {
         let mut met = true;

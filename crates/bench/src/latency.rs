@@ -1,7 +1,7 @@
 //! Latency histograms (HDR) and the percentiles that reports show.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The longest latency told apart, in nanoseconds: ten minutes. Longer ones count as this.
 const LONGEST: u64 = 600_000_000_000;
@@ -53,7 +53,7 @@ impl Default for Latencies {
 }
 
 /// Latency figures in seconds, each within a thousandth of the true value.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Percentiles {
     /// Messages measured.

@@ -4,7 +4,7 @@
 //!   [`websockets`]: what very many idle WebSocket connections cost.
 //!   `publish`: ways of publishing. `proxy`: a connection for each message, to a broker far away. `strategies`: connections
 //!   and channels of many workers. `churn`: what is opened and closed.
-//! - [`study`]: what studies share: turns, tables, plots, pages. [`link`]: makes a broker far away.
+//! - [`study`]: what studies share: turns, tables, plots, pages. [`link`]: makes a broker far away. `sink`: a broker that keeps nothing.
 //! - [`stats`], [`latency`]: what the figures mean;
 //!   [`report`]: where they end up; [`expect`] and [`metric`]: conditions on them.
 //!
@@ -32,12 +32,14 @@ mod publish;
 mod random;
 pub mod report;
 pub mod routing;
+mod sink;
 pub mod stats;
 mod strategies;
 pub mod stream;
 pub mod study;
 mod table;
 pub mod uri;
+mod usage;
 pub mod watched;
 pub mod websockets;
 
@@ -53,6 +55,7 @@ use link::LinkArguments;
 use proxy::ProxyArguments;
 use publish::PublishArguments;
 use routing::RoutingArguments;
+use sink::SinkArguments;
 use strategies::StrategiesArguments;
 use stream::{StreamArguments, watch_as_study};
 use study::Watch;
@@ -79,6 +82,7 @@ enum Study {
     Strategies(StrategiesArguments),
     Churn(ChurnArguments),
     Link(LinkArguments),
+    Sink(SinkArguments),
     All(AllArguments),
     Compare(CompareArguments),
 }
@@ -122,10 +126,11 @@ pub fn run(arguments: Arguments) -> Result<Outcome, Error> {
             let bar = progress_bar();
             let results = arguments.run(&mut watch(&bar));
             bar.finish_and_clear();
-            arguments.write(&results?).map(|()| Outcome::Met)
+            arguments.write(results?)
         }
         Study::Compare(arguments) => arguments.run().map(|()| Outcome::Met),
         Study::Link(arguments) => arguments.run(),
+        Study::Sink(arguments) => arguments.run().map(|()| Outcome::Met),
     }
 }
 
@@ -147,11 +152,8 @@ fn run_routing(arguments: &RoutingArguments) -> Result<Outcome, Error> {
 
 fn run_websockets(arguments: &WebSocketsArguments) -> Result<Outcome, Error> {
     let plan = arguments.plan()?;
-    let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-    let report = websockets::run(&plan, |doing| {
-        bar.set_message(doing.to_owned());
-        bar.tick();
-    });
+    let bar = progress_bar();
+    let report = websockets::run(&plan, &mut watch(&bar));
     bar.finish_and_clear();
     written(Results::WebSockets(report?), &arguments.outputs)
 }

@@ -5,8 +5,6 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-use crate::metric::bytes;
-
 /// What a reader needs to judge whether figures compare with theirs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Machine {
@@ -45,8 +43,8 @@ impl Machine {
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cores, cpu, memory_bytes, kernel, system, generator } = self;
-        let memory = bytes(*memory_bytes as f64);
-        write!(f, "{generator} on {system}, Linux {kernel}, {cores} × {cpu}, {memory}")
+        let memory = *memory_bytes as f64 / f64::from(1 << 30);
+        write!(f, "{generator} on {system}, Linux {kernel}, {cores} × {cpu}, {memory:.1} GiB")
     }
 }
 

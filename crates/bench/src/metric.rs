@@ -27,6 +27,10 @@ pub enum Metric {
     Rss,
     /// What resident memory grew by for each connection, in bytes.
     RssEach,
+    /// The exponent with which a cost grows with the number of queues.
+    GrowthWithQueues,
+    /// The exponent with which a cost grows with the number of bindings of each queue.
+    GrowthWithBindings,
 }
 
 /// A point of a latency distribution.
@@ -69,7 +73,7 @@ const POINTS: [(&str, Point); 8] = [
     ("max", Point::Max),
 ];
 
-const OTHERS: [(&str, Metric); 13] = [
+const OTHERS: [(&str, Metric); 15] = [
     ("rate", Metric::Rate),
     ("publish", Metric::Publish),
     ("consume", Metric::Consume),
@@ -83,6 +87,8 @@ const OTHERS: [(&str, Metric); 13] = [
     ("broker_cpu_per_message", Metric::BrokerCpuPerMessage),
     ("rss", Metric::Rss),
     ("rss_each", Metric::RssEach),
+    ("growth", Metric::GrowthWithQueues),
+    ("growth_with_bindings", Metric::GrowthWithBindings),
 ];
 
 impl Metric {
@@ -108,6 +114,7 @@ impl Metric {
             Self::Cpu => format!("{value:.2} cores"),
             Self::Rss => bytes(value),
             Self::RssEach => format!("{:.1} KiB", value / 1024.0),
+            Self::GrowthWithQueues | Self::GrowthWithBindings => format!("{value:.2}"),
         }
     }
 }

@@ -1,16 +1,16 @@
 //! What a run found, for people (tables) and programs (JSON).
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::expect::{Figures, Verdict};
 use crate::latency::Percentiles;
 use crate::machine::Machine;
 use crate::metric::{Fate, Metric, Point};
 use crate::stats::Summary;
-use crate::stream::arguments::Workload;
+use crate::stream::workload::Workload;
 
 /// Everything about one run of `bench stream`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
     /// Where it ran.
     pub machine: Machine,
@@ -25,7 +25,7 @@ pub struct Report {
 }
 
 /// One system under test.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SystemReport {
     /// Its name on the command line.
     pub name: String,
@@ -42,7 +42,7 @@ pub struct SystemReport {
 }
 
 /// A figure over all rounds.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NamedSummary {
     /// The metric's name, as in expectations.
     pub metric: String,
@@ -52,7 +52,7 @@ pub struct NamedSummary {
 }
 
 /// One round on one system.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Round {
     /// Length of the measured part, in seconds.
     pub seconds: f64,
@@ -78,7 +78,7 @@ pub struct Round {
 }
 
 /// What became of a round's messages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Handed to sockets.
     pub published: u64,
@@ -109,7 +109,7 @@ pub struct Counts {
 }
 
 /// CPU and memory of the measured processes with their children.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ProcessUsage {
     /// Cores in use, user and system; `None` where nobody tells it.
     pub cpu_cores: Option<f64>,
@@ -120,7 +120,7 @@ pub struct ProcessUsage {
 }
 
 /// CPU of the load generator, to tell whether it was the bottleneck.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct GeneratorUsage {
     /// Cores in use, user and system.
     pub cpu_cores: f64,
@@ -171,6 +171,7 @@ impl Round {
             Metric::CpuPerMessage => self.processes?.cpu_seconds_per_message,
             // Everything that is sampled belongs to the system.
             Metric::BrokerCpuPerMessage | Metric::RssEach => None,
+            Metric::GrowthWithQueues | Metric::GrowthWithBindings => None,
             Metric::Rss => self.processes?.rss_bytes.map(|bytes| bytes as f64),
         }
     }

@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, Row, Table};
 
 use crate::metric::{Fate, Metric, Point, grouped};
 use crate::report::{Report, SystemReport};
-use crate::stream::arguments::{Acks, Length, Workload};
+use crate::stream::workload::{Acks, Length, Workload};
 
 /// Renders the whole report: machine, parameters, tables, notes, verdicts.
 pub(crate) fn render(report: &Report) -> String {
@@ -32,8 +32,10 @@ pub(crate) fn render(report: &Report) -> String {
 pub(crate) fn describe(workload: &Workload) -> String {
     let mut parts = vec![
         format!(
-            "{} producers, {} consumers, {} queues",
-            workload.producers, workload.consumers, workload.queues
+            "{}, {}, {}",
+            many(workload.producers, "producer"),
+            many(workload.consumers, "consumer"),
+            many(workload.queues, "queue")
         ),
         match &workload.bodies[..] {
             [] => format!("{} bytes", workload.size),
@@ -55,6 +57,9 @@ pub(crate) fn describe(workload: &Workload) -> String {
             Length::Messages(messages) => format!("rounds of {} messages", grouped(messages as f64)),
         },
     ];
+    if workload.channels > 1 {
+        parts.push(format!("{} channels each", workload.channels));
+    }
     parts.extend(workload.rate.as_ref().map(|rate| match rate.fixed() {
         Some(rate) => format!("{} messages/s per producer", grouped(rate)),
         None => format!("{rate} messages/s per producer"),
@@ -63,6 +68,10 @@ pub(crate) fn describe(workload: &Workload) -> String {
     parts
         .extend(workload.exchange.as_ref().map(|name| format!("{} exchange {name}", workload.exchange_type)));
     parts.join("; ")
+}
+
+fn many(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Median and spread of each figure for each system, and ratios to the first.

@@ -11,16 +11,16 @@ use clap::{Args, ValueEnum};
 
 use crate::client::Connection;
 use crate::error::{ClientError, Error};
-use crate::mailbox::{Mailbox, new_name};
-use crate::stream::System;
-use crate::stream::arguments::check;
+use crate::mailbox::new_name;
 use crate::study::arguments::{Common, CommonArguments, Defaults};
 use crate::study::crew::{Done, Shift, work};
 use crate::study::meter::{Idle, Meter};
-use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::report::{Compared, Parameter, StudyReport};
+use crate::study::systems::System;
 use crate::study::systems::{SystemArguments, Systems};
-use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
 use crate::uri::Uri;
+use crate::usage::check;
 
 /// Open and close connections, channels, queues, bindings and consumers, as many as go
 #[derive(Debug, Clone, Args)]
@@ -103,15 +103,7 @@ impl ChurnArguments {
 
 /// Makes the study.
 pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
-    let workers = |kind: Kind| {
-        plan.workers.iter().map(move |&count| Cell {
-            scenario: kind.name(),
-            axis: Axis::Workers,
-            at: count as f64,
-        })
-    };
-    let cells: Vec<Cell> = plan.kinds.iter().flat_map(|&kind| workers(kind)).collect();
-    let about = |system: &System| Mailbox::ask(&system.uri).map_err(Error::of(&system.name));
+    let cells = worker_cells(plan.kinds.iter().map(|kind| kind.name()), &plan.workers);
     let outline = Outline {
         name: "churn",
         title: "Opened and closed",
@@ -120,7 +112,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         cells: &cells,
         systems: &plan.systems,
     };
-    let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
+    let mut report = run_study(outline, &plan.common, watch, ask, |cell, index| {
         let system = &plan.systems[index];
         let shift = Shift { workers: cell.at as usize, time: plan.common.time, fewest: 1 };
         measure(system, Kind::named(cell.scenario), shift).map_err(Error::of(&system.name))

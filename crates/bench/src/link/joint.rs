@@ -8,6 +8,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 
 use super::line::{Arrival, Line, Shape};
+use crate::latency::Latencies;
 
 /// How often a connection may read or write before others get their turn.
 const TURNS: usize = 32;
@@ -84,10 +85,10 @@ impl Joint {
         }
     }
 
-    /// Moves what can be moved.
-    pub(super) fn advance(&mut self, scratch: &mut [u8]) -> Next {
+    /// Moves what can be moved; notes in `late` by how much what it hands over is.
+    pub(super) fn advance(&mut self, scratch: &mut [u8], late: &mut Latencies) -> Next {
         for _ in 0..TURNS {
-            match self.turn(scratch) {
+            match self.turn(scratch, late) {
                 Ok(true) => {}
                 Ok(false) if self.ends.iter().all(|end| end.told) => return Next::Over,
                 Ok(false) => return Next::Wait(self.next_due()),
@@ -98,12 +99,12 @@ impl Joint {
     }
 
     /// Reads and writes each end once, at most; whether there may be more to do.
-    fn turn(&mut self, scratch: &mut [u8]) -> io::Result<bool> {
+    fn turn(&mut self, scratch: &mut [u8], late: &mut Latencies) -> io::Result<bool> {
         let mut moved = false;
         for from in 0..2 {
             let line = &mut self.lines[from];
             moved |= self.ends[from].read_into(line, scratch)?;
-            moved |= self.ends[1 - from].write_from(line)?;
+            moved |= self.ends[1 - from].write_from(line, late)?;
         }
         Ok(moved)
     }
@@ -138,18 +139,23 @@ impl End {
         Ok(true)
     }
 
-    fn write_from(&mut self, line: &mut Line) -> io::Result<bool> {
+    fn write_from(&mut self, line: &mut Line, late: &mut Latencies) -> io::Result<bool> {
         if !self.writable || self.told {
             return Ok(false);
         }
-        match line.arrived(Instant::now()) {
+        let now = Instant::now();
+        let late_by = line.late_by(now);
+        match line.arrived(now) {
             None => return Ok(false),
             Some(Arrival::End) => {
                 self.told = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
             Some(Arrival::Octets(octets)) => match self.stream.write(octets) {
-                Ok(count) => line.take(count),
+                Ok(count) => {
+                    line.take(count);
+                    late_by.into_iter().for_each(|time| late.record(time.as_nanos() as u64));
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),

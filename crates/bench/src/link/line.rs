@@ -113,6 +113,12 @@ impl Line {
         }
     }
 
+    /// How long ago what is next arrived, if none of it was taken off yet.
+    pub(super) fn late_by(&self, now: Instant) -> Option<Duration> {
+        let parcel = self.parcels.front().filter(|parcel| parcel.taken == 0)?;
+        now.checked_duration_since(parcel.due)
+    }
+
     /// Takes off so many of the octets that arrived last.
     pub(super) fn take(&mut self, count: usize) {
         let Some(parcel) = self.parcels.front_mut() else { return };
@@ -158,6 +164,7 @@ mod tests {
         line.send(start + MS, b"b");
         assert_eq!(line.arrived(start + MS / 2 - Duration::from_nanos(1)), None);
         assert_eq!(line.arrived(start + MS / 2), Some(Arrival::Octets(b"a")));
+        assert_eq!(line.late_by(start + MS), Some(MS / 2));
         assert_eq!(empty(&mut line, start), [(MS / 2, b"a".to_vec()), (MS * 3 / 2, b"b".to_vec())]);
     }
 

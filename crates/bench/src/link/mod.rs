@@ -19,13 +19,15 @@ mod tests;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use mio::Waker;
 
+use crate::latency::{Latencies, Percentiles};
+use crate::metric::duration;
 pub(crate) use command::{LinkArguments, milliseconds, resolve};
 use event_loop::EventLoop;
 pub use line::Shape;
@@ -36,6 +38,7 @@ pub struct Link {
     address: SocketAddr,
     orders: SyncSender<(Order, SyncSender<()>)>,
     waker: Arc<Waker>,
+    late: Arc<Mutex<Latencies>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -60,9 +63,10 @@ impl Link {
         let address = listener.local_addr()?;
         // Who gives an order waits until it is carried out, so there is seldom more than one.
         let (orders, received) = sync_channel(1);
-        let (event_loop, waker) = EventLoop::new(listener, target, shapes, received)?;
+        let late = Arc::<Mutex<Latencies>>::default();
+        let (event_loop, waker) = EventLoop::new(listener, target, shapes, received, Arc::clone(&late))?;
         let thread = thread::Builder::new().name("link".into()).spawn(|| event_loop.run())?;
-        Ok(Self { address, orders, waker: Arc::new(waker), thread: Some(thread) })
+        Ok(Self { address, orders, waker: Arc::new(waker), late, thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -78,6 +82,13 @@ impl Link {
     /// Makes the round trip take so long, half of it each way.
     pub fn set_round_trip(&self, time: Duration) {
         self.reshape([round_trip(time); 2]);
+    }
+
+    /// By how much octets were handed over after they were due, each way, so far: how exact the link is on this machine.
+    /// `None` until some were. It does not tell waits for a receiver with no room from its own.
+    pub fn lateness(&self) -> Option<Percentiles> {
+        // A poisoned histogram is as good as any.
+        self.late.lock().unwrap_or_else(PoisonError::into_inner).percentiles()
     }
 
     /// Breaks all connections; new ones are joined as before.
@@ -107,6 +118,11 @@ impl Drop for Link {
             drop(thread.join());
         }
     }
+}
+
+/// Tells a reader how late a link was, in seconds, each way.
+pub(crate) fn exactness(median: f64) -> String {
+    format!("The latency link was late by {} each way, in the median.", duration(median))
 }
 
 /// Half of a round trip.

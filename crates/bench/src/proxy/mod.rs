@@ -13,21 +13,21 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::error::{ClientError, Error};
-use crate::link::{Link, Shape, resolve};
+use crate::link::{self, Link, Shape, resolve};
 use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
 use crate::one_shot::Letter;
 use crate::process;
-use crate::stream::System;
-use crate::stream::arguments::check;
 use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
 use crate::study::companion::Companion;
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::systems::System;
 use crate::study::systems::parse_systems;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
 use crate::uri::Uri;
+use crate::usage::check;
 use crate::watched::Watched;
 
 /// Publish with a connection for each message to a broker that is far away, directly and through a proxy nearby
@@ -220,6 +220,7 @@ fn measure(
         Ok(with_losses(sample, count, arrived))
     })?;
     report.notes.extend(notes(plan, systems, idle, broker_idle));
+    report.notes.extend(link.lateness().map(|late| link::exactness(late.p50)));
     Ok(report)
 }
 

@@ -3,9 +3,9 @@
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;
-use crate::stream::arguments::check;
 use crate::study::arguments::{Common, CommonArguments, Defaults, round_trips};
 use crate::study::systems::{SystemArguments, Systems};
+use crate::usage::check;
 
 /// Publish in every way there is: with and without confirms, one by one, a connection for each message
 #[derive(Debug, Clone, Args)]

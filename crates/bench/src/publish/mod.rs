@@ -10,18 +10,19 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::{ClientError, Error};
-use crate::link::{Link, Shape, resolve};
+use crate::link::{self, Link, Shape, resolve};
 use crate::mailbox::Mailbox;
 use crate::metric::Metric;
 use crate::one_shot::Letter;
 use crate::proxy::through;
 use crate::report::Round;
-use crate::stream::arguments::{Acks, Length};
 use crate::stream::content::MessageProperties;
-use crate::stream::{self, System, Workload};
+use crate::stream::workload::{Acks, Length};
+use crate::stream::{self, Workload};
 use crate::study::crew::Shift;
 use crate::study::meter::{Idle, Meter};
 use crate::study::report::{Axis, Compared, Parameter, StudyReport};
+use crate::study::systems::System;
 use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
 pub(crate) use arguments::{Plan, PublishArguments, Style};
 
@@ -60,6 +61,8 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
             Failure::Other(error) => error,
         })
     })?;
+    let late = benches.iter().filter_map(|bench| bench.link.lateness()).map(|late| late.p50).reduce(f64::max);
+    report.notes.extend(late.map(link::exactness));
     for bench in benches {
         bench.mailbox.close().map_err(Error::of(&bench.system.name))?;
     }
@@ -149,6 +152,7 @@ impl Bench {
             routing_key: None,
             keys: 1,
             consumers: 0,
+            channels: 1,
             size: plan.body.len(),
             length: Length::Timed { warmup: measure / WARMUP_SHARE, measure },
             confirms,

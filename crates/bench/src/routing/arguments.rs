@@ -1,14 +1,18 @@
 //! The command line of `bench routing`, and the checked plan that it becomes.
 
+use std::fmt;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::page;
 use crate::error::Error;
-use crate::stream::arguments::{check, seconds};
+use crate::metric::grouped;
 use crate::study::arguments::OutputArguments;
+use crate::study::expect::{Condition, conditions};
 use crate::study::systems::{SystemArguments, Systems};
+use crate::usage::{check, seconds};
 
 /// Create, use and delete growing numbers of queues and bindings; find out whether their costs grow with them
 #[derive(Debug, Clone, Args)]
@@ -52,12 +56,16 @@ pub struct RoutingArguments {
     /// Few queues and bindings, to see that everything works
     #[arg(long)]
     pub quick: bool,
+    /// Fail unless this holds wherever it was measured, such as 'growth<1.15'; or somewhere only, as 'topic create:
+    /// growth<1.15' or 'direct publish, 4 bindings per queue@128: ratio(a/b, mean)<0.2'; may be repeated
+    #[arg(long, value_name = "CONDITION")]
+    pub expect: Vec<String>,
     #[command(flatten)]
     pub(crate) outputs: OutputArguments,
 }
 
 /// What is studied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Study {
     /// Costs at growing numbers of queues and bindings
@@ -69,7 +77,7 @@ pub enum Study {
 }
 
 /// The type of an exchange.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Random keys
@@ -107,6 +115,8 @@ pub struct Plan {
     pub levels: Vec<Level>,
     /// What all points have in common.
     pub settings: Settings,
+    /// Conditions on the result.
+    pub(super) expectations: Vec<Condition>,
 }
 
 /// One number of bindings for each queue, and the numbers of queues tried with it.
@@ -121,7 +131,7 @@ pub struct Level {
 }
 
 /// What all points have in common.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Settings {
     /// Of the powers.
     pub base: u64,
@@ -135,6 +145,15 @@ pub struct Settings {
     pub limit_seconds: f64,
     /// Bindings or queues of the studies of deletion.
     pub bulk: u64,
+}
+
+/// In words, for reports.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mode = if self.pipelined { "pipelined" } else { "one operation at a time" };
+        write!(f, "powers of {}; {} messages a point; {mode}; ", self.base, grouped(self.messages as f64))?;
+        write!(f, "what would probably take longer than {} s is left out", self.limit_seconds)
+    }
 }
 
 impl Settings {
@@ -177,13 +196,14 @@ impl RoutingArguments {
         }
         let mut studies = self.study.clone();
         studies.dedup();
-        Ok(Plan {
-            systems: self.systems.systems()?,
-            studies,
-            kinds,
-            levels: levels(self.base, queues, bindings, combined),
-            settings,
-        })
+        let (systems, levels) = (self.systems.systems()?, levels(self.base, queues, bindings, combined));
+        let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
+        let scenarios = page::scenarios(&kinds, &levels);
+        let measured = |condition: &Condition| {
+            studies.contains(&Study::Scaling) && scenarios.iter().any(|name| condition.selects_some(name))
+        };
+        let expectations = conditions(&self.expect, measured, &names)?;
+        Ok(Plan { systems, studies, kinds, levels, settings, expectations })
     }
 }
 
@@ -270,6 +290,9 @@ mod tests {
             &["--bulk", "0"],
             &["--combined", "64"],
             &["--limit-seconds=-1"],
+            &["--expect", "direct create, 3 bindings per queue: mean<1s"],
+            &["--exchange", "direct", "--expect", "topic create: growth<1"],
+            &["--study", "exclusive", "--expect", "growth<1"],
         ] {
             assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
         }

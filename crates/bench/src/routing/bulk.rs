@@ -17,7 +17,7 @@ use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::random::Random;
-use crate::stream::arguments::System;
+use crate::study::systems::System;
 
 /// Deletes a queue with `count` bindings, while another connection publishes to the same exchange, a message at a
 /// time, and measures its waits for confirms.

@@ -3,12 +3,12 @@
 //! The line is that of Theil and Sen: its slope is the median of those between any two points, so that a point that
 //! another program has disturbed does not turn it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::stats::Summary;
 
 /// How a cost grows with a number of things.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// The cost grows as the number to the power of this.
     pub exponent: f64,

@@ -11,7 +11,7 @@ use super::report::Point;
 use super::session::Session;
 use crate::error::ClientError;
 use crate::random::Random;
-use crate::stream::arguments::System;
+use crate::study::systems::System;
 
 /// What to do, and with what.
 pub(super) struct Task<'a> {

@@ -25,8 +25,9 @@ use std::path::Path;
 
 use crate::error::{ClientError, Error};
 use crate::machine::Machine;
-use crate::stream::System;
 use crate::study::report::SystemAbout;
+use crate::study::svg;
+use crate::study::systems::System;
 use arguments::{Kind, Study};
 pub use arguments::{Plan, RoutingArguments};
 use level::{Outcome, Task};
@@ -52,6 +53,7 @@ pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingRepor
         growth: Vec::new(),
         bulk: Vec::new(),
         notes: Vec::new(),
+        expectations: Vec::new(),
     };
     for study in &plan.studies {
         match study {
@@ -79,6 +81,8 @@ pub fn run(plan: &Plan, watch: &mut dyn FnMut(f64, &str)) -> Result<RoutingRepor
     } else {
         report::growth(&report.series, &plan.kinds, &report.systems)
     };
+    let study = page::as_study(&report);
+    report.expectations = plan.expectations.iter().map(|condition| condition.judge(&study)).collect();
     Ok(report)
 }
 
@@ -189,7 +193,8 @@ pub fn write_figures(report: &RoutingReport, folder: &Path) -> Result<(), Error>
             write(name, report::data_text(series, figure))?;
         }
         let svg = plot::svg(&format!("{} exchange", kind.name()), figure, &panels).map_err(io::Error::other);
-        write(format!("{}-{}.svg", kind.name(), figure.name()), svg.map_err(failed(folder))?)?;
+        let svg = svg::alone(&svg.map_err(failed(folder))?);
+        write(format!("{}-{}.svg", kind.name(), figure.name()), svg)?;
     }
     Ok(())
 }

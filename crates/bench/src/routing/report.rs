@@ -1,15 +1,16 @@
 //! What the study found, and the figures drawn from it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::arguments::{Kind, Settings, Study};
 use super::fit::Growth;
+use crate::expect::Verdict;
 use crate::latency::Percentiles;
 use crate::machine::Machine;
 use crate::study::report::SystemAbout;
 
 /// Everything about one run of `bench routing`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RoutingReport {
     /// Where it ran.
     pub machine: Machine,
@@ -25,10 +26,12 @@ pub struct RoutingReport {
     pub bulk: Vec<Bulk>,
     /// What a reader must know to judge the figures.
     pub notes: Vec<String>,
+    /// What became of the expectations.
+    pub expectations: Vec<Verdict>,
 }
 
 /// A level on a system: growing numbers of queues with the same number of bindings.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Series {
     /// Type of the exchange.
     pub exchange: Kind,
@@ -43,7 +46,7 @@ pub struct Series {
 }
 
 /// A number of queues.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// Queues bound to the exchange, each of which a message matches.
     pub queues: u64,
@@ -62,7 +65,7 @@ pub struct Point {
 }
 
 /// What is drawn over the number of queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
     /// Microseconds to create a queue with its bindings.
@@ -115,7 +118,7 @@ impl Figure {
 const SHORTEST: f64 = 0.002;
 
 /// How a figure grows on one system.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FigureGrowth {
     /// Type of the exchange.
     pub exchange: Kind,
@@ -130,7 +133,7 @@ pub struct FigureGrowth {
 }
 
 /// Growth seen along several lines of a plot.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Growths {
     /// The line in the middle, which decides the verdict.
     pub median: Growth,
@@ -141,7 +144,7 @@ pub struct Growths {
 }
 
 /// What became of one study of deletion.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Bulk {
     /// Which.
     pub study: Study,

@@ -13,11 +13,9 @@ use crate::table::{new_table, number};
 /// Renders the whole report: machine, parameters, tables, notes.
 pub(crate) fn render(report: &RoutingReport) -> String {
     let mut out = String::new();
-    let s = &report.settings;
     // Writing to a String cannot fail.
     let _ = writeln!(out, "{}", report.machine);
-    let mode = if s.pipelined { "pipelined" } else { "one at a time" };
-    let _ = writeln!(out, "powers of {}; {} messages a point; {mode}", s.base, grouped(s.messages as f64));
+    let _ = writeln!(out, "{}", report.settings);
     for system in &report.systems {
         let _ = writeln!(out, "{}: {} at {}", system.name, system.server, system.uri);
     }
@@ -38,6 +36,9 @@ pub(crate) fn render(report: &RoutingReport) -> String {
     }
     for note in &report.notes {
         let _ = writeln!(out, "* {note}");
+    }
+    for verdict in &report.expectations {
+        let _ = writeln!(out, "\n{verdict}");
     }
     out
 }

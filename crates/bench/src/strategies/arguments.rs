@@ -3,9 +3,9 @@
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;
-use crate::stream::arguments::check;
 use crate::study::arguments::{Common, CommonArguments, Defaults};
 use crate::study::systems::{SystemArguments, Systems};
+use crate::usage::check;
 
 /// Publish from many workers over one connection, a connection each, or a pool of channels
 #[derive(Debug, Clone, Args)]

@@ -17,22 +17,16 @@ use crate::error::{ClientError, Error};
 use crate::mailbox::Mailbox;
 use crate::metric::{Fate, Metric};
 use crate::process;
-use crate::stream::System;
 use crate::study::meter::{Idle, Meter};
-use crate::study::report::{Axis, Compared, Parameter, StudyReport};
-use crate::study::{Cell, Outline, Sample, Watch, run as run_study};
+use crate::study::report::{Compared, Parameter, StudyReport};
+use crate::study::systems::System;
+use crate::study::{Outline, Sample, Watch, ask, run as run_study, worker_cells};
 pub(crate) use arguments::{Plan, StrategiesArguments, Strategy};
 use line::{Line, Lines};
 
 /// Makes the study.
 pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
-    let workers = |strategy: Strategy| {
-        let at =
-            move |&count: &usize| Cell { scenario: strategy.name(), axis: Axis::Workers, at: count as f64 };
-        plan.workers.iter().map(at)
-    };
-    let cells: Vec<Cell> = plan.strategies.iter().flat_map(|&strategy| workers(strategy)).collect();
-    let about = |system: &System| Mailbox::ask(&system.uri).map_err(Error::of(&system.name));
+    let cells = worker_cells(plan.strategies.iter().map(|strategy| strategy.name()), &plan.workers);
     let outline = Outline {
         name: "strategies",
         title: "One connection, many, or a pool of channels",
@@ -45,7 +39,7 @@ pub(crate) fn run(plan: &Plan, watch: Watch<'_>) -> Result<StudyReport, Error> {
         cells: &cells,
         systems: &plan.systems,
     };
-    let mut report = run_study(outline, &plan.common, watch, about, |cell, index| {
+    let mut report = run_study(outline, &plan.common, watch, ask, |cell, index| {
         let system = &plan.systems[index];
         round(plan, system, Strategy::named(cell.scenario), cell.at as usize).map_err(Error::of(&system.name))
     })?;

@@ -1,20 +1,17 @@
 //! The command line of `bench stream`, and the checked plan that it becomes.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
-use serde::{Serialize, Serializer};
 
 use super::content::{self, BodyFile, MessageProperties};
-use super::message::{IDENTITY_LEN, STAMPED_LEN, greatest_common_divisor};
 use super::schedule::Schedule;
+use super::workload::{Acks, Length, Workload};
 use crate::error::Error;
 use crate::expect::Expectation;
 use crate::study::arguments::OutputArguments;
 use crate::study::systems::{SystemArguments, Systems};
-use crate::uri::Uri;
-use crate::watched::Watched;
+use crate::usage::{check, seconds};
 
 /// Publish and consume at full speed or at a fixed rate; measure rates, latency and losses
 #[derive(Debug, Clone, Args)]
@@ -31,6 +28,9 @@ pub struct StreamArguments {
     /// Connections that consume
     #[arg(long, default_value_t = 1)]
     pub consumers: usize,
+    /// Channels of each connection: a producer's messages take them in turn, a consumer consumes on each of them
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub channels: u16,
     /// Body size in bytes; from 8 on messages are numbered, from 16 on they carry the time
     #[arg(long, value_name = "BYTES", default_value_t = 16, conflicts_with = "body")]
     pub size: usize,
@@ -124,100 +124,6 @@ pub struct StreamArguments {
     pub expect: Vec<String>,
 }
 
-/// A system under test.
-#[derive(Debug, Clone)]
-pub struct System {
-    /// Its name in the report.
-    pub name: String,
-    /// Where it listens.
-    pub uri: Uri,
-    /// Where its CPU time and memory are read.
-    pub watched: Watched,
-}
-
-/// What one round does; the same for every system.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Workload {
-    /// Connections that publish.
-    pub producers: usize,
-    /// Connections that consume.
-    pub consumers: usize,
-    /// Body size in bytes.
-    pub size: usize,
-    /// When a round ends.
-    pub length: Length,
-    /// Most unconfirmed messages of a producer; 0 is no confirms.
-    pub confirms: usize,
-    /// Whether messages are published as mandatory.
-    pub mandatory: bool,
-    /// How messages are acknowledged.
-    pub acks: Acks,
-    /// Whether messages are persistent.
-    pub persistent: bool,
-    /// Whether queues and exchange are durable.
-    pub durable: bool,
-    /// Bodies instead of those of `size`.
-    pub bodies: Vec<BodyFile>,
-    /// Of every message.
-    pub properties: MessageProperties,
-    /// Name of the queue or queues; `None` is a new one each round.
-    pub queue: Option<String>,
-    /// Number of queues.
-    pub queues: usize,
-    /// Number of the first.
-    pub first_queue: u64,
-    /// Names and values.
-    pub queue_arguments: Vec<(String, String)>,
-    /// Names and values.
-    pub consumer_arguments: Vec<(String, String)>,
-    /// `None` is the default exchange.
-    pub exchange: Option<String>,
-    /// Its type.
-    pub exchange_type: String,
-    /// `None` is the names of the queues.
-    pub routing_key: Option<String>,
-    /// Number of routing keys, where there is one.
-    pub keys: usize,
-    /// Whether the queues exist already and stay.
-    pub predeclared: bool,
-    /// Messages per second of each producer; `None` is as fast as it goes.
-    pub rate: Option<Schedule>,
-    /// Most messages between publishers and consumers; 0 is no limit.
-    pub limit_backlog: u64,
-}
-
-/// When a round ends.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Length {
-    /// After a time.
-    Timed {
-        /// Not measured, at the start; in seconds where serialised.
-        #[serde(serialize_with = "as_seconds")]
-        warmup: Duration,
-        /// Measured, thereafter; in seconds where serialised.
-        #[serde(serialize_with = "as_seconds")]
-        measure: Duration,
-    },
-    /// After so many messages of each producer, or of each consumer when there is no producer.
-    Messages(u64),
-}
-
-/// How consumers acknowledge.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Acks {
-    /// Not at all (no_ack).
-    Automatic,
-    /// With basic.ack.
-    Manual {
-        /// Unacknowledged messages that a consumer may hold; 0 is no limit.
-        prefetch: u16,
-        /// Messages per acknowledgement.
-        every: u16,
-    },
-}
-
 /// A checked command line.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -285,6 +191,7 @@ impl StreamArguments {
         let mut workload = Workload {
             producers: self.producers,
             consumers: self.consumers,
+            channels: self.channels,
             size: self.size,
             length,
             confirms: self.confirms,
@@ -313,99 +220,11 @@ impl StreamArguments {
     }
 }
 
-impl Workload {
-    fn check(&self) -> Result<(), Error> {
-        check(self.producers + self.consumers > 0, "--producers and --consumers must not both be 0")?;
-        check(self.producers <= super::message::MAX_PRODUCERS, "--producers must be at most 65536")?;
-        check(self.size <= MAX_SIZE, "--size must be at most 512 MiB")?;
-        check(self.queues > 0, "--queues must be at least 1")?;
-        check(self.queues <= MAX_QUEUES, "--queues must be at most 100000")?;
-        check(self.keys > 0 && self.keys <= MAX_QUEUES, "--routing-keys must be between 1 and 100000")?;
-        check(
-            self.routing_key.is_none() || self.exchange.is_some() || self.predeclared,
-            "--routing-key needs --exchange, or queues that are --predeclared",
-        )?;
-        check(self.exchange.as_deref() != Some(""), "--exchange must have a name")?;
-        check(
-            self.routing_key.is_none() || self.predeclared || self.queues <= self.keys,
-            "--queues must not exceed --routing-keys: no message would reach the others",
-        )?;
-        let (keys, bodies) =
-            (if self.routing_key.is_some() { self.keys } else { self.queues }, self.bodies.len().max(1));
-        let cycle = keys * bodies / greatest_common_divisor(keys, bodies);
-        let largest = self.bodies.iter().map(|body| body.octets.len()).max().unwrap_or(self.size);
-        check(
-            cycle.saturating_mul(largest + 100) <= MAX_CYCLE,
-            "--routing-keys, --queues and --body: all combinations together must be at most 512 MiB",
-        )?;
-        check(
-            self.producers > 0 || self.queue.is_some(),
-            "without producers, --queue must name a queue to consume",
-        )?;
-        check(self.length != Length::Messages(0), "--messages must be at least 1")?;
-        check(self.confirms <= MAX_CONFIRMS, "--confirms must be at most 1000000")?;
-        if let Acks::Manual { prefetch, every } = self.acks {
-            check(every > 0, "--multi-ack must be at least 1")?;
-            check(prefetch == 0 || every <= prefetch, "--multi-ack must not exceed --prefetch")?;
-        }
-        Ok(())
-    }
-
-    /// Whether messages are numbered.
-    pub(crate) fn is_numbered(&self) -> bool {
-        self.bodies.is_empty() && self.size >= IDENTITY_LEN
-    }
-
-    /// Whether messages carry the time.
-    pub(crate) fn is_stamped(&self) -> bool {
-        self.bodies.is_empty() && self.size >= STAMPED_LEN
-    }
-
-    /// The type of the queues, where one is given.
-    pub(crate) fn queue_type(&self) -> Option<&str> {
-        let kind = self.queue_arguments.iter().find(|(name, _)| name == "x-queue-type");
-        kind.map(|(_, value)| value.as_str())
-    }
-
-    /// Whether queues are of a type that is always durable and never deleted by itself.
-    pub(crate) fn is_replicated(&self) -> bool {
-        matches!(self.queue_type(), Some("quorum" | "stream"))
-    }
-
-    /// Whether publishers wait for consumers to keep up.
-    pub fn is_coupled(&self) -> bool {
-        self.limit_backlog > 0 && self.confirms == 0 && self.producers > 0 && self.consumers > 0
-    }
-}
-
 /// The name of what [`StreamArguments::disk`] measures.
 pub(crate) const DISK: &str = "disk";
-/// RabbitMQ's largest configurable message.
-const MAX_SIZE: usize = 512 << 20;
-/// A window's bookkeeping takes 32 bytes a message.
-const MAX_CONFIRMS: usize = 1_000_000;
-/// More than a broker is asked for in any test of this kind.
-const MAX_QUEUES: usize = 100_000;
-/// Octets of messages that a producer keeps encoded.
-const MAX_CYCLE: usize = 512 << 20;
-
-/// A usage error unless something holds.
-pub(crate) fn check(holds: bool, otherwise: &str) -> Result<(), Error> {
-    if holds { Ok(()) } else { Err(Error::Usage(otherwise.to_owned())) }
-}
-
-fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(duration.as_secs_f64())
-}
-
-/// A length of time that was given as `flag`.
-pub(crate) fn seconds(flag: &str, value: f64) -> Result<Duration, Error> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|_| Error::Usage(format!("{flag}: {value} is no length of time")))
-}
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use clap::Parser;
 
     use super::*;
@@ -416,8 +235,12 @@ mod tests {
         stream: StreamArguments,
     }
 
-    fn plan(arguments: &[&str]) -> Result<Plan, Error> {
+    pub(crate) fn plan(arguments: &[&str]) -> Result<Plan, Error> {
         Cli::parse_from([&["stream"], arguments].concat()).stream.plan()
+    }
+
+    pub(crate) fn workload(arguments: &[&str]) -> Workload {
+        plan(arguments).unwrap().workload
     }
 
     #[test]
@@ -426,6 +249,8 @@ mod tests {
             &["--producers", "0", "--consumers", "0"][..],
             &["--producers", "0"],
             &["--queues", "0"],
+            &["--channels", "0"],
+            &["--channels", "2048"],
             &["--routing-key", "k"],
             &["--exchange", "e", "--routing-key", "k", "--queues", "2"],
             &["--rate", "0..5", "--messages", "5"],

@@ -7,30 +7,33 @@ use super::shared::Signal;
 /// Marks a slot that holds no unconfirmed message. Times are stored plus one.
 const FREE: u64 = 0;
 
-/// Unconfirmed messages by delivery tag, with the times they were sent.
+/// Unconfirmed messages by number, from 1, with the times they were sent. Messages take the channels in turn, so that a
+/// channel and a delivery tag of it tell the number.
 #[derive(Debug)]
 pub(crate) struct ConfirmWindow {
     window: u64,
+    channels: u64,
     slots: Box<[AtomicU64]>,
-    /// Highest tag that was sent.
+    /// Highest number that was sent.
     sent: AtomicU64,
-    /// All tags up to here are settled.
+    /// All numbers up to here are settled.
     settled_up_to: AtomicU64,
-    /// Number of settled tags.
+    /// How many are settled.
     settled: AtomicU64,
     /// Set while connection.blocked is in force.
     pub(crate) blocked: AtomicBool,
-    /// Wakes the sending thread when tags were settled or the connection was unblocked.
+    /// Wakes the sending thread when messages were settled or the connection was unblocked.
     pub(crate) changed: Signal,
 }
 
 impl ConfirmWindow {
     /// A window of `window` messages; 0 for a producer without confirms.
-    pub(crate) fn new(window: usize) -> Self {
+    pub(crate) fn new(window: usize, channels: u16) -> Self {
         // Four times the window, so that one late confirm does not hold up the ones around it.
         let slots = if window == 0 { 0 } else { (window * 4).next_power_of_two() };
         Self {
             window: window as u64,
+            channels: channels.into(),
             slots: (0..slots).map(|_| AtomicU64::new(FREE)).collect(),
             sent: AtomicU64::new(0),
             settled_up_to: AtomicU64::new(0),
@@ -56,30 +59,38 @@ impl ConfirmWindow {
     /// Notes messages about to be sent, no more than [`ConfirmWindow::room`]. Sending thread only.
     pub(crate) fn sending(&self, stamps: &[u64]) {
         let sent = self.sent.load(Relaxed);
-        for (tag, stamp) in (sent + 1..).zip(stamps) {
-            self.slot(tag).store(stamp + 1, Relaxed);
+        for (number, stamp) in (sent + 1..).zip(stamps) {
+            self.slot(number).store(stamp + 1, Relaxed);
         }
         self.sent.store(sent + stamps.len() as u64, Release);
     }
 
-    /// Settles `tag`, or with `multiple` everything up to it (all when it is 0), and calls `each` with the time each
-    /// message was sent. Returns whether the tag was one that waited. Reading thread only.
-    pub(crate) fn settle(&self, tag: u64, multiple: bool, mut each: impl FnMut(u64)) -> bool {
+    /// Settles `tag` of a channel, numbered from 0, or with `multiple` everything up to it there (all when it is 0), and
+    /// calls `each` with the time each message was sent. Returns whether the tag was one that waited. Reading thread only.
+    pub(crate) fn settle(&self, channel: u16, tag: u64, multiple: bool, mut each: impl FnMut(u64)) -> bool {
         let sent = self.sent.load(Acquire);
         let lowest = self.settled_up_to.load(Relaxed) + 1;
-        let tag = if multiple && tag == 0 { sent } else { tag };
-        if tag < lowest || tag > sent {
+        let (channel, channels) = (u64::from(channel), self.channels);
+        let number = match tag {
+            _ if channel >= channels => return false,
+            0 if multiple => sent,
+            0 => return false,
+            tag => (tag - 1).saturating_mul(channels).saturating_add(channel + 1),
+        };
+        if number < lowest || number > sent {
             return false;
         }
+        // The first that may still wait on this channel.
+        let first = lowest + (channel + 1 + channels - lowest % channels) % channels;
         let mut count = 0;
-        for tag in if multiple { lowest } else { tag }..=tag {
-            let stamp = self.slot(tag).swap(FREE, Relaxed);
+        for number in (if multiple { first } else { number }..=number).step_by(channels as usize) {
+            let stamp = self.slot(number).swap(FREE, Relaxed);
             if stamp != FREE {
                 each(stamp - 1);
                 count += 1;
             }
         }
-        let mut up_to = if multiple { tag } else { lowest - 1 };
+        let mut up_to = if multiple && channels == 1 { number } else { lowest - 1 };
         while up_to < sent && self.slot(up_to + 1).load(Relaxed) == FREE {
             up_to += 1;
         }
@@ -89,8 +100,8 @@ impl ConfirmWindow {
         count > 0
     }
 
-    fn slot(&self, tag: u64) -> &AtomicU64 {
-        &self.slots[tag as usize & (self.slots.len() - 1)]
+    fn slot(&self, number: u64) -> &AtomicU64 {
+        &self.slots[number as usize & (self.slots.len() - 1)]
     }
 }
 
@@ -100,13 +111,13 @@ mod tests {
 
     fn settle(window: &ConfirmWindow, tag: u64, multiple: bool) -> Vec<u64> {
         let mut stamps = Vec::new();
-        window.settle(tag, multiple, |stamp| stamps.push(stamp));
+        window.settle(0, tag, multiple, |stamp| stamps.push(stamp));
         stamps
     }
 
     #[test]
     fn multiple_settles_everything_before_it_once() {
-        let window = ConfirmWindow::new(4);
+        let window = ConfirmWindow::new(4, 1);
         window.sending(&[0, 10, 20, 30]);
         assert_eq!(window.room(), 0);
         assert_eq!(settle(&window, 2, false), [10]);
@@ -118,29 +129,48 @@ mod tests {
 
     #[test]
     fn unknown_and_repeated_confirms_are_told() {
-        let window = ConfirmWindow::new(4);
+        let window = ConfirmWindow::new(4, 1);
         window.sending(&[1, 2]);
-        assert!(!window.settle(3, false, |_| {}), "never sent");
-        assert!(window.settle(2, false, |_| {}));
-        assert!(!window.settle(2, false, |_| {}), "settled already");
-        assert!(window.settle(1, false, |_| {}));
-        assert!(!window.settle(1, true, |_| {}), "settled already");
+        assert!(!window.settle(0, 3, false, |_| {}), "never sent");
+        assert!(window.settle(0, 2, false, |_| {}));
+        assert!(!window.settle(0, 2, false, |_| {}), "settled already");
+        assert!(window.settle(0, 1, false, |_| {}));
+        assert!(!window.settle(0, 1, true, |_| {}), "settled already");
         assert_eq!(window.room(), 4);
     }
 
     #[test]
     fn one_late_confirm_holds_up_the_window_only_when_its_slot_comes_round() {
-        let window = ConfirmWindow::new(2);
+        let window = ConfirmWindow::new(2, 1);
         let mut sent = 0;
         while window.room() > 0 {
             window.sending(&[sent]);
             sent += 1;
             if sent > 1 {
-                window.settle(sent, false, |_| {});
+                window.settle(0, sent, false, |_| {});
             }
         }
         assert_eq!((sent, window.unconfirmed()), (8, 1), "eight slots, the first tag still waits");
-        window.settle(1, false, |_| {});
+        window.settle(0, 1, false, |_| {});
         assert_eq!(window.room(), 2);
+    }
+
+    #[test]
+    fn channels_number_their_messages_by_themselves() {
+        let window = ConfirmWindow::new(8, 3);
+        window.sending(&[0, 1, 2, 10, 11, 12, 20]);
+        let settle = |channel, tag, multiple| {
+            let mut stamps = Vec::new();
+            (window.settle(channel, tag, multiple, |stamp| stamps.push(stamp)), stamps)
+        };
+        assert_eq!(settle(1, 2, true), (true, vec![1, 11]));
+        assert_eq!(settle(1, 3, false), (false, vec![]), "the seventh message went over the first channel");
+        assert_eq!(settle(0, 3, false), (true, vec![20]));
+        assert_eq!(window.unconfirmed(), 4);
+        assert_eq!(settle(0, 0, true), (true, vec![0, 10]));
+        assert_eq!(settle(2, 1, true), (true, vec![2]));
+        assert_eq!(settle(3, 1, false), (false, vec![]), "there is no such channel");
+        assert_eq!(settle(2, 0, true), (true, vec![12]));
+        assert_eq!((window.unconfirmed(), window.room()), (0, 8));
     }
 }

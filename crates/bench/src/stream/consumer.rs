@@ -9,9 +9,9 @@ use amqp::method::{basic, connection};
 use amqp::{ContentHeader, Frame, FrameKind, Method};
 use socket2::SockRef;
 
-use super::arguments::Acks;
 use super::message::{CHANNEL, Identity, STAMPED_LEN, read_stamp};
 use super::shared::Shared;
+use super::workload::{Acks, Workload};
 use crate::client::{Connection, Fill, HeartbeatTimer, Receiver, check_close, expect_method, is_timeout};
 use crate::error::ClientError;
 use crate::latency::Latencies;
@@ -40,22 +40,24 @@ pub(crate) struct Consumer<'s> {
     /// Whether bodies are long enough to be numbered.
     numbered: bool,
     outcome: Consumed,
-    delivery: Delivery,
+    /// Of each channel.
+    lanes: Vec<Lane>,
     /// Messages noted since the ledgers were last brought up to date.
     runs: Vec<Run>,
-    /// Highest sequence number seen of each producer, plus one.
-    next: Vec<u64>,
+    producers: usize,
     count: u64,
-    unacked: u16,
-    last_tag: u64,
     output: Vec<u8>,
     closed: bool,
 }
 
-/// The delivery that is being read.
+/// A channel: the delivery that is being read, and what was not acknowledged.
 #[derive(Debug, Default)]
-struct Delivery {
+struct Lane {
     state: State,
+    /// Highest sequence number seen on this channel of each channel of each producer, plus one.
+    next: Vec<u64>,
+    unacked: u16,
+    last_tag: u64,
     redelivered: bool,
     /// The first octets of the body.
     head: [u8; STAMPED_LEN],
@@ -81,18 +83,18 @@ struct Run {
 }
 
 impl<'s> Consumer<'s> {
-    pub(crate) fn new(shared: &'s Shared, producers: usize, acks: Acks, numbered: bool) -> Self {
+    pub(crate) fn new(shared: &'s Shared, workload: &Workload) -> Self {
+        let Workload { producers, channels, acks, .. } = *workload;
+        let next = vec![0; producers * usize::from(channels)];
         Self {
             shared,
             acks,
-            numbered,
+            numbered: workload.is_numbered(),
             outcome: Consumed::default(),
-            delivery: Delivery::default(),
+            lanes: (0..channels).map(|_| Lane { next: next.clone(), ..Lane::default() }).collect(),
             runs: Vec::with_capacity(MAX_RUNS),
-            next: vec![0; producers],
+            producers,
             count: 0,
-            unacked: 0,
-            last_tag: 0,
             output: Vec::new(),
             closed: false,
         }
@@ -136,38 +138,38 @@ impl<'s> Consumer<'s> {
 
     fn take_frames(&mut self, receiver: &mut Receiver, now: u64) -> Result<(), ClientError> {
         while let Some(frame) = receiver.next_frame()? {
-            match (self.delivery.state, frame.kind) {
-                (State::Method, FrameKind::Method) => self.method(&frame)?,
-                (State::Header, FrameKind::Header) => {
-                    self.delivery.head_len = 0;
-                    match ContentHeader::decode(frame.payload)?.body_size {
-                        0 => self.delivered(now),
-                        size => self.delivery.state = State::Body(size),
+            let index = usize::from(frame.channel.wrapping_sub(CHANNEL));
+            let Some(lane) = self.lanes.get_mut(index) else {
+                match frame.kind {
+                    FrameKind::Heartbeat => continue,
+                    FrameKind::Method if frame.channel == 0 => self.other_method(&frame)?,
+                    kind => {
+                        let channel = frame.channel;
+                        return Err(ClientError::Protocol(format!("a {kind:?} frame on channel {channel}")));
                     }
                 }
-                (State::Body(left), FrameKind::Body) => self.body(left, frame.payload, now)?,
-                (_, FrameKind::Heartbeat) => {}
-                // Methods of the connection may come between the frames of a content.
-                (_, FrameKind::Method) if frame.channel == 0 => self.other_method(&frame)?,
+                continue;
+            };
+            let whole = match (lane.state, frame.kind) {
+                (State::Method, FrameKind::Method) => {
+                    if !lane.deliver(frame.payload) {
+                        self.other_method(&frame)?;
+                    }
+                    false
+                }
+                (State::Header, FrameKind::Header) => {
+                    lane.header(ContentHeader::decode(frame.payload)?.body_size)
+                }
+                (State::Body(left), FrameKind::Body) => lane.body(left, frame.payload)?,
                 (state, kind) => {
                     return Err(ClientError::Protocol(format!("a {kind:?} frame in state {state:?}")));
                 }
+            };
+            if whole {
+                self.delivered(index, now);
             }
         }
         Ok(())
-    }
-
-    #[inline]
-    fn method(&mut self, frame: &Frame<'_>) -> Result<(), ClientError> {
-        match parse_deliver(frame.payload) {
-            Some((tag, redelivered)) => {
-                self.last_tag = tag;
-                self.delivery.redelivered = redelivered;
-                self.delivery.state = State::Header;
-                Ok(())
-            }
-            None => self.other_method(frame),
-        }
     }
 
     fn other_method(&mut self, frame: &Frame<'_>) -> Result<(), ClientError> {
@@ -183,53 +185,44 @@ impl<'s> Consumer<'s> {
         Ok(())
     }
 
+    /// A channel's delivery is whole.
     #[inline]
-    fn body(&mut self, left: u64, piece: &[u8], now: u64) -> Result<(), ClientError> {
-        let Some(left) = left.checked_sub(piece.len() as u64) else {
-            return Err(ClientError::Protocol("a body longer than its header says".into()));
-        };
-        let delivery = &mut self.delivery;
-        let take = piece.len().min(STAMPED_LEN - delivery.head_len);
-        delivery.head[delivery.head_len..delivery.head_len + take].copy_from_slice(&piece[..take]);
-        delivery.head_len += take;
-        match left {
-            0 => self.delivered(now),
-            left => delivery.state = State::Body(left),
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn delivered(&mut self, now: u64) {
-        self.delivery.state = State::Method;
+    fn delivered(&mut self, index: usize, now: u64) {
+        let lane = &mut self.lanes[index];
+        lane.state = State::Method;
         self.count += 1;
-        self.outcome.redelivered += u64::from(self.delivery.redelivered);
+        self.outcome.redelivered += u64::from(lane.redelivered);
         if self.numbered {
-            let head = &self.delivery.head[..self.delivery.head_len];
+            let head = &lane.head[..lane.head_len];
             match Identity::read(head, self.shared.salt) {
-                Some(identity) if usize::from(identity.producer) < self.next.len() => {
+                Some(identity) if usize::from(identity.producer) < self.producers => {
                     if let Some(stamp) = read_stamp(head)
                         && self.shared.measures(stamp)
                     {
                         self.outcome.latencies.record(now.saturating_sub(stamp));
                     }
-                    self.note(identity);
+                    self.note(index, identity);
                 }
                 _ => self.outcome.foreign += 1,
             }
         }
         if let Acks::Manual { every, .. } = self.acks {
-            self.unacked += 1;
-            if self.unacked >= every {
-                self.acknowledge();
+            let lane = &mut self.lanes[index];
+            lane.unacked += 1;
+            if lane.unacked >= every {
+                lane.acknowledge(CHANNEL + index as u16, &mut self.output);
             }
         }
     }
 
     #[inline]
-    fn note(&mut self, Identity { producer, sequence }: Identity) {
-        let next = &mut self.next[usize::from(producer)];
-        let late = sequence < *next && !self.delivery.redelivered;
+    fn note(&mut self, index: usize, Identity { producer, sequence }: Identity) {
+        // Only what went over the same channels keeps its order.
+        let channels = self.lanes.len();
+        let theirs = if channels == 1 { 0 } else { sequence as usize % channels };
+        let lane = &mut self.lanes[index];
+        let next = &mut lane.next[usize::from(producer) * channels + theirs];
+        let late = sequence < *next && !lane.redelivered;
         *next = (*next).max(sequence + 1);
         match self.runs.last_mut() {
             Some(run)
@@ -274,10 +267,8 @@ impl<'s> Consumer<'s> {
     }
 
     fn acknowledge(&mut self) {
-        if self.unacked > 0 {
-            let ack = basic::Ack { delivery_tag: self.last_tag, multiple: self.unacked > 1 };
-            write_method(&mut self.output, CHANNEL, ack);
-            self.unacked = 0;
+        for (channel, lane) in (CHANNEL..).zip(&mut self.lanes) {
+            lane.acknowledge(channel, &mut self.output);
         }
     }
 
@@ -292,6 +283,46 @@ impl<'s> Consumer<'s> {
             Err(error) => return Err(ClientError::Io { doing: "acknowledging", cause: error }),
         }
         Ok(())
+    }
+}
+
+impl Lane {
+    /// Begins a delivery; whether it was one.
+    #[inline]
+    fn deliver(&mut self, payload: &[u8]) -> bool {
+        let Some((tag, redelivered)) = parse_deliver(payload) else { return false };
+        (self.last_tag, self.redelivered, self.state) = (tag, redelivered, State::Header);
+        true
+    }
+
+    /// Whether the delivery is whole without a body.
+    #[inline]
+    fn header(&mut self, body_size: u64) -> bool {
+        self.head_len = 0;
+        self.state = State::Body(body_size);
+        body_size == 0
+    }
+
+    /// Takes a piece of the body, of which so many octets were left; whether it was the last.
+    #[inline]
+    fn body(&mut self, left: u64, piece: &[u8]) -> Result<bool, ClientError> {
+        let Some(left) = left.checked_sub(piece.len() as u64) else {
+            return Err(ClientError::Protocol("a body longer than its header says".into()));
+        };
+        let take = piece.len().min(STAMPED_LEN - self.head_len);
+        self.head[self.head_len..self.head_len + take].copy_from_slice(&piece[..take]);
+        self.head_len += take;
+        self.state = State::Body(left);
+        Ok(left == 0)
+    }
+
+    #[inline]
+    fn acknowledge(&mut self, channel: u16, output: &mut Vec<u8>) {
+        if self.unacked > 0 {
+            let ack = basic::Ack { delivery_tag: self.last_tag, multiple: self.unacked > 1 };
+            write_method(output, channel, ack);
+            self.unacked = 0;
+        }
     }
 }
 

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use amqp::properties::{PERSISTENT, Properties, ShortBytes};
 use amqp::{FieldTable, FieldValue, RawTable};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
 /// Properties as the command line has them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MessageProperties {
     /// Names, as in the specification, and values.
     pub named: Vec<(String, String)>,
@@ -141,7 +141,7 @@ pub(crate) fn pairs(option: &str, texts: &[String]) -> Result<Vec<(String, Strin
 }
 
 /// A body from a file.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BodyFile {
     /// Where it was read from.
     pub path: String,

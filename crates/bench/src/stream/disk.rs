@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread;
 
-use super::arguments::{DISK, Length, Workload};
+use super::arguments::DISK;
 use super::producer::Produced;
 use super::round::{Progress, coordinate, guarded, result};
 use super::shared::Shared;
+use super::workload::{Length, Workload};
 use crate::error::ClientError;
 use crate::report::{Round, SystemReport};
 use crate::watched::Watched;

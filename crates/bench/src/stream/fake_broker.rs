@@ -1,5 +1,6 @@
 //! A broker with one queue that does as little as it can and misbehaves as told: drops, repeats, delays, refuses.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -40,7 +41,8 @@ struct State {
     messages: u64,
     consumers: Vec<TcpStream>,
     late: Option<Vec<u8>>,
-    delivery_tag: u64,
+    /// Of each channel that consumes.
+    delivery_tags: Vec<u64>,
     acks: u64,
 }
 
@@ -48,8 +50,14 @@ impl FakeBroker {
     pub(crate) fn start(script: Script) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let state =
-            State { script, messages: 0, consumers: Vec::new(), late: None, delivery_tag: 0, acks: 0 };
+        let state = State {
+            script,
+            messages: 0,
+            consumers: Vec::new(),
+            late: None,
+            delivery_tags: Vec::new(),
+            acks: 0,
+        };
         let state = Arc::new(Mutex::new(state));
         let shared = Arc::clone(&state);
         thread::spawn(move || {
@@ -82,7 +90,8 @@ struct Session {
     /// Of the frame that is handled.
     channel: u16,
     confirming: bool,
-    publish_tag: u64,
+    /// Of each channel.
+    publish_tags: HashMap<u16, u64>,
     body: Vec<u8>,
     body_left: u64,
     /// What is to be written to this client, and to the consumer, after the present read.
@@ -100,7 +109,7 @@ impl Session {
             state,
             channel: 0,
             confirming,
-            publish_tag: 0,
+            publish_tags: HashMap::new(),
             body,
             body_left: 0,
             replies,
@@ -113,7 +122,7 @@ impl Session {
         let mut handshake = ServerHandshake::new(ServerOffer {
             server_properties: [("product", FieldValue::text("Fake"))].into_iter().collect::<FieldTable>(),
             mechanisms: vec![Mechanism::Plain],
-            channel_max: 1,
+            channel_max: 100,
             frame_max: FRAME_MAX,
             heartbeat: 0,
         });
@@ -198,8 +207,12 @@ impl Session {
             }
             Method::BasicQos(_) => self.reply(self.channel, basic::QosOk {}),
             Method::BasicConsume(c) => {
-                self.reply(self.channel, basic::ConsumeOk { consumer_tag: c.consumer_tag });
-                state.consumers.push(self.stream.try_clone().unwrap());
+                if !c.no_wait {
+                    self.reply(self.channel, basic::ConsumeOk { consumer_tag: c.consumer_tag });
+                    state.consumers.push(self.stream.try_clone().unwrap());
+                }
+                let channels = state.delivery_tags.len().max(self.channel.into());
+                state.delivery_tags.resize(channels, 0);
             }
             Method::ConfirmSelect(_) => {
                 self.confirming = true;
@@ -225,7 +238,9 @@ impl Session {
         }
         let fate = (state.script)(state.messages);
         state.messages += 1;
-        self.publish_tag += 1;
+        let tag = self.publish_tags.entry(self.channel).or_default();
+        *tag += 1;
+        let (delivery_tag, multiple) = (*tag, false);
         match fate {
             Fate::Delivered => self.deliver(state, 1),
             Fate::Repeated => self.deliver(state, 2),
@@ -250,7 +265,6 @@ impl Session {
             self.body = late;
             self.deliver(state, 1);
         }
-        let (delivery_tag, multiple) = (self.publish_tag, false);
         match fate {
             _ if !self.confirming => {}
             Fate::Nacked => self.reply(self.channel, basic::Nack { delivery_tag, multiple, requeue: false }),
@@ -260,18 +274,22 @@ impl Session {
 
     fn deliver(&mut self, state: &mut State, times: u64) {
         for _ in 0..times {
-            state.delivery_tag += 1;
+            // Every consumer has all channels.
+            let turn = state.messages as usize % state.delivery_tags.len().max(1);
+            let Some(tag) = state.delivery_tags.get_mut(turn) else { return };
+            *tag += 1;
+            let (delivery_tag, channel) = (*tag, turn as u16 + 1);
             let deliver = basic::Deliver {
                 consumer_tag: "c",
-                delivery_tag: state.delivery_tag,
+                delivery_tag,
                 redelivered: false,
                 exchange: "",
                 routing_key: "q",
             };
-            write_method(&mut self.deliveries, 1, deliver);
-            write_content_header(&mut self.deliveries, 1, self.body.len() as u64, NO_PROPERTIES);
+            write_method(&mut self.deliveries, channel, deliver);
+            write_content_header(&mut self.deliveries, channel, self.body.len() as u64, NO_PROPERTIES);
             for piece in self.body.chunks(max_body_payload(FRAME_MAX)) {
-                write_body(&mut self.deliveries, 1, piece);
+                write_body(&mut self.deliveries, channel, piece);
             }
         }
     }

@@ -13,7 +13,7 @@ pub(crate) const MAX_PRODUCERS: usize = 1 << 16;
 pub(crate) const IDENTITY_LEN: usize = 8;
 /// Octets of body that identify and date a message.
 pub(crate) const STAMPED_LEN: usize = 16;
-/// The channel that everything happens on.
+/// The channel that everything happens on, or the first of several.
 pub(crate) const CHANNEL: u16 = 1;
 
 const SEQUENCE_BITS: u32 = 40;
@@ -67,6 +67,8 @@ pub(crate) struct Style<'a> {
     pub(crate) properties: &'a [u8],
     pub(crate) mandatory: bool,
     pub(crate) frame_max: u32,
+    /// Messages take them in turn, from [`CHANNEL`] on.
+    pub(crate) channels: u16,
 }
 
 /// A buffer full of encoded messages, in which only identities and times change.
@@ -88,19 +90,21 @@ pub(crate) struct Batch {
 impl Batch {
     pub(crate) fn new(style: &Style<'_>, salt: u8, producer: u16) -> Self {
         let (keys, bodies) = (style.keys.len(), style.bodies.len());
-        let cycle = keys * bodies / greatest_common_divisor(keys, bodies);
+        let channels = usize::from(style.channels);
+        let cycle = least_common_multiple(least_common_multiple(keys, bodies), channels);
         let (mut octets, mut starts, mut bodies_at) = (Vec::new(), vec![0], Vec::new());
         // Whatever the first message's place in the cycle is, there are as many behind it as fit.
         while starts.len() <= cycle || octets.len() < BATCH_BYTES && starts.len() < cycle + MOST_MESSAGES {
             let number = starts.len() - 1;
             let (routing_key, body) = (style.keys[number % keys], style.bodies[number % bodies]);
+            let channel = CHANNEL + (number % channels) as u16;
             let (exchange, mandatory) = (style.exchange, style.mandatory);
             let publish = basic::Publish { exchange, routing_key, mandatory, ..Default::default() };
-            write_method(&mut octets, CHANNEL, publish);
-            write_content_header(&mut octets, CHANNEL, body.len() as u64, style.properties);
+            write_method(&mut octets, channel, publish);
+            write_content_header(&mut octets, channel, body.len() as u64, style.properties);
             bodies_at.push(octets.len() + frame::HEADER_LEN);
             body.chunks(max_body_payload(style.frame_max))
-                .for_each(|piece| write_body(&mut octets, CHANNEL, piece));
+                .for_each(|piece| write_body(&mut octets, channel, piece));
             starts.push(octets.len());
         }
         let shortest = style.bodies.iter().map(|body| body.len()).min();
@@ -142,8 +146,13 @@ impl Batch {
     }
 }
 
+/// Of two numbers above 0.
+pub(crate) fn least_common_multiple(a: usize, b: usize) -> usize {
+    a / greatest_common_divisor(a, b) * b
+}
+
 /// Never 0 for numbers above 0.
-pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
@@ -156,7 +165,8 @@ mod tests {
 
     fn style(body: &[u8]) -> Style<'_> {
         let (keys, bodies, properties) = (vec!["q"], vec![body], NO_PROPERTIES);
-        Style { exchange: "", keys, bodies, numbered: true, properties, mandatory: false, frame_max: 4096 }
+        let (numbered, mandatory, frame_max, channels) = (true, false, 4096, 1);
+        Style { exchange: "", keys, bodies, numbered, properties, mandatory, frame_max, channels }
     }
 
     fn batch(size: usize, salt: u8, producer: u16) -> Batch {
@@ -211,6 +221,21 @@ mod tests {
             assert_eq!(batch.complete(sequence, octets.len()), count);
             assert_eq!(batch.complete(sequence, octets.len() - 1), count - 1);
             assert_eq!(batch.complete(sequence, 0), 0);
+        }
+    }
+
+    #[test]
+    fn channels_take_turns_and_a_message_stays_on_its_own() {
+        let body = [0; 5000];
+        let mut batch = Batch::new(&Style { channels: 3, ..style(&body) }, 0, 0);
+        for sequence in [0, 4] {
+            let mut octets = batch.fill(sequence, &[0]);
+            let mut channels = Vec::new();
+            while let Some(frame) = Frame::parse(octets, 4096).unwrap() {
+                channels.push(frame.channel);
+                octets = &octets[frame.wire_len()..];
+            }
+            assert_eq!(channels, [CHANNEL + (sequence % 3) as u16; 4]);
         }
     }
 

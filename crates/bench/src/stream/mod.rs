@@ -15,6 +15,7 @@ pub mod schedule;
 mod shared;
 mod topology;
 mod window;
+pub mod workload;
 
 #[cfg(test)]
 pub(crate) mod fake_broker;
@@ -27,8 +28,9 @@ use crate::metric::grouped;
 use crate::report::{Report, SystemReport};
 use crate::study::Watch;
 use arguments::DISK;
-pub use arguments::{Plan, StreamArguments, System, Workload};
+pub use arguments::{Plan, StreamArguments};
 pub use round::Progress;
+pub use workload::Workload;
 
 /// Makes all rounds of a plan, one system after the other in each and the disk at last, and judges the expectations.
 /// `watch` is told the round (from 0), the system's name, and how it goes.

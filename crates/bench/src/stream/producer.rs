@@ -11,7 +11,7 @@ use amqp::method::{basic, connection};
 use amqp::{Frame, FrameKind, Method};
 
 use super::confirms::ConfirmWindow;
-use super::message::Batch;
+use super::message::{Batch, CHANNEL};
 use super::pacer::Pacer;
 use super::schedule::Schedule;
 use super::shared::Shared;
@@ -50,6 +50,8 @@ pub(crate) struct Task<'s> {
     pub(crate) batch: Batch,
     /// Most unconfirmed messages; 0 is no confirms.
     pub(crate) confirms: usize,
+    /// That messages take in turn.
+    pub(crate) channels: u16,
     pub(crate) schedule: Option<Schedule>,
     /// Ends by itself after these.
     pub(crate) messages: Option<u64>,
@@ -59,13 +61,12 @@ pub(crate) struct Task<'s> {
 
 /// Publishes until the round stops or `task.messages` are sent, waits for confirms, and closes the connection.
 pub(crate) fn run(task: Task<'_>, connection: Connection) -> Result<Produced, ClientError> {
-    let window = ConfirmWindow::new(task.confirms);
+    let window = ConfirmWindow::new(task.confirms, task.channels);
     let done = AtomicBool::new(false);
     let heartbeat = HeartbeatTimer::new(connection.heartbeat_interval());
     let Connection { stream, mut receiver, .. } = connection;
     let shared = task.shared;
-    let mut watcher =
-        Watcher { shared, window: &window, done: &done, outcome: Produced::default(), content: false };
+    let mut watcher = Watcher { shared, window: &window, done: &done, outcome: Produced::default() };
     if task.confirms == 1 {
         let mut sender =
             Sender { task, window: &window, done: &done, stream: &stream, heartbeat, sequence: 0 };
@@ -229,8 +230,6 @@ struct Watcher<'a> {
     /// Set by the sender when it has sent everything.
     done: &'a AtomicBool,
     outcome: Produced,
-    /// Inside a returned message.
-    content: bool,
 }
 
 impl Watcher<'_> {
@@ -269,20 +268,19 @@ impl Watcher<'_> {
     fn frame(&mut self, frame: &Frame<'_>, now: u64) -> Result<bool, ClientError> {
         match frame.kind {
             FrameKind::Heartbeat => return Ok(false),
-            FrameKind::Header | FrameKind::Body if self.content => return Ok(false),
+            FrameKind::Header | FrameKind::Body if self.outcome.returned > 0 => return Ok(false),
             _ => {}
         }
         let method = expect_method(frame)?;
         match method {
             Method::BasicAck(basic::Ack { delivery_tag, multiple }) => {
-                self.settled(delivery_tag, multiple, true, now)
+                self.settled(frame.channel, delivery_tag, multiple, true, now)
             }
             Method::BasicNack(basic::Nack { delivery_tag, multiple, .. }) => {
-                self.settled(delivery_tag, multiple, false, now);
+                self.settled(frame.channel, delivery_tag, multiple, false, now);
             }
             Method::BasicReturn(_) => {
                 self.outcome.returned += 1;
-                self.content = true;
             }
             Method::ConnectionBlocked(_) => {
                 self.outcome.blocked += 1;
@@ -301,10 +299,10 @@ impl Watcher<'_> {
         Ok(false)
     }
 
-    fn settled(&mut self, tag: u64, multiple: bool, accepted: bool, now: u64) {
+    fn settled(&mut self, channel: u16, tag: u64, multiple: bool, accepted: bool, now: u64) {
         let Self { shared, window, outcome, .. } = self;
         let mut count = 0;
-        let known = window.settle(tag, multiple, |stamp| {
+        let known = window.settle(channel.wrapping_sub(CHANNEL), tag, multiple, |stamp| {
             count += 1;
             if shared.measures(stamp) {
                 outcome.confirm_latencies.record(now.saturating_sub(stamp));

@@ -1,5 +1,6 @@
 //! One round on one system: set-up, load, measured window, drain, and what came of it.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed, Ordering::SeqCst};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -7,17 +8,18 @@ use std::time::{Duration, Instant};
 use amqp::Method;
 use amqp::method::{basic, confirm};
 
-use super::arguments::{Acks, Length, System, Workload};
 use super::consumer::{Consumed, Consumer};
 use super::message::{Batch, CHANNEL, Style};
 use super::producer::{self, Produced, Task};
 use super::shared::Shared;
 use super::topology::Topology;
 use super::window::{Sampler, Snapshot};
+use super::workload::{Acks, Length, Workload};
 use crate::client::Connection;
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::report::{Counts, Round};
+use crate::study::systems::System;
 use crate::watched::Watched;
 
 /// How long no delivery may come, after the last publish, until what is missing counts as lost.
@@ -95,8 +97,7 @@ fn load(
     thread::scope(|scope| {
         let mut consuming = Vec::new();
         for connection in consumers {
-            let numbered = workload.is_numbered();
-            let consumer = Consumer::new(shared, workload.producers, workload.acks, numbered);
+            let consumer = Consumer::new(shared, workload);
             consuming.push(scope.spawn(move || guarded(shared, || consumer.run(connection))));
         }
         let mut producing = Vec::new();
@@ -129,25 +130,34 @@ fn subscribe(
     index: usize,
 ) -> Result<Connection, ClientError> {
     let mut connection = Connection::open(&system.uri, &format!("leveret bench: consumer {index}"))?;
-    connection.open_channel(CHANNEL)?;
-    if let Acks::Manual { prefetch, .. } = workload.acks
-        && prefetch > 0
-    {
-        let qos = basic::Qos { prefetch_count: prefetch, ..Default::default() };
-        connection.call(CHANNEL, qos, |m| matches!(m, Method::BasicQosOk(_)).then_some(()))?;
+    for channel in channels(workload) {
+        connection.open_channel(channel)?;
+        if let Acks::Manual { prefetch, .. } = workload.acks
+            && prefetch > 0
+        {
+            let qos = basic::Qos { prefetch_count: prefetch, ..Default::default() };
+            connection.call(channel, qos, |m| matches!(m, Method::BasicQosOk(_)).then_some(()))?;
+        }
     }
-    topology.subscribe(&mut connection, index)?;
+    topology.subscribe(&mut connection, index, channels(workload))?;
     Ok(connection)
 }
 
 fn open_producer(system: &System, workload: &Workload, index: usize) -> Result<Connection, ClientError> {
     let mut connection = Connection::open(&system.uri, &format!("leveret bench: producer {index}"))?;
-    connection.open_channel(CHANNEL)?;
-    if workload.confirms > 0 {
-        let select = confirm::Select { no_wait: false };
-        connection.call(CHANNEL, select, |m| matches!(m, Method::ConfirmSelectOk(_)).then_some(()))?;
+    for channel in channels(workload) {
+        connection.open_channel(channel)?;
+        if workload.confirms > 0 {
+            let select = confirm::Select { no_wait: false };
+            connection.call(channel, select, |m| matches!(m, Method::ConfirmSelectOk(_)).then_some(()))?;
+        }
     }
     Ok(connection)
+}
+
+/// Numbers of the channels of a connection.
+fn channels(workload: &Workload) -> Range<u16> {
+    CHANNEL..CHANNEL + workload.channels
 }
 
 fn task<'s>(
@@ -170,12 +180,14 @@ fn task<'s>(
         properties: &workload.properties.encode(workload.persistent),
         mandatory: workload.mandatory,
         frame_max: connection.opened.negotiated.frame_max,
+        channels: workload.channels,
     };
     Task {
         shared,
         // The plan has checked that there are no more producers than an identity can tell apart.
         batch: Batch::new(&style, shared.salt, index as u16),
         confirms: workload.confirms,
+        channels: workload.channels,
         schedule: workload.rate.clone(),
         messages: match workload.length {
             Length::Messages(messages) => Some(messages),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// How many messages a second are due, and when: `1000`, `0..5000` (a ramp over the whole round), or pieces such as
 /// `1000:5,1000..5000:10,0:1`, which are repeated when the last has a length.
@@ -130,6 +130,13 @@ impl fmt::Display for Schedule {
 impl Serialize for Schedule {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// A schedule that a run had holds what [`Schedule::over`] made of it only in the run; its text is what tells it.
+impl<'de> Deserialize<'de> for Schedule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

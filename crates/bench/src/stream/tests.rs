@@ -91,6 +91,22 @@ fn nacks_and_returns_are_counted_and_are_no_losses() {
 }
 
 #[test]
+fn channels_confirm_deliver_and_keep_order_each_for_itself() {
+    let script = |n| match n % 1000 {
+        1 => Fate::Nacked,
+        2 => Fate::Dropped,
+        3 => Fate::Repeated,
+        _ => Fate::Delivered,
+    };
+    let arguments = ["--messages", "5000", "--producers", "2", "--channels", "3", "--confirms", "50"];
+    let counts = one_round(script, &arguments).counts;
+    let (published, consumed, confirmed) = (10_000, 9_990, 9_990);
+    let expected =
+        Counts { published, consumed, confirmed, nacked: 10, lost: 10, duplicated: 10, ..Counts::default() };
+    assert_eq!(counts, expected);
+}
+
+#[test]
 fn a_producer_that_waits_for_each_confirm_gets_them_all() {
     let script = |n| if n == 7 { Fate::Nacked } else { Fate::Delivered };
     let round = one_round(script, &["--messages", "300", "--confirms", "1"]);

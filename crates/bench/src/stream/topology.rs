@@ -1,11 +1,13 @@
 //! Queues, the exchange that messages go through, and who publishes and consumes where.
 
+use std::ops::Range;
+
 use amqp::method::{basic, exchange, queue};
 use amqp::{Method, RawTable};
 
-use super::arguments::{Acks, Workload};
 use super::content::table;
 use super::message::CHANNEL;
+use super::workload::{Acks, Workload};
 use crate::client::Connection;
 use crate::error::ClientError;
 
@@ -99,20 +101,27 @@ impl<'w> Topology<'w> {
         Ok(())
     }
 
-    /// Subscribes a consumer to all of its queues.
-    pub(crate) fn subscribe(&self, connection: &mut Connection, consumer: usize) -> Result<(), ClientError> {
+    /// Subscribes a consumer to all of its queues, on each of these channels.
+    pub(crate) fn subscribe(
+        &self,
+        connection: &mut Connection,
+        consumer: usize,
+        channels: Range<u16>,
+    ) -> Result<(), ClientError> {
         let arguments = encoded(&self.workload.consumer_arguments);
         let no_ack = self.workload.acks == Acks::Automatic;
-        for (number, queue) in self.queues_of(consumer).into_iter().enumerate() {
+        let queues = self.queues_of(consumer);
+        let all = channels.flat_map(|channel| queues.iter().map(move |queue| (channel, *queue)));
+        for (number, (channel, queue)) in all.enumerate() {
             let consumer_tag = &number.to_string();
             let arguments = RawTable::check(&arguments)?;
             let consume = basic::Consume { queue, consumer_tag, no_ack, arguments, ..Default::default() };
             if number == 0 {
                 connection
-                    .call(CHANNEL, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
+                    .call(channel, consume, |m| matches!(m, Method::BasicConsumeOk(_)).then_some(()))?;
             } else {
                 // Its answer would stand among deliveries.
-                connection.tell(CHANNEL, basic::Consume { no_wait: true, ..consume })?;
+                connection.tell(channel, basic::Consume { no_wait: true, ..consume })?;
             }
         }
         Ok(())

@@ -6,11 +6,11 @@ use std::time::Duration;
 use clap::Args;
 
 use super::Cell;
-use super::expect::Condition;
+use super::expect::{Condition, check_all};
 use crate::error::Error;
 use crate::link::milliseconds;
-use crate::stream::System;
-use crate::stream::arguments::{check, seconds};
+use crate::study::systems::System;
+use crate::usage::{check, seconds};
 
 /// Options of every study.
 #[derive(Debug, Clone, Args)]
@@ -93,13 +93,9 @@ impl Common {
     /// Checks that every expectation speaks of cells and systems that will be measured.
     pub(super) fn check_cells(&self, cells: &[Cell], systems: &[System]) -> Result<(), Error> {
         let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
-        self.expectations.iter().try_for_each(|condition| {
-            check(
-                cells.iter().any(|cell| condition.selects(cell.scenario, cell.at)),
-                &format!("--expect {condition}: nothing that is measured is called so"),
-            )?;
-            condition.check_systems(&names).map_err(Error::Expect)
-        })
+        let measured =
+            |condition: &Condition| cells.iter().any(|cell| condition.selects(cell.scenario, cell.at));
+        check_all(&self.expectations, measured, &names)
     }
 }
 

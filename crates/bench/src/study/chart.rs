@@ -10,7 +10,7 @@ use plotters::prelude::*;
 use super::grid::name_of;
 use super::report::{Axis, Compared, StudyReport};
 use super::svg::{FONT, GRID, INK, PAPER, tidy};
-use crate::metric::{Metric, Point};
+use crate::metric::{Metric, Point, grouped};
 
 /// Lines over places that are named, rather than measured out: 0, 1, 5, 10, 50 and 100 ms stand at equal distances.
 #[derive(Debug, Clone)]
@@ -82,6 +82,15 @@ fn is_charted(axis: Axis, metric: Metric) -> bool {
         || axis == Axis::Connections && [Metric::RssEach, Metric::Rss, Metric::Cpu].contains(&metric)
 }
 
+/// What one of a metric is in what its axis counts, so that its labels are round.
+fn scale_of(metric: Metric) -> f64 {
+    match metric {
+        Metric::Rss => 1.0 / f64::from(1 << 20),
+        Metric::RssEach => 1.0 / 1024.0,
+        _ => 1.0,
+    }
+}
+
 /// A value on the axis, the middle, the least and the most.
 type Measure = (f64, f64, Range<f64>);
 
@@ -96,6 +105,7 @@ fn chart(
 ) -> Option<Chart> {
     let mut places: Vec<f64> = Vec::new();
     let mut drawn: Vec<(usize, &str, Vec<Measure>)> = Vec::new();
+    let scale = scale_of(metric);
     for (colour, line) in lines.iter().enumerate() {
         let (scenario, system) = name(line);
         let cells = report
@@ -103,7 +113,9 @@ fn chart(
             .iter()
             .filter(|cell| cell.axis == axis && cell.scenario == scenario && cell.system == system);
         let points: Vec<Measure> = cells
-            .filter_map(|cell| cell.summary(metric).map(|s| (cell.at, s.median, s.min..s.max)))
+            .filter_map(|cell| {
+                cell.summary(metric).map(|s| (cell.at, scale * s.median, scale * s.min..scale * s.max))
+            })
             .collect();
         places.extend(points.iter().map(|(at, ..)| *at));
         if !points.is_empty() {
@@ -141,8 +153,9 @@ fn distinct(names: &mut Vec<&str>) {
 fn unit_of(metric: Metric) -> &'static str {
     match metric {
         Metric::Rate => "per second",
-        Metric::Rss | Metric::RssEach => "resident memory",
-        Metric::Cpu => "processor",
+        Metric::Rss => "resident memory in MiB",
+        Metric::RssEach => "resident memory in KiB",
+        Metric::Cpu => "cores",
         _ => "time",
     }
 }
@@ -165,6 +178,12 @@ impl Chart {
         positive.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
     }
 
+    /// Where a linear scale is to end, so that whiskers have room, within reason.
+    fn highest(&self, high: f64) -> f64 {
+        let ends = self.lines.iter().flat_map(|line| line.points.iter().map(|(_, _, spread)| spread.end));
+        ends.fold(high, f64::max).min(high * MOST_FOR_WHISKERS)
+    }
+
     fn draw(&self, out: &mut String) -> Result<(), Box<dyn Error>> {
         let Some((low, high)) = self.extremes().map(|own| self.bounds.unwrap_or(own)) else { return Ok(()) };
         let height = PANEL.1 + LEGEND_ROW * self.lines.len() as u32;
@@ -173,10 +192,9 @@ impl Chart {
         let (panel, legend) = root.split_vertically(PANEL.1);
         let x = -0.4..self.places.len() as f64 - 0.6;
         if high / low > LOGARITHMIC_FROM {
-            let decades = 10f64.powf(low.log10().floor())..10f64.powf(high.log10().ceil());
-            self.draw_panel(&panel, x, decades.log_scale())?;
+            self.draw_panel(&panel, x, decades(low, high).log_scale())?;
         } else {
-            self.draw_panel(&panel, x, 0.0..high * 1.15)?;
+            self.draw_panel(&panel, x, 0.0..self.highest(high) * 1.08)?;
         }
         self.draw_legend(&legend)?;
         root.present()?;
@@ -214,9 +232,11 @@ impl Chart {
             .draw()?;
         for line in &self.lines {
             let style = colour(line.colour).stroke_width(2);
+            // On a scale of decades there is no place for nothing at all.
+            let drawn = || line.points.iter().filter(|(_, middle, _)| *middle >= least);
             let middles: Vec<(f64, f64)> =
-                line.points.iter().map(|(place, middle, _)| (*place as f64, middle.max(least))).collect();
-            for (place, _, spread) in &line.points {
+                drawn().map(|(place, middle, _)| (*place as f64, *middle)).collect();
+            for (place, _, spread) in drawn() {
                 let whisker =
                     [(*place as f64, spread.start.max(least)), (*place as f64, spread.end.max(least))];
                 chart.draw_series([PathElement::new(whisker, colour(line.colour).stroke_width(1))])?;
@@ -261,11 +281,22 @@ impl Chart {
         if value == 0.0 {
             return "0".into();
         }
+        // What rounding has left just below a round number is that number.
+        let value = value * (1.0 + 1e-9);
         match self.metric {
-            Metric::Rate if value < 1000.0 => format!("{}", (value * 100.0).round() / 100.0),
+            Metric::Rate | Metric::Rss | Metric::RssEach | Metric::Cpu if value < 1000.0 => {
+                format!("{}", (value * 1000.0).round() / 1000.0)
+            }
+            Metric::Rss | Metric::RssEach => grouped(value),
             metric => metric.show(value).trim_end_matches("/s").to_owned(),
         }
     }
+}
+
+/// Whole decades around values, a trifle more than that: rounding must not leave out the label at an end.
+fn decades(low: f64, high: f64) -> Range<f64> {
+    const TRIFLE: f64 = 1e-9;
+    10f64.powf(low.log10().floor()) * (1.0 - TRIFLE)..10f64.powf(high.log10().ceil()) * (1.0 + TRIFLE)
 }
 
 /// Told apart by eyes that see few colours, on bright paper and on dark.
@@ -285,12 +316,15 @@ fn colour(number: usize) -> RGBColor {
 /// Pixels of the part above the legend.
 const PANEL: (u32, u32) = (480, 340);
 const LEGEND_ROW: u32 = 18;
+/// A single bad round must not flatten all the others: whiskers longer than this, in largest medians, are cut.
+const MOST_FOR_WHISKERS: f64 = 1.5;
 /// Where the largest value is so many times the least, the scale is logarithmic.
 const LOGARITHMIC_FROM: f64 = 20.0;
 
 #[cfg(test)]
 mod tests {
     use super::super::grid::tests::report;
+    use super::super::svg::STYLE;
     use super::*;
 
     #[test]
@@ -321,11 +355,31 @@ mod tests {
     #[test]
     fn paper_ink_and_grid_follow_the_scheme() {
         let svg = charts(&report())[0].svg().unwrap();
-        assert!(svg.contains("prefers-color-scheme:dark"));
         for colour in ["fill=\"#FEFEFE\"", "fill=\"#222223\"", "stroke=\"#DDDDDE\""] {
-            // Once in the style sheet, and where it is used.
-            assert!(svg.matches(colour).count() > 1, "{colour}");
+            assert!(svg.contains(colour) && STYLE.contains(&format!("[{colour}]{{")), "{colour}");
         }
+    }
+
+    #[test]
+    fn a_scale_of_decades_has_labels_at_both_ends_and_no_place_for_nothing() {
+        let mut chart = charts(&report()).remove(0);
+        chart.metric = Metric::Latency(Point::P99);
+        chart.lines[0].points = vec![(0, 0.0, 0.0..0.0), (1, 0.000_002, 0.0..0.5)];
+        chart.lines[1].points = vec![(0, 0.05, 0.05..0.05), (1, 0.9, 0.8..0.9)];
+        let svg = chart.svg().unwrap();
+        assert!(svg.contains(">1.00 µs<") && svg.contains(">1.00 s<"), "{svg}");
+        assert_eq!(svg.matches("h0").count(), 3, "{svg}");
+    }
+
+    #[test]
+    fn memory_is_counted_in_what_makes_round_labels() {
+        let mut chart = charts(&report()).remove(0);
+        chart.metric = Metric::Rss;
+        assert_eq!([0.0, 99.999_999_999, 2500.0].map(|value| chart.show(value)), ["0", "100", "2,500"]);
+        chart.metric = Metric::Cpu;
+        assert_eq!(chart.show(0.0025), "0.003");
+        chart.metric = Metric::Latency(Point::P50);
+        assert_eq!(chart.show(0.000_099_999_999_99), "100 µs");
     }
 
     #[test]

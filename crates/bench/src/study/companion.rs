@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use crate::error::Error;
-use crate::stream::System;
+use crate::study::systems::System;
 use crate::uri::Uri;
 use crate::watched::Watched;
 

@@ -6,9 +6,15 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::arguments::OutputArguments;
-use super::report::StudyReport;
+use super::report::{CellReport, StudyReport};
 use super::results::Results;
 use crate::error::Error;
+use crate::machine::Machine;
+use crate::report::Report;
+use crate::routing::arguments::Kind;
+use crate::routing::report::RoutingReport;
+use crate::table::describe;
+use crate::websockets::report::WebSocketsReport;
 
 /// Put two runs of the same study side by side, as written by --json or --output
 #[derive(Debug, Clone, Args)]
@@ -29,55 +35,139 @@ impl CompareArguments {
             let text = text.map_err(|error| named(error.to_string()))?;
             serde_json::from_str(&text).map_err(|error| named(format!("no study's results: {error}")))
         });
-        let report = joined(a?, b?)?;
-        Results::Cells(report).write(&self.outputs)
+        both(a?, b?)?.write(&self.outputs)
     }
 }
 
-/// Both runs as one, in which the systems of each have its letter before their names.
-fn joined(a: StudyReport, b: StudyReport) -> Result<StudyReport, Error> {
-    if a.study != b.study {
-        return Err(Error::Usage(format!("one run is of {}, the other one of {}", a.study, b.study)));
+/// Two runs of the same study as one.
+fn both(a: Results, b: Results) -> Result<Results, Error> {
+    if a.name() != b.name() {
+        return Err(Error::Usage(format!("one run is of {}, the other one of {}", a.name(), b.name())));
     }
-    let [mut a, b] = [("A", a), ("B", b)].map(|(letter, mut report)| {
-        let rename = |name: &mut String| *name = format!("{letter}:{name}");
-        report.systems.iter_mut().for_each(|system| rename(&mut system.name));
-        report.cells.iter_mut().for_each(|cell| rename(&mut cell.system));
-        report.notes.iter_mut().for_each(rename);
-        report
+    Ok(match (a, b) {
+        (Results::Cells(a), Results::Cells(b)) => Results::Cells(joined(a, b)),
+        (Results::Stream(a), Results::Stream(b)) => Results::Stream(Box::new(streams(*a, *b))),
+        (Results::Routing(a), Results::Routing(b)) => Results::Routing(routings(a, b)),
+        (Results::WebSockets(a), Results::WebSockets(b)) => Results::WebSockets(fleets(a, b)),
+        // Studies of the same name are of the same kind.
+        (a, _) => a,
+    })
+}
+
+const LETTERS: [&str; 2] = ["A", "B"];
+
+/// With the letter of its run.
+fn lettered(letter: &str, name: &mut String) {
+    *name = format!("{letter}:{name}");
+}
+
+/// What a reader must know who compares the runs; `facts` are what each was told to do.
+fn differences(machines: [&Machine; 2], facts: [String; 2]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let [a, b] = machines;
+    if a.to_string() != b.to_string() {
+        notes.push(format!("The machines differ; B ran on {b}."));
+    }
+    let [a, b] = facts;
+    if a != b {
+        notes.push(format!("The parameters differ; those of B: {b}."));
+    }
+    notes
+}
+
+fn streams(mut a: Report, mut b: Report) -> Report {
+    for (letter, run) in LETTERS.into_iter().zip([&mut a, &mut b]) {
+        run.systems.iter_mut().for_each(|system| lettered(letter, &mut system.name));
+        run.notes.iter_mut().for_each(|note| lettered(letter, note));
+    }
+    let facts = [&a, &b].map(|run| describe(&run.workload));
+    a.notes.splice(0..0, differences([&a.machine, &b.machine], facts));
+    a.systems.extend(b.systems);
+    a.notes.extend(b.notes);
+    a.expectations.clear();
+    a
+}
+
+fn routings(mut a: RoutingReport, mut b: RoutingReport) -> RoutingReport {
+    for (letter, run) in LETTERS.into_iter().zip([&mut a, &mut b]) {
+        run.systems.iter_mut().for_each(|system| lettered(letter, &mut system.name));
+        run.series.iter_mut().for_each(|series| lettered(letter, &mut series.system));
+        run.growth.iter_mut().for_each(|growth| lettered(letter, &mut growth.system));
+        run.bulk.iter_mut().for_each(|bulk| lettered(letter, &mut bulk.system));
+        run.notes.iter_mut().for_each(|note| lettered(letter, note));
+    }
+    let facts = [&a, &b].map(|run| run.settings.to_string());
+    a.notes.splice(0..0, differences([&a.machine, &b.machine], facts));
+    a.systems.extend(b.systems);
+    a.series.extend(b.series);
+    // Exchange types stand together, in the order of the first run.
+    let mut kinds: Vec<Kind> = Vec::new();
+    a.series.iter().for_each(|series| {
+        if !kinds.contains(&series.exchange) {
+            kinds.push(series.exchange);
+        }
     });
-    if a.machine.to_string() != b.machine.to_string() {
-        a.notes.push(format!("The machines differ; B ran on {}.", b.machine));
+    a.series.sort_by_key(|series| kinds.iter().position(|kind| *kind == series.exchange));
+    a.growth.extend(b.growth);
+    a.bulk.extend(b.bulk);
+    a.notes.extend(b.notes);
+    a.expectations.clear();
+    a
+}
+
+fn fleets(mut a: WebSocketsReport, mut b: WebSocketsReport) -> WebSocketsReport {
+    for (letter, run) in LETTERS.into_iter().zip([&mut a, &mut b]) {
+        run.systems.iter_mut().for_each(|system| lettered(letter, &mut system.name));
     }
-    if a.parameters != b.parameters {
-        let text: Vec<String> = b.parameters.iter().map(|p| format!("{} {}", p.name, p.value)).collect();
-        a.notes.push(format!("The parameters differ; those of B: {}.", text.join("; ")));
+    let facts = [&a, &b].map(|run| run.settings.to_string());
+    a.notes = differences([&a.machine, &b.machine], facts);
+    // Each system's rounds are told apart where one of the runs had several.
+    a.settings.rounds = a.settings.rounds.max(b.settings.rounds);
+    a.systems.extend(b.systems);
+    a.expectations.clear();
+    a
+}
+
+/// Both runs as one, in which the systems of each have its letter before their names.
+fn joined(mut a: StudyReport, mut b: StudyReport) -> StudyReport {
+    for (letter, run) in LETTERS.into_iter().zip([&mut a, &mut b]) {
+        run.systems.iter_mut().for_each(|system| lettered(letter, &mut system.name));
+        run.cells.iter_mut().for_each(|cell| lettered(letter, &mut cell.system));
+        run.notes.iter_mut().for_each(|note| lettered(letter, note));
     }
+    let facts = |run: &StudyReport| {
+        run.parameters.iter().map(|p| format!("{} {}", p.name, p.value)).collect::<Vec<_>>().join("; ")
+    };
+    let facts = [&a, &b].map(facts);
+    a.notes.extend(differences([&a.machine, &b.machine], facts));
     a.title += ": two runs";
     a.systems.extend(b.systems);
     a.notes.extend(b.notes);
     a.expectations.clear();
     // A cell of B stands behind the same cell of A.
     for cell in b.cells {
-        let same = |other: &super::report::CellReport| {
+        let same = |other: &CellReport| {
             other.scenario == cell.scenario && other.axis == cell.axis && other.at == cell.at
         };
         let at = a.cells.iter().rposition(same).map_or(a.cells.len(), |last| last + 1);
         a.cells.insert(at, cell);
     }
-    Ok(a)
+    a
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::grid::tests::report;
     use super::*;
+    use crate::metric::Metric;
+    use crate::report::tests::{round, system};
+    use crate::stream::arguments::tests::workload;
 
     #[test]
     fn two_runs_stand_side_by_side_cell_by_cell() {
         let (a, mut b) = (report(), report());
         b.parameters[0].value = "1 KiB".into();
-        let both = joined(a, b).unwrap();
+        let both = joined(a, b);
         let names: Vec<&str> = both.cells[..5].iter().map(|cell| cell.system.as_str()).collect();
         assert_eq!(names, ["A:direct", "A:proxy", "B:direct", "B:proxy", "A:direct"]);
         assert_eq!(both.systems.len(), 4);
@@ -85,10 +175,30 @@ mod tests {
         assert!(!both.notes.iter().any(|note| note.contains("machines differ")));
     }
 
+    /// What is written and read again, as the command does.
+    fn read(results: &Results) -> Results {
+        serde_json::from_str(&serde_json::to_string(results).unwrap()).unwrap()
+    }
+
     #[test]
     fn runs_of_different_studies_do_not_compare() {
         let (a, mut b) = (report(), report());
         b.study = "churn".into();
-        assert!(joined(a, b).unwrap_err().is_usage());
+        assert!(both(Results::Cells(a), Results::Cells(b)).unwrap_err().is_usage());
+    }
+
+    #[test]
+    fn runs_of_streams_are_read_back_and_keep_their_rounds() {
+        let run = |rate: f64| {
+            let workload = workload(&["--rate", "0..50", "--property", "priority=3", "--queues", "2"]);
+            let systems = vec![system("it", vec![round(rate, 0), round(rate, 1)])];
+            let (machine, notes) = (Machine::describe(), vec!["Mind this.".to_owned()]);
+            Results::Stream(Box::new(Report { machine, workload, systems, notes, expectations: vec![] }))
+        };
+        let Results::Stream(report) = both(read(&run(10.0)), read(&run(30.0))).unwrap() else { panic!() };
+        let rates: Vec<_> =
+            report.systems.iter().map(|s| (&*s.name, s.figure(Metric::Rate), s.rounds.len())).collect();
+        assert_eq!(rates, [("A:it", Some(10.0), 2), ("B:it", Some(30.0), 2)]);
+        assert_eq!(report.notes, ["A:Mind this.", "B:Mind this."]);
     }
 }

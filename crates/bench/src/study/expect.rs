@@ -4,8 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::report::{CellReport, StudyReport};
+use crate::error::Error;
 use crate::expect::{ExpectError, Expectation, Figures, Verdict};
 use crate::metric::Metric;
+use crate::usage::check;
 
 /// An expectation, and which cells must meet it.
 #[derive(Debug, Clone)]
@@ -16,27 +18,58 @@ pub(crate) struct Condition {
     expectation: Expectation,
 }
 
+/// Reads expectations; each must speak of something that is `measured`, and of systems with these names.
+pub(crate) fn conditions(
+    texts: &[String],
+    measured: impl Fn(&Condition) -> bool,
+    systems: &[&str],
+) -> Result<Vec<Condition>, Error> {
+    let conditions = texts.iter().map(|text| text.parse()).collect::<Result<Vec<Condition>, _>>();
+    let conditions = conditions.map_err(Error::Expect)?;
+    check_all(&conditions, measured, systems)?;
+    Ok(conditions)
+}
+
+/// Checks expectations likewise.
+pub(super) fn check_all(
+    conditions: &[Condition],
+    measured: impl Fn(&Condition) -> bool,
+    systems: &[&str],
+) -> Result<(), Error> {
+    conditions.iter().try_for_each(|condition| {
+        check(measured(condition), &format!("--expect {condition}: nothing that is measured is called so"))?;
+        condition.expectation.check_systems(systems).map_err(Error::Expect)
+    })
+}
+
 impl Condition {
     /// Whether it speaks of this cell.
-    pub(super) fn selects(&self, scenario: &str, at: f64) -> bool {
+    pub(crate) fn selects(&self, scenario: &str, at: f64) -> bool {
         self.scenario.as_deref().is_none_or(|wanted| wanted == scenario)
             && self.at.is_none_or(|wanted| wanted == at)
     }
 
-    /// Checks that the systems it names are among `known`.
-    pub(super) fn check_systems(&self, known: &[&str]) -> Result<(), ExpectError> {
-        self.expectation.check_systems(known)
+    /// Whether it speaks of cells of this scenario, wherever they are.
+    pub(crate) fn selects_some(&self, scenario: &str) -> bool {
+        self.scenario.as_deref().is_none_or(|wanted| wanted == scenario)
     }
 
-    /// Judges all cells that it speaks of; all must meet it.
-    pub(super) fn judge(&self, report: &StudyReport) -> Verdict {
+    /// Judges all cells that it speaks of; all must meet it, and there must be some. Without a scenario it speaks of those
+    /// where its metric was measured.
+    pub(crate) fn judge(&self, report: &StudyReport) -> Verdict {
         let (mut met, mut measured) = (true, Vec::new());
+        let metric = self.expectation.metric();
         for (scenario, axis, at) in report.distinct_cells() {
-            if self.selects(scenario, at) {
-                let verdict = self.expectation.judge(&CellView { report, scenario, at, axis });
+            let cell = CellView { report, scenario, at, axis };
+            let known = || cell.systems().iter().any(|system| cell.figure(system, metric).is_some());
+            if self.selects(scenario, at) && (self.scenario.is_some() || known()) {
+                let verdict = self.expectation.judge(&cell);
                 met &= verdict.met;
                 measured.push(format!("{scenario}, {}: {}", axis.show(at), verdict.measured));
             }
+        }
+        if measured.is_empty() {
+            (met, measured) = (false, vec!["nothing was measured".to_owned()]);
         }
         Verdict { expectation: self.text.clone(), met, measured: measured.join("; ") }
     }
@@ -92,7 +125,20 @@ impl Figures for CellView<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::grid::tests::report;
     use super::*;
+
+    #[test]
+    fn what_is_expected_everywhere_is_judged_where_it_was_measured_and_must_be_somewhere() {
+        let mut report = report();
+        report.cells[0].figures.retain(|figure| figure.metric != "p99");
+        report.cells[1].figures.retain(|figure| figure.metric != "p99");
+        let met = |text: &str| text.parse::<Condition>().unwrap().judge(&report).met;
+        assert!(met("p99<1s"));
+        assert!(!met("publish: p99<1s"), "it was named, and is missing");
+        assert!(!met("confirm.p99<1s"), "nowhere at all");
+        assert!(!met("@7: p99<1s"));
+    }
 
     #[test]
     fn scenario_and_place_are_both_optional() {

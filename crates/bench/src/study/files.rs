@@ -70,17 +70,23 @@ pub(crate) fn csv<'s>(studies: impl Iterator<Item = (Option<&'s str>, Cow<'s, [C
                 words[1],
                 figure.metric,
                 s.count,
-                s.median,
-                s.min,
-                s.max,
-                s.mean,
-                s.ci95,
-                s.stddev,
-                s.mad
+                digits(s.median),
+                digits(s.min),
+                digits(s.max),
+                digits(s.mean),
+                digits(s.ci95),
+                digits(s.stddev),
+                digits(s.mad)
             );
         }
     }
     out
+}
+
+/// A number with as many digits as any measurement deserves; all of them are in the JSON.
+fn digits(value: f64) -> f64 {
+    // What was printed as a number is one.
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 #[cfg(test)]
@@ -105,6 +111,14 @@ mod tests {
         let named = one(Some("proxy"));
         assert!(
             named.starts_with("study,scenario,") && named.lines().nth(1).unwrap().starts_with("proxy,\"a")
+        );
+    }
+
+    #[test]
+    fn numbers_have_six_digits() {
+        assert_eq!(
+            [1234567.8, 0.000_123_456_789, 0.0, -2.5].map(digits),
+            [1234570.0, 0.000_123_457, 0.0, -2.5]
         );
     }
 

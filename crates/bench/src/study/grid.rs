@@ -8,12 +8,11 @@ use super::report::{Axis, CellReport, StudyReport};
 use crate::metric::Metric;
 use crate::table::{new_table, number};
 
-/// A table; the first columns are words, the others numbers.
+/// A table; the first column is words, the others are numbers.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Grid {
     pub(crate) header: Vec<String>,
     pub(crate) rows: Vec<Vec<String>>,
-    pub(crate) words: usize,
 }
 
 impl Grid {
@@ -23,7 +22,6 @@ impl Grid {
         Self {
             header: table.header().map(texts).unwrap_or_default(),
             rows: table.row_iter().map(texts).collect(),
-            words: 1,
         }
     }
 }
@@ -43,7 +41,7 @@ pub(crate) fn render(report: &StudyReport) -> String {
         let mut table = new_table(&grid.header.iter().map(String::as_str).collect::<Vec<_>>());
         for row in grid.rows {
             let cells = row.into_iter().enumerate();
-            let cell = |(at, text)| if at < grid.words { Cell::new(text) } else { number(text) };
+            let cell = |(at, text)| if at == 0 { Cell::new(text) } else { number(text) };
             table.add_row(Row::from(cells.map(cell).collect::<Vec<_>>()));
         }
         let _ = writeln!(out, "\n{table}");
@@ -82,7 +80,8 @@ pub(crate) fn of_axis(report: &StudyReport, axis: Axis) -> Grid {
             if *metric == Metric::Rate {
                 let summary = cell.summary(*metric);
                 row.extend([show(summary.map(|s| s.min)), show(summary.map(|s| s.max))]);
-                row.push(summary.map_or(String::new(), |s| {
+                // A single round has no spread.
+                row.push(summary.filter(|s| s.count > 1).map_or(String::new(), |s| {
                     format!("{} ± {}", metric.show(s.mean), metric.show(s.ci95).trim_end_matches("/s"))
                 }));
                 let base = report.cell(&cell.scenario, axis, cell.at, first);
@@ -91,7 +90,7 @@ pub(crate) fn of_axis(report: &StudyReport, axis: Axis) -> Grid {
         }
         row
     });
-    Grid { header, rows: rows.collect(), words: 1 }
+    Grid { header, rows: rows.collect() }
 }
 
 fn ratio(cell: &CellReport, base: Option<&CellReport>) -> String {

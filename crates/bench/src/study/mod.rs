@@ -10,7 +10,7 @@ pub(crate) mod chart;
 pub(crate) mod companion;
 pub(crate) mod compare;
 pub(crate) mod crew;
-mod expect;
+pub(crate) mod expect;
 pub(crate) mod files;
 pub(crate) mod grid;
 pub(crate) mod meter;
@@ -19,12 +19,13 @@ pub mod report;
 pub(crate) mod results;
 pub(crate) mod svg;
 pub mod systems;
-mod websockets;
+pub(crate) mod websockets;
 
 use crate::error::Error;
 use crate::machine::Machine;
+use crate::mailbox::Mailbox;
 use crate::metric::Metric;
-use crate::stream::System;
+use crate::study::systems::System;
 use arguments::Common;
 use report::{Axis, CellReport, Compared, Measured, Parameter, StudyReport, SystemAbout};
 
@@ -37,6 +38,18 @@ pub(crate) struct Cell {
     pub(crate) axis: Axis,
     /// Its value.
     pub(crate) at: f64,
+}
+
+/// Every scenario with each number of workers.
+pub(crate) fn worker_cells(scenarios: impl Iterator<Item = &'static str>, workers: &[usize]) -> Vec<Cell> {
+    let of =
+        |scenario| workers.iter().map(move |&count| Cell { scenario, axis: Axis::Workers, at: count as f64 });
+    scenarios.flat_map(of).collect()
+}
+
+/// Asks a system what it is, for studies that have no connection to it yet.
+pub(crate) fn ask(system: &System) -> Result<String, Error> {
+    Mailbox::ask(&system.uri).map_err(Error::of(&system.name))
 }
 
 /// One round of a cell on a system.

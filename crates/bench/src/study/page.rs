@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::chart::{Chart, charts};
 use super::grid::{Grid, of_axis};
 use super::report::StudyReport;
+use super::svg;
 use crate::expect::Verdict;
 
 /// What a page shows of a study.
@@ -26,11 +27,17 @@ pub(crate) struct Section {
 pub(crate) struct Page {
     body: String,
     title: String,
+    /// The machine that was told already.
+    machine: String,
 }
 
 impl Page {
     pub(crate) fn new(title: &str) -> Self {
-        Self { body: format!("<h1>{}</h1>\n", escaped(title)), title: title.to_owned() }
+        Self {
+            body: format!("<h1>{}</h1>\n", escaped(title)),
+            title: title.to_owned(),
+            machine: String::new(),
+        }
     }
 
     /// Links to the sections.
@@ -42,12 +49,20 @@ impl Page {
         let _ = writeln!(self.body, "<nav><ul>{links}</ul></nav>");
     }
 
+    /// Where everything was measured.
+    pub(crate) fn machine(&mut self, text: &str) {
+        self.paragraph(text);
+        text.clone_into(&mut self.machine);
+    }
+
     /// One study; with its name and title, where it is one of several.
     pub(crate) fn section(&mut self, heading: Option<(&str, &str)>, section: Section) {
         if let Some((name, title)) = heading {
             let _ = writeln!(self.body, "<h2 id=\"{name}\">{}</h2>", escaped(title));
         }
-        self.paragraph(&section.machine);
+        if section.machine != self.machine {
+            self.paragraph(&section.machine);
+        }
         self.list(section.facts);
         self.verdicts(&section.verdicts);
         self.list(section.notes);
@@ -67,19 +82,14 @@ impl Page {
     }
 
     fn table(&mut self, grid: &Grid) {
+        // HTML lets end tags of cells and rows be left out; there are thousands.
         let row = |tag: &str, cells: &[String]| {
-            let cell = |(at, text): (usize, &String)| {
-                let class = if at < grid.words { "" } else { " class=n" };
-                format!("<{tag}{class}>{}</{tag}>", escaped(text))
-            };
-            format!("<tr>{}</tr>", cells.iter().enumerate().map(cell).collect::<String>())
+            let cells = cells.iter().map(|text| format!("<{tag}>{}", escaped(text)));
+            format!("<tr>{}", cells.collect::<String>())
         };
         let rows: String = grid.rows.iter().map(|cells| row("td", cells) + "\n").collect();
         let head = row("th", &grid.header);
-        let _ = writeln!(
-            self.body,
-            "<div class=t><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>"
-        );
+        let _ = writeln!(self.body, "<div class=t><table><thead>{head}<tbody>{rows}</table></div>");
     }
 
     /// Plots side by side, as many as fit.
@@ -95,12 +105,13 @@ impl Page {
 
     /// The whole document.
     pub(crate) fn finish(self) -> String {
-        let Self { body, title } = self;
+        let Self { body, title, .. } = self;
         let title = escaped(&title);
         format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\n\
-             <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head>\n\
-             <body>\n{body}</body></html>\n"
+             <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}{}</style></head>\n\
+             <body>\n{body}</body></html>\n",
+            svg::STYLE
         )
     }
 }
@@ -130,10 +141,10 @@ body{font:15px/1.45 sans-serif;max-width:1480px;margin:2em auto;padding:0 1em;co
 h1{font-size:1.5em}h2{font-size:1.25em;margin-top:2em}a{color:inherit}\
 .t{overflow-x:auto;margin:1em 0}table{border-collapse:collapse;font-size:13px}\
 th,td{padding:.2em .6em;border-bottom:1px solid #ddddde;text-align:left;white-space:nowrap}\
-.n{text-align:right;font-variant-numeric:tabular-nums}\
+td+td,th+th{text-align:right;font-variant-numeric:tabular-nums}\
 .p{display:flex;flex-wrap:wrap;gap:8px}.p svg{break-inside:avoid;max-width:100%;height:auto}\
 @media screen and (prefers-color-scheme:dark){body{color:#d8dce2;background:#14171c}th,td{border-color:#3a3f48}}\
-@media print{body{max-width:none;margin:0}nav{display:none}h2{break-after:avoid}.t{overflow:visible}table{font-size:9px}\
+@media print{body{max-width:none;margin:0}nav{display:none}h2{break-after:avoid}.t{overflow:visible}table{font-size:8px}th,td{padding:.15em .3em}\
 .p svg[width=\"480\"]{width:48%}}";
 
 #[cfg(test)]

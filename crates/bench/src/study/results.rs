@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::arguments::OutputArguments;
 use super::files::{self, make_folder, write, write_report};
@@ -17,7 +17,7 @@ use crate::websockets::report::WebSocketsReport;
 use crate::{routing, stream, websockets};
 
 /// What a study found.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Results {
     Cells(StudyReport),
@@ -81,7 +81,8 @@ impl Results {
         match self {
             Self::Cells(report) => &report.expectations,
             Self::Stream(report) => &report.expectations,
-            Self::Routing(_) | Self::WebSockets(_) => &[],
+            Self::Routing(report) => &report.expectations,
+            Self::WebSockets(report) => &report.expectations,
         }
     }
 
@@ -119,8 +120,12 @@ pub(crate) fn write_all(
         if !alone {
             page.contents(studies.iter().map(|study| (study.name(), study.title())));
         }
-        for study in studies {
-            let section = study.section().map_err(std::io::Error::other).map_err(files::failed(folder))?;
+        let sections = studies.iter().map(Results::section).collect::<Result<Vec<_>, _>>();
+        let sections = sections.map_err(std::io::Error::other).map_err(files::failed(folder))?;
+        if let (false, Some(first)) = (alone, sections.first()) {
+            page.machine(&first.machine);
+        }
+        for (study, section) in studies.iter().zip(sections) {
             page.section((!alone).then(|| (study.name(), study.title())), section);
         }
         write(&folder.join("report.html"), &page.finish())?;

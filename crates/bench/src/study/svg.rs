@@ -10,12 +10,13 @@ pub(crate) const GRID: RGBColor = RGBColor(221, 221, 222);
 
 /// Exchanges paper, ink and grid where the reader's scheme is dark. In print, and where style sheets are not understood,
 /// the paper stays bright.
-const STYLE: &str = "<style>@media screen and (prefers-color-scheme:dark){\
+pub(crate) const STYLE: &str = "@media screen and (prefers-color-scheme:dark){\
     [fill=\"#FEFEFE\"]{fill:#14171c}\
     [fill=\"#222223\"]{fill:#d8dce2}[stroke=\"#222223\"]{stroke:#d8dce2}\
-    [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}</style>\n";
+    [stroke=\"#DDDDDE\"]{stroke:#3a3f48}}";
 
-/// Rewrites a drawing, element by element.
+/// Rewrites a drawing, element by element; what stands in it has the ink's colour and the size of labels unless it says
+/// otherwise. On a page the style sheet is the page's.
 pub(crate) fn tidy(svg: &str) -> String {
     let mut out = String::with_capacity(svg.len() / 2);
     let mut path = Path::default();
@@ -28,32 +29,37 @@ pub(crate) fn tidy(svg: &str) -> String {
             if !in_text {
                 out.push('\n');
             }
-            continue;
-        }
-        if let Some((style, steps)) = drawn(line) {
+        } else if line.starts_with("<text") {
+            // No text lies over a line, so a path may go on behind it.
+            in_text = true;
+            out += &shortened(line).replace(&format!(" font-size=\"{LABEL}\""), "").replace(INKED, "");
+        } else if line.starts_with("<line") && line.contains("stroke=\"#FEFEFE\"") {
+            // Lines between those of the grid are drawn in the paper's colour, for they cannot be turned off.
+        } else if let Some((style, steps)) = drawn(line) {
             path.add(style, &steps, &mut out);
-            continue;
-        }
-        path.finish(&mut out);
-        // Lines between those of the grid are drawn in the paper's colour, for they cannot be turned off.
-        if line.starts_with("<line") && line.contains("stroke=\"#FEFEFE\"") {
-            continue;
-        }
-        if line.starts_with("<svg") {
-            out += &line.replacen("<svg", "<svg font-family=\"sans-serif\"", 1);
-            out.push('\n');
-            out += STYLE;
-            continue;
-        }
-        in_text = line.starts_with("<text");
-        out += &shortened(line);
-        if !in_text {
+        } else {
+            path.finish(&mut out);
+            if line.starts_with("<svg") {
+                let root = format!("<svg font-family=\"sans-serif\" font-size=\"{LABEL}\"{INKED}");
+                out += &line.replacen("<svg", &root, 1);
+            } else {
+                out += &shortened(line);
+            }
             out.push('\n');
         }
     }
     path.finish(&mut out);
     out
 }
+
+/// A drawing in a file of its own, with its style sheet.
+pub(crate) fn alone(svg: &str) -> String {
+    svg.replacen(">\n", &format!(">\n<style>{STYLE}</style>\n"), 1)
+}
+
+/// What the library makes of the size of labels, and how it writes the ink's colour.
+const LABEL: &str = "9.7";
+const INKED: &str = " fill=\"#222223\"";
 
 /// Points and strokes of the same style that follow each other are one path.
 #[derive(Default)]
@@ -88,13 +94,23 @@ fn drawn(line: &str) -> Option<(String, String)> {
         let style = format!("stroke=\"{colour}\" stroke-width=\"{width}\" stroke-linecap=\"round\"");
         return Some((style, format!("M{x},{y}h0")));
     }
+    if line.starts_with("<line") {
+        let [x1, y1, x2, y2] = ["x1", "y1", "x2", "y2"].map(|name| attribute(line, name));
+        return Some((style(line)?, format!("M{},{}L{},{}", x1?, y1?, x2?, y2?)));
+    }
     let line = line.strip_prefix("<polyline fill=\"none\"")?;
-    let (colour, width) = (attribute(line, "stroke")?, attribute(line, "stroke-width")?);
     let mut points = attribute(line, "points")?.split_ascii_whitespace();
     let first = points.next()?;
     let rest: String = points.filter(|point| *point != first).map(|point| format!("L{point}")).collect();
     let steps = if rest.is_empty() { String::new() } else { format!("M{first}{rest}") };
-    Some((format!("stroke=\"{colour}\" stroke-width=\"{width}\""), steps))
+    Some((style(line)?, steps))
+}
+
+/// Colour and width of a line; one pixel is usual.
+fn style(line: &str) -> Option<String> {
+    let (colour, width) = (attribute(line, "stroke")?, attribute(line, "stroke-width")?);
+    let width = if width == "1" { String::new() } else { format!(" stroke-width=\"{width}\"") };
+    Some(format!("stroke=\"{colour}\"{width}"))
 }
 
 fn attribute<'l>(line: &'l str, name: &str) -> Option<&'l str> {
@@ -106,6 +122,7 @@ fn attribute<'l>(line: &'l str, name: &str) -> Option<&'l str> {
 fn shortened(line: &str) -> String {
     let mut line = line.replace(" opacity=\"1\"", "").replace(" stroke-width=\"1\"", "");
     line = line.replace(" font-family=\"sans-serif\"", "").replace(" stroke=\"none\"", "");
+    line = line.replace(" text-anchor=\"start\"", "");
     if let Some(size) = attribute(&line, "font-size")
         && let Ok(number) = size.parse::<f64>()
     {
@@ -121,8 +138,10 @@ mod tests {
     const DRAWING: &str = "<svg width=\"9\" xmlns=\"http://www.w3.org/2000/svg\">\n\
         <rect x=\"0\" opacity=\"1\" fill=\"#FEFEFE\" stroke=\"none\"/>\n\
         <line opacity=\"1\" stroke=\"#FEFEFE\" stroke-width=\"1\" x1=\"0\"/>\n\
+        <line opacity=\"1\" stroke=\"#222223\" stroke-width=\"1\" x1=\"1\" y1=\"2\" x2=\"3\" y2=\"4\"/>\n\
         <text x=\"1\" font-family=\"sans-serif\" font-size=\"9.67741935483871\" opacity=\"1\" fill=\"#222223\">\n\
         a &amp; b\n</text>\n\
+        <polyline fill=\"none\" opacity=\"1\" stroke=\"#222223\" stroke-width=\"1\" points=\"5,6 7,8 \"/>\n\
         <circle cx=\"1\" cy=\"2\" r=\"3\" opacity=\"1\" fill=\"#0072B2\" stroke=\"none\" stroke-width=\"1\"/>\n\
         <circle cx=\"4\" cy=\"5\" r=\"3\" opacity=\"1\" fill=\"#0072B2\" stroke=\"none\" stroke-width=\"1\"/>\n\
         <polyline fill=\"none\" opacity=\"1\" stroke=\"#0072B2\" stroke-width=\"2\" points=\"1,2 4,5 \"/>\n\
@@ -131,15 +150,18 @@ mod tests {
     #[test]
     fn a_drawing_stays_what_it_is_with_less() {
         let out = tidy(DRAWING);
-        let body = out.replace(STYLE, "");
         assert_eq!(
-            body,
-            "<svg font-family=\"sans-serif\" width=\"9\" xmlns=\"http://www.w3.org/2000/svg\">\n\
+            out,
+            "<svg font-family=\"sans-serif\" font-size=\"9.7\" fill=\"#222223\" width=\"9\" \
+             xmlns=\"http://www.w3.org/2000/svg\">\n\
              <rect x=\"0\" fill=\"#FEFEFE\"/>\n\
-             <text x=\"1\" font-size=\"9.7\" fill=\"#222223\">a &amp; b</text>\n\
+             <text x=\"1\">a &amp; b</text>\n\
+             <path fill=\"none\" stroke=\"#222223\" d=\"M1,2L3,4M5,6L7,8\"/>\n\
              <path fill=\"none\" stroke=\"#0072B2\" stroke-width=\"6\" stroke-linecap=\"round\" d=\"M1,2h0M4,5h0\"/>\n\
              <path fill=\"none\" stroke=\"#0072B2\" stroke-width=\"2\" d=\"M1,2L4,5\"/>\n</svg>\n"
         );
         assert_eq!(tidy(""), "");
+        assert!(alone(&out).starts_with(&out[..out.find('\n').unwrap()]));
+        assert!(alone(&out).contains(STYLE) && alone(&out).len() > out.len() + STYLE.len());
     }
 }

@@ -7,10 +7,20 @@ use clap::{Args, ValueEnum};
 
 use super::companion::Companion;
 use crate::error::Error;
-use crate::stream::System;
-use crate::stream::arguments::check;
 use crate::uri::Uri;
+use crate::usage::check;
 use crate::watched::{self, Watched};
+
+/// A system under test.
+#[derive(Debug, Clone)]
+pub struct System {
+    /// Its name in the report.
+    pub name: String,
+    /// Where it listens.
+    pub uri: Uri,
+    /// Where its CPU time and memory are read.
+    pub watched: Watched,
+}
 
 /// Where the systems are.
 #[derive(Debug, Clone, Args)]

@@ -6,55 +6,52 @@ use super::page::Section;
 use super::report::{Axis, CellReport, Compared, Measured, StudyReport, SystemAbout};
 use crate::metric::{Fate, Metric, Point, bytes, duration};
 use crate::websockets::report::{Dropped, Level, SystemReport, WebSocketsReport};
-use crate::websockets::{drops_table, levels_table};
+use crate::websockets::{HELD, drops_table, levels_table};
 
 /// As a part of a page.
 pub(super) fn section(report: &WebSocketsReport) -> Result<Section, String> {
     let settings = &report.settings;
     let mut facts = vec![
-        format!(
-            "Each connection publishes a message to itself every {} s, a tenth more or less; heartbeats of {} s; measured \
-             for {} s at each number",
-            settings.interval.as_secs_f64(),
-            settings.heartbeat.as_secs(),
-            settings.hold.as_secs_f64()
-        ),
+        settings.to_string(),
         "The rate is that of connections opened, each with its login and subscription".to_owned(),
     ];
     let about = |s: &SystemReport| {
         format!("{}: {}, {} without connections", s.name, s.target, bytes(s.baseline_bytes as f64))
     };
-    facts.extend(report.systems.iter().map(about));
+    facts.extend(report.systems.iter().filter(|system| system.round == 1).map(about));
+    if settings.rounds > 1 {
+        facts.push(format!("{} rounds; a mark is the median of a number of connections", settings.rounds));
+    }
     let svgs = charts(&as_study(report)).iter().map(super::chart::Chart::svg).collect::<Result<_, _>>()?;
-    let mut tables = vec![Grid::of(&levels_table(&report.systems))];
+    let mut tables = vec![Grid::of(&levels_table(report))];
     if report.systems.iter().any(|system| system.dropped.is_some()) {
         tables.push(Grid::of(&drops_table(report)));
     }
+    let told = report.systems.iter().flat_map(|system| notes(&report.title(system), system));
     Ok(Section {
         machine: report.machine.to_string(),
         facts,
-        verdicts: Vec::new(),
+        verdicts: report.expectations.clone(),
         plots: svgs,
         tables,
-        notes: report.systems.iter().flat_map(notes).collect(),
+        notes: report.notes.iter().cloned().chain(told).collect(),
     })
 }
 
-fn notes(system: &SystemReport) -> Vec<String> {
-    let mut notes: Vec<String> = system.stopped.iter().map(|why| format!("{}: {why}", system.name)).collect();
+fn notes(name: &str, system: &SystemReport) -> Vec<String> {
+    let mut notes: Vec<String> = system.stopped.iter().map(|why| format!("{name}: {why}")).collect();
     for level in &system.levels {
         if let Some(why) = &level.lost_because {
             let Level { connections, lost, .. } = level;
-            notes.push(format!("{}, {connections} connections: {lost} were lost: {why}", system.name));
+            notes.push(format!("{name}, {connections} connections: {lost} were lost: {why}"));
         }
     }
     if let Some(Dropped { connections, before, during, missing, .. }) = &system.dropped
         && let (Some(before), Some(during)) = (before, during)
     {
         notes.push(format!(
-            "{}: when {connections} connections were dropped at once, the slowest message of ten others took {} ({} \
+            "{name}: when {connections} connections were dropped at once, the slowest message of ten others took {} ({} \
              before), and {missing} were missing.",
-            system.name,
             duration(during.max),
             duration(before.max)
         ));
@@ -62,8 +59,8 @@ fn notes(system: &SystemReport) -> Vec<String> {
     notes
 }
 
-/// The levels as cells, for plots.
-fn as_study(report: &WebSocketsReport) -> StudyReport {
+/// The levels as cells, for plots and expectations.
+pub(crate) fn as_study(report: &WebSocketsReport) -> StudyReport {
     let about = |system: &SystemReport| SystemAbout {
         name: system.name.clone(),
         uri: system.target.to_string(),
@@ -75,30 +72,47 @@ fn as_study(report: &WebSocketsReport) -> StudyReport {
         compared: Compared::Systems,
         machine: report.machine.clone(),
         parameters: Vec::new(),
-        systems: report.systems.iter().map(about).collect(),
+        systems: report.systems.iter().filter(|system| system.round == 1).map(about).collect(),
         cells: cells(report),
         notes: Vec::new(),
         expectations: Vec::new(),
     }
 }
 
-/// A cell for each number of connections that was reached.
+/// The values of each round, by metric.
+type Rounds = Vec<(Metric, Vec<f64>)>;
+
+/// A cell for each number of connections that a system reached, over all rounds.
 pub(super) fn cells(report: &WebSocketsReport) -> Vec<CellReport> {
-    let cell = |system: &SystemReport, level: &Level| CellReport {
-        scenario: "held".into(),
-        axis: Axis::Connections,
-        at: level.connections as f64,
-        system: system.name.clone(),
-        figures: figures(level),
+    let mut cells: Vec<(CellReport, Rounds)> = Vec::new();
+    let levels = report.systems.iter().flat_map(|s| s.levels.iter().map(move |level| (&s.name, level)));
+    for (system, level) in levels {
+        let at = level.connections as f64;
+        let known = cells.iter().position(|(cell, _)| cell.at == at && cell.system == *system);
+        let place = known.unwrap_or_else(|| {
+            let (scenario, system) = (HELD.into(), system.clone());
+            let cell = CellReport { scenario, axis: Axis::Connections, at, system, figures: Vec::new() };
+            cells.push((cell, Vec::new()));
+            cells.len() - 1
+        });
+        let values = &mut cells[place].1;
+        for (metric, value) in figures(level) {
+            match values.iter_mut().find(|(known, _)| *known == metric) {
+                Some((_, rounds)) => rounds.push(value),
+                None => values.push((metric, vec![value])),
+            }
+        }
+    }
+    let summarised = |(mut cell, values): (CellReport, Rounds)| {
+        cell.figures =
+            values.into_iter().filter_map(|(metric, rounds)| Measured::of(metric, rounds)).collect();
+        cell
     };
-    report
-        .systems
-        .iter()
-        .flat_map(|system| system.levels.iter().map(move |level| cell(system, level)))
-        .collect()
+    cells.into_iter().map(summarised).collect()
 }
 
-fn figures(level: &Level) -> Vec<Measured> {
+/// What one level of one round tells.
+fn figures(level: &Level) -> Vec<(Metric, f64)> {
     let mut figures = vec![
         (Metric::Rate, level.opened as f64 / level.opening_seconds.max(f64::MIN_POSITIVE)),
         (Metric::Count(Fate::Lost), level.published.saturating_sub(level.received) as f64),
@@ -113,5 +127,5 @@ fn figures(level: &Level) -> Vec<Measured> {
         let points = [(Point::P50, latency.p50), (Point::P99, latency.p99), (Point::Max, latency.max)];
         figures.extend(points.map(|(point, value)| (Metric::Latency(point), value)));
     }
-    figures.into_iter().filter_map(|(metric, value)| Measured::of(metric, vec![value])).collect()
+    figures
 }

@@ -5,7 +5,7 @@ use std::fs;
 /// What the kernel keeps of a process's name.
 const NAME_LEN: usize = 15;
 
-/// Ids of the processes with this name, as `ps -o comm` shows it.
+/// Ids of the processes with this name, as `ps -o comm` shows it; this one, which measures, is none of them.
 pub(super) fn by_name(name: &str) -> Vec<u32> {
     let known = &name.as_bytes()[..name.len().min(NAME_LEN)];
     matching("comm", |comm| !known.is_empty() && comm.trim_end().as_bytes() == known)
@@ -29,18 +29,31 @@ fn belongs_to(groups: &str, unit: &str) -> bool {
 fn matching(file: &str, matches: impl Fn(&str) -> bool) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let pids = pids.filter(|pid| *pid != std::process::id());
     pids.filter(|pid| fs::read_to_string(format!("/proc/{pid}/{file}")).is_ok_and(|text| matches(&text)))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::thread;
+
     use super::*;
 
     #[test]
-    fn this_process_is_found_by_its_name() {
-        let name = fs::read_to_string("/proc/self/comm").unwrap();
-        assert!(by_name(name.trim_end()).contains(&std::process::id()));
+    fn processes_are_found_by_name_and_the_one_that_measures_is_left_out() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        // Until it has become what it is to be, it has the name of this one.
+        while fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap() != "sleep\n" {
+            thread::yield_now();
+        }
+        let found = by_name("sleep");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found.contains(&child.id()));
+        let own = fs::read_to_string("/proc/self/comm").unwrap();
+        assert!(!by_name(own.trim_end()).contains(&std::process::id()));
         assert!(by_name("").is_empty() && by_name("no such program").is_empty());
     }
 

@@ -1,20 +1,22 @@
 //! The command line of `bench websockets`, and the checked plan that it becomes.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use clap::Args;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::target::System;
 use crate::error::Error;
-use crate::stream::arguments::{check, seconds};
 use crate::study::arguments::OutputArguments;
+use crate::study::expect::{Condition, conditions};
+use crate::usage::{as_seconds, check, seconds};
 
 /// Open very many WebSocket connections, each with a subscription; measure their memory and CPU time
 #[derive(Debug, Clone, Args)]
 pub struct WebSocketsArguments {
-    /// A system under test, what it speaks, and process ids to sample; repeat for several, one after the other
+    /// A system under test, what it speaks, and process ids to sample; repeat for several, which take turns
     #[arg(
         long = "system",
         value_name = "NAME=PROTOCOL+ws://HOST:PORT/PATH[,pid=N]",
@@ -42,26 +44,33 @@ pub struct WebSocketsArguments {
     /// Open no more once the system's processes take this much memory, in MiB
     #[arg(long, value_name = "MIB")]
     pub memory_limit: Option<u64>,
+    /// How often all of this is done with each system, which take turns
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub rounds: usize,
     /// Few connections for a short time, to see that everything works
     #[arg(long)]
     pub quick: bool,
+    /// Fail unless this holds at every number of connections, such as 'rss_each<16KiB', or at one, as
+    /// '@5000: ratio(a/b, rss_each)<0.1'; may be repeated
+    #[arg(long, value_name = "CONDITION")]
+    pub expect: Vec<String>,
     #[command(flatten)]
     pub(crate) outputs: OutputArguments,
 }
 
 /// What is done with each system.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Numbers of connections to measure at.
     pub connections: Vec<u32>,
     /// How long to measure at each; in seconds where serialised.
-    #[serde(serialize_with = "as_seconds")]
+    #[serde(with = "as_seconds")]
     pub hold: Duration,
     /// How often a connection publishes; in seconds where serialised.
-    #[serde(serialize_with = "as_seconds")]
+    #[serde(with = "as_seconds")]
     pub interval: Duration,
     /// What is asked for; in seconds where serialised.
-    #[serde(serialize_with = "as_seconds")]
+    #[serde(with = "as_seconds")]
     pub heartbeat: Duration,
     /// Connections being opened at a time.
     pub opening: usize,
@@ -69,6 +78,21 @@ pub struct Settings {
     pub sources: u8,
     /// Octets of memory beyond which no more are opened.
     pub memory_limit: Option<u64>,
+    /// How often all of this is done with each system.
+    pub rounds: usize,
+}
+
+/// In words, for reports.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "a message of each connection to itself every {} s, heartbeats of {} s, measured for {} s",
+            self.interval.as_secs_f64(),
+            self.heartbeat.as_secs(),
+            self.hold.as_secs_f64()
+        )
+    }
 }
 
 /// A checked command line.
@@ -78,7 +102,12 @@ pub struct Plan {
     pub systems: Vec<System>,
     /// The same for each.
     pub settings: Settings,
+    /// Conditions on the result.
+    pub(super) expectations: Vec<Condition>,
 }
+
+/// What a study of connections does with them, as scenarios are named in expectations.
+pub(crate) const HELD: &str = "held";
 
 impl WebSocketsArguments {
     /// Checks the arguments.
@@ -86,11 +115,13 @@ impl WebSocketsArguments {
     /// # Errors
     /// What is wrong with them, in words for the command line.
     pub fn plan(&self) -> Result<Plan, Error> {
-        let systems = self.systems.iter().map(|text| System::parse(text)).collect::<Result<_, _>>()?;
+        let systems: Vec<System> =
+            self.systems.iter().map(|text| System::parse(text)).collect::<Result<_, _>>()?;
         let (usual, hold): (&[u32], _) = if self.quick { (&[50, 100], 2.0) } else { (&USUAL, 60.0) };
         let connections = if self.connections.is_empty() { usual.to_vec() } else { self.connections.clone() };
         check(connections.is_sorted_by(|one, next| one < next), "--connections must ascend")?;
         check(connections[0] > 0, "--connections must be at least 1")?;
+        check(self.rounds > 0, "--rounds must be at least 1")?;
         check(self.opening > 0, "--opening must be at least 1")?;
         check(self.sources > 0, "--sources must be at least 1")?;
         let interval = seconds("--interval", self.interval)?;
@@ -103,8 +134,14 @@ impl WebSocketsArguments {
             opening: self.opening,
             sources: self.sources,
             memory_limit: self.memory_limit.map(|mebibytes| mebibytes << 20),
+            rounds: self.rounds,
         };
-        Ok(Plan { systems, settings })
+        let names: Vec<&str> = systems.iter().map(|system| system.name.as_str()).collect();
+        let measured = |condition: &Condition| {
+            settings.connections.iter().any(|number| condition.selects(HELD, f64::from(*number)))
+        };
+        let expectations = conditions(&self.expect, measured, &names)?;
+        Ok(Plan { systems, settings, expectations })
     }
 }
 
@@ -118,10 +155,6 @@ impl Settings {
         let last = 2 + (number % u32::from(self.sources)) as u8;
         ip.is_loopback().then(|| SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0)))
     }
-}
-
-fn as_seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(duration.as_secs_f64())
 }
 
 #[cfg(test)]
@@ -160,6 +193,9 @@ mod tests {
             &["--interval", "0"],
             &["--hold=-1"],
             &["--system", "a=http://h:1"],
+            &["--rounds", "0"],
+            &["--expect", "@7: rss<1MiB"],
+            &["--expect", "ratio(default/none)>1"],
         ] {
             assert!(plan(arguments).unwrap_err().is_usage(), "{arguments:?}");
         }

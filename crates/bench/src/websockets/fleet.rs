@@ -21,6 +21,7 @@ use super::target::System;
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::process::{TreeUsage, own_cpu_seconds, tree_usage};
+use crate::study::Watch;
 
 /// Connections that look on while the others are dropped.
 const BYSTANDERS: u32 = 10;
@@ -33,14 +34,14 @@ const LATE: Duration = Duration::from_millis(500);
 /// How long a server may take to notice that connections are gone.
 const GONE: Duration = Duration::from_secs(3);
 
-/// Measures a system at each level. `watch` is told what is being done, in words.
+/// Measures a system at each level. `watch` is told the share that is done, and what is being done.
 ///
 /// # Errors
 /// Not one connection can be opened.
 pub(super) async fn measure(
     system: &System,
     settings: &Settings,
-    mut watch: impl FnMut(&str),
+    watch: Watch<'_>,
 ) -> Result<SystemReport, ClientError> {
     let fleet = Fleet::new(system, settings).await?;
     // What a first connection makes the server allocate once is not the cost of each.
@@ -52,23 +53,25 @@ pub(super) async fn measure(
         Study { baseline: fleet.usage(), slab: slab_bytes(), fleet, members: JoinSet::new(), next: 0 };
     let mut report = SystemReport {
         name: system.name.clone(),
+        round: 1,
         target: system.target.clone(),
         baseline_bytes: study.baseline.rss_bytes,
         levels: Vec::new(),
         stopped: None,
         dropped: None,
     };
-    for &connections in &settings.connections {
-        watch(&format!("{}: opening {connections} connections", system.name));
+    let share = |done: f64| done / (settings.connections.len() + 1) as f64;
+    for (done, &connections) in settings.connections.iter().enumerate() {
+        watch(share(done as f64), &format!("{}: opening {connections} connections", system.name));
         let opening = study.open(connections).await;
-        watch(&format!("{}: holding {} connections", system.name, study.next));
+        watch(share(done as f64 + 0.5), &format!("{}: holding {} connections", system.name, study.next));
         report.stopped = opening.stopped.clone();
         report.levels.push(study.hold(opening).await);
         if report.stopped.is_some() {
             break;
         }
     }
-    watch(&format!("{}: dropping connections", system.name));
+    watch(share(settings.connections.len() as f64), &format!("{}: dropping connections", system.name));
     match study.drop_all().await {
         Ok(dropped) => report.dropped = Some(dropped),
         // A server that is so busy with the others is not measured for nothing.

@@ -1,28 +1,37 @@
 //! What the study has found.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::arguments::Settings;
 use super::target::Target;
+use crate::expect::Verdict;
 use crate::latency::Percentiles;
 use crate::machine::Machine;
 
 /// The whole report.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WebSocketsReport {
     /// Where it ran.
     pub machine: Machine,
     /// The same for all systems.
     pub settings: Settings,
-    /// In the order given.
+    /// By round, in the order given.
     pub systems: Vec<SystemReport>,
+    /// What a reader must know to judge the figures, besides what is told of each system.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// What became of the expectations.
+    #[serde(default)]
+    pub expectations: Vec<Verdict>,
 }
 
 /// What was found of one system.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SystemReport {
     /// Its name.
     pub name: String,
+    /// In which round, from 1.
+    pub round: usize,
     /// Where it listens.
     pub target: Target,
     /// Octets of its resident memory before the first connection; 0 without process ids.
@@ -35,8 +44,18 @@ pub struct SystemReport {
     pub dropped: Option<Dropped>,
 }
 
+impl WebSocketsReport {
+    /// What a system is called in tables.
+    pub(crate) fn title(&self, system: &SystemReport) -> String {
+        match self.settings.rounds {
+            1 => system.name.clone(),
+            _ => format!("{}, round {}", system.name, system.round),
+        }
+    }
+}
+
 /// What was found at one number of connections.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Level {
     /// Connections that are open and subscribed.
     pub connections: usize,
@@ -69,7 +88,7 @@ pub struct Level {
 }
 
 /// How ten connections fared, which publish to themselves all the time, when all of the study went at once.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Dropped {
     /// Connections that went.
     pub connections: usize,

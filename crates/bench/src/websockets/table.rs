@@ -14,28 +14,13 @@ pub(crate) fn render(report: &WebSocketsReport) -> String {
     let mut out = String::new();
     let (m, s) = (&report.machine, &report.settings);
     // Writing to a String cannot fail.
-    let _ = writeln!(
-        out,
-        "{} on {}, Linux {}, {} × {}, {}",
-        m.generator,
-        m.system,
-        m.kernel,
-        m.cores,
-        m.cpu,
-        bytes(m.memory_bytes as f64)
-    );
-    let _ = writeln!(
-        out,
-        "a message of each connection to itself every {} s, heartbeats of {} s, measured for {} s",
-        s.interval.as_secs_f64(),
-        s.heartbeat.as_secs(),
-        s.hold.as_secs_f64()
-    );
+    let _ = writeln!(out, "{m}");
+    let _ = writeln!(out, "{s}");
     for system in &report.systems {
         let baseline = bytes(system.baseline_bytes as f64);
         let _ = writeln!(out, "{}: {}, {baseline} without connections", system.name, system.target);
     }
-    let _ = writeln!(out, "\n{}", levels(&report.systems));
+    let _ = writeln!(out, "\n{}", levels(report));
     if report.systems.iter().any(|system| system.dropped.is_some()) {
         let _ = writeln!(
             out,
@@ -43,7 +28,11 @@ pub(crate) fn render(report: &WebSocketsReport) -> String {
             drops(report)
         );
     }
-    for SystemReport { name, stopped, levels, .. } in &report.systems {
+    for note in &report.notes {
+        let _ = writeln!(out, "\n* {note}");
+    }
+    for system in &report.systems {
+        let (name, SystemReport { stopped, levels, .. }) = (report.title(system), system);
         if let Some(why) = stopped {
             let _ = writeln!(out, "\n* {name}: no more than these could be opened: {why}");
         }
@@ -53,10 +42,13 @@ pub(crate) fn render(report: &WebSocketsReport) -> String {
             }
         }
     }
+    for verdict in &report.expectations {
+        let _ = writeln!(out, "\n{verdict}");
+    }
     out
 }
 
-pub(crate) fn levels(systems: &[SystemReport]) -> Table {
+pub(crate) fn levels(report: &WebSocketsReport) -> Table {
     let mut table = new_table(&[
         "system",
         "connections",
@@ -73,9 +65,9 @@ pub(crate) fn levels(systems: &[SystemReport]) -> Table {
         "max",
         "generator",
     ]);
-    for system in systems {
+    for system in &report.systems {
         for level in &system.levels {
-            let mut row = vec![Cell::new(&system.name), number(grouped(level.connections as f64))];
+            let mut row = vec![Cell::new(report.title(system)), number(grouped(level.connections as f64))];
             row.push(number(duration(level.opening_seconds)));
             row.push(number(kibibytes(level.bytes_per_connection)));
             row.push(number(bytes(level.rss_bytes as f64)));
@@ -102,7 +94,7 @@ pub(crate) fn drops(report: &WebSocketsReport) -> Table {
         for (when, percentiles, after) in [("before", before, None), ("then", during, Some(rss_bytes))] {
             let messages = percentiles.as_ref().map_or(0, |percentiles| percentiles.count);
             let mut row =
-                vec![Cell::new(&system.name), number(grouped(*connections as f64)), Cell::new(when)];
+                vec![Cell::new(report.title(system)), number(grouped(*connections as f64)), Cell::new(when)];
             row.push(number(grouped(messages as f64)));
             row.push(number(after.map_or(String::new(), |_| grouped(*missing as f64))));
             row.extend(latencies(percentiles.as_ref()));

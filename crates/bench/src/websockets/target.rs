@@ -3,10 +3,10 @@
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::Error;
-use crate::stream::arguments::check;
+use crate::usage::check;
 use crate::watched::Watched;
 
 /// How a system is written on the command line.
@@ -14,8 +14,7 @@ const FORM: &str =
     "it is written name=PROTOCOL+ws://user:password@host:port/path[,pid=N][,process=NAME][,unit=NAME]";
 
 /// What is spoken inside of the WebSocket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// AMQP 0-9-1.
     Amqp,
@@ -125,6 +124,13 @@ impl fmt::Debug for Target {
 impl Serialize for Target {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// What a report tells of it, so with the password that is usual.
+impl<'de> Deserialize<'de> for Target {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::parse(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
 }
 
