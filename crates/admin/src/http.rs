@@ -5,26 +5,28 @@
 //! is not read is given up.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Request, StatusCode, header};
 use axum::middleware;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
+use crate::api::{self, Caller};
 use crate::listener::{Listener, Stream};
 use crate::stall::StallTimeout;
-use crate::{MetricsWriter, Source, health, page, process};
+use crate::{Source, dashboard, health, metrics, page};
 
 /// Serves HTTP until `shutdown` is over, then finishes the requests at hand within a few seconds.
 ///
@@ -34,7 +36,16 @@ pub async fn serve(
     source: Arc<dyn Source>,
     shutdown: impl Future<Output = ()>,
 ) {
-    serve_within(LIMITS, listener.into(), source, shutdown).await;
+    serve_within(LIMITS, listener.into(), router(source), shutdown).await;
+}
+
+/// Serves the metrics and nothing else, in the same way.
+pub async fn serve_metrics(
+    listener: impl Into<Listener>,
+    source: Arc<dyn Source>,
+    shutdown: impl Future<Output = ()>,
+) {
+    serve_within(LIMITS, listener.into(), finished(metrics::router(source)), shutdown).await;
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -63,21 +74,34 @@ const LIMITS: Limits = Limits {
 /// The largest head of a request, in octets: room for a browser's cookies of other services on the same host.
 const MAX_HEAD: usize = 16 * 1024;
 
-/// Scrapes being written at once; others wait. Each takes a thread and walks what there is to measure.
-const SCRAPES_AT_ONCE: usize = 2;
-
 /// The pause after a failed accept, which is usually want of file descriptors: trying again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-type Service = TowerToHyperService<Router>;
+/// The router, for a connection whose other end it is told of.
+#[derive(Clone)]
+struct Service {
+    inner: TowerToHyperService<Router>,
+    caller: Caller,
+}
+
+impl hyper::service::Service<Request<Incoming>> for Service {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = <TowerToHyperService<Router> as hyper::service::Service<Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.caller);
+        self.inner.call(request)
+    }
+}
 
 async fn serve_within(
     limits: Limits,
     listener: Listener,
-    source: Arc<dyn Source>,
+    router: Router,
     shutdown: impl Future<Output = ()>,
 ) {
-    let service = TowerToHyperService::new(router(source));
+    let router = TowerToHyperService::new(router);
     let mut connections = Connections::new(limits.connections);
     // Nothing is sent: that the sender is gone is the message.
     let (open, draining) = watch::channel(());
@@ -86,7 +110,8 @@ async fn serve_within(
         tokio::select! {
             () = &mut shutdown => break,
             stream = accept(&listener) => {
-                connections.admit(converse(limits, stream, service.clone(), draining.clone()));
+                let service = Service { inner: router.clone(), caller: stream.caller() };
+                connections.admit(converse(limits, stream, service, draining.clone()));
             }
         }
     }
@@ -173,51 +198,22 @@ impl Connections {
     }
 }
 
-/// What the answers need.
-struct Context {
-    source: Arc<dyn Source>,
-    scrapes: Arc<Semaphore>,
-    started: process::Started,
-}
-
 fn router(source: Arc<dyn Source>) -> Router {
-    let context = Context {
-        source: Arc::clone(&source),
-        scrapes: Arc::new(Semaphore::new(SCRAPES_AT_ONCE)),
-        started: process::Started::now(),
-    };
     let probes_and_page = Router::new()
         .route("/healthz", get(health::alive))
         .route("/readyz", get(health::ready))
+        .merge(dashboard::router())
         .merge(page::router())
-        .with_state(source);
-    Router::new()
-        .route("/metrics", get(metrics))
-        .with_state(Arc::new(context))
-        .merge(probes_and_page)
-        .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
-        .layer(middleware::map_response(with_security_headers))
+        .with_state(Arc::clone(&source));
+    let api = source.management().map_or_else(Router::new, api::router);
+    finished(Router::new().merge(metrics::router(source)).merge(probes_and_page).merge(api))
 }
 
-/// `GET /metrics`, on a thread of its own: reading /proc and walking a big source may take its time.
-async fn metrics(State(context): State<Arc<Context>>) -> Response {
-    let permit = Arc::clone(&context.scrapes).acquire_owned().await;
-    let scrape = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        let mut out = MetricsWriter::new();
-        process::write(&mut out, context.started);
-        context.source.metrics(&mut out);
-        out.into_text()
-    });
-    match scrape.await {
-        Ok(text) => {
-            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-        }
-        Err(error) => {
-            tracing::error!(%error, "the metrics could not be written");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be written\n").into_response()
-        }
-    }
+/// Adds what every answer has.
+fn finished(router: Router) -> Router {
+    router
+        .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
+        .layer(middleware::map_response(with_security_headers))
 }
 
 /// What an answer may load, unless it says otherwise: nothing.

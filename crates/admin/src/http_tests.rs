@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::{Readiness, WebSocketPorts};
+use crate::{MetricsWriter, Readiness, Wanted, WebSocketPorts};
 
 const PATIENT: Limits = Limits {
     connections: 16,
@@ -26,7 +26,7 @@ impl Source for Told {
         self.readiness.lock().unwrap().clone()
     }
 
-    fn metrics(&self, out: &mut MetricsWriter) {
+    fn metrics(&self, _: &Wanted, out: &mut MetricsWriter) {
         assert!(self.padding != usize::MAX, "a source with a bug");
         out.gauge("leveret_test", &"x".repeat(self.padding), 42_u64);
     }
@@ -53,7 +53,8 @@ impl Server {
         let told = async {
             let _ = told.await;
         };
-        let task = tokio::spawn(serve_within(limits, listener.into(), Arc::clone(&source) as _, told));
+        let task =
+            tokio::spawn(serve_within(limits, listener.into(), router(Arc::clone(&source) as _), told));
         Self { port, source, shutdown, task }
     }
 
@@ -132,7 +133,10 @@ async fn every_answer_has_the_security_headers() {
     for (request, status, policy) in [
         ("GET /healthz", "200", POLICY),
         ("GET /metrics", "200", POLICY),
-        ("GET /", "200", page::POLICY),
+        ("GET /", "200", dashboard::POLICY),
+        ("GET /dashboard/api.js", "200", dashboard::POLICY),
+        ("GET /dashboard/", "404", POLICY),
+        ("GET /messages", "200", page::POLICY),
         ("GET /page/main.js", "200", page::POLICY),
         ("GET /page/listeners.json", "200", POLICY),
         ("GET /page/", "404", POLICY),
@@ -152,7 +156,7 @@ async fn every_answer_has_the_security_headers() {
 #[tokio::test]
 async fn the_page_is_told_where_the_websockets_are() {
     let server = Server::start(PATIENT, 0).await;
-    let answer = server.answer("GET /").await;
+    let answer = server.answer("GET /messages").await;
     assert!(answer.contains("\r\ncontent-type: text/html; charset=utf-8\r\n"), "{answer}");
     let answer = server.answer("GET /page/amqp/wire.js").await;
     assert!(answer.contains("\r\ncontent-type: text/javascript; charset=utf-8\r\n"), "{answer}");

@@ -1,16 +1,21 @@
-//! The HTTP side of Leveret: `/healthz`, `/readyz`, `/metrics` and a page at `/` today, the management API and the
-//! dashboard later.
+//! The HTTP side of Leveret: `/healthz`, `/readyz`, `/metrics`, the management API under `/api`, the dashboard at `/` and a
+//! page at `/messages` to try out AMQP over WebSocket.
 //!
 //! * [`serve`] (`http`) keeps the connections: limits, time-outs, security headers, shutdown.
 //! * `health` answers the probes, `metrics` writes Prometheus' text format, `process` measures this process.
-//! * `page` is where a visitor's browser speaks AMQP over WebSocket.
+//! * `api` is the management API under `/api`.
+//! * `dashboard` is what people see of the API, `page` where a visitor's browser speaks AMQP over WebSocket; the files of
+//!   both are part of the program (`files`).
 //!
 //! What there is to tell comes from a [`Source`]. Never add a messaging protocol or a back end here: the process that
 //! joins them to this crate writes the `Source`, so that each can be tested without the others.
 //!
 //! Invariants: no client holds a connection without using it, nor keeps others out by opening many (`http`); no
-//! request body is read.
+//! request body is read but by `api`, within bounds, and from those who have logged in.
 
+mod api;
+mod dashboard;
+mod files;
 mod health;
 mod http;
 mod listener;
@@ -19,11 +24,17 @@ mod page;
 mod process;
 mod stall;
 
+use std::sync::Arc;
+
+pub use api::{
+    Api, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo, Process as ApiProcess,
+};
 pub use health::Readiness;
-pub use http::serve;
+pub use http::{serve, serve_metrics};
 pub use listener::Listener;
-pub use metrics::{Kind, MetricsWriter, Number};
+pub use metrics::{Detail, Families, Kind, Labels, MetricsWriter, Number, Wanted};
 pub use page::WebSocketPorts;
+pub use process::{descriptors, resident_memory};
 
 /// What the process behind the HTTP listener can tell about itself.
 pub trait Source: Send + Sync + 'static {
@@ -31,8 +42,13 @@ pub trait Source: Send + Sync + 'static {
     fn ready(&self) -> Readiness;
 
     /// Writes the metrics. Called on a thread of its own, at most a few times at once.
-    fn metrics(&self, out: &mut MetricsWriter);
+    fn metrics(&self, wanted: &Wanted, out: &mut MetricsWriter);
 
-    /// Where the page at `/` finds AMQP over WebSocket. Must not block, either.
+    /// The management API, if there is one.
+    fn management(&self) -> Option<Arc<Api>> {
+        None
+    }
+
+    /// Where the page at `/messages` finds AMQP over WebSocket. Must not block, either.
     fn websocket_ports(&self) -> WebSocketPorts;
 }

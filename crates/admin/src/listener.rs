@@ -10,6 +10,8 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
+use crate::api::Caller;
+
 /// A bound listener. A Unix socket's file is removed when the listener is dropped.
 #[derive(Debug)]
 pub enum Listener {
@@ -101,6 +103,19 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Stream {
+    /// Who is at the other end.
+    pub(crate) fn caller(&self) -> Caller {
+        match self {
+            Self::Tcp(stream) => {
+                let ip = stream.peer_addr().ok().map(|peer| peer.ip().to_canonical());
+                Caller { ip, is_local: ip.is_some_and(|ip| ip.is_loopback()) }
+            }
+            Self::Unix(_) => Caller { ip: None, is_local: true },
+        }
+    }
 }
 
 impl AsyncRead for Stream {

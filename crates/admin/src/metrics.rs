@@ -1,7 +1,13 @@
 //! Prometheus' text format, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>).
 
+mod routes;
+mod wanted;
+
 use std::fmt::{self, Write as _};
+
+pub(crate) use self::routes::router;
+pub use self::wanted::{Detail, Families, Wanted};
 
 /// Writes metric families: their `# HELP` and `# TYPE` lines and their samples.
 ///
@@ -101,20 +107,38 @@ impl MetricsWriter {
 
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], last: Option<(&str, &str)>, value: Number) {
         self.text.push_str(name);
-        let mut opening = '{';
-        for (label, value) in labels.iter().copied().chain(last) {
-            debug_assert!(is_name(label) && !label.contains(':'), "{label:?} is no name for a label");
-            self.text.push(opening);
-            self.text.push_str(label);
-            self.text.push_str("=\"");
-            escape(&mut self.text, value, true);
-            self.text.push('"');
-            opening = ',';
-        }
-        if opening == ',' {
-            self.text.push('}');
-        }
+        write_labels(&mut self.text, labels.iter().copied().chain(last));
         let _ = writeln!(self.text, " {value}");
+    }
+}
+
+fn write_labels<'l>(text: &mut String, labels: impl Iterator<Item = (&'l str, &'l str)>) {
+    let mut opening = '{';
+    for (label, value) in labels {
+        debug_assert!(is_name(label) && !label.contains(':'), "{label:?} is no name for a label");
+        text.push(opening);
+        text.push_str(label);
+        text.push_str("=\"");
+        escape(text, value, true);
+        text.push('"');
+        opening = ',';
+    }
+    if opening == ',' {
+        text.push('}');
+    }
+}
+
+/// Labels as they are written, for what has samples in several families.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Labels(String);
+
+impl Labels {
+    /// Writes them once.
+    #[must_use]
+    pub fn new(labels: &[(&str, &str)]) -> Self {
+        let mut text = String::new();
+        write_labels(&mut text, labels.iter().copied());
+        Self(text)
     }
 }
 
@@ -129,6 +153,15 @@ impl Family<'_> {
     /// A sample. The labels tell it from the family's others.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Into<Number>) -> &mut Self {
         self.writer.sample(self.name, labels, None, value.into());
+        self
+    }
+
+    /// A sample with labels that are written already.
+    pub fn sample_of(&mut self, labels: &Labels, value: impl Into<Number>) -> &mut Self {
+        let text = &mut self.writer.text;
+        text.push_str(self.name);
+        text.push_str(&labels.0);
+        let _ = writeln!(text, " {}", value.into());
         self
     }
 }
@@ -234,6 +267,19 @@ mod tests {
             text,
             "# HELP a one\\ntwo \\\\ \"three\"\n# TYPE a gauge\na{q=\"x\\\"} 1\\nb 2\\\\\"} 0\n"
         );
+    }
+
+    #[test]
+    fn labels_written_once_are_those_written_each_time() {
+        let labels = [("vhost", "/"), ("queue", "a\"b")];
+        let each_time = written(|out| {
+            out.family("a", "help", Kind::Gauge).sample(&labels, 1_u64).sample(&labels, 2_u64);
+        });
+        let once = written(|out| {
+            let labels = Labels::new(&labels);
+            out.family("a", "help", Kind::Gauge).sample_of(&labels, 1_u64).sample_of(&labels, 2_u64);
+        });
+        assert_eq!(once, each_time);
     }
 
     #[test]

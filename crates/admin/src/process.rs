@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::metrics::{Kind, MetricsWriter};
+use crate::metrics::{Families, Kind, MetricsWriter, Wanted};
 
 /// When this process began to serve HTTP, in seconds since 1970.
 #[derive(Debug, Clone, Copy)]
@@ -16,23 +16,64 @@ impl Started {
 }
 
 /// Writes what could be read; a value the system does not tell is left out and never made up.
-pub(crate) fn write(out: &mut MetricsWriter, started: Started) {
+pub(crate) fn write(out: &mut MetricsWriter, started: Started, wanted: &Wanted) {
+    match wanted {
+        Wanted::Together | Wanted::Apart => {
+            write_usage(out, "rabbitmq");
+            write_limits(out, "rabbitmq", started);
+            write_own(out, started);
+        }
+        Wanted::Detailed(detail) => {
+            if detail.wants(&[Families::NodeCoarse]) {
+                write_usage(out, "rabbitmq_detailed");
+            }
+            if detail.wants(&[Families::Node]) {
+                write_limits(out, "rabbitmq_detailed", started);
+            }
+        }
+    }
+}
+
+fn write_usage(out: &mut MetricsWriter, prefix: &str) {
+    if let Some(bytes) = read("status").as_deref().and_then(resident_bytes) {
+        out.gauge(&format!("{prefix}_process_resident_memory_bytes"), "Resident memory.", bytes);
+    }
+    if let Some(open) = open_files() {
+        out.gauge(&format!("{prefix}_process_open_fds"), "Open file descriptors.", open);
+    }
+}
+
+/// A name with Erlang in it is what dashboards have the uptime from.
+fn write_limits(out: &mut MetricsWriter, prefix: &str, started: Started) {
+    if let Some(most) = read("limits").as_deref().and_then(max_open_files) {
+        let help = "The most file descriptors that may be open.";
+        out.gauge(&format!("{prefix}_process_max_fds"), help, most);
+        // A socket is a file descriptor, and has no limit of its own.
+        let help = "The most sockets that may be open.";
+        out.gauge(&format!("{prefix}_process_max_tcp_sockets"), help, most);
+    }
+    let uptime = Started::now().0 - started.0;
+    out.gauge(&format!("{prefix}_erlang_uptime_seconds"), "How long this process has been serving.", uptime);
+}
+
+fn write_own(out: &mut MetricsWriter, started: Started) {
     out.family("leveret_build_info", "The version that runs.", Kind::Gauge)
         .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1_u64);
     out.gauge("leveret_start_time_seconds", "When this process started, since 1970.", started.0);
-    if let Some(bytes) = read("status").as_deref().and_then(resident_bytes) {
-        out.gauge("rabbitmq_process_resident_memory_bytes", "Resident memory.", bytes);
-    }
-    if let Some(open) = open_files() {
-        out.gauge("rabbitmq_process_open_fds", "Open file descriptors.", open);
-    }
-    if let Some(most) = read("limits").as_deref().and_then(max_open_files) {
-        out.gauge("rabbitmq_process_max_fds", "The most file descriptors that may be open.", most);
-    }
     if let Some((seconds, threads)) = read("stat").as_deref().and_then(cpu_and_threads) {
         out.counter("leveret_process_cpu_seconds_total", "Processor time used, user and system.", seconds);
         out.gauge("leveret_process_threads", "Threads.", threads);
     }
+}
+
+/// Octets of this process's resident memory, if the system tells.
+pub fn resident_memory() -> Option<u64> {
+    read("status").as_deref().and_then(resident_bytes)
+}
+
+/// How many file descriptors this process has open, and may have, as far as the system tells.
+pub fn descriptors() -> (Option<u64>, Option<u64>) {
+    (open_files(), read("limits").as_deref().and_then(max_open_files))
 }
 
 fn read(name: &str) -> Option<String> {
@@ -93,7 +134,7 @@ mod tests {
     #[test]
     fn this_process_is_measured() {
         let mut out = MetricsWriter::new();
-        write(&mut out, Started::now());
+        write(&mut out, Started::now(), &Wanted::Together);
         let text = out.into_text();
         for name in [
             "leveret_build_info",

@@ -9,6 +9,7 @@ use store::catalogue::Catalogue;
 
 use crate::deadlines::{DeadlineWaker, Deadlines};
 use crate::error::BrokerError;
+use crate::manage::Book;
 use crate::metrics::Metrics;
 use crate::paging::{Paging, PagingWaker};
 use crate::permissions::Seat;
@@ -42,6 +43,8 @@ impl Default for BrokerConfig {
 pub struct Broker {
     vhosts: RwLock<HashMap<String, Arc<VirtualHost>>>,
     users: Users,
+    /// Definitions as they were made.
+    book: Book,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
@@ -55,6 +58,7 @@ impl Broker {
         let broker = Arc::new(Self {
             vhosts: RwLock::default(),
             users: Users::default(),
+            book: Book::default(),
             metrics: Arc::default(),
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
             paging: Arc::new(Paging::new(config.paging_watermark, config.paging_waker)),
@@ -94,6 +98,28 @@ impl Broker {
     /// Adds a user, or changes one. Open connections stay open.
     pub fn put_user(&self, user: UserSpec) {
         self.users.put(user);
+    }
+
+    /// The tags of a user, if there is one.
+    pub fn tags_of(&self, user: &str) -> Option<Vec<String>> {
+        self.users.account(user).map(|account| account.tags())
+    }
+
+    pub(crate) fn remove_account(&self, user: &str) {
+        self.users.remove(user);
+    }
+
+    pub(crate) fn book(&self) -> &Book {
+        &self.book
+    }
+
+    pub(crate) fn all_vhosts(&self) -> Vec<Arc<VirtualHost>> {
+        self.vhosts.read().values().cloned().collect()
+    }
+
+    /// Takes a virtual host's name away.
+    pub(crate) fn remove_vhost(&self, name: &str) -> Option<Arc<VirtualHost>> {
+        self.vhosts.write().remove(name)
     }
 
     pub(crate) fn has_user(&self, name: &str) -> bool {

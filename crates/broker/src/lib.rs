@@ -7,6 +7,7 @@
 //! - [`Seat`]: a connection in a virtual host, and what its user may do there ([`Permissions`], [`VirtualHostLimits`],
 //!   [`UserLimits`]). [`Policy`]: arguments that the operator gives to queues and exchanges. [`Definitions`]: all of it
 //!   from a file.
+//! - `manage`: what an operator's tools read and change.
 //! - `ledger` and `persistence`: definitions and messages as they are written down, and read back.
 //! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
 //!   in batches. [`Message`]: one immutable object for all its queues.
@@ -50,6 +51,7 @@ mod error;
 mod inspect;
 mod ledger;
 mod limits;
+mod manage;
 mod message;
 mod metrics;
 mod names;
@@ -74,18 +76,19 @@ pub use store::{Store, Waiter};
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
 pub use deadlines::DeadlineWaker;
-pub use definitions::{Definitions, DefinitionsError};
+pub use definitions::{Definitions, DefinitionsError, arguments_of, json_of};
 pub use error::BrokerError;
 pub use inspect::without_blind_copies;
 pub use limits::VirtualHostLimits;
+pub use manage::{BindingEnd, BindingView, ExchangeView, QueueView};
 pub use message::{Body, BodyView, MAX_INLINE_BODY, Message, Traits};
-pub use metrics::{Counter, Metrics};
+pub use metrics::{Counter, FrontEnd, Metrics, Published};
 pub use names::generated_name;
 pub use paging::{Held, PagingWaker};
 pub use permissions::{Pattern, Permissions, Seat, TopicPermissions};
 pub use persistence::{RestoreError, body_octets};
 pub use policies::{ApplyTo, Policy, PolicyDefinition};
-pub use publisher::{Flushed, Publish, Publisher};
+pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{
     Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue, QueueProperties,
     Room,

@@ -7,7 +7,10 @@ macro_rules! counters {
         /// What a broker has done since it started, and what it holds now. Each value is exact; two values read one
         /// after the other need not belong to the same moment.
         #[derive(Debug, Default)]
-        pub struct Metrics { $($(#[$doc])* pub $name: Counter),* }
+        pub struct Metrics {
+            $($(#[$doc])* pub $name: Counter,)*
+            published: [Published; 3],
+        }
 
         impl Metrics {
             /// All counters by name.
@@ -27,8 +30,12 @@ counters! {
     messages_enqueued,
     /// Deliveries to consumers.
     messages_delivered,
+    /// Of those: the ones that count as acknowledged once taken.
+    messages_delivered_auto_ack,
     /// Messages handed out by `get`.
     messages_got,
+    /// Of those: the ones that count as acknowledged once taken.
+    messages_got_auto_ack,
     /// `get` on an empty queue.
     gets_empty,
     /// Of deliveries and gets: those that had been delivered before.
@@ -41,6 +48,14 @@ counters! {
     messages_refused,
     /// Messages that were dead-lettered.
     messages_dead_lettered,
+    /// Of those: the ones that a consumer had rejected.
+    messages_dead_lettered_rejected,
+    /// The ones that had expired.
+    messages_dead_lettered_expired,
+    /// The ones that were too many.
+    messages_dead_lettered_maxlen,
+    /// The ones that had come back too often.
+    messages_dead_lettered_delivery_limit,
     /// Dead letters dropped because the death of one message had led to too many.
     dead_letters_dropped,
     /// Ready messages that left memory for the disk, those that never were in a queue's memory aside.
@@ -61,6 +76,8 @@ counters! {
     paging_failures,
     /// Queues that exist.
     queues,
+    /// Declarations of queues that were there, or came to be.
+    queues_declared,
     /// Queues created.
     queues_created,
     /// Queues deleted.
@@ -71,6 +88,36 @@ counters! {
     bindings,
     /// Consumers that exist.
     consumers,
+}
+
+/// How a client speaks, which metrics are told by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FrontEnd {
+    /// AMQP 0-9-1.
+    #[default]
+    Amqp,
+    /// MQTT, any version.
+    Mqtt,
+    /// STOMP, any version.
+    Stomp,
+}
+
+/// What the clients of one front end have published.
+#[derive(Debug, Default)]
+pub struct Published {
+    /// Messages that reached at least one queue.
+    pub routed: Counter,
+    /// Messages that reached none.
+    pub unroutable: Counter,
+    /// Channels, or what stands for them, that have published and are still there.
+    pub publishers: Counter,
+}
+
+impl Metrics {
+    /// What the clients of a front end have published; together it is what the counters of all say.
+    pub fn published(&self, by: FrontEnd) -> &Published {
+        &self.published[by as usize]
+    }
 }
 
 /// A number that goes up, or up and down.

@@ -11,6 +11,7 @@ use store::journal::Lsn;
 use crate::error::BrokerError;
 use crate::inspect::{Inspected, inspect};
 use crate::message::{Body, Message};
+use crate::metrics::{FrontEnd, Published};
 use crate::permissions::Grant;
 use crate::persistence::KeptMessages;
 use crate::queue::Queue;
@@ -48,6 +49,15 @@ pub struct Flushed {
     pub full: bool,
 }
 
+/// A durable queue that was given a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// Its name.
+    pub queue: Arc<str>,
+    /// What has to be on disk before it has the message for good.
+    pub until: Lsn,
+}
+
 /// The publishing side of one channel.
 ///
 /// Messages wait in a batch, as long as they take the same route, until [`Publisher::flush`]. The session flushes at
@@ -64,9 +74,14 @@ pub struct Publisher {
     /// Where the last message went.
     route: Option<Arc<Route>>,
     flushed: Flushed,
+    /// Which queue has what it was given when how much is on disk, since the last flush, if that is to be told.
+    shares: Option<Vec<Share>>,
     /// What requests are to be answered to.
     reply_queue: Option<Arc<str>>,
     now: Timestamp,
+    front_end: FrontEnd,
+    /// It counts among those that have published.
+    has_published: bool,
 }
 
 /// Where messages with one exchange and routing key, and perhaps the same headers, go.
@@ -100,9 +115,24 @@ impl Publisher {
             batch_bytes: 0,
             route: None,
             flushed: Flushed::default(),
+            shares: None,
             reply_queue: None,
             now: Timestamp::default(),
+            front_end: FrontEnd::default(),
+            has_published: false,
         }
+    }
+
+    /// The same, for a client of this front end.
+    #[must_use]
+    pub fn of(mut self, front_end: FrontEnd) -> Self {
+        self.front_end = front_end;
+        self
+    }
+
+    /// What clients of this front end publish.
+    fn published(&self) -> &Published {
+        self.vhost.metrics().published(self.front_end)
     }
 
     /// The queue that takes the place of [`crate::REPLY_QUEUE`] in reply_to, of the channel's consumer of replies.
@@ -115,9 +145,14 @@ impl Publisher {
     /// # Errors
     /// The same.
     pub fn check(&self, publish: Publish<'_>) -> Result<(), BrokerError> {
-        self.vhost.check_publish(&self.grant, publish.exchange, publish.routing_key)?;
+        self.check_route(&publish)?;
         with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
         inspect(publish.properties, &self.identity).map(drop)
+    }
+
+    fn check_route(&self, publish: &Publish<'_>) -> Result<(), BrokerError> {
+        let client = self.identity.client();
+        self.vhost.check_publish(&self.grant, client, publish.exchange, publish.routing_key)
     }
 
     /// Routes a message and puts it into the batch. Returns whether any queue is to get it (queues for replies do not
@@ -138,7 +173,7 @@ impl Publisher {
         };
         // RabbitMQ looks for the exchange before it looks at the properties.
         if matches!(known, Known::Nothing) {
-            self.vhost.check_publish(&self.grant, publish.exchange, publish.routing_key)?;
+            self.check_route(&publish)?;
         }
         let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
         let properties = answerable.as_deref().unwrap_or(publish.properties);
@@ -154,14 +189,29 @@ impl Publisher {
             Some(route) => route,
             None => self.find_route(&publish, &inspected, generation)?,
         };
+        self.follow(route, publish, &inspected)
+    }
+
+    /// Puts a message into the batch, which is of one route.
+    fn follow(
+        &mut self,
+        route: Arc<Route>,
+        publish: Publish<'_>,
+        inspected: &Inspected<'_>,
+    ) -> Result<bool, BrokerError> {
         let same = self.route.as_ref().is_some_and(|last| Arc::ptr_eq(last, &route));
         if !same {
             self.hand_over();
             self.route = Some(route.clone());
         }
         self.flushed.count += 1;
+        if !self.has_published {
+            self.has_published = true;
+            self.published().publishers.add(1);
+        }
         if route.queues.is_empty() {
             self.vhost.metrics().messages_unroutable.add(1);
+            self.published().unroutable.add(1);
             return Ok(false);
         }
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
@@ -176,6 +226,45 @@ impl Publisher {
             self.hand_over();
         }
         Ok(route.counts)
+    }
+
+    /// Publishes a message at once, for a publisher who may have to do so again after a crash, and exactly once. Nothing else
+    /// may wait to be flushed. Returns whether any queue is to get it, the report of [`Publisher::flush`], and which durable
+    /// queue has it when: a crash may leave it to the first of them alone. `without` are those that have it already.
+    ///
+    /// # Errors
+    /// As [`Publisher::publish`].
+    pub fn publish_exactly_once(
+        &mut self,
+        publish: Publish<'_>,
+        without: &[Box<str>],
+        now: Timestamp,
+    ) -> Result<(bool, Flushed, Vec<Share>), BrokerError> {
+        debug_assert!(self.batch.is_empty(), "what came before is flushed");
+        self.now = now;
+        let matched = if without.is_empty() {
+            self.shares = Some(Vec::new());
+            self.publish(publish, now)
+        } else {
+            self.check(publish)?;
+            self.shares = Some(Vec::new());
+            self.publish_without(publish, without)
+        };
+        let flushed = self.flush(now);
+        let shares = self.shares.take().unwrap_or_default();
+        matched.map(|matched| (matched, flushed, shares))
+    }
+
+    /// Along a route of its own, which nobody remembers.
+    fn publish_without(&mut self, publish: Publish<'_>, without: &[Box<str>]) -> Result<bool, BrokerError> {
+        let inspected = inspect(publish.properties, &self.identity)?;
+        let generation = self.vhost.generation();
+        let whole = self.find_route(&publish, &inspected, generation)?;
+        let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
+        let queues = whole.queues.iter().filter(lacks).cloned().collect();
+        let (exchange, key) = (whole.exchange.clone(), whole.key.clone());
+        let route = Arc::new(Route { exchange, key, queues, counts: whole.counts, scope: Scope::Once });
+        self.follow(route, publish, &inspected)
     }
 
     /// Hands the batch to its queues, and reports on everything since the last flush.
@@ -243,6 +332,7 @@ impl Publisher {
         let first = self.flushed.count - self.batch.len() as u64;
         self.batch_bytes = 0;
         self.vhost.metrics().messages_routed.add(self.batch.len());
+        self.published().routed.add(self.batch.len());
         let Some((last, others)) = route.queues.split_last() else { return };
         let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &self.batch);
         self.flushed.full |= kept.full;
@@ -254,6 +344,7 @@ impl Publisher {
             let messages = self.batch.iter().cloned();
             let appended =
                 queue.append(messages, kept.at(at), self.now, None, |at| refused.push(first + at as u64));
+            note_share(&mut self.shares, queue, appended.until);
             self.flushed.until = self.flushed.until.max(appended.until);
             self.flushed.full |= appended.full;
             if !appended.dead.is_empty() || appended.lined_up {
@@ -264,6 +355,7 @@ impl Publisher {
         let messages = self.batch.drain(..);
         let appended = last
             .append(messages, kept.at(others.len()), self.now, None, |at| refused.push(first + at as u64));
+        note_share(&mut self.shares, last, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);
         self.flushed.full |= appended.full;
         if !appended.dead.is_empty() || appended.lined_up {
@@ -275,9 +367,18 @@ impl Publisher {
     }
 }
 
+fn note_share(shares: &mut Option<Vec<Share>>, queue: &Queue, until: Option<Lsn>) {
+    if let (Some(shares), Some(until)) = (shares, until) {
+        shares.push(Share { queue: queue.name().clone(), until });
+    }
+}
+
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.hand_over();
+        if self.has_published {
+            self.published().publishers.sub(1);
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 //! of bindings are kept by the routing tables of the exchanges, once for all bindings that share them, and stand in a
 //! binding as numbers.
 
+mod walk;
+
 use std::hash::BuildHasher;
 use std::sync::Arc;
 

@@ -26,14 +26,44 @@ const NEAR: u64 = 2 << 30;
 /// The limits, and what was last measured of the disk, in octets. The process's memory is among its own metrics.
 #[derive(Debug)]
 pub(crate) struct Levels {
-    /// Memory above which its alarm is raised, if it ever is.
-    pub(crate) memory_limit: Option<u64>,
-    /// Free space below which its alarm is raised; `None` without a data folder.
-    pub(crate) disk_limit: Option<u64>,
+    /// [`NO_LIMIT`] for none.
+    memory_limit: AtomicU64,
+    /// `None` without a data folder.
+    disk_limit: Option<AtomicU64>,
     disk_free: AtomicU64,
 }
 
+/// No process has as much memory.
+const NO_LIMIT: u64 = u64::MAX;
+
 impl Levels {
+    fn new(memory_limit: Option<u64>, disk_limit: Option<u64>) -> Self {
+        Self {
+            memory_limit: AtomicU64::new(memory_limit.unwrap_or(NO_LIMIT)),
+            disk_limit: disk_limit.map(AtomicU64::new),
+            disk_free: AtomicU64::new(0),
+        }
+    }
+
+    /// From now on these are the limits; the sampler finds out within a second what follows from them.
+    pub(crate) fn set_limits(&self, watermark: Watermark, disk_free_limit: ByteSize) {
+        let memory_limit = watermark.of(limits::memory_total()).unwrap_or(NO_LIMIT);
+        self.memory_limit.store(memory_limit, Ordering::Relaxed);
+        if let Some(limit) = &self.disk_limit {
+            limit.store(disk_free_limit.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Memory above which its alarm is raised, if it ever is.
+    pub(crate) fn memory_limit(&self) -> Option<u64> {
+        Some(self.memory_limit.load(Ordering::Relaxed)).filter(|limit| *limit != NO_LIMIT)
+    }
+
+    /// Free space below which its alarm is raised; `None` without a data folder.
+    pub(crate) fn disk_limit(&self) -> Option<u64> {
+        self.disk_limit.as_ref().map(|limit| limit.load(Ordering::Relaxed))
+    }
+
     /// Free space on the data folder's file system.
     pub(crate) fn disk_free(&self) -> u64 {
         self.disk_free.load(Ordering::Relaxed)
@@ -61,14 +91,11 @@ impl Sampler {
         folder: Option<PathBuf>,
     ) -> io::Result<Self> {
         give_memory_back();
-        let levels = Arc::new(Levels {
-            memory_limit: watermark.of(limits::memory_total()),
-            disk_limit: folder.as_ref().map(|_| disk_free_limit.0),
-            disk_free: AtomicU64::new(0),
-        });
+        let memory_limit = watermark.of(limits::memory_total());
+        let levels = Arc::new(Levels::new(memory_limit, folder.as_ref().map(|_| disk_free_limit.0)));
         tracing::info!(
-            memory_octets = levels.memory_limit,
-            disk_free_octets = levels.disk_limit,
+            memory_octets = memory_limit,
+            disk_free_octets = levels.disk_limit(),
             "publishers are blocked beyond these"
         );
         let watch = Watch { alarms, levels: Arc::clone(&levels), sources: System { folder } };
@@ -107,8 +134,9 @@ struct Watch<S> {
 impl<S: Sources> Watch<S> {
     /// Measures once; returns how long it may take until the next time. What cannot be measured now changes nothing.
     fn sample(&self) -> Duration {
-        let memory = self.levels.memory_limit.is_some_and(|limit| self.sample_memory(limit));
-        let disk = self.levels.disk_limit.is_some_and(|limit| self.sample_disk(limit));
+        // Without a limit nothing comes near it, and an alarm of an earlier one is cleared.
+        let memory = self.sample_memory(self.levels.memory_limit().unwrap_or(NO_LIMIT));
+        let disk = self.levels.disk_limit().is_some_and(|limit| self.sample_disk(limit));
         if memory || disk { INTERVAL_NEAR } else { INTERVAL }
     }
 
@@ -122,7 +150,7 @@ impl<S: Sources> Watch<S> {
         } else if used <= limit - margin(limit) && self.alarms.clear(Resource::Memory) {
             tracing::info!(used, limit, "enough memory again");
         }
-        used.saturating_add(NEAR) > limit
+        limit != NO_LIMIT && used.saturating_add(NEAR) > limit
     }
 
     /// Whether the limit is near, or reached.

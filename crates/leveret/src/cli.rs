@@ -1,12 +1,14 @@
-//! The command line: `leveret serve`, `leveret config …`, `leveret ctl …`.
+//! The command line: `leveret serve`, `leveret config …`, `leveret ctl …`, and what packages need.
 
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command as ClapCommand, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, UNAVAILABLE, flag, mask_credentials};
-use crate::ctl::CtlCommand;
+use crate::config::{FILE_VARIABLE, Flags, SETTINGS, Setting, flag, mask_credentials};
+use crate::ctl::CtlArguments;
+use crate::health::HealthArguments;
+use crate::papers::{Completions, ManPages};
 
 /// A pool in front of AMQP 0-9-1 brokers, or such a broker itself
 #[derive(Debug, Parser)]
@@ -27,9 +29,14 @@ pub(crate) enum Command {
     /// Check or print the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Do something by hand, such as verifying a data folder
-    #[command(subcommand)]
-    Ctl(CtlCommand),
+    /// Look at a running server and change it, as rabbitmqctl does; or verify a data folder
+    Ctl(Box<CtlArguments>),
+    /// Ask a server on this machine how it is; exit code 0 or 1
+    Health(Box<HealthArguments>),
+    /// Print the script that makes a shell complete the command line
+    Completions(Completions),
+    /// Print leveret(1), or write the man pages of all commands
+    Man(ManPages),
 }
 
 /// What can be done with a configuration.
@@ -74,9 +81,7 @@ impl Args for Flags {
                 .help(help(setting))
                 .action(action)
         });
-        let unavailable =
-            UNAVAILABLE.iter().map(|key| text_argument(key).action(ArgAction::Append).hide(true));
-        command.arg(config).args(settings).args(unavailable)
+        command.arg(config).args(settings)
     }
 
     fn augment_args_for_update(command: ClapCommand) -> ClapCommand {
@@ -110,8 +115,7 @@ impl FromArgMatches for Flags {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         self.file = matches.get_one::<PathBuf>("config").cloned();
-        let keys = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
-        for key in keys {
+        for Setting { key, .. } in SETTINGS {
             if let Some(texts) = matches.get_many::<String>(key) {
                 self.values.insert(key, texts.cloned().collect());
             }
@@ -159,10 +163,9 @@ mod tests {
     }
 
     #[test]
-    fn a_feature_of_a_later_version_parses_and_stays_out_of_the_help() {
-        assert_eq!(parse(&["--prometheus", "off"]).unwrap().values["prometheus"], ["off"]);
+    fn the_help_tells_defaults_and_variables() {
         let help = CommandLine::try_parse_from(["leveret", "serve", "--help"]).unwrap_err().to_string();
-        assert!(!help.contains("--prometheus") && help.contains("--frame-max <N>"), "{help}");
+        assert!(help.contains("--prometheus <ADDR>") && help.contains("--frame-max <N>"), "{help}");
         assert!(help.contains("[default: 131072] [env: LEVERET_FRAME_MAX]"), "{help}");
     }
 

@@ -2,16 +2,35 @@
 
 use std::io::IsTerminal as _;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use crate::config::Config;
 
-/// Starts logging for the rest of the process. `log` was checked when it was read.
-pub(crate) fn start(config: &Config) {
-    let filter = EnvFilter::builder().parse_lossy(&config.log.0);
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+/// What is logged, which can change while the process runs.
+#[derive(Debug, Clone)]
+pub(crate) struct LogLevel(reload::Handle<EnvFilter, Registry>);
+
+impl LogLevel {
+    /// From now on `log` decides. It was checked when it was read.
+    pub(crate) fn set(&self, config: &Config) {
+        // It fails only when there is no log any more to tell of it.
+        let _ = self.0.reload(filter(config));
+    }
+}
+
+/// Starts logging for the rest of the process.
+pub(crate) fn start(config: &Config) -> LogLevel {
+    let (filter, handle) = reload::Layer::new(filter(config));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+        .with_ansi(std::io::stderr().is_terminal());
+    tracing_subscriber::registry().with(filter).with(lines).init();
+    LogLevel(handle)
+}
+
+/// `log` was checked when it was read.
+fn filter(config: &Config) -> EnvFilter {
+    EnvFilter::builder().parse_lossy(&config.log.0)
 }

@@ -10,12 +10,18 @@ mod ctl;
 mod data_folder;
 mod definitions;
 mod descriptors;
+mod health;
+mod http_client;
 mod identities;
 mod listen;
 mod logs;
+mod manage;
 mod mqtt;
+mod notify;
 mod pagers;
+mod papers;
 mod relays;
+mod reload;
 mod serve;
 mod signals;
 mod status;
@@ -29,7 +35,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use cli::{Command, CommandLine, ConfigCommand};
-use config::{Config, Effective, Flags};
+use config::{Effective, Flags};
 
 // Long-lived connections of changing size fragment the system's allocator; jemalloc gives memory back.
 // .cargo/config.toml sets how soon.
@@ -48,10 +54,15 @@ fn main() -> ExitCode {
         Err(error) => return refuse_command_line(&error),
     };
     let result = match command_line.command {
-        Command::Serve(flags) => serve(&flags),
+        Command::Serve(flags) => serve(flags),
         Command::Bench(arguments) => return benchmark(*arguments),
         Command::Config(command) => configuration(&command),
-        Command::Ctl(command) => ctl::run(&command),
+        Command::Ctl(arguments) => ctl::run(&arguments),
+        Command::Health(arguments) => {
+            load(&arguments.flags).and_then(|effective| health::run(&arguments, &effective))
+        }
+        Command::Completions(wanted) => papers::completions(&wanted),
+        Command::Man(wanted) => papers::man(&wanted),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -100,16 +111,16 @@ fn load(flags: &Flags) -> Result<Effective, Failure> {
     config::load(flags, &|name| std::env::var_os(name)).map_err(|error| Failure::Usage(error.to_string()))
 }
 
-fn serve(flags: &Flags) -> Result<(), Failure> {
-    let config: Config = load(flags)?.config;
-    logs::start(&config);
+fn serve(flags: Flags) -> Result<(), Failure> {
+    let effective = load(&flags)?;
+    let log = logs::start(&effective.config);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.worker_threads.count())
+        .worker_threads(effective.config.worker_threads.count())
         .thread_name("leveret")
         .enable_all()
         .build()
         .map_err(|error| Failure::Run(format!("worker_threads: cannot start: {error}")))?;
-    let result = runtime.block_on(serve::run(config));
+    let result = runtime.block_on(serve::run(flags, effective, log));
     // Whatever has not ended by now is over its bound and is not waited for.
     runtime.shutdown_background();
     result.map_err(|error| match error {

@@ -19,6 +19,7 @@ pub(crate) struct MqttListeners {
     mqtt: Option<Listener>,
     mqtts: Option<Listener>,
     web_mqtt: Option<Listener>,
+    web_mqtts: Option<Listener>,
 }
 
 impl MqttListeners {
@@ -32,6 +33,7 @@ impl MqttListeners {
             mqtt: bind("mqtt", "mqtt", &config.mqtt).await?,
             mqtts: bind("mqtts", "mqtts", &config.mqtts).await?,
             web_mqtt: bind("web_mqtt", "ws", &config.web_mqtt).await?,
+            web_mqtts: bind("web_mqtts", "wss", &config.web_mqtts).await?,
         })
     }
 
@@ -40,15 +42,18 @@ impl MqttListeners {
         if let Some(relay) = relays.mqtt() {
             server.relay_mqtt(Arc::clone(relay));
         }
-        for (listener, tls) in [(self.mqtt, None), (self.mqtts, tls.server.clone())] {
+        let over_tls = tls.server.clone();
+        for (listener, tls) in [(self.mqtt, None), (self.mqtts, over_tls.clone())] {
             if let Some(listener) = listener {
                 server.listen_mqtt(listener, Preface { proxies: trusted_proxies(config), tls });
             }
         }
-        if let Some(listener) = self.web_mqtt {
-            let preface = Preface { proxies: trusted_proxies(config), tls: None };
-            let config = websocket_config(config, relays.web_mqtt_routes(config));
-            server.listen_websocket(listener, preface, config);
+        for (listener, tls) in [(self.web_mqtt, None), (self.web_mqtts, over_tls)] {
+            if let Some(listener) = listener {
+                let preface = Preface { proxies: trusted_proxies(config), tls };
+                let config = websocket_config(config, relays.web_mqtt_routes(config));
+                server.listen_websocket(listener, preface, config);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use server::{
     ConnectionLimits, Listener, Preface, Relay, RelayConfig, RelayUpstream, Routes, Server, TextRule,
     WebSocketConfig, Webroot,
 };
+use transport::tls::ClientTls;
 
 use crate::config::{Config, OutboundHeader, RelayEntry, RelayUrl};
 use crate::listen::bind;
@@ -44,8 +45,8 @@ impl Relays {
         let relays = relays.collect();
         let webroot = config.webroot.0.as_deref().map(Webroot::open).transpose();
         let webroot = webroot.map_err(ServeError::Webroot)?.map(Arc::new);
-        let stomp = config.upstream_stomp.0.as_ref().map(|url| Relay::new(stomp_relay(config, url)));
-        let mqtt = config.upstream_mqtt.0.as_ref().map(|url| Relay::new(mqtt_relay(config, url)));
+        let stomp = config.upstream_stomp.0.as_ref().map(|url| Relay::new(stomp_relay(config, tls, url)));
+        let mqtt = config.upstream_mqtt.0.as_ref().map(|url| Relay::new(mqtt_relay(config, tls, url)));
         Ok(Self { stomp, mqtt, relays, webroot })
     }
 
@@ -63,7 +64,7 @@ impl Relays {
         Routes { amqp: true, mqtt, stomp, relays, webroot, ..Routes::default() }
     }
 
-    /// What `web_stomp` serves.
+    /// What `web_stomp` and `web_stomps` serve.
     pub(crate) fn web_stomp_routes(&self, config: &Config) -> Routes {
         let relays = at(self.stomp.as_ref(), Routes::WEB_STOMP).collect();
         let stomp = if config.upstream.is_empty() { Routes::WEB_STOMP } else { &[] };
@@ -75,7 +76,7 @@ impl Relays {
         self.stomp.as_ref()
     }
 
-    /// What `web_mqtt` serves.
+    /// What `web_mqtt` and `web_mqtts` serve.
     pub(crate) fn web_mqtt_routes(&self, config: &Config) -> Routes {
         let relays = at(self.mqtt.as_ref(), Routes::WEB_MQTT).collect();
         let mqtt = if config.upstream.is_empty() { Routes::WEB_MQTT } else { &[] };
@@ -127,34 +128,51 @@ fn at(relay: Option<&Arc<Relay>>, paths: &[&str]) -> impl Iterator<Item = (Strin
     relay.into_iter().flat_map(move |relay| paths.iter().map(|path| ((*path).to_owned(), Arc::clone(relay))))
 }
 
-fn stomp_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
-    upstream_relay(config, "upstream_stomp", url, &Routes::STOMP_SUBPROTOCOLS, TextRule::Accept)
+fn stomp_relay(config: &Config, tls: &Tls, url: &RelayUrl) -> RelayConfig {
+    RelayConfig {
+        subprotocols: Routes::STOMP_SUBPROTOCOLS.map(str::to_owned).to_vec(),
+        text: TextRule::Accept,
+        ..upstream_relay(config, tls, "upstream_stomp", url)
+    }
 }
 
-fn mqtt_relay(config: &Config, url: &RelayUrl) -> RelayConfig {
-    upstream_relay(config, "upstream_mqtt", url, &Routes::MQTT_SUBPROTOCOLS, TextRule::Refuse)
+fn mqtt_relay(config: &Config, tls: &Tls, url: &RelayUrl) -> RelayConfig {
+    RelayConfig {
+        subprotocols: Routes::MQTT_SUBPROTOCOLS.map(str::to_owned).to_vec(),
+        ..upstream_relay(config, tls, "upstream_mqtt", url)
+    }
 }
 
 /// Octets go both ways as they are; which version is spoken is between the client and the upstream.
-fn upstream_relay(
-    config: &Config,
-    setting: &str,
-    url: &RelayUrl,
-    subprotocols: &[&str],
-    text: TextRule,
-) -> RelayConfig {
+fn upstream_relay(config: &Config, tls: &Tls, setting: &str, url: &RelayUrl) -> RelayConfig {
     RelayConfig {
         name: setting.to_owned(),
-        upstream: match url {
-            RelayUrl::Unix(path) => RelayUpstream::Unix(path.clone()),
-            RelayUrl::Host { host, port, .. } => RelayUpstream::Tcp { host: host.clone(), port: *port },
-        },
+        upstream: relay_upstream(url, tls.client.as_ref()),
         connect_timeout: config.upstream_timeout,
-        proxy_protocol: None,
-        subprotocols: subprotocols.iter().map(ToString::to_string).collect(),
+        proxy_protocol: outbound_header(config.upstream_proxy_protocol),
+        subprotocols: Vec::new(),
         origins: config.ws_origins.0.clone(),
         connections: ConnectionLimits::default(),
-        text,
+        text: TextRule::Refuse,
+    }
+}
+
+/// `tls` is that of a URL that asks for it.
+fn relay_upstream(url: &RelayUrl, tls: Option<&Arc<ClientTls>>) -> RelayUpstream {
+    match (url, tls) {
+        (RelayUrl::Unix(path), _) => RelayUpstream::Unix(path.clone()),
+        (RelayUrl::Host { host, port, tls: true }, Some(tls)) => {
+            RelayUpstream::Tls { host: host.clone(), port: *port, tls: Arc::clone(tls) }
+        }
+        (RelayUrl::Host { host, port, .. }, _) => RelayUpstream::Tcp { host: host.clone(), port: *port },
+    }
+}
+
+fn outbound_header(header: OutboundHeader) -> Option<Version> {
+    match header {
+        OutboundHeader::Off => None,
+        OutboundHeader::V1 => Some(Version::V1),
+        OutboundHeader::V2 => Some(Version::V2),
     }
 }
 
@@ -162,21 +180,9 @@ fn relay_config(config: &Config, relay: &RelayEntry, tls: &Tls, at: usize) -> Re
     let limit = |limit: Option<u32>| limit.map_or(0, |most| most as usize);
     RelayConfig {
         name: relay.name(),
-        upstream: match (&relay.upstream, tls.relays.get(at).cloned().flatten()) {
-            (RelayUrl::Unix(path), _) => RelayUpstream::Unix(path.clone()),
-            (RelayUrl::Host { host, port, .. }, None) => {
-                RelayUpstream::Tcp { host: host.clone(), port: *port }
-            }
-            (RelayUrl::Host { host, port, .. }, Some(tls)) => {
-                RelayUpstream::Tls { host: host.clone(), port: *port, tls }
-            }
-        },
+        upstream: relay_upstream(&relay.upstream, tls.relays.get(at).and_then(Option::as_ref)),
         connect_timeout: relay.connect_timeout,
-        proxy_protocol: match relay.proxy_protocol {
-            OutboundHeader::Off => None,
-            OutboundHeader::V1 => Some(Version::V1),
-            OutboundHeader::V2 => Some(Version::V2),
-        },
+        proxy_protocol: outbound_header(relay.proxy_protocol),
         subprotocols: relay.subprotocols.clone(),
         origins: relay.origins.as_ref().unwrap_or(&config.ws_origins).0.clone(),
         connections: ConnectionLimits {

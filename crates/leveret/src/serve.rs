@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use admin::{Source, WebSocketPorts};
+use admin::{Api, Source, WebSocketPorts};
 use broker::{Broker, BrokerConfig};
+use parking_lot::Mutex;
 use proxy::{Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{Accepted, Version};
 use server::{
@@ -13,18 +14,25 @@ use server::{
     TrustedProxies, WebSocketConfig,
 };
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::alarms::{self, Sampler};
 use crate::announce::announce;
-use crate::config::{Config, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient};
+use crate::config::{
+    Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient,
+};
 use crate::data_folder::{self, DataFolder, FillError};
 use crate::descriptors;
 use crate::identities;
 use crate::listen::bind;
+use crate::logs::LogLevel;
+use crate::manage::Manager;
 use crate::mqtt::{MqttListeners, mqtt_config};
+use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
-use crate::signals::{self, ReloadRequests};
+use crate::reload::Reloader;
+use crate::signals;
 use crate::status::Status;
 use crate::stomp::StompListeners;
 use crate::tls::Tls;
@@ -37,9 +45,11 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// # Errors
 ///
 /// Something could not start; the message begins with the key of the setting at fault.
-pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
+pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Result<(), ServeError> {
+    let config = effective.config.clone();
     // Before anything is announced: who reads the announcement may send a signal at once.
     let (mut drain, reload) = signals::catch().map_err(ServeError::Signals)?;
+    let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
         tracing::warn!(%upstream, "user, password and vhost of the upstream URL are not used: clients bring their own");
@@ -69,8 +79,9 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     let relay_listeners = relays.listen(&config).await?;
     let websocket_ports = WebSocketPorts { ws: port_of(ws.as_ref()), wss: port_of(wss.as_ref()) };
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
-    let status = Arc::new(Status::new(server.clone(), door.clone(), websocket_ports, levels));
-    let http = listen_for_http(&config.http).await?;
+    let status = Arc::new(Status::new(server.clone(), door.clone(), websocket_ports, levels.clone()));
+    let http = listen_for_http("http", &config.http).await?;
+    let prometheus = listen_for_http("prometheus", &config.prometheus).await?;
     if let Some(listener) = amqp {
         server.listen(listener, Preface { proxies: trusted_proxies(&config), tls: None });
     }
@@ -86,33 +97,94 @@ pub(crate) async fn run(config: Config) -> Result<(), ServeError> {
     mqtt.serve(&server, &config, &relays, &tls);
     stomp.serve(&server, &config, &relays, &tls);
     relays.serve(relay_listeners, &server, &config, &tls);
-    tokio::spawn(reload_files(tls, access_log.clone(), reload));
-    // Last to go, so that probes see the drain.
-    let (http_may_end, http_end) = oneshot::channel::<()>();
-    let http_task = http.map(|listener| {
-        let source = Arc::clone(&status) as Arc<dyn Source>;
-        tokio::spawn(admin::serve(listener, source, async {
-            let _ = http_end.await;
-        }))
+    let reloader = Arc::new(Reloader {
+        flags,
+        effective: Mutex::new(effective),
+        log,
+        tls,
+        access_log: access_log.clone(),
+        server: server.clone(),
+        door: door.clone(),
+        levels,
+        notifier: notifier.clone(),
     });
+    tokio::spawn(Arc::clone(&reloader).serve(reload));
+    status.manage(management(&reloader, clock));
+    let http = Http::serve(http, prometheus, &status);
+    notifier.ready();
+    tokio::spawn(notifier.clone().stay_alive());
 
     drain.wait().await;
+    let drain_timeout = reloader.drain_timeout();
+    notifier.stopping(drain_timeout);
     status.start_draining();
-    let left = server.drain(config.drain_timeout).await;
+    let left = server.drain(drain_timeout).await;
     if left > 0 {
         tracing::warn!(connections = left, "drain_timeout is over; the remaining connections are cut");
     }
     if let Door::Upstream(pool) = &door {
-        pool.drain(config.drain_timeout).await;
+        pool.drain(drain_timeout).await;
     }
 
-    drop(http_may_end);
-    if let Some(task) = http_task {
-        let _ = task.await;
-    }
+    // Last to go, so that probes see the drain.
+    http.end().await;
     // After the last session, so that what it has changed is kept.
     drop(data_folder);
     Ok(())
+}
+
+/// The management API of what the reloader changes.
+fn management(reloader: &Arc<Reloader>, clock: Clock) -> Arc<Api> {
+    let (of_limits, of_environment) = (Arc::clone(reloader), Arc::clone(reloader));
+    let manager = Manager::new(
+        reloader.server.clone(),
+        reloader.door.clone(),
+        clock,
+        reloader.levels.clone(),
+        reloader.effective.lock().config.max_message_size.0,
+        move || limits(&of_limits.effective.lock().config),
+        move || of_environment.effective.lock().to_json(),
+    );
+    let embedded = match &reloader.door {
+        Door::Broker(broker) => Some(Arc::clone(broker)),
+        Door::Upstream(_) => None,
+    };
+    Api::new(embedded, manager)
+}
+
+/// The HTTP listeners at work.
+struct Http {
+    /// Its end is what the task waits for.
+    may_end: oneshot::Sender<()>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Http {
+    fn serve(
+        http: Option<admin::Listener>,
+        prometheus: Option<admin::Listener>,
+        status: &Arc<Status>,
+    ) -> Self {
+        let source = || Arc::clone(status) as Arc<dyn Source>;
+        let (may_end, end) = oneshot::channel();
+        let task = http.map(|listener| {
+            tokio::spawn(admin::serve(listener, source(), async {
+                let _ = end.await;
+            }))
+        });
+        if let Some(listener) = prometheus {
+            // To the end of the process: nobody waits for a scrape.
+            tokio::spawn(admin::serve_metrics(listener, source(), std::future::pending()));
+        }
+        Self { may_end, task }
+    }
+
+    async fn end(self) {
+        drop(self.may_end);
+        if let Some(task) = self.task {
+            let _ = task.await;
+        }
+    }
 }
 
 /// Watches memory and disk for the embedded broker.
@@ -133,28 +205,11 @@ fn open_access_log(config: &Config) -> io::Result<Option<Arc<AccessLogWriter>>> 
     target.map(open).transpose()
 }
 
-/// Reads the files of TLS again, and opens that of the access log anew, whenever somebody asks for it.
-async fn reload_files(tls: Tls, access_log: Option<Arc<AccessLogWriter>>, requests: ReloadRequests) {
-    loop {
-        requests.next().await;
-        let (tls, access_log) = (tls.clone(), access_log.clone());
-        // A disk may be slow, and sessions are not to wait for it. A reload that panicked has changed nothing.
-        let reload = move || {
-            tls.reload();
-            if let Some(access_log) = access_log {
-                access_log.reopen();
-            }
-        };
-        let _ = tokio::task::spawn_blocking(reload).await;
-    }
-}
-
 /// Says at start-up, and loudly, what was configured and takes protection away, or does nothing.
 fn warn_of_open_doors(config: &Config) {
-    let over_tls = config.upstream.iter().any(|upstream| upstream.tls);
-    if over_tls && !config.upstream_verify.0 {
+    if config.has_upstream_over_tls() && !config.upstream_verify.0 {
         tracing::warn!(
-            "upstream_verify is off: certificates of amqps:// upstreams are NOT VERIFIED; anybody on the way can read \
+            "upstream_verify is off: certificates of upstreams over TLS are NOT VERIFIED; anybody on the way can read \
              passwords and messages"
         );
     }
@@ -244,7 +299,7 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
     Ok((broker, folder))
 }
 
-fn limits(config: &Config) -> Limits {
+pub(crate) fn limits(config: &Config) -> Limits {
     let scopes = |total: Limit, per_ip: Limit, per_user: Limit| Scopes {
         total: total.or_none(),
         per_ip: per_ip.or_none(),
@@ -337,6 +392,8 @@ pub(crate) enum ServeError {
     Listen { key: &'static str, address: ListenAddr, error: io::Error },
     /// The handlers of signals could not be installed.
     Signals(io::Error),
+    /// The service manager cannot be told anything.
+    Notifier(io::Error),
     /// Memory and disk cannot be watched.
     Sampler(io::Error),
     /// The file of the setting `access_log` cannot be written.
@@ -376,6 +433,7 @@ impl fmt::Display for ServeError {
             Self::AccessLog(error) => write!(formatter, "access_log: {error}"),
             Self::Webroot(error) => write!(formatter, "webroot: {error}"),
             Self::Signals(error) => write!(formatter, "cannot catch signals: {error}"),
+            Self::Notifier(error) => write!(formatter, "NOTIFY_SOCKET: {error}"),
             Self::Sampler(error) => write!(formatter, "cannot watch memory and disk: {error}"),
             Self::Pagers(error) => write!(formatter, "cannot page messages: {error}"),
         }
@@ -387,6 +445,7 @@ impl std::error::Error for ServeError {
         match self {
             Self::Listen { error, .. }
             | Self::Signals(error)
+            | Self::Notifier(error)
             | Self::AccessLog(error)
             | Self::Webroot(error)
             | Self::Sampler(error)
@@ -403,18 +462,21 @@ fn port_of(listener: Option<&Listener>) -> Option<u16> {
     }
 }
 
-/// Binds and announces the HTTP listener, unless it is off.
-async fn listen_for_http(address: &ListenAddr) -> Result<Option<admin::Listener>, ServeError> {
+/// Binds and announces an HTTP listener, unless it is off.
+async fn listen_for_http(
+    key: &'static str,
+    address: &ListenAddr,
+) -> Result<Option<admin::Listener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
         ListenAddr::Tcp { host, port } => admin::Listener::tcp(host, *port).await,
         ListenAddr::Unix(path) => admin::Listener::unix(path).await,
     };
-    let failed = |error| ServeError::Listen { key: "http", address: address.clone(), error };
+    let failed = |error| ServeError::Listen { key, address: address.clone(), error };
     let listener = bound.map_err(failed)?;
     match listener.local_addr().map_err(failed)? {
-        Some(bound) => announce("http", &format!("http://{bound}")),
-        None => announce("http", &address.to_string()),
+        Some(bound) => announce(key, &format!("http://{bound}")),
+        None => announce(key, &address.to_string()),
     }
     Ok(Some(listener))
 }

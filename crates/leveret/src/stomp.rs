@@ -15,6 +15,7 @@ pub(crate) struct StompListeners {
     stomp: Option<Listener>,
     stomps: Option<Listener>,
     web_stomp: Option<Listener>,
+    web_stomps: Option<Listener>,
 }
 
 impl StompListeners {
@@ -28,6 +29,7 @@ impl StompListeners {
             stomp: bind("stomp", "stomp", &config.stomp).await?,
             stomps: bind("stomps", "stomps", &config.stomps).await?,
             web_stomp: bind("web_stomp", "ws", &config.web_stomp).await?,
+            web_stomps: bind("web_stomps", "wss", &config.web_stomps).await?,
         })
     }
 
@@ -36,15 +38,18 @@ impl StompListeners {
         if let Some(relay) = relays.stomp() {
             server.relay_stomp(Arc::clone(relay));
         }
-        for (listener, tls) in [(self.stomp, None), (self.stomps, tls.server.clone())] {
+        let over_tls = tls.server.clone();
+        for (listener, tls) in [(self.stomp, None), (self.stomps, over_tls.clone())] {
             if let Some(listener) = listener {
                 server.listen_stomp(listener, Preface { proxies: trusted_proxies(config), tls });
             }
         }
-        if let Some(listener) = self.web_stomp {
-            let preface = Preface { proxies: trusted_proxies(config), tls: None };
-            let config = websocket_config(config, relays.web_stomp_routes(config));
-            server.listen_websocket(listener, preface, config);
+        for (listener, tls) in [(self.web_stomp, None), (self.web_stomps, over_tls)] {
+            if let Some(listener) = listener {
+                let preface = Preface { proxies: trusted_proxies(config), tls };
+                let config = websocket_config(config, relays.web_stomp_routes(config));
+                server.listen_websocket(listener, preface, config);
+            }
         }
     }
 }

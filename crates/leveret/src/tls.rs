@@ -14,7 +14,7 @@ use crate::config::{Config, RelayEntry, RelayUrl, VerifyClient};
 pub(crate) struct Tls {
     /// For listeners.
     pub(crate) server: Option<Arc<ServerTls>>,
-    /// For `amqps://` upstreams.
+    /// For upstreams over TLS, whatever their protocol.
     pub(crate) client: Option<Arc<ClientTls>>,
     /// For the `tls://` upstreams of relays, by the relays' places in their list.
     pub(crate) relays: Vec<Option<Arc<ClientTls>>>,
@@ -96,7 +96,7 @@ fn server_files(config: &Config) -> Option<ServerTlsConfig> {
 
 fn client_files(config: &Config) -> Option<ClientTlsConfig> {
     let certificate = config.upstream_cert.0.clone().zip(config.upstream_key.0.clone());
-    config.upstream.iter().any(|upstream| upstream.tls).then(|| ClientTlsConfig {
+    config.has_upstream_over_tls().then(|| ClientTlsConfig {
         authorities: config.upstream_ca.0.clone(),
         certificate: certificate.map(|(certificate, key)| CertificateFiles { certificate, key }),
         server_name: config.upstream_server_name.0.clone(),

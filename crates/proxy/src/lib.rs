@@ -101,3 +101,4 @@ pub use metrics::PoolMetrics;
 pub use pool::{ClientInfo, ClientSide, Login, Pool};
 pub use refusal::Refusal;
 pub use session::Session;
+pub use upstream::UpstreamView;

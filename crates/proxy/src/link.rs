@@ -16,6 +16,8 @@ use crate::upstream::Upstream;
 /// for what changes the session's state.
 #[derive(Debug)]
 pub(crate) struct ClientLink {
+    /// The number of the client's connection; 0 for nobody.
+    pub(crate) client: u64,
     pub(crate) outbox: Arc<Outbox>,
     /// The client's negotiated frame_max; 0 is no limit.
     pub(crate) frame_max: u32,
@@ -75,12 +77,14 @@ pub(crate) enum Event {
 
 impl ClientLink {
     pub(crate) fn new(
+        client: u64,
         outbox: Arc<Outbox>,
         frame_max: u32,
         capabilities: amqp::Capabilities,
         kept_by_all: Arc<AtomicUsize>,
     ) -> Self {
         Self {
+            client,
             outbox,
             frame_max,
             cancel_notify: capabilities.consumer_cancel_notify,
@@ -97,7 +101,8 @@ impl ClientLink {
 
     /// Stands for a client that is gone: what is sent to it goes nowhere.
     pub(crate) fn nobody() -> Arc<Self> {
-        let link = Self::new(Arc::new(Outbox::new(0)), 0, amqp::Capabilities::default(), Arc::default());
+        let outbox = Arc::new(Outbox::new(0));
+        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), Arc::default());
         link.leave();
         Arc::new(link)
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use amqp::sasl::Mechanism;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use transport::Outbox;
@@ -23,16 +24,19 @@ pub(crate) use self::guards::HandingOver;
 use self::guards::Reserved;
 use crate::config::PoolConfig;
 use crate::doorkeeper::Doorkeeper;
+use crate::identities::Identities;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
 use crate::session::Session;
-use crate::upstream::{self, Begun, Upstream};
+use crate::upstream::{self, Begun, Upstream, UpstreamView};
 
 /// Connections to the upstream brokers, and the door through which clients come to them.
 #[derive(Debug)]
 pub struct Pool {
     config: PoolConfig,
+    /// Of its own, for it changes while others use it.
+    identities: ArcSwap<Identities>,
     /// Connections that have not ended, oldest first, by user name.
     connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>>,
     /// How many connections there are, those being opened included.
@@ -96,6 +100,7 @@ impl Pool {
     /// An empty pool. Nothing is connected before a client comes.
     pub fn new(config: PoolConfig) -> Arc<Self> {
         Arc::new(Self {
+            identities: ArcSwap::new(Arc::clone(&config.identities)),
             config,
             connections: Mutex::default(),
             count: AtomicUsize::new(0),
@@ -157,9 +162,14 @@ impl Pool {
         }
     }
 
+    /// From now on clients with a certificate log in upstream with these.
+    pub fn set_identities(&self, identities: Identities) {
+        self.identities.store(Arc::new(identities));
+    }
+
     /// Whether clients may log in by a certificate (SASL EXTERNAL).
     pub fn takes_external(&self) -> bool {
-        !self.config.identities.is_empty()
+        !self.identities.load().is_empty()
     }
 
     /// The credentials as the broker knows them: those of a client with a certificate are what the pool has for it.
@@ -167,7 +177,7 @@ impl Pool {
         if credentials.mechanism != Mechanism::External {
             return Ok(credentials);
         }
-        self.config.identities.credentials(&credentials.username).ok_or_else(|| {
+        self.identities.load().credentials(&credentials.username).ok_or_else(|| {
             let identity = &credentials.username;
             Refusal::Login(format!("no upstream user is configured for the certificate of '{identity}'"))
         })
@@ -305,6 +315,13 @@ impl Pool {
     /// The upstream addresses that are known, whether each answered last, and how many connections it has.
     pub fn addresses(&self) -> Vec<(String, bool, usize)> {
         self.endpoints.states()
+    }
+
+    /// The connections that there are, by user and age.
+    pub fn connections(&self) -> Vec<UpstreamView> {
+        let mut connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
+        connections.sort_by_key(|upstream| upstream.id);
+        connections.iter().map(|upstream| upstream.view()).collect()
     }
 
     /// Hands over what clients left behind, then closes all connections cleanly, and waits until they are closed or

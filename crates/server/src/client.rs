@@ -7,6 +7,7 @@ use transport::{Outbox, Peer, Protocol};
 
 use crate::access::AccessRecord;
 use crate::limits::Place;
+use crate::registry::Arrival;
 use crate::server::Shared;
 
 /// A protocol that is spoken with clients.
@@ -38,6 +39,8 @@ pub(crate) trait Client: Protocol + Send + Sized + 'static {
     -> Self;
     /// The client has a verified certificate, which stands for `user`. Before the first input.
     fn offer_external(&mut self, user: Arc<str>);
+    /// Where the client has come to. Before the first input.
+    fn arrived(&mut self, arrival: Arrival);
     /// Keeps the account of the connection for the access log, if there is one.
     fn keep_record(&mut self, record: Option<Box<AccessRecord>>);
     /// What the access log is told in the end.
@@ -63,6 +66,10 @@ macro_rules! is_client {
 
             fn offer_external(&mut self, user: std::sync::Arc<str>) {
                 self.offer_external(user);
+            }
+
+            fn arrived(&mut self, arrival: crate::registry::Arrival) {
+                self.arrived(arrival);
             }
 
             fn keep_record(&mut self, record: Option<Box<crate::access::AccessRecord>>) {

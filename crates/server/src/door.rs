@@ -11,6 +11,7 @@ use transport::{Outbox, Peer};
 
 use crate::amqp::broker_session::BrokerSession;
 use crate::amqp::session::Session;
+use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// What clients are joined to.
@@ -105,14 +106,26 @@ impl Door {
         identity: Identity,
         connection: u64,
         request: &OpenRequest,
-        outbox: Arc<Outbox>,
+        (outbox, shown): (Arc<Outbox>, Arc<OpenConnection>),
     ) -> Result<Box<dyn Session>, Fault> {
         let Self::Broker(broker) = self else {
             return Err(Fault::new(ReplyCode::InternalError, "logged in at another back end"));
         };
         let seat = broker.seat(&identity, &request.virtual_host)?;
-        let session = BrokerSession::new(shared, seat, SessionId(connection), request, outbox);
+        let session = BrokerSession::new(shared, seat, SessionId(connection), request, outbox, shown);
         Ok(Box::new(session))
+    }
+
+    /// What has gone of what an open connection needs, its virtual host or its user: why it is to be closed.
+    pub(crate) fn missing(&self, connection: &OpenConnection) -> Option<String> {
+        let Self::Broker(broker) = self else { return None };
+        if broker.vhost(connection.vhost()).is_none() {
+            return Some(format!("vhost '{}' is down", connection.vhost()));
+        }
+        broker
+            .tags_of(connection.user())
+            .is_none()
+            .then(|| format!("user '{}' is deleted", connection.user()))
     }
 
     /// connection.update-secret: a new password for a user of the embedded broker.

@@ -9,6 +9,7 @@
 //! - [`Alarms`]: whether publishers have to wait, for want of memory or disk.
 //! - `mqtt`: MQTT clients of the embedded broker, and their sessions ([`MqttConfig`]).
 //! - `stomp`: STOMP clients of the embedded broker.
+//! - [`OpenConnection`]: a connection as operators see it, and close it.
 //! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session behind the door.
 //!
 //! What always holds: a client that cannot be served ends alone, with its protocol's own error; nothing that a client
@@ -29,6 +30,7 @@ mod metrics;
 mod mqtt;
 mod network;
 mod preface;
+mod registry;
 mod relay;
 mod server;
 mod stomp;
@@ -39,10 +41,11 @@ pub use alarms::{Alarms, Resource};
 pub use door::{Clock, Door};
 pub use limits::{ConnectionCounter, ConnectionLimits, Exceeded, LimitReached, Limits, Place, Scopes};
 pub use listener::{Listener, SocketFile};
-pub use metrics::{Counter, Metrics};
+pub use metrics::{Confirms, Counter, Metrics};
 pub use mqtt::MqttConfig;
 pub use network::Network;
 pub use preface::{Preface, TrustedProxies};
+pub use registry::{ChannelStatus, OpenConnection};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{Server, ServerConfig};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

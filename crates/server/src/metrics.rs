@@ -2,11 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use broker::FrontEnd;
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// What the listeners and sessions have done since the process started.
         #[derive(Debug, Default)]
-        pub struct Metrics { $($(#[$doc])* pub $name: Counter),* }
+        pub struct Metrics {
+            $($(#[$doc])* pub $name: Counter,)*
+            confirms: [Confirms; 3],
+        }
     };
 }
 
@@ -25,12 +30,24 @@ counters! {
     channels_closed,
     /// Octets received from clients.
     bytes_received,
-    /// Messages published with confirms on.
-    messages_to_confirm,
-    /// Messages confirmed to their publishers.
-    messages_confirmed,
     /// Messages returned to their publishers as unroutable.
     messages_returned,
+}
+
+/// What the clients of one front end are told about their messages.
+#[derive(Debug, Default)]
+pub struct Confirms {
+    /// Messages published with confirms on, or what stands for them.
+    pub wanted: Counter,
+    /// Messages confirmed to their publishers.
+    pub given: Counter,
+}
+
+impl Metrics {
+    /// Of the clients of a front end.
+    pub fn confirms(&self, of: FrontEnd) -> &Confirms {
+        &self.confirms[of as usize]
+    }
 }
 
 /// A number that goes up.

@@ -1,7 +1,7 @@
 //! Accepting connections, and letting them go.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::mqtt::{self, Hub, MqttConfig};
 use crate::preface::{Preface, PrefaceError};
+use crate::registry::{Arrival, OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::websocket::{self, WebSocketConfig};
 
@@ -76,6 +77,7 @@ pub(crate) struct Shared {
     /// Where STOMP clients are relayed to, if the broker does not serve them itself.
     stomp_relay: OnceLock<Arc<Relay>>,
     counter: Arc<ConnectionCounter>,
+    pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
     draining: AtomicBool,
     /// The outboxes of all connections, to reach them when the server drains.
@@ -160,6 +162,7 @@ impl Server {
             clock,
             metrics: Metrics::default(),
             alarms: Arc::default(),
+            registry: Arc::default(),
             mqtt: OnceLock::new(),
             mqtt_relay: OnceLock::new(),
             stomp_relay: OnceLock::new(),
@@ -258,9 +261,24 @@ impl Server {
         &self.shared.alarms
     }
 
+    /// The connections that clients have opened, in the order in which they came.
+    pub fn open_connections(&self) -> Vec<Arc<OpenConnection>> {
+        self.shared.registry.all()
+    }
+
+    /// The open connection with this number.
+    pub fn open_connection(&self, id: u64) -> Option<Arc<OpenConnection>> {
+        self.shared.registry.get(id)
+    }
+
     /// Connections that are open or being opened.
     pub fn connection_count(&self) -> usize {
         self.shared.counter.total()
+    }
+
+    /// From now on these are the limits; connections that are open stay.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.counter.set_limits(limits);
     }
 
     /// Which limits were exceeded, how often.
@@ -361,6 +379,8 @@ pub(crate) struct Newcomer {
     pub(crate) transport: Transport,
     pub(crate) place: Place,
     pub(crate) since: Instant,
+    /// Our end of it; `None` for a Unix socket.
+    pub(crate) local: Option<SocketAddr>,
     /// The user name of a verified client certificate.
     pub(crate) external: Option<Arc<str>>,
 }
@@ -369,9 +389,10 @@ impl Newcomer {
     /// The server's end of its connection, and where what that has to say gathers.
     pub(crate) fn into_client<C: Client>(self, shared: &Arc<Shared>) -> (C, Arc<Outbox>) {
         let record = shared.record(&self);
-        let Self { id, peer, place, since, external, .. } = self;
+        let Self { id, peer, transport, place, since, local, external } = self;
         let outbox = Arc::new(Outbox::new(shared.config.outbox_limit / 2));
         let mut client = C::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, since);
+        client.arrived(Arrival { peer, local, tls: transport.tls, websocket: transport.websocket });
         client.keep_record(record);
         if let Some(user) = external {
             client.offer_external(user);
@@ -386,7 +407,9 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
     match shared.counter.enter(entrance.counted_ip(peer)) {
         Ok(place) => {
             let transport = entrance.transport();
-            let newcomer = Newcomer { id, peer, transport, place, since: Instant::now(), external: None };
+            let local = stream.addresses().map(|(local, _)| local);
+            let newcomer =
+                Newcomer { id, peer, transport, place, since: Instant::now(), local, external: None };
             let shared = Arc::clone(shared);
             if entrance.preface.is_empty() {
                 enter(shared, entrance.websocket.clone(), stream, newcomer);

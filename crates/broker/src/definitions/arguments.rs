@@ -3,7 +3,8 @@
 use amqp::{FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
-pub(super) fn table_of(arguments: &Map<String, Value>) -> FieldTable {
+/// Arguments that came as JSON: whole numbers become 64 bits wide, as RabbitMQ has them.
+pub fn table_of(arguments: &Map<String, Value>) -> FieldTable {
     arguments.iter().map(|(key, value)| (key, field_of(value))).collect()
 }
 
@@ -18,5 +19,33 @@ fn field_of(value: &Value) -> FieldValue {
         Value::String(text) => FieldValue::text(text),
         Value::Array(items) => FieldValue::Array(items.iter().map(field_of).collect()),
         Value::Object(entries) => FieldValue::Table(table_of(entries)),
+    }
+}
+
+/// Arguments to be shown as JSON, as RabbitMQ shows them: octets that are no text become the characters of the same
+/// numbers.
+pub fn json_of(table: &FieldTable) -> Value {
+    Value::Object(table.iter().map(|(key, value)| (key.to_owned(), value_of(value))).collect())
+}
+
+fn value_of(field: &FieldValue) -> Value {
+    match field {
+        FieldValue::Boolean(value) => Value::Bool(*value),
+        FieldValue::F32(value) => Value::from(*value),
+        FieldValue::F64(value) => Value::from(*value),
+        FieldValue::Decimal { scale, value } => {
+            Value::from(f64::from(*value) / 10_f64.powi(i32::from(*scale)))
+        }
+        FieldValue::LongString(octets) | FieldValue::ByteArray(octets) => {
+            Value::String(match std::str::from_utf8(octets) {
+                Ok(text) => text.to_owned(),
+                Err(_) => octets.iter().copied().map(char::from).collect(),
+            })
+        }
+        FieldValue::Array(items) => Value::Array(items.iter().map(value_of).collect()),
+        FieldValue::Timestamp(seconds) => Value::from(*seconds),
+        FieldValue::Table(table) => json_of(table),
+        FieldValue::Void => Value::Null,
+        integer => integer.as_integer().map_or(Value::Null, Value::from),
     }
 }

@@ -15,6 +15,7 @@ pub(super) struct File {
     pub(super) topic_permissions: Vec<TopicPermission>,
     pub(super) policies: Vec<PolicyEntry>,
     pub(super) parameters: Vec<Parameter>,
+    pub(super) global_parameters: Vec<GlobalParameter>,
     pub(super) queues: Vec<QueueEntry>,
     pub(super) exchanges: Vec<ExchangeEntry>,
     pub(super) bindings: Vec<BindingEntry>,
@@ -23,6 +24,12 @@ pub(super) struct File {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Vhost {
     pub(super) name: String,
+    /// For people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) description: String,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Tags::is_empty")]
+    pub(super) tags: Tags,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -57,6 +64,10 @@ impl Default for Tags {
 }
 
 impl Tags {
+    fn is_empty(&self) -> bool {
+        self.to_vec().is_empty()
+    }
+
     pub(super) fn to_vec(&self) -> Vec<String> {
         match self {
             Self::List(tags) => tags.clone(),
@@ -134,6 +145,13 @@ pub(super) struct Parameter {
     pub(super) value: Value,
 }
 
+/// Kept for whoever put it there; nothing here reads it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct GlobalParameter {
+    pub(super) name: String,
+    pub(super) value: Value,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct QueueEntry {
     pub(super) name: String,
@@ -190,7 +208,11 @@ impl File {
                 tags: Tags::List(vec!["administrator".to_owned()]),
                 limits: Limits::default(),
             }],
-            vhosts: vec![Vhost { name: vhost.clone() }],
+            vhosts: vec![Vhost {
+                name: vhost.clone(),
+                description: "Default virtual host".to_owned(),
+                tags: Tags::default(),
+            }],
             permissions: vec![Permission { user, vhost, configure: all(), write: all(), read: all() }],
             ..Self::default()
         }
@@ -199,16 +221,21 @@ impl File {
     pub(super) fn parse(octets: &[u8]) -> Result<Self, DefinitionsError> {
         let file: Map<String, Value> =
             serde_json::from_slice(octets).map_err(|error| DefinitionsError::new("", error.to_string()))?;
+        Self::from_map(&file)
+    }
+
+    pub(super) fn from_map(file: &Map<String, Value>) -> Result<Self, DefinitionsError> {
         Ok(Self {
-            vhosts: section(&file, "vhosts")?,
-            users: section(&file, "users")?,
-            permissions: section(&file, "permissions")?,
-            topic_permissions: section(&file, "topic_permissions")?,
-            policies: section(&file, "policies")?,
-            parameters: section(&file, "parameters")?,
-            queues: section(&file, "queues")?,
-            exchanges: section(&file, "exchanges")?,
-            bindings: section(&file, "bindings")?,
+            vhosts: section(file, "vhosts")?,
+            users: section(file, "users")?,
+            permissions: section(file, "permissions")?,
+            topic_permissions: section(file, "topic_permissions")?,
+            policies: section(file, "policies")?,
+            parameters: section(file, "parameters")?,
+            global_parameters: section(file, "global_parameters")?,
+            queues: section(file, "queues")?,
+            exchanges: section(file, "exchanges")?,
+            bindings: section(file, "bindings")?,
         })
     }
 }

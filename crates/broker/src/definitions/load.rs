@@ -9,7 +9,8 @@ use store::catalogue::Section;
 
 use super::arguments::table_of;
 use super::format::{
-    BindingEntry, DestinationType, ExchangeEntry, Limits, Parameter, PolicyBody, QueueEntry, Scope, User,
+    BindingEntry, DestinationType, ExchangeEntry, Limits, Parameter, PolicyBody, QueueEntry, Scope, Tags,
+    User,
 };
 use super::{Definitions, DefinitionsError};
 use crate::SessionId;
@@ -74,6 +75,7 @@ impl Broker {
                     write: entry.write.clone(),
                     read: entry.read.clone(),
                 };
+                check_short("exchange", &entry.exchange)?;
                 self.check_user(&entry.user)?;
                 self.known(&entry.vhost)?.set_topic_permissions(&entry.user, &permissions)?;
                 let key = [&*entry.vhost, &*entry.user, &*entry.exchange];
@@ -89,6 +91,12 @@ impl Broker {
                 let key = [&*entry.vhost, &*entry.component, &*entry.name];
                 self.keep_entry(Section::Parameters, &key, entry)
             },
+        )?;
+        each(
+            "global parameter",
+            &file.global_parameters,
+            |entry| (&entry.name, None),
+            |entry| self.keep_entry(Section::GlobalParameters, &[&entry.name], entry),
         )?;
         each(
             "policy",
@@ -137,7 +145,14 @@ fn each<T>(
     mut load: impl FnMut(&T) -> Result<(), String>,
 ) -> Result<(), DefinitionsError> {
     for entry in entries {
-        load(entry).map_err(|reason| {
+        // Before anything has changed.
+        let (own, vhost) = name(entry);
+        let long = [Some(own), vhost].into_iter().flatten().find(|name| name.len() > MAX_NAME);
+        let checked = match long {
+            Some(long) => Err(format!("a name of {} octets, but {MAX_NAME} are the most", long.len())),
+            None => load(entry),
+        };
+        checked.map_err(|reason| {
             let entry = match name(entry) {
                 (name, None) => format!("{what} '{name}'"),
                 (name, Some(vhost)) => format!("{what} '{name}' in vhost '{vhost}'"),
@@ -154,7 +169,8 @@ impl User {
         let (password_hash, hashing_algorithm) = hash
             .map(PasswordHash::write)
             .map_or_else(Default::default, |(hash, by)| (hash, Some(by.to_owned())));
-        Self { password_hash, hashing_algorithm, password: None, ..self.clone() }
+        let tags = Tags::List(self.tags.to_vec());
+        Self { password_hash, hashing_algorithm, password: None, tags, ..self.clone() }
     }
 }
 
@@ -253,6 +269,7 @@ fn declare_exchange(vhost: &VirtualHost, entry: &ExchangeEntry) -> Result<(), St
 }
 
 fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
+    check_short("routing_key", &entry.routing_key)?;
     let arguments = table_of(&entry.arguments).encode();
     let binding = Binding {
         source: &entry.source,
@@ -267,9 +284,19 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
     bound.map(drop).map_err(|error| error.to_string())
 }
 
+fn check_short(what: &str, text: &str) -> Result<(), String> {
+    match text.len() {
+        ..=MAX_NAME => Ok(()),
+        long => Err(format!("{what} has {long} octets, but {MAX_NAME} are the most")),
+    }
+}
+
 fn raw(arguments: &[u8]) -> Result<RawTable<'_>, String> {
     RawTable::check(arguments).map_err(|error: DecodeError| error.to_string())
 }
+
+/// Longest name or key, as everywhere in AMQP.
+const MAX_NAME: usize = 255;
 
 /// What is defined belongs to no session.
 const NOBODY: SessionId = SessionId(u64::MAX);

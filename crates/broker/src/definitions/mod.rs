@@ -8,6 +8,9 @@ mod restore;
 
 use std::fmt;
 
+use serde_json::{Map, Value};
+
+pub use arguments::{json_of, table_of as arguments_of};
 use format::File;
 
 /// A definitions file that has been read and is well-formed, to be loaded with [`crate::Broker::load`].
@@ -30,6 +33,14 @@ impl Definitions {
     /// The file is not JSON, or an entry is not of the form it should be.
     pub fn from_json(octets: &[u8]) -> Result<Self, DefinitionsError> {
         File::parse(octets).map(|file| Self { file })
+    }
+
+    /// Takes the sections of a definitions file.
+    ///
+    /// # Errors
+    /// An entry is not of the form it should be.
+    pub fn from_map(sections: &Map<String, Value>) -> Result<Self, DefinitionsError> {
+        File::from_map(sections).map(|file| Self { file })
     }
 }
 

@@ -37,28 +37,39 @@ impl Broker {
             topic_permissions: entries(catalogue, Section::TopicPermissions)?,
             parameters: entries(catalogue, Section::Parameters)?,
             policies: entries(catalogue, Section::Policies)?,
+            global_parameters: entries(catalogue, Section::GlobalParameters)?,
             ..File::default()
         };
         self.load(&Definitions { file }, now)?;
         let mut restoring = Restoring::new(self, store);
+        // A crash may have come between a deletion, of a virtual host too, and that of the last things that go with it.
+        let mut orphans = Vec::new();
         scan(catalogue, Section::Exchanges, |key, value| {
-            read_exchange(key, value).and_then(|exchange| restoring.exchange(&exchange))
+            let exchange = read_exchange(key, value)?;
+            if self.vhost(exchange.vhost).is_none() {
+                orphans.push((Section::Exchanges, key.to_vec()));
+                return Some(());
+            }
+            restoring.exchange(&exchange)
         })?;
         scan(catalogue, Section::Queues, |key, value| {
-            read_queue(key, value).and_then(|queue| restoring.queue(&queue, now))
+            let queue = read_queue(key, value)?;
+            if self.vhost(queue.vhost).is_none() {
+                orphans.push((Section::Queues, key.to_vec()));
+                return Some(());
+            }
+            restoring.queue(&queue, now)
         })?;
-        // A crash may have come between a deletion and that of its last bindings.
-        let mut orphans = Vec::new();
         let (mut bindings, queues) = restoring.into_bindings();
         scan(catalogue, Section::Bindings, |key, _| {
             if !bindings.bind(&read_binding(key)?) {
-                orphans.push(key.to_vec());
+                orphans.push((Section::Bindings, key.to_vec()));
             }
             Some(())
         })?;
         bindings.finish();
-        for orphan in orphans {
-            catalogue.delete(Section::Bindings, orphan);
+        for (section, orphan) in orphans {
+            catalogue.delete(section, orphan);
         }
         let restored = Restored::fill(store, recovered, &queues, self.paging().watermark())?;
         self.keep(store);
@@ -81,10 +92,13 @@ impl Broker {
         if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME) {
             return Err(format!("a name of {} octets, but {MAX_NAME} are the most", long.len()));
         }
-        if let Some(catalogue) = self.catalogue() {
-            let value = serde_json::to_vec(entry).map_err(|error| error.to_string())?;
-            catalogue.put(section, key(names), value);
-        }
+        let value = serde_json::to_value(entry).map_err(|error| error.to_string())?;
+        let octets = value.to_string().into_bytes();
+        self.book().put(section, names, value, || {
+            if let Some(catalogue) = self.catalogue() {
+                catalogue.put(section, key(names), octets);
+            }
+        });
         Ok(())
     }
 }

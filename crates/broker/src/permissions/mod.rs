@@ -3,6 +3,7 @@
 //! A [`Grant`] holds the compiled permissions of one user in one virtual host. Sessions and publishers share it, so
 //! that a change reaches them at once; publishers ask it only when they look for a route that they do not know.
 
+mod client;
 mod pattern;
 mod seat;
 
@@ -12,6 +13,8 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+pub(crate) use client::ClientName;
+use client::TopicRule;
 pub use pattern::Pattern;
 pub use seat::Seat;
 
@@ -38,7 +41,7 @@ impl Permissions {
 }
 
 /// Restricts the routing keys that a user may publish and bind with on one topic exchange. `{username}` and `{vhost}`
-/// in the expressions stand for the user's and the virtual host's name.
+/// in the expressions stand for the user's and the virtual host's name, `{client_id}` for that of an MQTT client.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TopicPermissions {
     /// The exchange.
@@ -87,8 +90,8 @@ struct ResourceRules {
 
 #[derive(Clone)]
 struct TopicRules {
-    write: Pattern,
-    read: Pattern,
+    write: TopicRule,
+    read: TopicRule,
 }
 
 impl Grants {
@@ -139,6 +142,15 @@ impl Grant {
         Ok(())
     }
 
+    /// Restricts the topics of one exchange no more.
+    pub(crate) fn remove_topic(&self, exchange: &str) {
+        self.rules.rcu(|rules| {
+            let mut rules = Rules::clone(rules);
+            rules.topics.remove(exchange);
+            rules
+        });
+    }
+
     /// Refuses what the user may not do with a queue or exchange.
     pub(crate) fn check(&self, access: Access, resource: Resource, name: &str) -> Result<(), BrokerError> {
         let name = match (resource, name) {
@@ -158,12 +170,19 @@ impl Grant {
         Err(BrokerError::access(format!("access to {what} refused for user '{}'", self.user)))
     }
 
-    /// Refuses routing keys of a topic exchange that the user may not publish (`Write`) or bind (`Read`) with.
-    pub(crate) fn check_topic(&self, access: Access, exchange: &str, key: &str) -> Result<(), BrokerError> {
+    /// Refuses routing keys of a topic exchange that the user may not publish (`Write`) or bind (`Read`) with, as this
+    /// client.
+    pub(crate) fn check_topic(
+        &self,
+        access: Access,
+        exchange: &str,
+        key: &str,
+        client: Option<&ClientName>,
+    ) -> Result<(), BrokerError> {
         let rules = self.rules.load();
         let Some(topic) = rules.topics.get(exchange) else { return Ok(()) };
-        let pattern = if access == Access::Write { &topic.write } else { &topic.read };
-        if pattern.matches(key) {
+        let rule = if access == Access::Write { &topic.write } else { &topic.read };
+        if rule.matches(key, client) {
             return Ok(());
         }
         let exchange = Resource::Exchange.describe(exchange, &self.vhost);
@@ -175,13 +194,11 @@ impl Grant {
 
     /// Puts names in place of variables. Unlike RabbitMQ's they are taken literally, so that a user called `.*` is
     /// not allowed everything.
-    fn expand(&self, pattern: &str) -> Result<Pattern, String> {
+    fn expand(&self, pattern: &str) -> Result<TopicRule, String> {
         let expanded = pattern
             .replace("{username}", &fancy_regex::escape(&self.user))
-            .replace("{vhost}", &fancy_regex::escape(&self.vhost))
-            // Known of MQTT clients only.
-            .replace("{client_id}", "\\{client_id\\}");
-        Pattern::of_permission(&expanded)
+            .replace("{vhost}", &fancy_regex::escape(&self.vhost));
+        TopicRule::new(&expanded)
     }
 }
 
@@ -249,11 +266,11 @@ mod tests {
         let grant = grant("john.doe", Some(Permissions::all()));
         let write = "^{username}\\.{vhost}\\.".to_owned();
         grant.set_topic(&TopicPermissions { exchange: "t".into(), write, read: String::new() }).unwrap();
-        assert!(grant.check_topic(Access::Write, "t", "john.doe./.x").is_ok());
-        assert!(grant.check_topic(Access::Write, "t", "john_doe./.x").is_err(), "names are literal");
-        assert!(grant.check_topic(Access::Write, "other", "any").is_ok());
+        assert!(grant.check_topic(Access::Write, "t", "john.doe./.x", None).is_ok());
+        assert!(grant.check_topic(Access::Write, "t", "john_doe./.x", None).is_err(), "names are literal");
+        assert!(grant.check_topic(Access::Write, "other", "any", None).is_ok());
         assert_eq!(
-            refusal(grant.check_topic(Access::Read, "t", "k")),
+            refusal(grant.check_topic(Access::Read, "t", "k", None)),
             "access to topic 'k' in exchange 't' in vhost '/' refused for user 'john.doe'"
         );
     }

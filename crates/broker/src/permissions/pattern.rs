@@ -49,7 +49,7 @@ impl Pattern {
     }
 
     /// Whether it matches. One that takes too many steps does not.
-    pub(crate) fn matches(&self, name: &str) -> bool {
+    pub fn matches(&self, name: &str) -> bool {
         match &self.rule {
             Rule::Everything => true,
             Rule::Expression(expression) => expression.is_match(name).unwrap_or(false),

@@ -144,7 +144,8 @@ impl Seat {
         check_not_default(&source)?;
         self.exchange(Access::Read, &source)?;
         if self.vhost.is_topic_exchange(&source) {
-            self.grant.check_topic(Access::Read, &source, binding.routing_key)?;
+            let client = self.identity.client();
+            self.grant.check_topic(Access::Read, &source, binding.routing_key, client)?;
         }
         Ok(())
     }

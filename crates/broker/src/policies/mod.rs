@@ -63,6 +63,23 @@ impl PolicyTable {
         self.policies.0.retain(|policy| policy.name != name);
     }
 
+    pub(crate) fn remove_operator(&mut self, name: &str) {
+        self.operator.0.retain(|policy| policy.name != name);
+    }
+
+    /// The names of the policy and the operator policy that hold for a queue.
+    pub(crate) fn names_for(&self, queue: &Queue) -> (Option<String>, Option<String>) {
+        let fits = |policy: &&Policy| policy.applies_to_queue(queue.name(), queue.kind());
+        let name = |ranking: &Ranking| ranking.0.iter().find(fits).map(|policy| policy.name.clone());
+        (name(&self.policies), name(&self.operator))
+    }
+
+    /// The name of the policy that holds for an exchange.
+    pub(crate) fn name_for_exchange(&self, exchange: &str) -> Option<String> {
+        let policy = self.policies.0.iter().find(|policy| policy.applies_to_exchange(exchange))?;
+        Some(policy.name.clone())
+    }
+
     /// What holds for a queue: its own arguments and what policies add to them. Of two numbers the lower one holds;
     /// otherwise an argument goes before a policy, and that before an operator policy.
     pub(crate) fn arguments_of(&self, queue: &Queue) -> QueueArguments {

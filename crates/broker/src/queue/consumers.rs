@@ -103,6 +103,18 @@ impl Consumers {
         self.single.is_some()
     }
 
+    /// Whether a consumer of this queue may be served.
+    pub(super) fn is_active(&self, entry: &ConsumerEntry) -> bool {
+        let active = self.single.as_ref().map(|single| single.active);
+        active.is_none_or(|active| active.is_some_and(|active| std::ptr::eq(self.get(active), entry)))
+    }
+
+    /// The tag of the single active consumer.
+    pub(super) fn active_tag(&self) -> Option<&str> {
+        let active = self.single.as_ref()?.active?;
+        Some(&self.get(active).tag)
+    }
+
     pub(super) fn has_exclusive(&self) -> bool {
         self.exclusive > 0
     }

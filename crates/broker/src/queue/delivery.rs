@@ -26,6 +26,16 @@ pub trait Consumer: Send + Sync {
 
     /// The queue has been deleted, and the consumer with it. Called once, without any lock held.
     fn cancelled(&self);
+
+    /// The number of its channel, to be shown. Called with the queue's lock held.
+    fn channel(&self) -> u16 {
+        0
+    }
+
+    /// How many deliveries it may leave unsettled, to be shown; 0 is no limit. Called with the queue's lock held.
+    fn prefetch(&self) -> u16 {
+        0
+    }
 }
 
 /// Whether a consumer takes more.

@@ -130,6 +130,7 @@ impl Queue {
                     got.delivery.mark_taken(no_ack, marks);
                 }
                 self.metrics.messages_got.add(1);
+                self.metrics.messages_got_auto_ack.add(usize::from(no_ack));
                 self.metrics.messages_redelivered.add(usize::from(got.delivery.redelivered()));
             }
         }
@@ -306,7 +307,7 @@ impl Queue {
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
         effects.share_budget();
-        let Effects { mut dead, mut marks, delivered, redelivered, .. } = effects;
+        let Effects { mut dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
         let mut lined_up = false;
         if !dead.is_empty() {
             if self.arguments.load().dead_lettering.is_none() {
@@ -318,6 +319,7 @@ impl Queue {
         }
         drop(state);
         self.metrics.messages_delivered.add(delivered);
+        self.metrics.messages_delivered_auto_ack.add(delivered_auto_ack);
         self.metrics.messages_redelivered.add(redelivered);
         self.write_down(&marks);
         (dead, lined_up)

@@ -12,6 +12,7 @@ mod paging;
 mod ready;
 mod state;
 mod stored;
+mod view;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -111,6 +112,12 @@ pub struct ConsumerInfo {
     pub exclusive: bool,
     /// `x-priority`.
     pub priority: i64,
+    /// Whether it is served: of those with `x-single-active-consumer` one alone is.
+    pub active: bool,
+    /// The number of its channel.
+    pub channel: u16,
+    /// How many deliveries it may leave unsettled; 0 is no limit.
+    pub prefetch: u16,
 }
 
 /// Why a queue is not deleted.
@@ -219,14 +226,18 @@ impl Queue {
 
     /// Its consumers.
     pub fn consumers(&self) -> Vec<ConsumerInfo> {
+        let state = self.state.lock();
         let info = |entry: &ConsumerEntry| ConsumerInfo {
             tag: entry.tag.to_string(),
             session: entry.session,
             no_ack: entry.no_ack,
             exclusive: entry.exclusive,
             priority: entry.priority,
+            active: state.consumers.is_active(entry),
+            channel: entry.consumer.channel(),
+            prefetch: entry.consumer.prefetch(),
         };
-        self.state.lock().consumers.iter().map(info).collect()
+        state.consumers.iter().map(info).collect()
     }
 
     /// Whether it has been deleted. A deleted queue takes no message and has none.

@@ -62,6 +62,7 @@ pub(crate) struct Effects {
     /// What all of `dead` together may lead to, if a letter is what the step was about.
     pub(super) budget: Option<u32>,
     pub(super) delivered: usize,
+    pub(super) delivered_auto_ack: usize,
     pub(super) redelivered: usize,
     /// What is to be written down.
     pub(super) marks: Marks,
@@ -226,8 +227,9 @@ impl QueueState {
             let mut offer = Offer { ready, now: now.0, allowance, taken: 0, redelivered: 0, no_ack, marks };
             let room = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
-            if !entry.no_ack {
-                self.unacked += taken as u64;
+            match entry.no_ack {
+                true => effects.delivered_auto_ack += taken,
+                false => self.unacked += taken as u64,
             }
             effects.delivered += taken;
             effects.redelivered += redelivered;

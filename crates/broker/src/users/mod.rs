@@ -12,15 +12,27 @@ use parking_lot::RwLock;
 pub use password::PasswordHash;
 
 use crate::limits::Tally;
+use crate::permissions::ClientName;
 
 /// Somebody who has logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     name: Arc<str>,
     impersonator: bool,
+    client: Option<Arc<ClientName>>,
 }
 
 impl Identity {
+    /// The same user as an MQTT client of this name, which topic permissions may speak of.
+    #[must_use]
+    pub fn as_client(self, name: &str) -> Self {
+        Self { client: Some(Arc::new(ClientName::new(name))), ..self }
+    }
+
+    pub(crate) fn client(&self) -> Option<&ClientName> {
+        self.client.as_deref()
+    }
+
     /// The user's name.
     pub fn user(&self) -> &str {
         &self.name
@@ -111,7 +123,7 @@ impl UserSpec {
             return Err(LoginRefused::LoopbackOnly);
         }
         let impersonator = self.tags.iter().any(|tag| tag == "impersonator");
-        Ok(Identity { name: self.name.as_str().into(), impersonator })
+        Ok(Identity { name: self.name.as_str().into(), impersonator, client: None })
     }
 }
 
@@ -132,6 +144,10 @@ pub(crate) struct Account {
 }
 
 impl Account {
+    pub(crate) fn tags(&self) -> Vec<String> {
+        self.spec.load().tags.clone()
+    }
+
     pub(crate) fn limits(&self) -> UserLimits {
         self.spec.load().limits
     }
@@ -151,6 +167,10 @@ impl Users {
             name,
             Arc::new(Account { spec, connections: Tally::default(), channels: Tally::default() }),
         );
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.by_name.write().remove(name);
     }
 
     pub(crate) fn account(&self, name: &str) -> Option<Arc<Account>> {
@@ -197,7 +217,7 @@ pub(crate) mod tests {
 
     /// Somebody who has logged in.
     pub(crate) fn identity(name: &str, impersonator: bool) -> Identity {
-        Identity { name: name.into(), impersonator }
+        Identity { name: name.into(), impersonator, client: None }
     }
 
     fn users() -> Users {

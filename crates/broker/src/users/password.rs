@@ -62,7 +62,7 @@ impl PasswordHash {
     }
 
     /// `password_hash` and `hashing_algorithm` of RabbitMQ's definitions.
-    pub(crate) fn write(&self) -> (String, &'static str) {
+    pub fn write(&self) -> (String, &'static str) {
         let octets = [&self.salt, &*self.digest].concat();
         let algorithm = match self.algorithm {
             Algorithm::Sha256 => "rabbit_password_hashing_sha256",

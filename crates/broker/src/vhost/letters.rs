@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::VirtualHost;
 use crate::dead_letter::Letter;
+use crate::metrics::Counter;
 use crate::persistence::KeptMessages;
-use crate::queue::{DeadLetter, Queue};
+use crate::queue::{DeadLetter, DeathReason, Queue};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 
@@ -55,6 +56,7 @@ impl VirtualHost {
         };
         let mut letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
         self.metrics.messages_dead_lettered.add(1);
+        self.dead_lettered_for(dead.reason).add(1);
         let queues = self.queues_of(&target.exchange, &letter);
         letter.message.share(queues.len());
         let message = [Arc::new(letter.message)];
@@ -66,6 +68,15 @@ impl VirtualHost {
             if !appended.dead.is_empty() {
                 pending.push_back((queue, appended.dead));
             }
+        }
+    }
+
+    fn dead_lettered_for(&self, reason: DeathReason) -> &Counter {
+        match reason {
+            DeathReason::Rejected => &self.metrics.messages_dead_lettered_rejected,
+            DeathReason::Expired => &self.metrics.messages_dead_lettered_expired,
+            DeathReason::MaxLength => &self.metrics.messages_dead_lettered_maxlen,
+            DeathReason::DeliveryLimit => &self.metrics.messages_dead_lettered_delivery_limit,
         }
     }
 

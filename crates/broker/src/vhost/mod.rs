@@ -2,6 +2,7 @@
 
 mod exchanges;
 mod letters;
+mod managing;
 mod operator;
 mod queues;
 mod restoring;
@@ -27,7 +28,7 @@ use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
 use crate::names::Resource;
 use crate::paging::Paging;
-use crate::permissions::{Access, Grant, Grants};
+use crate::permissions::{Access, ClientName, Grant, Grants};
 use crate::policies::PolicyTable;
 use crate::publisher::Publisher;
 use crate::queue::Queue;
@@ -235,6 +236,7 @@ impl VirtualHost {
     pub(crate) fn check_publish(
         &self,
         grant: &Grant,
+        client: Option<&ClientName>,
         exchange: &str,
         routing_key: &str,
     ) -> Result<(), BrokerError> {
@@ -242,7 +244,7 @@ impl VirtualHost {
         let topology = self.topology.read();
         let slot = self.publish_slot(&topology, exchange)?;
         match slot.map(|slot| topology.exchange_at(slot).kind) {
-            Some(ExchangeKind::Topic) => grant.check_topic(Access::Write, exchange, routing_key),
+            Some(ExchangeKind::Topic) => grant.check_topic(Access::Write, exchange, routing_key, client),
             _ => Ok(()),
         }
     }

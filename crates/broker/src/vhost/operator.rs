@@ -95,7 +95,7 @@ impl VirtualHost {
 
     /// Gives every queue and exchange what the policies now say. Whoever is declared meanwhile waits for it, or has
     /// been found.
-    fn apply_policies(&self, now: Timestamp) {
+    pub(super) fn apply_policies(&self, now: Timestamp) {
         let policies = self.policies.read();
         let mut topology = self.topology.write();
         topology.set_alternates(|exchange| policies.alternate_of(&exchange.name, &exchange.arguments));
@@ -111,7 +111,7 @@ impl VirtualHost {
     }
 
     /// Makes publishers ask for permission again.
-    fn forget_routes(&self) {
+    pub(super) fn forget_routes(&self) {
         let topology = self.topology.write();
         self.topology_changed();
         drop(topology);

@@ -92,6 +92,7 @@ impl VirtualHost {
         // Not before the queue stands in the topology, for its lease may be over at once.
         queue.touch(now);
         self.metrics.queues.add(1);
+        self.metrics.queues_declared.add(1);
         self.metrics.queues_created.add(1);
         if let Some(owner) = owner {
             self.exclusive.lock().entry(owner).or_default().insert(queue.id(), queue.clone());
@@ -258,6 +259,7 @@ impl VirtualHost {
         let keys = queue.kind().known_arguments();
         check_arguments(keys, &current.arguments, arguments, &resource)?;
         queue.touch(now);
+        self.metrics.queues_declared.add(1);
         Ok(describe(queue, self.ticket(declare.durable)))
     }
 

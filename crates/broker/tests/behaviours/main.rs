@@ -16,6 +16,7 @@
 //! | consistent hash exchanges | `consistent_hash` |
 //! | persistent messages of durable queues outlive a loss of power | `durable_messages` |
 //! | messages leave memory for the disk, and come back in their place | `paging` |
+//! | what operators' tools read and change | `managing` |
 //! | many threads at once | `many_threads` |
 
 mod bindings;
@@ -29,6 +30,7 @@ mod exclusive_queues;
 mod expiry;
 mod kept;
 mod length_limits;
+mod managing;
 mod many_threads;
 mod paging;
 mod paging_under_load;

@@ -19,7 +19,7 @@ impl Sources for Fake {
 }
 
 fn watch(memory_limit: Option<u64>, disk_limit: Option<u64>) -> Watch<Fake> {
-    let levels = Arc::new(Levels { memory_limit, disk_limit, disk_free: AtomicU64::new(0) });
+    let levels = Arc::new(Levels::new(memory_limit, disk_limit));
     Watch { alarms: Arc::default(), levels, sources: Fake::default() }
 }
 

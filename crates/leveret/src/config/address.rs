@@ -175,7 +175,7 @@ pub(crate) fn mask_credentials(text: &str) -> String {
 }
 
 /// Splits `host:port`, `[v6]:port`, `host` and `[v6]`. `None` when brackets or colons do not pair up.
-pub(super) fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
+pub(crate) fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     if let Some(rest) = text.strip_prefix('[') {
         let (host, rest) = rest.split_once(']')?;
         host.parse::<std::net::Ipv6Addr>().ok()?;
@@ -191,11 +191,11 @@ pub(super) fn host_and_port(text: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-pub(super) fn parse_port(text: &str) -> Option<u16> {
+pub(crate) fn parse_port(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-pub(super) fn unix_path(path: &str) -> Result<PathBuf, String> {
+pub(crate) fn unix_path(path: &str) -> Result<PathBuf, String> {
     if !path.starts_with('/') {
         return Err(format!("'unix:{path}' needs an absolute path (unix:/path)"));
     }
@@ -205,7 +205,7 @@ pub(super) fn unix_path(path: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path))
 }
 
-pub(super) fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str, port: u16) -> fmt::Result {
+pub(crate) fn write_host_and_port(formatter: &mut fmt::Formatter<'_>, host: &str, port: u16) -> fmt::Result {
     if host.contains(':') { write!(formatter, "[{host}]:{port}") } else { write!(formatter, "{host}:{port}") }
 }
 

@@ -1,11 +1,26 @@
 //! Ports of the upstream for protocols that are only relayed.
 
 use super::relay::RelayUrl;
+use super::settings::Config;
 use super::value::{Value, quoted};
 
 /// A port of the upstream, if there is one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UpstreamPort(pub(crate) Option<RelayUrl>);
+
+impl UpstreamPort {
+    fn is_over_tls(&self) -> bool {
+        matches!(self.0, Some(RelayUrl::Host { tls: true, .. }))
+    }
+}
+
+impl Config {
+    /// Whether any port of the upstream is spoken to over TLS.
+    pub(crate) fn has_upstream_over_tls(&self) -> bool {
+        let ports = [&self.upstream_mqtt, &self.upstream_stomp];
+        self.upstream.iter().any(|upstream| upstream.tls) || ports.into_iter().any(UpstreamPort::is_over_tls)
+    }
+}
 
 impl Value for UpstreamPort {
     const KIND: &'static str = "URL";
@@ -13,13 +28,7 @@ impl Value for UpstreamPort {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self(None)),
-            _ => match RelayUrl::parse(text)? {
-                RelayUrl::Host { tls: true, .. } => {
-                    Err("tls:// is not available here: relay WebSockets to it instead, with `relay`"
-                        .to_owned())
-                }
-                url => Ok(Self(Some(url))),
-            },
+            _ => RelayUrl::parse(text).map(|url| Self(Some(url))),
         }
     }
 
@@ -34,10 +43,9 @@ mod tests {
 
     #[test]
     fn a_port_is_written_as_it_is_read() {
-        for text in ["off", "tcp://rabbit:61613", "unix:/run/stomp"] {
+        for text in ["off", "tcp://rabbit:61613", "tls://rabbit:61614", "unix:/run/stomp"] {
             assert_eq!(UpstreamPort::parse(text).unwrap().to_toml(), quoted(text));
         }
-        assert!(UpstreamPort::parse("tls://rabbit:61614").unwrap_err().contains("not available"));
         assert!(UpstreamPort::parse("rabbit:61613").is_err());
     }
 }

@@ -15,21 +15,34 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         let key = if certificates < keys { "tls_cert" } else { "tls_key" };
         return fault(key, "as many certificates as keys are needed, in the same order");
     }
-    for (key, address) in
-        [("amqps", &config.amqps), ("wss", &config.wss), ("mqtts", &config.mqtts), ("stomps", &config.stomps)]
-    {
+    for (key, address) in [
+        ("amqps", &config.amqps),
+        ("wss", &config.wss),
+        ("mqtts", &config.mqtts),
+        ("web_mqtts", &config.web_mqtts),
+        ("stomps", &config.stomps),
+        ("web_stomps", &config.web_stomps),
+    ] {
         if *address != ListenAddr::Off && certificates == 0 {
             return fault(key, "needs tls_cert and tls_key");
         }
     }
-    for (key, address) in
-        [("stomp", &config.stomp), ("stomps", &config.stomps), ("web_stomp", &config.web_stomp)]
-    {
+    for (key, address) in [
+        ("stomp", &config.stomp),
+        ("stomps", &config.stomps),
+        ("web_stomp", &config.web_stomp),
+        ("web_stomps", &config.web_stomps),
+    ] {
         if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_stomp.0.is_none() {
             return fault(key, "needs upstream_stomp: in front of an upstream STOMP is only relayed");
         }
     }
-    for (key, address) in [("mqtt", &config.mqtt), ("mqtts", &config.mqtts), ("web_mqtt", &config.web_mqtt)] {
+    for (key, address) in [
+        ("mqtt", &config.mqtt),
+        ("mqtts", &config.mqtts),
+        ("web_mqtt", &config.web_mqtt),
+        ("web_mqtts", &config.web_mqtts),
+    ] {
         if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_mqtt.0.is_none() {
             return fault(key, "needs upstream_mqtt: in front of an upstream MQTT is only relayed");
         }
@@ -62,7 +75,7 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         let key = if config.upstream_cert.0.is_some() { "upstream_key" } else { "upstream_cert" };
         return fault(key, "a certificate and its key are needed together");
     }
-    if config.upstream.iter().any(|upstream| upstream.tls) {
+    if config.has_upstream_over_tls() {
         return Ok(());
     }
     for (key, given) in [
@@ -72,7 +85,7 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         ("upstream_verify", !config.upstream_verify.0),
     ] {
         if given {
-            return fault(key, "has no effect without an upstream of amqps://");
+            return fault(key, "has no effect without an upstream of amqps:// or tls://");
         }
     }
     Ok(())
@@ -114,10 +127,13 @@ pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
             ("mqtt", &config.mqtt),
             ("mqtts", &config.mqtts),
             ("web_mqtt", &config.web_mqtt),
+            ("web_mqtts", &config.web_mqtts),
             ("stomp", &config.stomp),
             ("stomps", &config.stomps),
             ("web_stomp", &config.web_stomp),
+            ("web_stomps", &config.web_stomps),
             ("http", &config.http),
+            ("prometheus", &config.prometheus),
         ];
         let same = listeners.into_iter().find(|(_, address)| *address == listen).map(|(key, _)| key);
         let twice = relays[..at].iter().any(|other| other.listen == *listen).then_some("another relay");

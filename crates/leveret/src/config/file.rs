@@ -6,7 +6,7 @@ use std::path::Path;
 use toml::{Spanned, Value};
 
 use super::layers::{ConfigError, Given, Origin};
-use super::settings::{SETTINGS, UNAVAILABLE};
+use super::settings::SETTINGS;
 
 /// No configuration comes near it; a device or a log given by mistake must not fill the memory.
 const MAX_FILE_SIZE: u64 = 1 << 20;
@@ -48,11 +48,9 @@ fn parse(text: &str, path: &Path) -> Result<Vec<Given>, ConfigError> {
         let line = line_of(key.span().start);
         let key = key.into_inner();
         let fault = |reason: &str| ConfigError::new(format!("{}:{line}: {key}", path.display()), reason);
-        let known = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
-        let known = known.into_iter().find(|known| *known == key).ok_or_else(|| fault("unknown key"))?;
-        let tables = SETTINGS.iter().any(|setting| setting.key == known && setting.tables);
-        let texts = texts(&value, tables).map_err(|reason| fault(&reason))?;
-        given.push(Given { key: known, texts, origin: Origin::File { path: path.to_owned(), line } });
+        let known = SETTINGS.iter().find(|setting| setting.key == key).ok_or_else(|| fault("unknown key"))?;
+        let texts = texts(&value, known.tables).map_err(|reason| fault(&reason))?;
+        given.push(Given { key: known.key, texts, origin: Origin::File { path: path.to_owned(), line } });
     }
     // In the order of the file, so that the first mistake is the one reported.
     given.sort_by_key(|given| match given.origin {

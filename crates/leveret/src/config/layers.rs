@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::address::{ListenAddr, mask_credentials};
 use super::check::{check_relays, check_transports};
 use super::file;
-use super::settings::{Config, SETTINGS, Setting, UNAVAILABLE, flag, variable};
+use super::settings::{Config, SETTINGS, Setting, flag, variable};
 
 /// What the command line gave, not yet read.
 #[derive(Debug, Clone, Default)]
@@ -72,8 +72,7 @@ pub(crate) const FILE_VARIABLE: &str = "LEVERET_CONFIG";
 ///
 /// # Errors
 ///
-/// The first mistake: an unreadable file, an unknown key, a value that is none, a feature this version does not have,
-/// or values that contradict each other.
+/// The first mistake: an unreadable file, an unknown key, a value that is none, or values that contradict each other.
 pub(crate) fn load(
     flags: &Flags,
     environment: &dyn Fn(&str) -> Option<OsString>,
@@ -96,6 +95,17 @@ pub(crate) fn load(
     Ok(effective)
 }
 
+/// A setting that is not what it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// Its key.
+    pub(crate) key: &'static str,
+    /// What it is to be, as TOML without secrets.
+    pub(crate) value: String,
+    /// Whether it has changed now; others do at the next start.
+    pub(crate) live: bool,
+}
+
 /// What one layer gave for one key.
 pub(super) struct Given {
     pub(super) key: &'static str,
@@ -112,6 +122,37 @@ impl Effective {
             .collect();
         let width = lines.iter().map(|(line, _)| line.chars().count()).max().unwrap_or(0);
         lines.into_iter().map(|(line, origin)| format!("{line:<width$}  # {origin}\n")).collect()
+    }
+
+    /// The settings in effect, an object each with its key, its value as TOML without secrets, its origin, and whether
+    /// SIGHUP changes it.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let settings = self.describe().map(|(setting, value, origin)| {
+            serde_json::json!({
+                "key": setting.key, "value": value, "origin": origin, "live": setting.is_live(),
+            })
+        });
+        settings.collect()
+    }
+
+    /// Takes what is live from a configuration that has been read anew. Returns every setting in which it differs.
+    pub(crate) fn take_live(&mut self, wanted: &Effective) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for setting in SETTINGS {
+            let value = (setting.to_toml)(&wanted.config);
+            if value == (setting.to_toml)(&self.config) {
+                continue;
+            }
+            let live = setting.is_live();
+            if live {
+                (setting.copy)(&mut self.config, &wanted.config);
+                self.origins.remove(setting.key);
+                self.origins
+                    .extend(wanted.origins.get(setting.key).map(|origin| (setting.key, origin.clone())));
+            }
+            changes.push(Change { key: setting.key, value, live });
+        }
+        changes
     }
 
     /// Each setting with its value as TOML and its origin, in the order of the reference.
@@ -135,10 +176,6 @@ impl Effective {
     fn apply(&mut self, given: Given) -> Result<(), ConfigError> {
         let Given { key, texts, origin } = given;
         let fault = |reason: String| ConfigError::new(origin.place(key), reason);
-        if UNAVAILABLE.contains(&key) {
-            let off = texts.iter().all(|text| text == "off");
-            return if off { Ok(()) } else { Err(fault("not available in this version".to_owned())) };
-        }
         if let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key) {
             (setting.apply)(&mut self.config, &texts).map_err(fault)?;
             self.origins.insert(setting.key, origin);
@@ -170,19 +207,37 @@ impl Effective {
             mqtt,
             mqtts,
             web_mqtt,
+            web_mqtts,
             stomp,
             stomps,
             web_stomp,
+            web_stomps,
             http,
+            prometheus,
             relay,
             definitions,
             upstream,
             ..
         } = &self.config;
         let place = |key| self.place(key);
-        let mut all = [amqp, amqps, ws, wss, mqtt, mqtts, web_mqtt, stomp, stomps, web_stomp, http]
-            .into_iter()
-            .chain(relay.0.iter().map(|relay| &relay.listen));
+        let listeners = [
+            ("amqp", amqp),
+            ("amqps", amqps),
+            ("ws", ws),
+            ("wss", wss),
+            ("mqtt", mqtt),
+            ("mqtts", mqtts),
+            ("web_mqtt", web_mqtt),
+            ("web_mqtts", web_mqtts),
+            ("stomp", stomp),
+            ("stomps", stomps),
+            ("web_stomp", web_stomp),
+            ("web_stomps", web_stomps),
+            ("http", http),
+            ("prometheus", prometheus),
+        ];
+        let own = listeners.iter().map(|(_, address)| *address);
+        let mut all = own.chain(relay.0.iter().map(|relay| &relay.listen));
         if all.all(|listener| *listener == ListenAddr::Off) {
             return Err(ConfigError::new(place("amqp"), "every listener is off, there is nothing to serve"));
         }
@@ -192,19 +247,6 @@ impl Effective {
                 "with an upstream there is no broker to load them",
             ));
         }
-        let listeners = [
-            ("amqp", amqp),
-            ("amqps", amqps),
-            ("ws", ws),
-            ("wss", wss),
-            ("mqtt", mqtt),
-            ("mqtts", mqtts),
-            ("web_mqtt", web_mqtt),
-            ("stomp", stomp),
-            ("stomps", stomps),
-            ("web_stomp", web_stomp),
-            ("http", http),
-        ];
         for (second, (key, address)) in listeners.into_iter().enumerate() {
             let chosen_by_system = matches!(address, ListenAddr::Tcp { port: 0, .. });
             let same = listeners[..second].iter().find(|(_, other)| *other == address);
@@ -258,14 +300,13 @@ fn file_layer(
 /// Variables are not searched for unknown names: container platforms put some of their own, such as
 /// `LEVERET_SERVICE_HOST`, into the environment of a service called leveret.
 fn variables(environment: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Given>, ConfigError> {
-    let repeated = |key| SETTINGS.iter().any(|setting| setting.key == key && setting.repeated);
-    let keys = SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied());
     let mut given = Vec::new();
-    for key in keys {
+    for setting in SETTINGS {
+        let key = setting.key;
         let name = variable(key);
         let Some(value) = environment(&name).filter(|value| !value.is_empty()) else { continue };
         let value = value.into_string().map_err(|_| ConfigError::new(name, "is not valid UTF-8"))?;
-        let texts = if repeated(key) { elements(&value) } else { vec![value] };
+        let texts = if setting.repeated { elements(&value) } else { vec![value] };
         given.push(Given { key, texts, origin: Origin::Variable });
     }
     Ok(given)

@@ -31,6 +31,12 @@ impl Given {
 
     /// Loads, with the file's path in messages shortened to `FILE`.
     fn load(&self) -> Result<(Config, BTreeMap<&'static str, String>), String> {
+        let (effective, origins) = self.effective()?;
+        Ok((effective.config, origins))
+    }
+
+    /// The same, whole.
+    fn effective(&self) -> Result<(Effective, BTreeMap<&'static str, String>), String> {
         let file = self.file.map(|text| {
             let mut file = NamedTempFile::new().unwrap();
             file.write_all(text.as_bytes()).unwrap();
@@ -52,7 +58,7 @@ impl Given {
         let effective = load(&flags, &environment).map_err(|error| shorten(error.to_string()))?;
         let origins =
             effective.describe().map(|(setting, _, origin)| (setting.key, shorten(origin))).collect();
-        Ok((effective.config, origins))
+        Ok((effective, origins))
     }
 
     fn config(&self) -> Config {
@@ -193,21 +199,26 @@ fn a_mistake_is_reported_even_where_a_higher_layer_replaces_it() {
 }
 
 #[test]
-fn a_feature_of_a_later_version_can_only_be_off() {
-    for key in UNAVAILABLE {
-        assert!(Given::flags(&[(*key, "off")]).load().is_ok());
-        let wanted = Given::flags(&[(*key, "127.0.0.1:1")]).error();
-        assert_eq!(wanted, format!("--{}: not available in this version", key.replace('_', "-")));
-    }
+fn a_reload_takes_what_is_live_and_tells_what_is_not() {
+    let running = Given::file("log = 'info'\nmax_connections = 10\nheartbeat = 10");
+    let (mut effective, _) = running.effective().unwrap();
+    let (wanted, _) = Given::file("log = 'debug'\nheartbeat = 20").effective().unwrap();
+    let changes = effective.take_live(&wanted);
+    let told: Vec<_> =
+        changes.iter().map(|change| (change.key, change.value.as_str(), change.live)).collect();
+    let expected =
+        [("heartbeat", "20", false), ("max_connections", "65536", true), ("log", "\"debug\"", true)];
+    assert_eq!(told, expected);
+    assert_eq!(effective.config.heartbeat, 10);
+    let told = effective.to_json();
+    let of = |key: &str| told.as_array().unwrap().iter().find(|setting| setting["key"] == key).unwrap();
     assert_eq!(
-        Given::variables(&[("LEVERET_PROMETHEUS", "/c")]).error(),
-        "LEVERET_PROMETHEUS: not available in this version"
+        (&of("max_connections")["value"], &of("max_connections")["origin"]),
+        (&"65536".into(), &"default".into())
     );
-    assert_eq!(
-        Given::file("prometheus = '[::]:1'").error(),
-        "FILE:1: prometheus: not available in this version"
-    );
-    assert!(Given::file("prometheus = 'off'").load().is_ok());
+    assert_eq!((&of("log")["value"], &of("log")["live"]), (&"\"debug\"".into(), &true.into()));
+    assert_eq!((&of("heartbeat")["value"], &of("heartbeat")["live"]), (&"10".into(), &false.into()));
+    assert_eq!(effective.take_live(&wanted).len(), 1, "what waits for a start is told each time");
 }
 
 #[test]

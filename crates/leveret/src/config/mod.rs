@@ -14,11 +14,13 @@ mod settings;
 mod value;
 mod watermark;
 
-pub(crate) use address::{ListenAddr, mask_credentials};
+pub(crate) use address::{
+    ListenAddr, host_and_port, mask_credentials, parse_port, unix_path, write_host_and_port,
+};
 pub(crate) use choice::{InboundHeader, LimitsMode, OutboundHeader, VerifyClient};
 pub(crate) use layers::{Effective, FILE_VARIABLE, Flags, load};
 pub(crate) use reference::reference;
 pub(crate) use relay::{RelayEntry, RelayUrl};
-pub(crate) use settings::{Config, SETTINGS, Setting, UNAVAILABLE, flag};
+pub(crate) use settings::{Config, SETTINGS, Setting, flag};
 pub(crate) use value::{ByteSize, Limit};
 pub(crate) use watermark::Watermark;

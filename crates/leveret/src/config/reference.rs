@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::layers::FILE_VARIABLE;
 use super::relay::{RELAY_KEYS, RelayKey};
-use super::settings::{SETTINGS, Setting, UNAVAILABLE, flag};
+use super::settings::{SETTINGS, Setting};
 
 /// The whole of docs/configuration.md; a test compares the two.
 pub(crate) fn reference() -> String {
@@ -18,12 +18,6 @@ pub(crate) fn reference() -> String {
         row(&mut text, setting);
     }
     relays(&mut text);
-    let unavailable: Vec<String> = UNAVAILABLE.iter().map(|key| format!("`--{}`", flag(key))).collect();
-    let _ = write!(
-        text,
-        "\nNot available in this version, and accepted with the value `off` only: {}.\n",
-        unavailable.join(", ")
-    );
     text.push_str(CONCLUSION);
     text
 }
@@ -37,9 +31,10 @@ fn row(text: &mut String, setting: &Setting) {
     let range =
         setting.range.map(|(least, most)| format!(" From `{least}` to `{most}`.")).unwrap_or_default();
     let meaning = setting.help.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let live = if setting.is_live() { " *Live.*" } else { "" };
     let _ = writeln!(
         text,
-        "| `--{} {}`{repeat} | `{}` | `{}` | {default} | {meaning}{range} |",
+        "| `--{} {}`{repeat} | `{}` | `{}` | {default} | {meaning}{range}{live} |",
         setting.flag(),
         setting.kind,
         setting.key,
@@ -116,6 +111,8 @@ and where it came from. Both take the flags of `leveret serve`.
 | N | a whole number; `unlimited` or `auto` where the default shows it |
 | LEVEL | `error`, `warn`, `info`, `debug`, `trace` or `off`, or directives such as `info,proxy=debug` |
 
+What is *live* changes on SIGHUP, while clients are served; the rest at the next start.
+
 A variable that is empty counts as not set. Credentials in URLs are never logged or printed.
 
 ## Settings
@@ -130,7 +127,7 @@ standard error.
 | signal | effect |
 |---|---|
 | SIGTERM, SIGINT (Ctrl-C) | drain: accept no more, tell clients, finish, exit 0; a second one leaves at once with exit code 1 |
-| SIGHUP | read the files of TLS again: certificates, keys, authorities. New connections get what they hold now, open ones stay as they are; if one cannot be used, all stay as they were |
+| SIGHUP | read the configuration again: settings that are *live* change, others are told in the log and change at the next start; with a mistake in it everything stays as it was. Read the files of TLS again (certificates, keys, authorities) and that of `upstream_external`: new connections get what they hold now, open ones stay as they are; if one cannot be used, all stay as they were. Open the file of `access_log` anew |
 
 | exit code | meaning |
 |---|---|

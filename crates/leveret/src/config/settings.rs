@@ -44,6 +44,8 @@ pub(crate) struct Setting {
     pub(crate) apply: fn(&mut Config, &[String]) -> Result<(), String>,
     /// The value in the configuration as TOML, without secrets.
     pub(crate) to_toml: fn(&Config) -> String,
+    /// Puts the value of the second configuration into the first.
+    pub(crate) copy: fn(&mut Config, &Config),
 }
 
 impl Setting {
@@ -55,6 +57,11 @@ impl Setting {
     /// The variable of the environment: `LEVERET_FRAME_MAX`.
     pub(crate) fn variable(&self) -> String {
         variable(self.key)
+    }
+
+    /// Whether SIGHUP changes it while clients are served; anything else changes at the next start.
+    pub(crate) fn is_live(&self) -> bool {
+        LIVE.contains(&self.key)
     }
 }
 
@@ -117,6 +124,7 @@ macro_rules! settings {
                     Ok(())
                 },
                 to_toml: |config| config.$key.to_toml(),
+                copy: |config, other| config.$key.clone_from(&other.$key),
             }, )+)+
         ];
     };
@@ -149,6 +157,9 @@ settings! {
         /// `/ws/mqtt`.
         web_mqtt: ListenAddr = "127.0.0.1:15675", with upstream "off";
 
+        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        web_mqtts: ListenAddr = "off";
+
         /// STOMP 1.0 to 1.2 for applications, on the embedded broker.
         stomp: ListenAddr = "127.0.0.1:61613", with upstream "off";
 
@@ -159,8 +170,15 @@ settings! {
         /// `/ws/stomp`.
         web_stomp: ListenAddr = "127.0.0.1:15674", with upstream "off";
 
+        /// The same over TLS; needs `tls_cert` and `tls_key`.
+        web_stomps: ListenAddr = "off";
+
         /// Health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page to try AMQP over WebSocket (`/`).
         http: ListenAddr = "127.0.0.1:15672", with upstream "127.0.0.1:15673";
+
+        /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that are
+        /// not to reach `http`; RabbitMQ has them at port 15692.
+        prometheus: ListenAddr = "off";
     }
 
     "Load balancers" {
@@ -234,12 +252,12 @@ settings! {
         /// Clients log in upstream with their own credentials: a user, password or vhost in the URL is not used.
         upstream: Vec<UpstreamUrl> = "off";
 
-        /// The upstream's MQTT port, `tcp://host:port` or `unix:/path`, to which `mqtt`, `mqtts` and `web_mqtt` relay
-        /// their clients: with an upstream, MQTT is not spoken here.
+        /// The upstream's MQTT port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `mqtt`, `mqtts`,
+        /// `web_mqtt` and `web_mqtts` relay their clients: with an upstream, MQTT is not spoken here.
         upstream_mqtt: UpstreamPort = "off";
 
-        /// The upstream's STOMP port, `tcp://host:port` or `unix:/path`, to which `stomp`, `stomps` and `web_stomp` relay
-        /// their clients: with an upstream, STOMP is not spoken here.
+        /// The upstream's STOMP port, `tcp://host:port`, `tls://host:port` or `unix:/path`, to which `stomp`, `stomps`,
+        /// `web_stomp` and `web_stomps` relay their clients: with an upstream, STOMP is not spoken here.
         upstream_stomp: UpstreamPort = "off";
 
         /// How long connecting and logging in to the upstream may take before it counts as unreachable.
@@ -263,12 +281,13 @@ settings! {
         upstream_verify: Switch = "on";
 
         /// A PROXY protocol header in front of each connection to the upstream: `off`, `v1` or `v2`. It tells Leveret's own
-        /// address, since every connection may come to carry another client.
+        /// address, since every connection may come to carry another client; to `upstream_mqtt` and `upstream_stomp`, whose
+        /// connections carry one client each, that client's.
         upstream_proxy_protocol: OutboundHeader = "off";
 
         /// A TOML file with what clients of TLS listeners that log in by certificate (SASL EXTERNAL) are upstream: for each
         /// identity, as `tls_login_from` has it, a table such as `["CN=worker,O=example"]` with the keys `user` and
-        /// `password`. Others are refused, and without the file EXTERNAL is not offered. Read at start-up.
+        /// `password`. Others are refused, and without the file EXTERNAL is not offered. Read again on SIGHUP.
         upstream_external: FilePath = "off";
 
         /// How long a login the upstream accepted lets the same credentials in again without asking it.
@@ -449,11 +468,26 @@ settings! {
     }
 }
 
-/// Keys of the command-line contract whose feature this version does not have.
-///
-/// Their flags, variables and keys take `off` alone, so that a script which turns a feature off runs everywhere, and
-/// anything else is an error rather than a wish ignored.
-pub(crate) const UNAVAILABLE: &[&str] = &["prometheus"];
+/// The settings that SIGHUP changes while clients are served (`crate::reload`).
+const LIVE: &[&str] = &[
+    "memory_high_watermark",
+    "disk_free_limit",
+    "max_connections",
+    "max_connections_per_ip",
+    "max_connections_per_user",
+    "max_connection_rate",
+    "max_connection_rate_per_ip",
+    "max_connection_rate_per_user",
+    "max_channels",
+    "max_channels_per_ip",
+    "max_channels_per_user",
+    "max_receive_rate",
+    "max_receive_rate_per_ip",
+    "max_receive_rate_per_user",
+    "limits_mode",
+    "drain_timeout",
+    "log",
+];
 
 #[cfg(test)]
 mod tests {
@@ -481,12 +515,16 @@ mod tests {
 
     #[test]
     fn no_key_is_declared_twice() {
-        let mut keys: Vec<_> =
-            SETTINGS.iter().map(|setting| setting.key).chain(UNAVAILABLE.iter().copied()).collect();
+        let mut keys: Vec<_> = SETTINGS.iter().map(|setting| setting.key).collect();
         let declared = keys.len();
         keys.sort_unstable();
         keys.dedup();
         assert_eq!(keys.len(), declared);
+    }
+
+    #[test]
+    fn every_live_key_is_that_of_a_setting() {
+        assert_eq!(SETTINGS.iter().filter(|setting| setting.is_live()).count(), LIVE.len());
     }
 
     #[test]

@@ -1,23 +1,84 @@
-//! `leveret ctl`: what is done by hand.
+//! `leveret ctl`: what is done by hand, to a running server over its HTTP API, or to a data folder.
+//!
+//! The commands are rabbitmqctl's as far as both have the thing, and so are their names; they speak RabbitMQ's management
+//! API, and do the same for a RabbitMQ.
 
+mod act;
+mod api;
+mod definitions;
+mod limits;
+mod list;
+mod output;
+mod permissions;
+mod policies;
+mod pool;
+mod secret;
+mod status;
 mod store;
+mod users;
 
-use clap::Subcommand;
-
-pub(crate) use store::StoreCommand;
+use clap::{Args, Subcommand};
 
 use crate::Failure;
 
-/// What can be done by hand.
-#[derive(Debug, Subcommand)]
-pub(crate) enum CtlCommand {
-    /// A data folder that no broker is using
+/// What is to be done, where, and how it is told.
+#[derive(Debug, Args)]
+pub(crate) struct CtlArguments {
+    #[command(flatten)]
+    connection: api::Connection,
+    #[command(flatten)]
+    output: output::Output,
     #[command(subcommand)]
-    Store(StoreCommand),
+    command: CtlCommand,
 }
 
-pub(crate) fn run(command: &CtlCommand) -> Result<(), Failure> {
+/// What can be done by hand. The topics have no names of their own on the command line, but for those that say `store`.
+#[derive(Debug, Subcommand)]
+enum CtlCommand {
+    #[command(flatten)]
+    Status(status::StatusCommand),
+    #[command(flatten)]
+    List(list::ListCommand),
+    #[command(flatten)]
+    Users(users::UserCommand),
+    #[command(flatten)]
+    Permissions(permissions::PermissionCommand),
+    #[command(flatten)]
+    Policies(policies::PolicyCommand),
+    #[command(flatten)]
+    Limits(limits::LimitCommand),
+    #[command(flatten)]
+    Definitions(definitions::DefinitionCommand),
+    #[command(flatten)]
+    Act(act::ActCommand),
+    #[command(flatten)]
+    Pool(pool::PoolCommand),
+    /// A data folder that no broker is using
+    #[command(subcommand)]
+    Store(store::StoreCommand),
+}
+
+/// The virtual host of a command.
+#[derive(Debug, Args)]
+struct Vhost {
+    /// The virtual host
+    #[arg(short = 'p', long, value_name = "VHOST", env = "LEVERET_CTL_VHOST", default_value = "/")]
+    vhost: String,
+}
+
+pub(crate) fn run(arguments: &CtlArguments) -> Result<(), Failure> {
+    let CtlArguments { connection, output, command } = arguments;
+    let api = || api::Api::new(connection);
     match command {
         CtlCommand::Store(command) => store::run(command),
+        CtlCommand::Status(command) => status::run(command, &api()?, output),
+        CtlCommand::List(command) => list::run(command, &api()?, output),
+        CtlCommand::Users(command) => users::run(command, &api()?, output),
+        CtlCommand::Permissions(command) => permissions::run(command, &api()?, output),
+        CtlCommand::Policies(command) => policies::run(command, &api()?, output),
+        CtlCommand::Limits(command) => limits::run(command, &api()?, output),
+        CtlCommand::Definitions(command) => definitions::run(command, &api()?, output),
+        CtlCommand::Act(command) => act::run(command, &api()?, output),
+        CtlCommand::Pool(command) => pool::run(command, &api()?, output),
     }
 }

@@ -111,6 +111,11 @@ impl Session {
         self.outgoing.iter().any(|entry| entry.tag == tag)
     }
 
+    /// Forgets a message on its way to the client that is somebody else's after all.
+    pub fn forget_in_flight(&mut self, tag: u64) {
+        self.outgoing.forget(tag);
+    }
+
     /// Messages of QoS 2 from the client that were accepted and not released.
     pub fn received(&self) -> impl Iterator<Item = u16> {
         self.received.iter().filter(|(_, accepted)| **accepted).map(|(id, _)| *id)

@@ -92,6 +92,13 @@ impl Outgoing {
         self.entries.remove(at)
     }
 
+    pub(super) fn forget(&mut self, tag: u64) {
+        if let Some(at) = self.entries.iter().position(|entry| entry.tag == tag) {
+            self.unsent -= usize::from(at >= self.sent());
+            self.entries.remove(at);
+        }
+    }
+
     /// The next entry to be sent again, which counts as sent.
     pub(crate) fn next_unsent(&mut self) -> Option<&mut InFlight> {
         let at = self.entries.len().checked_sub(self.unsent).filter(|_| self.unsent > 0)?;

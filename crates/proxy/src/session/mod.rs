@@ -111,7 +111,7 @@ impl Session {
         };
         let frame_max = client.negotiated.frame_max;
         let kept = pool.kept().clone();
-        let link = ClientLink::new(client.outbox, frame_max, client.capabilities, kept);
+        let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept);
         Self {
             pool,
             credentials,

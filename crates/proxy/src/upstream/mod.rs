@@ -9,6 +9,7 @@ mod run;
 mod share;
 mod slot;
 mod task;
+mod view;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ pub(crate) use share::{Line, Share};
 pub(crate) use slot::{Lease, Slot, Usage};
 
 use self::slot::Missing;
+pub use self::view::UpstreamView;
 pub(crate) use task::{Access, spawn};
 
 use self::leases::Resting;

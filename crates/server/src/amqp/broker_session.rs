@@ -21,6 +21,7 @@ use super::deliveries::{ConnectionConsumers, Deliveries};
 use super::held::HeldAnswers;
 use super::room::DiskRoom;
 use super::session::Session;
+use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// A connection's session on the embedded broker.
@@ -46,6 +47,8 @@ pub(crate) struct Context {
     pub(crate) vhost: Arc<VirtualHost>,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
+    /// What operators see of the connection.
+    shown: Arc<OpenConnection>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
@@ -132,6 +135,7 @@ impl BrokerSession {
         session: SessionId,
         request: &OpenRequest,
         outbox: Arc<Outbox>,
+        shown: Arc<OpenConnection>,
     ) -> Self {
         let context = Context {
             shared: Arc::clone(shared),
@@ -146,6 +150,7 @@ impl BrokerSession {
             room: DiskRoom::new(Arc::clone(&outbox)),
             nudge: Arc::new(Nudge(Arc::clone(&outbox))),
             outbox,
+            shown,
             now: Timestamp::default(),
         };
         let channels = ChannelTable::new(request.negotiated.channel_max);
@@ -229,7 +234,9 @@ impl BrokerSession {
         let destination = Destination { channel: number, frame_max: context.frame_max };
         let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.consumers), destination));
         let publisher = context.vhost.publisher(context.seat.identity());
-        self.channels.open(number, Box::new(Channel::new(number, deliveries, publisher)));
+        let channel = Channel::new(number, deliveries, publisher);
+        context.shown.channel_opened(Arc::clone(channel.shown()));
+        self.channels.open(number, Box::new(channel));
         context.shared.metrics.channels_opened.add(1);
         context.send(number, channel::OpenOk { reserved_1: b"" });
         Ok(())
@@ -285,6 +292,7 @@ impl BrokerSession {
 
     fn end_channel(&mut self, mut channel: Channel) {
         channel.end(&self.context);
+        self.context.shown.channel_closed(channel.shown().number());
         self.context.seat.close_channel();
         self.context.shared.metrics.channels_closed.add(1);
     }

@@ -7,6 +7,7 @@ mod publishing;
 mod transaction;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use amqp::content::Assembler;
 use amqp::error::{Fault, ReplyCode};
@@ -19,6 +20,7 @@ use self::publishing::PendingPublish;
 use self::transaction::Transaction;
 use super::broker_session::Context;
 use super::deliveries::{ConsumerKey, Deliveries, Unsettled};
+use crate::registry::OpenChannel;
 
 /// An open channel.
 pub(crate) struct Channel {
@@ -37,6 +39,8 @@ pub(crate) struct Channel {
     last_queue: Option<Box<str>>,
     /// What the channel's requests are answered to: the queue of its consumer of replies.
     replies: Option<Arc<Queue>>,
+    /// What operators see of it.
+    shown: Arc<OpenChannel>,
 }
 
 /// How a channel treats what is published on it.
@@ -56,6 +60,7 @@ struct Registered {
 
 impl Channel {
     pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>, publisher: Publisher) -> Self {
+        let shown = OpenChannel::new(number, Arc::clone(&deliveries));
         Self {
             number,
             deliveries,
@@ -67,7 +72,12 @@ impl Channel {
             limited: false,
             last_queue: None,
             replies: None,
+            shown,
         }
+    }
+
+    pub(crate) fn shown(&self) -> &Arc<OpenChannel> {
+        &self.shown
     }
 
     /// Whether a method may come now.
@@ -154,6 +164,7 @@ impl Channel {
                 ));
             }
         }
+        self.shown.confirms.store(true, Ordering::Relaxed);
         if !select.no_wait {
             context.send(self.number, confirm::SelectOk {});
         }

@@ -18,6 +18,7 @@ use super::session::Session;
 use crate::access::AccessRecord;
 use crate::door::{Client, Login, LoginError};
 use crate::limits::Place;
+use crate::registry::{Arrival, OpenConnection, Opening, Registered};
 use crate::server::Shared;
 
 /// How long a client may take to answer our connection.close before its socket is closed.
@@ -53,6 +54,9 @@ pub(crate) struct Connection {
     /// What the access log is told, if there is one.
     record: Option<Box<AccessRecord>>,
     ending: Ending,
+    arrival: Arrival,
+    /// What operators see of it, once it is open.
+    registered: Option<Registered>,
 }
 
 /// How a connection ends, for a transport that can tell the client in its own way.
@@ -83,6 +87,9 @@ enum Phase {
 struct Handshake {
     machine: ServerHandshake,
     login: Option<Login>,
+    mechanism: &'static str,
+    /// What operators will see, while the back end is asked.
+    shown: Option<Arc<OpenConnection>>,
     user: String,
     /// The user name of the client's verified certificate, for EXTERNAL.
     external: Option<Arc<str>>,
@@ -122,6 +129,8 @@ impl Connection {
             phase: Phase::Handshake(Box::new(Handshake {
                 machine,
                 login: None,
+                mechanism: "",
+                shown: None,
                 user: String::new(),
                 external: None,
             })),
@@ -136,7 +145,14 @@ impl Connection {
             reason: None,
             record: None,
             ending: Ending::Normal,
+            arrival: Arrival::of(peer),
+            registered: None,
         }
+    }
+
+    /// Notes where the client has come to. Before the first input.
+    pub(crate) fn arrived(&mut self, arrival: Arrival) {
+        self.arrival = arrival;
     }
 
     /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Before the first input.
@@ -218,6 +234,7 @@ impl Connection {
                 credentials.username = user.to_string();
             }
             handshake.user.clone_from(&credentials.username);
+            handshake.mechanism = credentials.mechanism.name();
             if let Some(record) = &mut self.record {
                 record.user = handshake.user.as_str().into();
             }
@@ -250,9 +267,22 @@ impl Connection {
         self.heartbeat = Heartbeat::new(request.negotiated.heartbeat_secs, now);
         let shared = Arc::clone(&self.shared);
         let outbox = Arc::clone(&self.outbox);
+        let shown = OpenConnection::new(Opening {
+            id: self.id,
+            arrival: self.arrival,
+            protocol: "AMQP 0-9-1",
+            user: &handshake.user,
+            vhost: &request.virtual_host,
+            mechanism: handshake.mechanism,
+            connected_at: shared.clock.timestamp(now).0,
+            negotiated: request.negotiated,
+            client_properties: &request.client_properties,
+            outbox: &outbox,
+        });
+        handshake.shown = Some(Arc::clone(&shown));
         match login {
             Login::Broker(identity) => {
-                let session = shared.door.open_broker(&shared, identity, self.id, &request, outbox);
+                let session = shared.door.open_broker(&shared, identity, self.id, &request, (outbox, shown));
                 self.answered(Answer::Open(session), now);
             }
             Login::Upstream(login) => self
@@ -298,7 +328,9 @@ impl Connection {
                     }
                 }
                 self.deadline = None;
+                let shown = handshake.shown.take();
                 self.phase = Phase::Open(session);
+                self.register(shown);
                 return;
             }
             Answer::Open(Err(fault)) => {
@@ -326,6 +358,15 @@ impl Connection {
             Phase::Handshake(_) => taken,
             // A client that has said goodbye has nothing to add.
             Phase::Leaving(_) | Phase::Over => input.len(),
+        }
+    }
+
+    /// Lets operators see the connection. What has been deleted while it was being opened, and was not yet seen, ends it.
+    fn register(&mut self, shown: Option<Arc<OpenConnection>>) {
+        let Some(shown) = shown else { return };
+        self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
+        if let Some(reason) = self.shared.door.missing(&shown) {
+            shown.close(&reason);
         }
     }
 
@@ -372,7 +413,7 @@ impl Connection {
         match self.life.frame(&frame)? {
             ConnectionStep::Channel => {
                 let Phase::Open(session) = &mut self.phase else { return Ok(0) };
-                if self.place.counts_channels() && is_method(&frame, CHANNEL_OPEN) {
+                if is_method(&frame, CHANNEL_OPEN) {
                     self.place.keep_channels(session.channel_count());
                     self.place.open_channel().map_err(|limit| {
                         Fault::new(ReplyCode::NotAllowed, limit.to_string()).on_connection()
@@ -496,6 +537,9 @@ impl Protocol for Connection {
         self.heartbeat.received(now);
         let taken = self.take_input(input, now);
         self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(registered) = &self.registered {
+            registered.connection().has_received(taken);
+        }
         if let Some(record) = &mut self.record {
             record.received += taken as u64;
         }
@@ -526,6 +570,11 @@ impl Protocol for Connection {
         let answer = self.answer.lock().take();
         if let Some(answer) = answer {
             self.answered(answer, now);
+        }
+        if self.is_open()
+            && let Some(reason) = self.registered.as_ref().and_then(|r| r.connection().take_close_reason())
+        {
+            return self.fail(Fault::new(ReplyCode::ConnectionForced, reason.into_string()), now);
         }
         if self.shared.is_draining() && matches!(self.phase, Phase::Handshake(_)) {
             self.ends(Ending::Shutdown, || "server is shutting down".to_owned());

@@ -139,6 +139,12 @@ impl Deliveries {
         self.destination.channel
     }
 
+    /// How many consumers there are, and unsettled deliveries.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.consumers.len(), inner.unsettled_count)
+    }
+
     /// Makes a place for a consumer, full until [`Deliveries::activate`]. `limit` 0 is no limit.
     pub(crate) fn add_consumer(&self, limit: usize, no_ack: bool) -> ConsumerKey {
         let mut inner = self.inner.lock();

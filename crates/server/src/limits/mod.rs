@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use arc_swap::{ArcSwap, Guard};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -116,7 +117,8 @@ impl std::error::Error for LimitReached {}
 /// Counts connections, and what they take, against the limits.
 #[derive(Debug)]
 pub struct ConnectionCounter {
-    limits: Limits,
+    /// Operators change them while it counts.
+    limits: ArcSwap<Limits>,
     counts: Mutex<Counts>,
     /// Of all clients.
     total: Arc<Share>,
@@ -174,7 +176,17 @@ impl ConnectionCounter {
             by_user: Members::default(),
         };
         let total = Arc::new(Share::new(limits.receive_rate.total, now));
+        let limits = ArcSwap::from_pointee(limits);
         Arc::new(Self { limits, counts: Mutex::new(counts), total, exceeded: Exceeded::default() })
+    }
+
+    /// From now on these are the limits. Nobody is turned out for them: what is there stays, and counts.
+    pub fn set_limits(&self, limits: Limits) {
+        self.limits.store(Arc::new(limits));
+    }
+
+    fn limits(&self) -> Guard<Arc<Limits>> {
+        self.limits.load()
     }
 
     /// Counts a new connection, from `ip` unless it came through a Unix socket.
@@ -184,7 +196,7 @@ impl ConnectionCounter {
     pub fn enter(self: &Arc<Self>, ip: Option<IpAddr>) -> Result<Place, LimitReached> {
         let now = Instant::now();
         let mut counts = self.counts.lock();
-        let most = self.limits.connections.total;
+        let most = self.limits().connections.total;
         self.judge(counts.connections, most, Limited::Connections, Scope::Total)?;
         let ip = self.add_ip(&mut counts, ip, now)?;
         if let Err(reached) = self.take_arrival(&mut counts.arrivals, Scope::Total, now) {
@@ -214,12 +226,13 @@ impl ConnectionCounter {
     }
 
     fn exceed(&self, reached: LimitReached) -> Result<(), LimitReached> {
-        self.exceeded.note(reached, self.limits.alarm_only);
-        if self.limits.alarm_only { Ok(()) } else { Err(reached) }
+        let alarm_only = self.limits().alarm_only;
+        self.exceeded.note(reached, alarm_only);
+        if alarm_only { Ok(()) } else { Err(reached) }
     }
 
     fn take_arrival(&self, arrivals: &mut Bucket, scope: Scope, now: Instant) -> Result<(), LimitReached> {
-        let most = self.limits.connection_rate.of(scope);
+        let most = self.limits().connection_rate.of(scope);
         if most == 0 || arrivals.take_one(most, now) {
             return Ok(());
         }
@@ -246,15 +259,15 @@ impl ConnectionCounter {
         scope: Scope,
         now: Instant,
     ) -> Result<Arc<Share>, LimitReached> {
-        members.sweep(&self.limits, scope, now);
-        let member =
-            members.members.entry(key.clone()).or_insert_with(|| Member::new(&self.limits, scope, now));
-        let most = self.limits.connections.of(scope);
+        let limits = self.limits();
+        members.sweep(&limits, scope, now);
+        let member = members.members.entry(key.clone()).or_insert_with(|| Member::new(&limits, scope, now));
+        let most = limits.connections.of(scope);
         let judged = self
             .judge(member.connections, most, Limited::Connections, scope)
             .and_then(|()| self.take_arrival(&mut member.arrivals, scope, now));
         if let Err(reached) = judged {
-            members.forget(key, &self.limits, scope, now);
+            members.forget(key, &limits, scope, now);
             return Err(reached);
         }
         member.connections += 1;
@@ -263,7 +276,7 @@ impl ConnectionCounter {
 
     fn remove_ip(&self, counts: &mut Counts, ip: Option<&(IpAddr, Arc<Share>)>, now: Instant) {
         if let Some((ip, _)) = ip {
-            counts.by_ip.remove(ip, &self.limits, Scope::PerIp, now);
+            counts.by_ip.remove(ip, &self.limits(), Scope::PerIp, now);
         }
     }
 }
@@ -295,20 +308,16 @@ impl Place {
         Ok(())
     }
 
-    /// Whether channels are counted.
-    pub fn counts_channels(&self) -> bool {
-        self.counter.limits.channels != Scopes::default()
-    }
-
     /// Counts a channel more.
     ///
     /// # Errors
     /// The limit that stands against it.
     pub fn open_channel(&mut self) -> Result<(), LimitReached> {
         let counter = &self.counter;
+        let most = counter.limits().channels;
         for (scope, share) in self.shares() {
             let count = share.channels.load(Ordering::Relaxed);
-            counter.judge(count, counter.limits.channels.of(scope), Limited::Channels, scope)?;
+            counter.judge(count, most.of(scope), Limited::Channels, scope)?;
         }
         for (_, share) in self.shares() {
             share.channels.fetch_add(1, Ordering::Relaxed);
@@ -330,7 +339,7 @@ impl Place {
 
     /// Octets have been received. Returns when the next may be, if not now.
     pub fn received(&self, octets: usize, now: Instant) -> Option<Instant> {
-        let limits = &self.counter.limits;
+        let limits = self.counter.limits();
         if limits.receive_rate == Scopes::default() {
             return None;
         }
@@ -362,7 +371,7 @@ impl Drop for Place {
         counts.connections -= 1;
         self.counter.remove_ip(&mut counts, self.ip.as_ref(), now);
         if let Some((user, _)) = &self.user {
-            counts.by_user.remove(user, &self.counter.limits, Scope::PerUser, now);
+            counts.by_user.remove(user, &self.counter.limits(), Scope::PerUser, now);
         }
     }
 }

@@ -152,3 +152,17 @@ fn an_alarm_counts_and_refuses_nobody() {
     assert_eq!((counts["connections"], counts["channels"], counts["receive_rate"]), (1, 1, 1));
     assert_eq!(counts["connections_per_ip"], 0);
 }
+
+#[test]
+fn new_limits_hold_for_who_comes_next_and_what_is_there_counts() {
+    let counter = ConnectionCounter::new(Limits::default());
+    let mut first = counter.enter(Some(HERE)).unwrap();
+    first.open_channel().unwrap();
+    let scopes = Scopes { total: 0, per_ip: 1, per_user: 0 };
+    counter.set_limits(Limits { connections: scopes, channels: scopes, ..Limits::default() });
+    assert_eq!(counter.enter(Some(HERE)).unwrap_err(), reached(Limited::Connections, Scope::PerIp, 1));
+    assert_eq!(first.open_channel(), Err(reached(Limited::Channels, Scope::PerIp, 1)));
+    counter.set_limits(Limits::default());
+    first.open_channel().unwrap();
+    assert!(counter.enter(Some(HERE)).is_ok());
+}

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use amqp::ReplyCode;
+use amqp::{FieldTable, FieldValue, ReplyCode};
 use broker::{
-    Body, BrokerError, MAX_INLINE_BODY, Publish, Publisher, Seat, Section, SessionId, Store, Ticket,
-    Timestamp, VirtualHost, Waiter,
+    Body, BrokerError, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section, SessionId, Store,
+    Ticket, Timestamp, VirtualHost, Waiter,
 };
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::{Connection as Engine, End};
@@ -23,10 +23,11 @@ use mqtt::{QoS, ReasonCode, packet};
 use transport::Outbox;
 
 use super::delivering::Source;
-use super::hub::{Claim, EXCHANGE, Hub, Owner, received_key};
+use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
 use super::kept::{Held, Kept, PendingWill, encode};
 use super::message::{Incoming, routing_key, to_amqp};
+use super::received::{Note, Partial, received_key};
 use super::retained::Full;
 use super::subscriptions::Subscriptions;
 use super::waiting::{RetainedDelivery, Then, Waiting};
@@ -56,6 +57,8 @@ pub(super) struct Client {
     pub(super) restored: HashSet<u64>,
     pub(super) next_tag: u64,
     pub(super) groups: Vec<Box<str>>,
+    pub(super) partial: Vec<Partial>,
+    pub(super) moving: Vec<(u64, Lsn)>,
     pub(super) retained: std::collections::VecDeque<RetainedDelivery>,
     pub(super) waiting: Waiting,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is noted.
@@ -112,7 +115,7 @@ impl Client {
             session_id: SessionId(connection),
             outbox: Arc::clone(outbox),
             nudge: Arc::new(Nudge(Arc::clone(outbox))),
-            publisher: seat.vhost().publisher(seat.identity()),
+            publisher: seat.vhost().publisher(seat.identity()).of(FrontEnd::Mqtt),
             seat,
             published: Vec::new(),
             room: DiskRoom::new(Arc::clone(outbox)),
@@ -124,6 +127,8 @@ impl Client {
             restored: HashSet::new(),
             next_tag: super::kept::OWN_TAGS,
             groups: Vec::new(),
+            partial: Vec::new(),
+            moving: Vec::new(),
             retained: std::collections::VecDeque::new(),
             waiting: Waiting::default(),
             to_release: Vec::new(),
@@ -142,6 +147,11 @@ impl Client {
         self.seat.vhost()
     }
 
+    /// What operators see of the client: its name, as RabbitMQ shows it.
+    pub(super) fn shown_properties(&self) -> FieldTable {
+        [("client_id", FieldValue::text(&*self.owner.client_id))].into_iter().collect()
+    }
+
     pub(super) fn store(&self) -> Option<&Arc<Store>> {
         self.hub.store()
     }
@@ -157,8 +167,9 @@ impl Client {
 
     /// Takes over what was kept of the session, but for its subscriptions; returns what is for the engine.
     pub(super) fn adopt(&mut self, kept: Kept) -> Session {
-        let Kept { session, held, restored, next_tag, groups, .. } = kept;
+        let Kept { session, held, restored, next_tag, groups, partial, moving, .. } = kept;
         (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
+        (self.partial, self.moving) = (partial, moving);
         session
     }
 
@@ -202,7 +213,7 @@ impl Client {
         };
         let amqp = Publish { exchange: EXCHANGE, routing_key: &key, properties: &properties, body };
         if publish.qos != QoS::AtMostOnce {
-            self.shared.metrics.messages_to_confirm.add(1);
+            self.shared.metrics.confirms(FrontEnd::Mqtt).wanted.add(1);
         }
         let ticket = match &payload {
             Some([payload]) if publish.retain => {
@@ -212,29 +223,43 @@ impl Client {
             }
             _ => None,
         };
-        let matched = self.publisher.publish(amqp, self.now)?;
-        self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
         if exactly_once {
-            self.note_received(publish.packet_id);
+            self.publish_noted(publish, amqp, ticket)?;
+        } else {
+            let matched = self.publisher.publish(amqp, self.now)?;
+            self.published.push(Published { packet_id: publish.packet_id, matched, ticket });
         }
         drop(together);
         Ok(())
     }
 
     /// Hands the message over, and notes in the same round of the disk that it has come.
-    fn note_received(&mut self, packet_id: u16) {
-        let flushed = self.publisher.flush(self.now);
-        let Some(Published { matched, ticket, .. }) = self.published.pop() else { return };
+    fn publish_noted(
+        &mut self,
+        publish: &packet::Publish<'_>,
+        amqp: Publish<'_>,
+        ticket: Option<Ticket>,
+    ) -> Result<(), Refusal> {
+        let packet_id = publish.packet_id;
+        let before = self.take_partial(packet_id).filter(|_| publish.dup).unwrap_or_default();
+        let (matched, flushed, shares) = self.publisher.publish_exactly_once(amqp, &before, self.now)?;
         let until = flushed.until.unwrap_or_default();
         let key = received_key(&self.owner, packet_id);
         let refused = !flushed.refused.is_empty();
-        let noted = self
-            .store()
-            .filter(|_| !refused)
-            .map(|store| store.catalogue().put(Section::MqttReceived, key, until.0.to_be_bytes().to_vec()));
+        let noted = self.store().filter(|_| !refused).map(|store| {
+            let value = Note::new(until.0, &before, &shares).encode();
+            store.catalogue().put(Section::MqttReceived, key, value)
+        });
         let then = if refused { refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
         self.wait(then, (flushed.until, noted.max(ticket)));
         self.handed_over(flushed.full);
+        Ok(())
+    }
+
+    /// The queues that have a message which the client has to send again.
+    fn take_partial(&mut self, packet_id: u16) -> Option<Vec<Box<str>>> {
+        let at = self.partial.iter().position(|partial| partial.packet_id == packet_id)?;
+        Some(self.partial.swap_remove(at).queues)
     }
 
     /// Hands over what was published.
@@ -289,7 +314,7 @@ impl Client {
         if !self.is_kept() {
             return None;
         }
-        self.hub.put_session(&self.owner, encode(session, self.expiry, None, None))
+        self.hub.put_session(&self.owner, encode(session, &self.moving, self.expiry, None, None))
     }
 
     /// Whether nothing waits for the disk.
@@ -302,14 +327,9 @@ impl Client {
         self.publisher.flush(self.now);
         self.published.clear();
         for then in self.waiting.drain() {
-            match then {
-                // It was handed over, and is not to be published again.
-                Then::Accept { packet_id, .. } => session.accepted(packet_id),
-                // The session has them.
-                Then::Send { moved, .. } => {
-                    moved.into_iter().for_each(|held| held.queue.ack(vec![held.delivery]));
-                }
-                _ => {}
+            // It was handed over, and is not to be published again.
+            if let Then::Accept { packet_id, .. } = then {
+                session.accepted(packet_id);
             }
         }
         self.detach_all();
@@ -319,7 +339,7 @@ impl Client {
         if will_delay.is_zero()
             && let Some(will) = will.take()
         {
-            self.hub.publish_will(&self.owner.vhost, &user, &will, self.now);
+            self.hub.publish_will(&self.owner, &user, &will, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
         let kept = Kept {
@@ -328,6 +348,8 @@ impl Client {
             restored: std::mem::take(&mut self.restored),
             next_tag: self.next_tag,
             groups: std::mem::take(&mut self.groups),
+            partial: std::mem::take(&mut self.partial),
+            moving: std::mem::take(&mut self.moving),
             expiry: end.session_expiry,
             since: self.now,
             will: will.map(|will| PendingWill { will, user, due }),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::handshake::Negotiated;
+use broker::FrontEnd;
 use mqtt::server::{Cause, Connection as Engine, End, Event};
 use mqtt::{Fault, ReasonCode, packet};
 use transport::{Intent, Outbox, Peer, Protocol};
@@ -17,6 +19,7 @@ use crate::access::AccessRecord;
 use crate::alarms::Blocked;
 use crate::amqp::connection::Ending;
 use crate::limits::Place;
+use crate::registry::{Arrival, OpenConnection, Opening, Registered};
 use crate::server::Shared;
 
 /// How long a draining server waits for the acknowledgements of what a client has published.
@@ -48,6 +51,9 @@ pub(crate) struct Connection {
     reason: Option<String>,
     ending: Ending,
     record: Option<Box<AccessRecord>>,
+    arrival: Arrival,
+    /// What operators see of it, once it is open.
+    registered: Option<Registered>,
 }
 
 enum Phase {
@@ -96,7 +102,14 @@ impl Connection {
             reason: None,
             ending: Ending::Normal,
             record: None,
+            arrival: Arrival::of(peer),
+            registered: None,
         }
+    }
+
+    /// Notes where the client has come to. Before the first input.
+    pub(crate) fn arrived(&mut self, arrival: Arrival) {
+        self.arrival = arrival;
     }
 
     /// The client has a verified certificate, which stands for `user`. Before the first input.
@@ -273,8 +286,33 @@ impl Connection {
             }
         }
         self.deadline = None;
+        self.register(&client, at.0);
         self.phase = Phase::Open(client);
         self.intent = Intent::Run;
+    }
+
+    /// Lets operators see the connection. What has been deleted while it was being opened ends it.
+    fn register(&mut self, client: &Client, connected_at: u64) {
+        let shown = OpenConnection::new(Opening {
+            id: self.id,
+            arrival: self.arrival,
+            protocol: match self.engine.version() {
+                mqtt::Version::V31 => "MQTT 3.1",
+                mqtt::Version::V311 => "MQTT 3.1.1",
+                mqtt::Version::V5 => "MQTT 5-0",
+            },
+            user: client.seat.identity().user(),
+            vhost: client.vhost().name(),
+            mechanism: "",
+            connected_at,
+            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
+            client_properties: &client.shown_properties(),
+            outbox: &self.outbox,
+        });
+        self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
+        if let Some(reason) = self.shared.door.missing(&shown) {
+            shown.close(&reason);
+        }
     }
 
     /// Gives back a claim that came to nothing.
@@ -474,7 +512,7 @@ impl Next {
 fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>) -> Option<End> {
     match then {
         Then::Accept { packet_id, matched } => {
-            client.shared.metrics.messages_confirmed.add(1);
+            client.shared.metrics.confirms(FrontEnd::Mqtt).given.add(1);
             engine.accepted(packet_id, matched, out);
         }
         Then::Refuse { packet_id, reason, text } => {
@@ -487,10 +525,7 @@ fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>
             client.retained.extend(retained);
         }
         Then::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
-        Then::Send { octets, moved } => {
-            out.extend_from_slice(&octets);
-            moved.into_iter().for_each(|held| client.moved(held));
-        }
+        Then::Send { octets } => out.extend_from_slice(&octets),
     }
     None
 }
@@ -515,6 +550,9 @@ impl Protocol for Connection {
         let was_open = self.is_open();
         let taken = self.take_input(input, now);
         self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(registered) = &self.registered {
+            registered.connection().has_received(taken);
+        }
         if let Some(record) = &mut self.record {
             record.received += taken as u64;
         }
@@ -546,7 +584,12 @@ impl Protocol for Connection {
         if client.claim().is_superseded() {
             return self.disconnect(ReasonCode::SessionTakenOver);
         }
-        if client.has_lost_a_queue() {
+        if self
+            .registered
+            .as_ref()
+            .is_some_and(|registered| registered.connection().take_close_reason().is_some())
+            || client.has_lost_a_queue()
+        {
             return self.disconnect(ReasonCode::AdministrativeAction);
         }
         client.room.resume(client.vhost());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{BodyView, ConsumerId, Delivery, Queue};
+use broker::{BodyView, ConsumerId, Delivery, Lsn, Queue, Ticket};
 use bytes::Bytes;
 use mqtt::server::{Connection as Engine, Output, Undeliverable};
 use mqtt::session::{Message, Stage, Subscription};
@@ -40,7 +40,8 @@ pub(super) enum Kind {
 #[derive(Default)]
 struct Noted {
     octets: Vec<u8>,
-    moved: Vec<Held>,
+    /// Out of queues that others share, by the tags that the session has for them.
+    moved: Vec<(u64, Held)>,
     /// A message of QoS 2 is among them.
     exactly_once: bool,
 }
@@ -72,11 +73,38 @@ impl Client {
                 }
             }
         }
-        if !noted.octets.is_empty() || !noted.moved.is_empty() {
-            let ticket = if noted.exactly_once { self.write_down(engine.session()) } else { None };
-            self.wait(Then::Send { octets: noted.octets, moved: noted.moved }, (None, ticket));
+        if !noted.octets.is_empty() {
+            let until = self.note(noted.moved, noted.exactly_once, engine);
+            self.wait(Then::Send { octets: noted.octets }, until);
         }
         self.flush_settled();
+    }
+
+    /// Writes the session down if it has to be before anything is sent. What came out of a queue that others share is the
+    /// session's from then on: both get to the disk in one round, and of a round that a crash has cut short the session's
+    /// side does not count ([`Kept::moving`](super::kept::Kept)). Returns what to wait for.
+    fn note(
+        &mut self,
+        moved: Vec<(u64, Held)>,
+        exactly_once: bool,
+        engine: &Engine,
+    ) -> (Option<Lsn>, Option<Ticket>) {
+        if !exactly_once {
+            return (None, None);
+        }
+        let Some(store) = self.store().cloned() else { return (None, None) };
+        let _together = store.together();
+        let tags: Vec<u64> = moved.iter().map(|(tag, _)| *tag).collect();
+        moved.into_iter().for_each(|(_, held)| self.moved(held));
+        let mut until = None;
+        self.moving.retain(|(_, lsn)| *lsn > store.durable());
+        if !tags.is_empty() {
+            self.settle_all();
+            let end = store.end();
+            self.moving.extend(tags.into_iter().map(|tag| (tag, end)));
+            until = Some(end);
+        }
+        (until, self.write_down(engine.session()))
     }
 
     fn has_room(&self, noted: &Noted) -> bool {
@@ -139,7 +167,7 @@ impl Client {
                 noted.exactly_once |= is_noted;
                 if is_noted && !is_own {
                     // The session has it once that is noted: its queue would bring it to somebody else after a crash.
-                    noted.moved.push(held);
+                    noted.moved.push((tag, held));
                 } else {
                     self.held.insert(tag, held);
                 }
@@ -282,6 +310,11 @@ impl Client {
 
     /// Gives back to the queues what is done with, and lets them deliver more.
     pub(super) fn flush_settled(&mut self) {
+        self.settle_all();
+        self.resume_sources();
+    }
+
+    fn settle_all(&mut self) {
         for source in &mut self.sources {
             let settled = std::mem::take(&mut source.settled);
             if !settled.is_empty() {
@@ -289,7 +322,6 @@ impl Client {
                 source.queue.ack(settled);
             }
         }
-        self.resume_sources();
     }
 
     /// Lets queues deliver that wait for room.

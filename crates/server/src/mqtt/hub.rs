@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{Body, Broker, Publish, Section, SessionId, Store, Ticket, Timestamp, VirtualHost};
+use broker::{Body, Broker, FrontEnd, Publish, Section, SessionId, Store, Ticket, Timestamp, VirtualHost};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
@@ -22,6 +22,7 @@ use super::MqttConfig;
 use super::disk;
 use super::kept::{Kept, PendingWill, encode};
 use super::message::{Incoming, routing_key, to_amqp};
+use super::received::{self, AfterCrash, Note, Partial, received_key};
 use super::retained::{self, Retained, RetainedMessage};
 use crate::door::Clock;
 
@@ -210,16 +211,16 @@ impl Hub {
             self.keep(&mut sessions, &owner, kept);
             drop(sessions);
             if let Some(will) = will {
-                self.publish_will(&owner.vhost, &will.user, &will.will, now);
+                self.publish_will(&owner, &will.user, &will.will, now);
             }
         }
     }
 
     /// Ends a session that nobody has: its queue and subscriptions go, and its will is published.
     pub(super) fn end(&self, owner: &Owner, kept: Kept, now: Timestamp) {
-        let Kept { session, held, groups, will, .. } = kept;
+        let Kept { session, held, groups, partial, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
-            self.publish_will(&owner.vhost, &user, &will, now);
+            self.publish_will(owner, &user, &will, now);
         }
         for held in held.into_values() {
             held.queue.requeue(vec![held.delivery], now);
@@ -233,7 +234,7 @@ impl Hub {
         groups.iter().for_each(|queue| self.leave_group(&owner.vhost, queue));
         if let Some(store) = self.store() {
             let key = disk::key(&[&owner.vhost, &owner.client_id]);
-            for packet_id in session.received() {
+            for packet_id in session.received().chain(partial.iter().map(|partial| partial.packet_id)) {
                 store.catalogue().delete(Section::MqttReceived, received_key(owner, packet_id));
             }
             store.catalogue().delete(Section::MqttSessions, key);
@@ -242,7 +243,7 @@ impl Hub {
 
     /// Writes a session down that nobody has.
     pub(super) fn write_down(&self, owner: &Owner, kept: &Kept) -> Option<Ticket> {
-        let value = encode(&kept.session, kept.expiry, Some(kept.since), kept.will.as_ref());
+        let value = encode(&kept.session, &kept.moving, kept.expiry, Some(kept.since), kept.will.as_ref());
         self.put_session(owner, value)
     }
 
@@ -274,23 +275,24 @@ impl Hub {
     }
 
     /// Publishes the will of a client that is gone.
-    pub(super) fn publish_will(&self, vhost: &str, user: &str, will: &StoredWill, now: Timestamp) {
-        if let Err(error) = self.try_will(vhost, user, will, now) {
-            tracing::warn!(vhost, user, topic = &*will.topic, %error, "a will could not be published");
+    pub(super) fn publish_will(&self, owner: &Owner, user: &str, will: &StoredWill, now: Timestamp) {
+        if let Err(error) = self.try_will(owner, user, will, now) {
+            tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "a will could not be published");
         }
     }
 
-    fn try_will(&self, vhost: &str, user: &str, will: &StoredWill, now: Timestamp) -> Result<(), String> {
+    fn try_will(&self, owner: &Owner, user: &str, will: &StoredWill, now: Timestamp) -> Result<(), String> {
         // It was the client's when it connected, from wherever that was.
         let identity = self.broker.authenticate_external(user, true).map_err(|why| why.to_string())?;
+        let identity = identity.as_client(&owner.client_id);
         let vhost: Arc<VirtualHost> =
-            self.broker.open(&identity, vhost).map_err(|error| error.to_string())?;
+            self.broker.open(&identity, &owner.vhost).map_err(|error| error.to_string())?;
         let properties = will.properties.as_properties();
         let message =
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
         let key = routing_key(&will.topic).map_err(|untold| untold.text)?;
         let amqp = to_amqp(&message).map_err(|untold| untold.text)?;
-        let mut publisher = vhost.publisher(&identity);
+        let mut publisher = vhost.publisher(&identity).of(FrontEnd::Mqtt);
         let body = [Bytes::copy_from_slice(&will.payload)];
         let publish =
             Publish { exchange: EXCHANGE, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
@@ -339,6 +341,7 @@ impl Hub {
         let Some(store) = self.store() else { return Ok(()) };
         let mut wrong = None;
         let mut found = HashMap::new();
+        let mut changed = Vec::new();
         let catalogue = store.catalogue();
         let scanned =
             catalogue.scan(Section::MqttRetained, |key, value| match retained::decode(key, value) {
@@ -348,13 +351,22 @@ impl Hub {
         scanned.map_err(|error| error.to_string())?;
         let scanned = catalogue.scan(Section::MqttSessions, |key, value| {
             match disk::names::<2>(key).zip(Kept::decode(value, now)) {
-                Some(([vhost, client_id], kept)) => {
+                Some(([vhost, client_id], mut kept)) => {
+                    if kept.forget_what_did_not_move(store.opened_at()) {
+                        changed.push((vhost.into(), client_id.into()));
+                    }
                     found.insert(Owner { vhost: vhost.into(), client_id: client_id.into() }, kept);
                 }
                 None => wrong = Some(key.to_vec()),
             }
         });
         scanned.map_err(|error| error.to_string())?;
+        for (vhost, client_id) in changed {
+            let owner = Owner { vhost, client_id };
+            if let Some(kept) = found.get(&owner) {
+                self.write_down(&owner, kept);
+            }
+        }
         self.load_received(store, &mut found)?;
         if let Some(key) = wrong {
             return Err(format!("mqtt: '{}' cannot be read", key.escape_ascii()));
@@ -371,24 +383,28 @@ impl Hub {
         Ok(())
     }
 
-    /// Identifiers of messages that got to the disk; those of others are forgotten, since the client will send these again.
+    /// Identifiers of messages that got to the disk. Those of others are forgotten, since the client will send these again;
+    /// unless some of their queues have them, which are not to have them twice.
     fn load_received(&self, store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
         let end = store.opened_at();
-        let mut lost = Vec::new();
-        let scanned = store.catalogue().scan(Section::MqttReceived, |key, value| {
-            let received = read_received(key, value);
-            let kept = received.as_ref().and_then(|received| found.get_mut(&received.owner));
-            match (received, kept) {
-                (Some(received), Some(kept)) if received.until <= end.0 => {
-                    kept.session.restore_received(received.packet_id);
+        let catalogue = store.catalogue();
+        let (mut lost, mut partial) = (Vec::new(), Vec::new());
+        let scanned = catalogue.scan(Section::MqttReceived, |key, value| {
+            let received = received::read_key(key).zip(Note::decode(value));
+            let Some(((owner, packet_id), note)) = received else { return lost.push(key.to_vec()) };
+            match (found.get_mut(&owner), note.after_crash(end.0)) {
+                (Some(kept), AfterCrash::There) => kept.session.restore_received(packet_id),
+                (Some(kept), AfterCrash::InSome(queues)) => {
+                    partial.push((key.to_vec(), Note::partial(&queues).encode()));
+                    kept.partial.push(Partial { packet_id, queues });
                 }
-                _ => lost.push(key.to_vec()),
+                (None, _) | (Some(_), AfterCrash::Lost) => lost.push(key.to_vec()),
             }
         });
         scanned.map_err(|error| error.to_string())?;
-        for key in lost {
-            store.catalogue().delete(Section::MqttReceived, key);
-        }
+        // Before the log is any longer: then what these notes say of it is not true any more.
+        lost.into_iter().for_each(|key| _ = catalogue.delete(Section::MqttReceived, key));
+        partial.into_iter().for_each(|(key, value)| _ = catalogue.put(Section::MqttReceived, key, value));
         Ok(())
     }
 
@@ -422,26 +438,3 @@ pub(super) fn group_queue(filter: &str) -> Option<String> {
 
 /// In front of a client's name.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";
-
-/// The key of a message of QoS 2 that a client has not released.
-pub(super) fn received_key(owner: &Owner, packet_id: u16) -> Vec<u8> {
-    let mut key = disk::key(&[&owner.vhost, &owner.client_id]);
-    key.extend_from_slice(&packet_id.to_be_bytes());
-    key
-}
-
-struct Received {
-    owner: Owner,
-    packet_id: u16,
-    /// How far the log of messages must have got for the message to be there.
-    until: u64,
-}
-
-fn read_received(key: &[u8], value: &[u8]) -> Option<Received> {
-    let ([vhost, client_id], rest) = disk::names_and_rest::<2>(key)?;
-    Some(Received {
-        owner: Owner { vhost: vhost.into(), client_id: client_id.into() },
-        packet_id: u16::from_be_bytes(rest.try_into().ok()?),
-        until: u64::from_be_bytes(value.try_into().ok()?),
-    })
-}

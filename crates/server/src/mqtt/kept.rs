@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use broker::{Delivery, Queue, Timestamp};
+use broker::{Delivery, Lsn, Queue, Timestamp};
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, Properties, PropertyList, QoS};
+
+use super::received::Partial;
 
 /// A session, and what it has of its queues.
 pub(super) struct Kept {
@@ -19,6 +21,11 @@ pub(super) struct Kept {
     pub(super) next_tag: u64,
     /// Queues of shared subscriptions.
     pub(super) groups: Vec<Box<str>>,
+    /// Messages from the client that a crash has left to some of their queues.
+    pub(super) partial: Vec<Partial>,
+    /// Messages that came out of a queue which others share, by their tags, and how far the log of messages must have got
+    /// for that queue to have let go of them. After a crash before that they are the queue's, and were not sent to the client.
+    pub(super) moving: Vec<(u64, Lsn)>,
     /// Seconds that the session outlives its connection; `u32::MAX` for ever.
     pub(super) expiry: u32,
     /// When the connection ended.
@@ -53,6 +60,8 @@ impl Kept {
             restored: HashSet::new(),
             next_tag: OWN_TAGS,
             groups: Vec::new(),
+            partial: Vec::new(),
+            moving: Vec::new(),
             expiry: 0,
             since: Timestamp::default(),
             will: None,
@@ -72,10 +81,15 @@ impl Kept {
     /// What [`encode`] wrote; `None` if it is not well-formed. A session whose connection was open when the server went is
     /// without one since `now`.
     pub(super) fn decode(octets: &[u8], now: Timestamp) -> Option<Self> {
-        let (&[FORM], rest) = octets.split_first_chunk()? else { return None };
+        let (&[form], rest) = octets.split_first_chunk()?;
         let (expiry, rest) = rest.split_first_chunk()?;
         let (since, mut rest) = rest.split_first_chunk()?;
         let will = take_will(&mut rest)?;
+        let moving = match form {
+            WITHOUT_MOVING => Vec::new(),
+            FORM => take_moving(&mut rest)?,
+            _ => return None,
+        };
         let session = Session::decode(rest).ok()?;
         let restored: HashSet<u64> = session.in_flight().map(|entry| entry.tag).collect();
         let next_tag = restored.iter().copied().filter(|tag| *tag >= OWN_TAGS).max();
@@ -88,14 +102,24 @@ impl Kept {
             expiry: u32::from_be_bytes(*expiry),
             since,
             will,
+            moving,
             ..Self::new()
         })
+    }
+
+    /// After a crash that has left the log of messages at `end`: messages that had not left their queues by then are there.
+    /// Returns whether there were any; then the session is to be written down, since the log will be longer.
+    pub(super) fn forget_what_did_not_move(&mut self, end: Lsn) -> bool {
+        let moving = std::mem::take(&mut self.moving);
+        let stayed = moving.into_iter().filter(|(_, until)| *until > end);
+        stayed.map(|(tag, _)| self.session.forget_in_flight(tag)).count() > 0
     }
 }
 
 /// Appends a session as it is to be kept. `since` is when its connection ended, if it has.
 pub(super) fn encode(
     session: &Session,
+    moving: &[(u64, Lsn)],
     expiry: u32,
     since: Option<Timestamp>,
     will: Option<&PendingWill>,
@@ -115,8 +139,26 @@ pub(super) fn encode(
             }
         }
     }
+    octets.extend_from_slice(&(moving.len() as u32).to_be_bytes());
+    for (tag, until) in moving {
+        octets.extend_from_slice(&tag.to_be_bytes());
+        octets.extend_from_slice(&until.0.to_be_bytes());
+    }
     session.encode_exactly_once(&mut octets);
     octets
+}
+
+fn take_moving(rest: &mut &[u8]) -> Option<Vec<(u64, Lsn)>> {
+    let (count, after) = rest.split_first_chunk()?;
+    *rest = after;
+    let mut moving = Vec::new();
+    for _ in 0..u32::from_be_bytes(*count) {
+        let (tag, after) = rest.split_first_chunk()?;
+        let (until, after) = after.split_first_chunk()?;
+        *rest = after;
+        moving.push((u64::from_be_bytes(*tag), Lsn(u64::from_be_bytes(*until))));
+    }
+    Some(moving)
 }
 
 fn take_will(rest: &mut &[u8]) -> Option<Option<PendingWill>> {
@@ -153,7 +195,10 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 }
 
 /// First octet of what is written, so that another form can be told from this one.
-const FORM: u8 = 1;
+const FORM: u8 = 2;
+
+/// As it was before messages were noted that are between their queue and the session.
+const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -180,15 +225,16 @@ mod tests {
         let mut session = Session::new();
         let options = SubscribeOptions::of_qos(QoS::ExactlyOnce);
         session.subscribe("a/#", Subscription { options, identifier: Some(7) });
-        let octets = encode(&session, 60, Some(Timestamp(1000)), Some(&will));
+        let moving = [(OWN_TAGS, Lsn(7))];
+        let octets = encode(&session, &moving, 60, Some(Timestamp(1000)), Some(&will));
         let kept = Kept::decode(&octets, Timestamp(9)).unwrap();
         assert!(kept.session.subscriptions().eq(session.subscriptions()));
         assert_eq!((kept.ends(), kept.due()), (Some(Timestamp(61_000)), Some(Timestamp(1500))));
-        assert_eq!(kept.will, Some(will));
+        assert_eq!((kept.will, kept.moving), (Some(will), moving.to_vec()));
         for cut in 0..octets.len() {
             assert!(Kept::decode(&octets[..cut], Timestamp(9)).is_none(), "{cut} octets");
         }
-        let open = encode(&session, u32::MAX, None, None);
+        let open = encode(&session, &[], u32::MAX, None, None);
         let kept = Kept::decode(&open, Timestamp(9)).unwrap();
         assert_eq!((kept.since, kept.due()), (Timestamp(9), None));
     }

@@ -1,6 +1,6 @@
 //! CONNECT: who the client is, where it goes, and how long its session lasts.
 
-use broker::{LoginRefused, Seat};
+use broker::{BrokerError, LoginRefused, Seat};
 use mqtt::ReasonCode;
 use mqtt::packet::Connect;
 use mqtt::server::split_user_name;
@@ -118,8 +118,14 @@ impl Login {
             LoginRefused::LoopbackOnly => Refused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),
             why => bad_credentials(&format!("{name}: {why}")),
         })?;
+        // Topic permissions may speak of the client.
+        let identity = identity.as_client(&self.client_id);
         let seat = broker.seat(&identity, &vhost);
-        let seat = seat.map_err(|error| Refused::new(ReasonCode::NotAuthorized, error.to_string()))?;
+        let seat = seat.map_err(|error| match error {
+            // As RabbitMQ has it: the name in front of the user's is wrong.
+            BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
+            error => Refused::new(ReasonCode::NotAuthorized, error.to_string()),
+        })?;
         (self.user, self.vhost) = (Some(identity.user().into()), vhost.into());
         self.password = None;
         self.seat = Some(seat);

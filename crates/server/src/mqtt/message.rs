@@ -38,6 +38,9 @@ const USER_PROPERTIES: &str = "x-mqtt-user-properties";
 /// In front of all of ours.
 const OURS: &str = "x-mqtt-";
 
+/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plug-in tells, too.
+const TRANSIENT: u8 = 1;
+
 /// Longest short string of AMQP: a routing key, a content type and others.
 pub(super) const MAX_SHORT: usize = 255;
 
@@ -100,10 +103,8 @@ pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
         headers.insert(PAYLOAD_FORMAT, FieldValue::Boolean(is_text));
     }
     put_user_properties(properties, &mut headers);
-    let mut amqp = Properties::default();
-    if message.qos != QoS::AtMostOnce {
-        amqp.delivery_mode = Some(PERSISTENT);
-    }
+    let delivery_mode = if message.qos == QoS::AtMostOnce { TRANSIENT } else { PERSISTENT };
+    let mut amqp = Properties::default().with_delivery_mode(delivery_mode);
     let expiration =
         properties.message_expiry_interval().map(|seconds| (u64::from(seconds) * 1000).to_string());
     amqp.expiration = expiration.as_deref();

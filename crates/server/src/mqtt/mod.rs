@@ -4,7 +4,8 @@
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
 //! - [`client`]: what the broker has for it; [`subscribing`], [`delivering`], [`subscriptions`], [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`kept`]: one of them between two connections.
-//! - [`message`]: messages of MQTT as messages of AMQP, and back. [`retained`]: retained messages.
+//! - [`message`]: messages of MQTT as messages of AMQP, and back. [`retained`]: retained messages. [`received`]: messages of
+//!   QoS 2 that clients have not released.
 //!
 //! What always holds: an acknowledgement is sent when all that it promises is on disk; what is to be sent to a client waits
 //! in its queue, and here only within limits.
@@ -20,6 +21,7 @@ mod inbox;
 mod kept;
 mod login;
 mod message;
+mod received;
 mod retained;
 mod subscribing;
 mod subscriptions;

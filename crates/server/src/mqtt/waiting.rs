@@ -6,7 +6,6 @@ use std::sync::Arc;
 use broker::{Lsn, Store, Ticket, Waiter};
 use mqtt::ReasonCode;
 
-use super::kept::Held;
 use super::retained::RetainedMessage;
 
 /// What is done when all that it waits for is on disk.
@@ -23,9 +22,8 @@ pub(super) enum Then {
     Subscribed { packet_id: u16, reasons: Vec<ReasonCode>, retained: Vec<RetainedDelivery> },
     /// UNSUBACK.
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
-    /// Messages for the client, whose identifiers had to be noted first. Those that came through a queue which others share
-    /// are the session's from now on.
-    Send { octets: Vec<u8>, moved: Vec<Held> },
+    /// Messages for the client, whose identifiers had to be noted first.
+    Send { octets: Vec<u8> },
 }
 
 /// A retained message on its way to a new subscription.

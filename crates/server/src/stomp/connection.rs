@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::FieldTable;
+use amqp::handshake::Negotiated;
 use broker::{BrokerError, LoginRefused, SessionId};
-use stomp::Fault;
 use stomp::server::{self as machine, Connect, End, Event, Kind, Settings};
+use stomp::{Fault, Version};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::session::{Session, of_broker};
@@ -13,6 +15,7 @@ use crate::access::AccessRecord;
 use crate::amqp::connection::Ending;
 use crate::door::Door;
 use crate::limits::Place;
+use crate::registry::{Arrival, OpenConnection, Opening, Registered};
 use crate::server::Shared;
 
 /// How long a client that has disconnected is kept for its receipt, which waits for the disk.
@@ -45,6 +48,9 @@ pub(crate) struct Connection {
     ending: Ending,
     /// What the access log is told, if there is one.
     record: Option<Box<AccessRecord>>,
+    arrival: Arrival,
+    /// What operators see of it, once it is open.
+    registered: Option<Registered>,
 }
 
 impl Connection {
@@ -75,7 +81,14 @@ impl Connection {
             reason: None,
             ending: Ending::Normal,
             record: None,
+            arrival: Arrival::of(peer),
+            registered: None,
         }
+    }
+
+    /// Notes where the client has come to. Before the first input.
+    pub(crate) fn arrived(&mut self, arrival: Arrival) {
+        self.arrival = arrival;
     }
 
     /// The client has a verified certificate, which is its login if it names no other. Before the first input.
@@ -101,6 +114,12 @@ impl Connection {
     /// How the connection ended, and why, as far as that is known.
     pub(crate) fn ending(&self) -> (Ending, &str) {
         (self.ending, self.reason.as_deref().unwrap_or_default())
+    }
+
+    /// What tells the session from others.
+    #[cfg(test)]
+    pub(super) fn session_name(&self) -> String {
+        self.machine.session().to_string()
     }
 
     /// Takes octets from the front of `input`; returns how many.
@@ -177,6 +196,7 @@ impl Connection {
                 let mut out = Vec::new();
                 self.machine.accept(Arc::clone(session.name()), now, &mut out);
                 self.append(&out);
+                self.register(&session, now);
                 self.session = Some(session);
                 self.deadline = None;
                 match &self.record {
@@ -190,6 +210,44 @@ impl Connection {
                 self.ends(ending, || fault.to_string());
                 self.fail(fault, None, now);
             }
+        }
+    }
+
+    /// Lets operators see the connection. What has been deleted while it was being opened ends it.
+    fn register(&mut self, session: &Session, now: Instant) {
+        let seat = &session.context.seat;
+        let shown = OpenConnection::new(Opening {
+            id: self.id,
+            arrival: self.arrival,
+            protocol: match session.context.version {
+                Version::V10 => "STOMP 1.0",
+                Version::V11 => "STOMP 1.1",
+                Version::V12 => "STOMP 1.2",
+            },
+            user: seat.identity().user(),
+            vhost: seat.vhost().name(),
+            mechanism: "",
+            connected_at: self.shared.clock.timestamp(now).0,
+            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
+            client_properties: &FieldTable::new(),
+            outbox: &self.outbox,
+        });
+        self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
+        if let Some(reason) = self.shared.door.missing(&shown) {
+            shown.close(&reason);
+        }
+    }
+
+    /// Ends the connection if an operator wants that.
+    fn leave_if_asked(&mut self, now: Instant) {
+        let asked = |registered: &Registered| registered.connection().take_close_reason();
+        if self.session.is_none() || self.is_over {
+            return;
+        }
+        if let Some(reason) = self.registered.as_ref().and_then(asked) {
+            self.ends(Ending::Refused, || format!("closed by server: CONNECTION_FORCED - {reason}"));
+            let fault = amqp::Fault::new(amqp::ReplyCode::ConnectionForced, reason.into_string());
+            self.fail(of_broker(fault), None, now);
         }
     }
 
@@ -355,9 +413,7 @@ impl Login<'_> {
             ending: Ending::Limit,
         };
         place.log_in(user).map_err(at_limit)?;
-        if place.counts_channels() {
-            place.open_channel().map_err(at_limit)?;
-        }
+        place.open_channel().map_err(at_limit)?;
         let seat = broker.seat(&identity, vhost).map_err(|error| match error {
             BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
                 bad_connect(format!("Virtual host '{vhost}' access denied"))
@@ -386,6 +442,9 @@ impl Protocol for Connection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {
         let taken = self.take_input(input, now);
         self.shared.metrics.bytes_received.add(taken as u64);
+        if let Some(registered) = &self.registered {
+            registered.connection().has_received(taken);
+        }
         if let Some(record) = &mut self.record {
             record.received += taken as u64;
         }
@@ -416,6 +475,7 @@ impl Protocol for Connection {
             self.append(&out);
             self.settle_receipts(now);
         }
+        self.leave_if_asked(now);
         self.leave_drained(now);
     }
 

@@ -21,4 +21,7 @@ mod session;
 mod subscribing;
 mod transactions;
 
+#[cfg(test)]
+mod simulation;
+
 pub(crate) use connection::Connection;

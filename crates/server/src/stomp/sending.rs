@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::{FieldTable, RawTable};
-use broker::{Body, Publish, Queue, QueueDeclare, Ticket};
+use broker::{Body, FrontEnd, Publish, Queue, QueueDeclare, Ticket};
 use bytes::Bytes;
 use stomp::destination::Destination;
 use stomp::server::{MessageForm, TransactionId};
@@ -71,7 +71,7 @@ impl Session {
         self.publisher.publish(message, self.context.now).map_err(of_broker)?;
         self.unflushed += 1;
         if let Some(receipt) = receipt {
-            self.context.shared.metrics.messages_to_confirm.add(1);
+            self.context.shared.metrics.confirms(FrontEnd::Stomp).wanted.add(1);
             self.receipts.published(receipt, before);
         }
         Ok(())

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use amqp::error::ReplyCode;
-use broker::{BrokerError, Publisher, Queue, Seat, SessionId, Store, Timestamp, VirtualHost, Waiter};
+use broker::{
+    BrokerError, FrontEnd, Publisher, Queue, Seat, SessionId, Store, Timestamp, VirtualHost, Waiter,
+};
 use hashbrown::HashMap;
 use stomp::server::{Kind, Request, TransactionId};
 use stomp::{Fault, Version};
@@ -98,7 +100,7 @@ impl Session {
             seat,
         };
         Ok(Self {
-            publisher: context.vhost.publisher(context.seat.identity()),
+            publisher: context.vhost.publisher(context.seat.identity()).of(FrontEnd::Stomp),
             context,
             unflushed: 0,
             receipts: Receipts::default(),
@@ -167,7 +169,7 @@ impl Session {
     pub(super) fn next_receipt(&mut self) -> Option<Receipt> {
         let receipt = self.receipts.next(self.context.vhost.store(), &self.context.nudge)?;
         if receipt.is_confirm {
-            self.context.shared.metrics.messages_confirmed.add(1);
+            self.context.shared.metrics.confirms(FrontEnd::Stomp).given.add(1);
         }
         Some(receipt)
     }

@@ -119,6 +119,7 @@ impl Session {
             key,
             tag: word,
             no_ack: !is_acked,
+            prefetch: limit,
             queue: Arc::clone(queue),
             form: Messages(form),
         };

@@ -135,6 +135,7 @@ impl World {
             transport: Transport { spoken: Spoken::Amqp, websocket: true, tls: false },
             place: self.counter.enter(None).unwrap(),
             since: Instant::now(),
+            local: None,
             external: None,
         };
         let wire = Arc::new(Mutex::new(Wire::default()));

@@ -15,6 +15,8 @@ pub enum Section {
     TopicPermissions,
     /// Parameters of virtual hosts: operator policies and limits.
     Parameters,
+    /// Parameters of the broker as a whole.
+    GlobalParameters,
     /// Policies.
     Policies,
     /// Durable exchanges.
@@ -35,12 +37,13 @@ pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All of them, in the order in which they can be loaded: nothing needs what comes after it.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
         Self::TopicPermissions,
         Self::Parameters,
+        Self::GlobalParameters,
         Self::Policies,
         Self::Exchanges,
         Self::Queues,
@@ -62,6 +65,7 @@ impl Section {
             Self::Permissions => "permissions",
             Self::TopicPermissions => "topic_permissions",
             Self::Parameters => "parameters",
+            Self::GlobalParameters => "global_parameters",
             Self::Policies => "policies",
             Self::Exchanges => "exchanges",
             Self::Queues => "queues",

@@ -1,6 +1,7 @@
 //! basic.consume and what follows from it: cancel, get, qos, and settling deliveries.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use amqp::RawTable;
@@ -58,6 +59,7 @@ impl Channel {
             key,
             tag: tag.clone(),
             no_ack: consume.no_ack,
+            prefetch: self.prefetch,
             queue: Arc::clone(queue),
             form: BasicDeliver,
         });
@@ -173,12 +175,15 @@ impl Channel {
         }
         if qos.global {
             self.limited = qos.prefetch_count != 0;
+            self.shown.global_prefetch.store(qos.prefetch_count, Ordering::Relaxed);
             self.deliveries.set_channel_limit(qos.prefetch_count.into());
             self.deliveries.resume(context.now);
         } else {
             self.prefetch = qos.prefetch_count;
+            self.shown.prefetch.store(qos.prefetch_count, Ordering::Relaxed);
             // RabbitMQ lifts the channel's limit with it.
             if std::mem::take(&mut self.limited) {
+                self.shown.global_prefetch.store(0, Ordering::Relaxed);
                 self.deliveries.set_channel_limit(0);
                 self.deliveries.resume(context.now);
             }

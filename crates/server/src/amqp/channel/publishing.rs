@@ -4,7 +4,7 @@ use amqp::content::{Content, Progress};
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
 use amqp::properties::ContentHeader;
-use broker::{Body, Lsn, Publish};
+use broker::{Body, FrontEnd, Lsn, Publish};
 use bytes::Bytes;
 
 use super::super::broker_session::Context;
@@ -93,7 +93,7 @@ impl Channel {
     ) -> Result<(), Fault> {
         match &mut self.mode {
             Mode::Tx(transaction) => return transaction.publish(&self.publisher, message, mandatory),
-            Mode::Confirm(_) => context.shared.metrics.messages_to_confirm.add(1),
+            Mode::Confirm(_) => context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1),
             Mode::Plain => {}
         }
         if !self.publisher.publish(message, context.now)? && mandatory {
@@ -163,7 +163,7 @@ impl Channel {
 fn confirm(context: &Context, channel: u16, run: Run) {
     let Run { first, last: delivery_tag, refused } = run;
     let multiple = delivery_tag > first;
-    context.shared.metrics.messages_confirmed.add(delivery_tag - first + 1);
+    context.shared.metrics.confirms(FrontEnd::Amqp).given.add(delivery_tag - first + 1);
     if refused {
         context.send(channel, basic::Nack { delivery_tag, multiple, requeue: false });
     } else {

@@ -1,5 +1,7 @@
 //! tx.*: publishes and settlements that take effect together, at commit.
 
+use std::sync::atomic::Ordering;
+
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
 use broker::{Body, Publish, Publisher};
@@ -84,7 +86,10 @@ impl Transaction {
 impl Channel {
     pub(super) fn tx_select(&mut self, context: &Context) -> Result<(), Fault> {
         match self.mode {
-            Mode::Plain => self.mode = Mode::Tx(Box::default()),
+            Mode::Plain => {
+                self.mode = Mode::Tx(Box::default());
+                self.shown.transactional.store(true, Ordering::Relaxed);
+            }
             Mode::Tx(_) => {}
             Mode::Confirm(_) => {
                 return Err(Fault::new(

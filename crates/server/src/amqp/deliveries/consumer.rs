@@ -45,6 +45,8 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
     pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
     pub(crate) no_ack: bool,
+    /// As it was when it began; 0 is no limit.
+    pub(crate) prefetch: u16,
     pub(crate) queue: Arc<Queue>,
     pub(crate) form: F,
 }
@@ -84,6 +86,14 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
                 None => return Room::Full,
             }
         }
+    }
+
+    fn channel(&self) -> u16 {
+        self.deliveries.channel()
+    }
+
+    fn prefetch(&self) -> u16 {
+        self.prefetch
     }
 
     fn cancelled(&self) {

@@ -55,6 +55,7 @@ impl Fixture {
             key,
             tag: tag.into(),
             no_ack,
+            prefetch: 0,
             queue: Arc::clone(&self.queue),
             form: BasicDeliver,
         });

@@ -1,0 +1,262 @@
+//! Bindings, and the keys that tell two of them between the same ends apart.
+
+use amqp::FieldTable;
+use broker::{Binding, BindingEnd, BindingView, arguments_of, json_of};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Value, json};
+
+use super::SESSION;
+use super::call::{Answer, Call, Reply, object, raw, short, text};
+use super::error::ApiError;
+use super::exchanges;
+use super::listing::list;
+use super::overview::columns;
+
+/// A binding and where it is.
+struct Item {
+    vhost: String,
+    view: BindingView,
+    /// What it is sorted by.
+    ends: String,
+}
+
+/// `GET /api/bindings`, and those of a virtual host: with those that every queue has from the default exchange.
+pub(super) fn all(call: &Call) -> Answer {
+    let mut items = Vec::new();
+    for vhost in call.vhosts()? {
+        let put = |view| Item::new(vhost.name(), view);
+        items.extend(vhost.all_queues().iter().map(|queue| put(implicit(queue.name()))));
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let (found, next) = vhost.bindings_from(at, STEP);
+            items.extend(found.into_iter().map(put));
+            from = next;
+        }
+    }
+    show_all(call, items)
+}
+
+/// `GET /api/queues/{vhost}/{name}/bindings`.
+pub(super) fn to_queue(call: &Call) -> Answer {
+    let found = of_queue(call, call.at("name"))?;
+    show_found(call, found)
+}
+
+/// `GET /api/exchanges/{vhost}/{name}/bindings/source`.
+pub(super) fn from_exchange(call: &Call) -> Answer {
+    let vhost = call.vhost()?;
+    let found = match exchanges::name(call.at("name")) {
+        "" => vhost.all_queues().iter().map(|queue| implicit(queue.name())).collect(),
+        name => vhost.bindings_of_exchange(name).ok_or_else(ApiError::not_found)?,
+    };
+    show_found(call, found)
+}
+
+/// `GET /api/exchanges/{vhost}/{name}/bindings/destination`.
+pub(super) fn to_exchange(call: &Call) -> Answer {
+    let found = match exchanges::name(call.at("name")) {
+        "" => Vec::new(),
+        name => call.vhost()?.bindings_to_exchange(name).ok_or_else(ApiError::not_found)?,
+    };
+    show_found(call, found)
+}
+
+/// `GET /api/bindings/{vhost}/e/{source}/q/{destination}`, and `/e/{exchange}`.
+pub(super) fn between(call: &Call) -> Answer {
+    show_found(call, of_ends(call)?)
+}
+
+/// `GET` of one of them, by its properties key.
+pub(super) fn one(call: &Call) -> Answer {
+    let item = Item::new(call.at("vhost"), find(call)?);
+    Ok(Reply::json(columns(call, show(&item))))
+}
+
+/// `POST`: binds.
+pub(super) fn bind(call: &Call) -> Answer {
+    let body = call.object()?;
+    let arguments = arguments_of(&object(&body, "arguments")?);
+    let encoded = arguments.encode();
+    let (destination, is_queue) = destination(call);
+    let key = short("routing_key", text(&body, "routing_key", "")?)?;
+    let binding = Binding {
+        source: exchanges::name(call.at("source")),
+        destination,
+        routing_key: key,
+        arguments: raw(&encoded)?,
+    };
+    let seat = call.seat()?;
+    let ticket = match is_queue {
+        true => {
+            seat.check_bind_queue(&binding)?;
+            seat.vhost().bind_queue(SESSION, &binding)?
+        }
+        false => {
+            seat.check_bind_exchange(&binding)?;
+            seat.vhost().bind_exchange(&binding)?
+        }
+    };
+    let key = properties_key(key, &arguments);
+    let location = format!("{}/{}", quote(destination), quote(&key));
+    Ok(Reply { location: Some(location), ..Reply::put(true) }.when_defined(ticket))
+}
+
+/// `DELETE` of one of them, by its properties key.
+pub(super) fn unbind(call: &Call) -> Answer {
+    let view = find(call)?;
+    let arguments = view.arguments.encode();
+    let binding = Binding {
+        source: &view.source,
+        destination: &view.destination,
+        routing_key: &view.routing_key,
+        arguments: raw(&arguments)?,
+    };
+    let seat = call.seat()?;
+    let ticket = match view.destination_type {
+        BindingEnd::Queue => {
+            seat.check_bind_queue(&binding)?;
+            seat.vhost().unbind_queue(SESSION, &binding)?
+        }
+        BindingEnd::Exchange => {
+            seat.check_bind_exchange(&binding)?;
+            seat.vhost().unbind_exchange(&binding)?
+        }
+    };
+    Ok(Reply::no_content().when_defined(ticket))
+}
+
+/// The destination of a path, and whether it is a queue.
+fn destination(call: &Call) -> (&str, bool) {
+    match call.at("exchange") {
+        "" => (call.at("destination"), true),
+        exchange => (exchanges::name(exchange), false),
+    }
+}
+
+fn of_queue(call: &Call, name: &str) -> Result<Vec<BindingView>, ApiError> {
+    let mut found = call.vhost()?.bindings_to_queue(name).ok_or_else(ApiError::not_found)?;
+    found.push(implicit(&name.into()));
+    Ok(found)
+}
+
+/// Those between the two ends of the path.
+fn of_ends(call: &Call) -> Result<Vec<BindingView>, ApiError> {
+    let vhost = call.vhost()?;
+    let source = exchanges::name(call.at("source"));
+    vhost.exchange_view(source).ok_or_else(ApiError::not_found)?;
+    let (destination, is_queue) = destination(call);
+    let mut found = match is_queue {
+        true => of_queue(call, destination)?,
+        false => vhost.bindings_to_exchange(destination).ok_or_else(ApiError::not_found)?,
+    };
+    found.retain(|view| &*view.source == source);
+    Ok(found)
+}
+
+fn find(call: &Call) -> Result<BindingView, ApiError> {
+    let wanted = call.at("props");
+    let is_it = |view: &BindingView| properties_key(&view.routing_key, &view.arguments) == wanted;
+    of_ends(call)?.into_iter().find(is_it).ok_or_else(ApiError::not_found)
+}
+
+/// What every queue has from the default exchange.
+fn implicit(queue: &std::sync::Arc<str>) -> BindingView {
+    BindingView {
+        source: "".into(),
+        destination: queue.clone(),
+        destination_type: BindingEnd::Queue,
+        routing_key: queue.to_string(),
+        arguments: FieldTable::new(),
+        durable: false,
+    }
+}
+
+fn show_found(call: &Call, found: Vec<BindingView>) -> Answer {
+    let vhost = call.at("vhost");
+    show_all(call, found.into_iter().map(|view| Item::new(vhost, view)).collect())
+}
+
+fn show_all(call: &Call, items: Vec<Item>) -> Answer {
+    list(call, items, |item| (&item.vhost, &item.ends), show)
+}
+
+impl Item {
+    fn new(vhost: &str, view: BindingView) -> Self {
+        let ends =
+            [&*view.source, end_of(view.destination_type), &view.destination, &view.routing_key].join("\0");
+        Self { vhost: vhost.to_owned(), view, ends }
+    }
+}
+
+fn show(item: &Item) -> Value {
+    let view = &item.view;
+    json!({
+        "source": &*view.source, "vhost": item.vhost, "destination": &*view.destination,
+        "destination_type": end_of(view.destination_type), "routing_key": view.routing_key,
+        "arguments": json_of(&view.arguments),
+        "properties_key": properties_key(&view.routing_key, &view.arguments),
+    })
+}
+
+fn end_of(end: BindingEnd) -> &'static str {
+    match end {
+        BindingEnd::Queue => "queue",
+        BindingEnd::Exchange => "exchange",
+    }
+}
+
+/// The key that tells a binding from others between the same ends: the routing key, and something that stands for the
+/// arguments. To clients it means nothing, so that ours need not be RabbitMQ's, where there are arguments.
+fn properties_key(routing_key: &str, arguments: &FieldTable) -> String {
+    let quoted = quote(routing_key).replace('~', "%7E");
+    match (routing_key, arguments.is_empty()) {
+        ("", true) => "~".to_owned(),
+        (_, true) => quoted,
+        (_, false) => format!("{quoted}~{:016x}", hash(&arguments.encode())),
+    }
+}
+
+/// FNV-1a of 64 bits: the same on every machine and after every restart.
+fn hash(octets: &[u8]) -> u64 {
+    octets.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &octet| {
+        (hash ^ u64::from(octet)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// As forms are encoded, which is what RabbitMQ does here: a space becomes a plus.
+fn quote(text: &str) -> String {
+    utf8_percent_encode(text, QUOTED).to_string().replace("%20", "+")
+}
+
+const QUOTED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// Places of the table of bindings looked at under one lock: well below a millisecond.
+const STEP: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use amqp::FieldValue;
+
+    use super::*;
+
+    #[test]
+    fn keys_without_arguments_are_those_of_rabbitmq() {
+        let none = FieldTable::new();
+        assert_eq!(properties_key("", &none), "~");
+        assert_eq!(properties_key("a.b", &none), "a.b");
+        assert_eq!(properties_key("a/b c~", &none), "a%2Fb+c%7E");
+    }
+
+    #[test]
+    fn arguments_tell_bindings_apart() {
+        let table = |n| [("x", FieldValue::I64(n))].into_iter().collect::<FieldTable>();
+        let (one, other) = (properties_key("k", &table(1)), properties_key("k", &table(2)));
+        assert_ne!(one, other);
+        assert!(one.starts_with("k~") && one.len() == 18, "{one}");
+    }
+
+    #[test]
+    fn a_location_survives_being_decoded_once() {
+        assert_eq!(quote("a%2Fb+c~x"), "a%252Fb%2Bc~x");
+    }
+}

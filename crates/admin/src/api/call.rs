@@ -1,0 +1,232 @@
+//! What a route gets and gives.
+
+use std::sync::Arc;
+
+use amqp::RawTable;
+use axum::http::StatusCode;
+use broker::{Broker, Lsn, Seat, Section, Ticket, Timestamp, VirtualHost};
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use super::Api;
+use super::error::ApiError;
+use super::login::User;
+
+/// A request whose sender may make it.
+pub(super) struct Call {
+    pub(super) api: Arc<Api>,
+    pub(super) user: User,
+    /// The variable parts of the path by their names, decoded.
+    pub(super) names: Vec<(&'static str, String)>,
+    /// The query, decoded, in order.
+    pub(super) query: Vec<(String, String)>,
+    pub(super) body: Bytes,
+    /// Header X-Reason.
+    pub(super) reason: Option<String>,
+}
+
+/// What a request leads to.
+pub(super) type Answer = Result<Reply, ApiError>;
+
+/// An answer that says yes.
+pub(super) struct Reply {
+    pub(super) status: StatusCode,
+    /// JSON.
+    pub(super) body: Option<Vec<u8>>,
+    pub(super) location: Option<String>,
+    /// Methods that the path knows, if that was asked.
+    pub(super) allow: Option<String>,
+    /// Sent when this is on disk.
+    pub(super) until: Until,
+}
+
+/// What an answer waits for.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Until {
+    pub(super) defined: Option<Ticket>,
+    pub(super) stored: Option<Lsn>,
+}
+
+impl Reply {
+    /// 200.
+    pub(super) fn json(body: impl Into<Value>) -> Self {
+        Self::text(body.into().to_string().into_bytes())
+    }
+
+    /// 200 with a body that is JSON already.
+    pub(super) fn text(body: Vec<u8>) -> Self {
+        Self {
+            status: StatusCode::OK,
+            body: Some(body),
+            location: None,
+            allow: None,
+            until: Until::default(),
+        }
+    }
+
+    pub(super) fn no_content() -> Self {
+        Self {
+            status: StatusCode::NO_CONTENT,
+            body: None,
+            location: None,
+            allow: None,
+            until: Until::default(),
+        }
+    }
+
+    /// 201 for something new, 204 for something that was there.
+    pub(super) fn put(is_new: bool) -> Self {
+        let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
+        Self { status, ..Self::no_content() }
+    }
+
+    pub(super) fn allowing(self, methods: String) -> Self {
+        Self { status: StatusCode::OK, allow: Some(methods), ..self }
+    }
+
+    pub(super) fn when_defined(mut self, ticket: Ticket) -> Self {
+        self.until.defined = Some(ticket);
+        self
+    }
+
+    pub(super) fn when_stored(mut self, lsn: Option<Lsn>) -> Self {
+        self.until.stored = lsn;
+        self
+    }
+}
+
+impl Call {
+    /// The embedded broker. Routes that need one are not there without it.
+    pub(super) fn broker(&self) -> Result<&Arc<Broker>, ApiError> {
+        self.api.broker.as_ref().ok_or_else(ApiError::not_found)
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.api.process.now()
+    }
+
+    /// A variable part of the path; empty if the path has no such part.
+    pub(super) fn at(&self, part: &str) -> &str {
+        self.names.iter().find(|(name, _)| *name == part).map_or("", |(_, value)| value)
+    }
+
+    fn has(&self, part: &str) -> bool {
+        self.names.iter().any(|(name, _)| *name == part)
+    }
+
+    pub(super) fn query(&self, key: &str) -> Option<&str> {
+        self.query.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    pub(super) fn asks(&self, key: &str) -> bool {
+        self.query(key) == Some("true")
+    }
+
+    /// The virtual host of the path.
+    pub(super) fn vhost(&self) -> Result<Arc<VirtualHost>, ApiError> {
+        self.broker()?.vhost(self.at("vhost")).ok_or_else(ApiError::not_found)
+    }
+
+    /// Those that the user sees, or the one of the path, which the door has let the user see.
+    pub(super) fn vhosts(&self) -> Result<Vec<Arc<VirtualHost>>, ApiError> {
+        if self.has("vhost") {
+            return Ok(vec![self.vhost()?]);
+        }
+        let broker = self.broker()?;
+        let mut vhosts = broker.vhosts();
+        vhosts.retain(|vhost| self.user.sees(vhost, broker));
+        Ok(vhosts)
+    }
+
+    /// A place in the virtual host of the path, to ask for permission.
+    pub(super) fn seat(&self) -> Result<Seat, ApiError> {
+        let identity = self.user.identity.as_ref().ok_or_else(ApiError::not_found)?;
+        Ok(self.broker()?.seat(identity, self.at("vhost"))?)
+    }
+
+    /// The body as an object; nothing is an empty one.
+    pub(super) fn object(&self) -> Result<Map<String, Value>, ApiError> {
+        if self.body.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Map::new());
+        }
+        match serde_json::from_slice(&self.body) {
+            Ok(Value::Object(object)) => Ok(object),
+            _ => Err(ApiError::bad_request("not_json")),
+        }
+    }
+
+    /// Finishes a change of the definitions.
+    pub(super) fn defined(&self, reply: Reply) -> Answer {
+        Ok(reply.when_defined(self.broker()?.last_defined()))
+    }
+
+    /// Adds or changes a definition.
+    pub(super) fn define(&self, section: Section, entry: Value) -> Result<(), ApiError> {
+        Ok(self.broker()?.define(section, entry, self.now())?)
+    }
+
+    /// Takes a definition away; 404 if it is not there.
+    pub(super) fn undefine(&self, section: Section, names: &[&str]) -> Answer {
+        if !self.broker()?.undefine(section, names, self.now()) {
+            return Err(ApiError::not_found());
+        }
+        self.defined(Reply::no_content())
+    }
+}
+
+/// Refuses a body that lacks one of these.
+pub(super) fn require(body: &Map<String, Value>, keys: &[&str]) -> Result<(), ApiError> {
+    let missing: Vec<&str> = keys.iter().filter(|&&key| !body.contains_key(key)).copied().collect();
+    if missing.is_empty() { Ok(()) } else { Err(ApiError::key_missing(&missing)) }
+}
+
+/// A flag, which RabbitMQ takes as text, too.
+pub(super) fn flag(body: &Map<String, Value>, key: &str, default: bool) -> Result<bool, ApiError> {
+    match body.get(key) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::Bool(value)) => Ok(*value),
+        Some(Value::String(text)) if text == "true" => Ok(true),
+        Some(Value::String(text)) if text == "false" => Ok(false),
+        Some(other) => Err(ApiError::bad_request(format!("{key} is not a boolean: {other}"))),
+    }
+}
+
+pub(super) fn text<'b>(
+    body: &'b Map<String, Value>,
+    key: &str,
+    default: &'b str,
+) -> Result<&'b str, ApiError> {
+    match body.get(key) {
+        None | Some(Value::Null) => Ok(default),
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(ApiError::bad_request(format!("{key} is not a text: {other}"))),
+    }
+}
+
+/// A whole number, which RabbitMQ takes as text, too.
+pub(super) fn number(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())
+}
+
+/// The object under a key; RabbitMQ takes an empty list for an empty object.
+pub(super) fn object(body: &Map<String, Value>, key: &str) -> Result<Map<String, Value>, ApiError> {
+    match body.get(key) {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(object)) => Ok(object.clone()),
+        Some(Value::Array(items)) if items.is_empty() => Ok(Map::new()),
+        Some(other) => Err(ApiError::bad_request(format!("{key} is not an object: {other}"))),
+    }
+}
+
+/// Arguments that have just been encoded, as what the broker takes.
+pub(super) fn raw(arguments: &[u8]) -> Result<RawTable<'_>, ApiError> {
+    RawTable::check(arguments).map_err(|error| ApiError::bad_request(format!("arguments: {error}")))
+}
+
+/// A text that is to be a name or key in AMQP, which has room for 255 octets.
+pub(super) fn short<'t>(what: &str, text: &'t str) -> Result<&'t str, ApiError> {
+    match text.len() {
+        0..=255 => Ok(text),
+        longer => Err(ApiError::bad_request(format!("{what} has {longer} octets, but 255 are the most"))),
+    }
+}

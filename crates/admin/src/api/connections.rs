@@ -1,0 +1,198 @@
+//! Connections and channels.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::call::{Answer, Call, Reply};
+use super::consumers::consumers_of_channel;
+use super::error::ApiError;
+use super::listing::list;
+use super::overview::columns;
+use super::process::{ChannelInfo, Connection};
+
+/// `GET /api/connections`, and those of a virtual host.
+pub(super) fn all(call: &Call) -> Answer {
+    show_all(call, visible(call))
+}
+
+/// `GET /api/connections/username/{user}`.
+pub(super) fn of_user(call: &Call) -> Answer {
+    show_all(call, of_user_named(call))
+}
+
+/// `DELETE /api/connections/username/{user}`.
+pub(super) fn close_of_user(call: &Call) -> Answer {
+    for named in of_user_named(call) {
+        named.connection.close(reason(call));
+    }
+    Ok(Reply::no_content())
+}
+
+/// `GET /api/connections/{name}`.
+pub(super) fn one(call: &Call) -> Answer {
+    let connection = find(call)?;
+    Ok(Reply::json(columns(call, show(call, &Named::of(connection)))))
+}
+
+/// `DELETE /api/connections/{name}`.
+pub(super) fn close(call: &Call) -> Answer {
+    find(call)?.close(reason(call));
+    Ok(Reply::no_content())
+}
+
+/// `GET /api/connections/{name}/channels`.
+pub(super) fn channels_of(call: &Call) -> Answer {
+    let named = Named::of(find(call)?);
+    show_channels(call, channels_in(&named))
+}
+
+/// `GET /api/channels`, and those of a virtual host.
+pub(super) fn channels(call: &Call) -> Answer {
+    show_channels(call, visible(call).iter().flat_map(channels_in).collect())
+}
+
+/// `GET /api/channels/{name}`.
+pub(super) fn channel(call: &Call) -> Answer {
+    let missing = ApiError::not_found;
+    let (connection, number) = call.at("name").rsplit_once(" (").ok_or_else(missing)?;
+    let number: u16 = number.trim_end_matches(')').parse().map_err(|_| missing())?;
+    let connection = call.api.process.connection_named(connection).ok_or_else(missing)?;
+    check_visible(call, &*connection)?;
+    let channels = channels_in(&Named::of(connection));
+    let channel = channels.iter().find(|channel| channel.info.number == number).ok_or_else(missing)?;
+    let mut shown = show_channel(call, channel);
+    if let Some(shown) = shown.as_object_mut() {
+        shown.insert("consumer_details".into(), consumers_of_channel(call, channel.id, number).into());
+        shown.insert("deliveries".into(), json!([]));
+        shown.insert("publishes".into(), json!([]));
+    }
+    Ok(Reply::json(columns(call, shown)))
+}
+
+/// A connection as other things tell of it.
+pub(super) fn details(connection: &dyn Connection) -> Value {
+    let info = connection.info();
+    json!({"name": connection.name(), "peer_host": info.peer_host, "peer_port": info.peer_port})
+}
+
+/// A connection and its name, which is made up anew each time it is asked for.
+struct Named {
+    name: String,
+    connection: Arc<dyn Connection>,
+}
+
+impl Named {
+    fn of(connection: Arc<dyn Connection>) -> Self {
+        Self { name: connection.name(), connection }
+    }
+}
+
+fn reason(call: &Call) -> &str {
+    call.reason.as_deref().unwrap_or("Closed via management plugin")
+}
+
+/// Those that the user sees; of one virtual host, if the path has one.
+fn visible(call: &Call) -> Vec<Named> {
+    let vhost = Some(call.at("vhost")).filter(|vhost| !vhost.is_empty());
+    let mut connections = call.api.process.connections();
+    connections.retain(|connection| {
+        vhost.is_none_or(|vhost| connection.vhost() == vhost)
+            && call.user.sees_connections_of(connection.user())
+    });
+    connections.into_iter().map(Named::of).collect()
+}
+
+fn of_user_named(call: &Call) -> Vec<Named> {
+    let mut connections = visible(call);
+    connections.retain(|named| named.connection.user() == call.at("user"));
+    connections
+}
+
+fn find(call: &Call) -> Result<Arc<dyn Connection>, ApiError> {
+    let connection = call.api.process.connection_named(call.at("name")).ok_or_else(ApiError::not_found)?;
+    check_visible(call, &*connection)?;
+    Ok(connection)
+}
+
+fn check_visible(call: &Call, connection: &dyn Connection) -> Result<(), ApiError> {
+    match call.user.sees_connections_of(connection.user()) {
+        true => Ok(()),
+        false => Err(ApiError::not_authorised("User not authorised to access object")),
+    }
+}
+
+fn show_all(call: &Call, connections: Vec<Named>) -> Answer {
+    list(call, connections, |named| (named.connection.vhost(), &named.name), |named| show(call, named))
+}
+
+fn show(call: &Call, named: &Named) -> Value {
+    let connection = &*named.connection;
+    let info = connection.info();
+    let user_provided_name = info.client_properties.get("connection_name").cloned();
+    let mut shown = json!({
+        "name": named.name, "node": call.api.process.node_name(), "state": "running", "type": "network",
+        "protocol": info.protocol, "user": connection.user(), "user_who_performed_action": connection.user(),
+        "vhost": connection.vhost(), "host": info.host, "port": info.port, "peer_host": info.peer_host,
+        "peer_port": info.peer_port, "auth_mechanism": info.mechanism, "channel_max": info.channel_max,
+        "frame_max": info.frame_max, "timeout": info.heartbeat, "connected_at": info.connected_at,
+        "channels": info.channels, "client_properties": info.client_properties, "recv_oct": info.received,
+        "send_oct": info.sent,
+        "send_pend": info.backlog, "ssl": info.tls, "ssl_cipher": null, "ssl_hash": null,
+        "ssl_key_exchange": null, "ssl_protocol": null, "peer_cert_issuer": null, "peer_cert_subject": null,
+        "peer_cert_validity": null, "websocket": info.websocket,
+    });
+    if let (Some(shown), Some(name)) = (shown.as_object_mut(), user_provided_name) {
+        shown.insert("user_provided_name".to_owned(), name);
+    }
+    shown
+}
+
+/// A channel, and what is told of its connection.
+struct Channel {
+    id: u64,
+    name: String,
+    user: String,
+    vhost: String,
+    connection: Value,
+    info: ChannelInfo,
+}
+
+fn channels_in(named: &Named) -> Vec<Channel> {
+    let connection = &*named.connection;
+    let details = details(connection);
+    let show = |info: ChannelInfo| Channel {
+        id: connection.id(),
+        name: format!("{} ({})", named.name, info.number),
+        user: connection.user().to_owned(),
+        vhost: connection.vhost().to_owned(),
+        connection: details.clone(),
+        info,
+    };
+    connection.channels().into_iter().map(show).collect()
+}
+
+fn show_channels(call: &Call, channels: Vec<Channel>) -> Answer {
+    list(call, channels, |channel| (&channel.vhost, &channel.name), |channel| show_channel(call, channel))
+}
+
+fn show_channel(call: &Call, channel: &Channel) -> Value {
+    let info = channel.info;
+    let mut shown = Map::new();
+    let mut put = |key: &str, value: Value| shown.insert(key.to_owned(), value);
+    put("name", json!(channel.name));
+    put("number", json!(info.number));
+    put("node", json!(call.api.process.node_name()));
+    put("state", json!("running"));
+    put("user", json!(channel.user));
+    put("user_who_performed_action", json!(channel.user));
+    put("vhost", json!(channel.vhost));
+    put("connection_details", channel.connection.clone());
+    put("confirm", json!(info.confirms));
+    put("transactional", json!(info.transactional));
+    put("prefetch_count", json!(info.prefetch));
+    put("global_prefetch_count", json!(info.global_prefetch));
+    put("consumer_count", json!(info.consumers));
+    put("messages_unacknowledged", json!(info.unacknowledged));
+    Value::Object(shown)
+}

@@ -1,0 +1,93 @@
+//! Consumers, as lists and as parts of what they belong to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use broker::{ConsumerInfo, Queue};
+use serde_json::{Map, Value, json};
+
+use super::call::{Answer, Call};
+use super::connections::details;
+use super::listing::list;
+use super::process::Connection;
+use super::snapshot::of_vhost;
+
+/// `GET /api/consumers`, and those of a virtual host.
+pub(super) fn all(call: &Call) -> Answer {
+    let broker = call.broker()?;
+    let queues = call.api.queues.get(broker);
+    let mut items = Vec::new();
+    for vhost in call.vhosts()? {
+        for listed in of_vhost(&queues, vhost.name()) {
+            let consumers = listed.queue.consumers();
+            items.extend(
+                consumers.into_iter().map(|info| (vhost.name().to_owned(), Arc::clone(&listed.queue), info)),
+            );
+        }
+    }
+    let known = Connections::default();
+    list(
+        call,
+        items,
+        |(vhost, _, info)| (vhost, &info.tag),
+        |(vhost, queue, info)| show(call, vhost, queue, info, &known),
+    )
+}
+
+/// The consumers of a queue.
+pub(super) fn consumers_of_queue(call: &Call, vhost: &str, queue: &Queue) -> Vec<Value> {
+    let known = Connections::default();
+    queue.consumers().iter().map(|info| show(call, vhost, queue, info, &known)).collect()
+}
+
+/// The consumers of a channel.
+pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16) -> Vec<Value> {
+    let (Ok(broker), Some(found)) = (call.broker(), call.api.process.connection(connection)) else {
+        return Vec::new();
+    };
+    let queues = call.api.queues.get(broker);
+    let known = Connections::default();
+    let mut shown = Vec::new();
+    for listed in of_vhost(&queues, found.vhost()) {
+        let consumers = listed.queue.consumers();
+        let own = consumers.iter().filter(|info| info.session.0 == connection && info.channel == channel);
+        shown.extend(own.map(|info| show(call, found.vhost(), &listed.queue, info, &known)));
+    }
+    shown
+}
+
+/// What is told of connections, each made up once: many consumers may share one.
+#[derive(Default)]
+struct Connections(std::cell::RefCell<HashMap<u64, Option<(Value, String)>>>);
+
+impl Connections {
+    fn get(&self, call: &Call, id: u64) -> Option<(Value, String)> {
+        let look = |connection: Arc<dyn Connection>| (details(&*connection), connection.user().to_owned());
+        let mut known = self.0.borrow_mut();
+        known.entry(id).or_insert_with(|| call.api.process.connection(id).map(look)).clone()
+    }
+}
+
+fn show(call: &Call, vhost: &str, queue: &Queue, info: &ConsumerInfo, known: &Connections) -> Value {
+    let mut channel = Map::new();
+    if let Some((connection, user)) = known.get(call, info.session.0) {
+        let name = connection["name"].as_str().unwrap_or_default();
+        channel.insert("name".into(), format!("{name} ({})", info.channel).into());
+        channel.insert("connection_name".into(), name.into());
+        channel.insert("number".into(), info.channel.into());
+        channel.insert("node".into(), call.api.process.node_name().into());
+        channel.insert("peer_host".into(), connection["peer_host"].clone());
+        channel.insert("peer_port".into(), connection["peer_port"].clone());
+        channel.insert("user".into(), user.into());
+    }
+    let arguments = match info.priority {
+        0 => json!({}),
+        priority => json!({"x-priority": priority}),
+    };
+    json!({
+        "arguments": arguments, "ack_required": !info.no_ack, "active": info.active,
+        "activity_status": if info.active { "up" } else { "waiting" }, "channel_details": channel,
+        "consumer_tag": info.tag, "exclusive": info.exclusive, "prefetch_count": info.prefetch,
+        "queue": {"name": &**queue.name(), "vhost": vhost},
+    })
+}

@@ -1,0 +1,228 @@
+//! From a request to its answer.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header, request};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use percent_encoding::percent_decode_str;
+use tokio::sync::SemaphorePermit;
+
+use super::Api;
+use super::call::{Call, Reply};
+use super::durable;
+use super::error::ApiError;
+use super::login::{User, Who};
+use super::routes::{self, Action, Found, Size};
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    /// `None` for a Unix socket.
+    pub(crate) ip: Option<IpAddr>,
+    /// Over the loopback interface or a Unix socket.
+    pub(crate) is_local: bool,
+}
+
+/// Everything under `/api`. Requests need a [`Caller`] among their extensions.
+pub(crate) fn router(api: Arc<Api>) -> Router {
+    Router::new().route("/api", any(handle)).route("/api/{*path}", any(handle)).with_state(api)
+}
+
+async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let answer = match answer(api, &head, body).await {
+        Ok(reply) => reply.into_response(),
+        Err(error) => error.into_response(),
+    };
+    with_headers(answer)
+}
+
+async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Reply, ApiError> {
+    let found = routes::find(head.uri.path(), api.broker.is_some()).ok_or_else(ApiError::not_found)?;
+    if head.method == Method::OPTIONS {
+        return Ok(Reply::no_content().allowing(found.allow()));
+    }
+    let Some(action) = found.action(&head.method) else {
+        return Err(ApiError::method_not_allowed(found.allow()));
+    };
+    check_origin(head)?;
+    let user = log_in(&api, head, action)?;
+    user.check(api.broker.as_deref(), action.who, found.vhost())?;
+    let (body, _room) = read(&api, head, action, body).await?;
+    let Found { names, .. } = found;
+    let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
+    let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
+    let run = action.run;
+    let permit = Arc::clone(&api.threads).acquire_owned().await.map_err(|_| ApiError::internal())?;
+    let reply = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        run(&call)
+    });
+    let reply = reply.await.map_err(|error| {
+        tracing::error!(%error, path = head.uri.path(), "a request of the management API failed");
+        ApiError::internal()
+    })??;
+    durable::wait(&api, reply.until).await?;
+    Ok(reply)
+}
+
+fn log_in(api: &Api, head: &request::Parts, action: &Action) -> Result<User, ApiError> {
+    let nobody = Caller { ip: None, is_local: false };
+    let caller = head.extensions.get::<Caller>().copied().unwrap_or(nobody);
+    match &api.broker {
+        _ if action.who == Who::Everybody => Ok(User::operator()),
+        Some(broker) => User::log_in(broker, &head.headers, caller, &api.attempts),
+        None if caller.is_local && names_this_machine(&head.headers) => Ok(User::operator()),
+        None => Err(ApiError::remote()),
+    }
+}
+
+/// Whether the header Host names this machine by an address or as localhost. A name that somebody has bound to an
+/// address of this machine may be a page of theirs in a browser here.
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else { return true };
+    let Ok(host) = host.to_str() else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|octet| octet.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// A browser tells which page asks. Others' pages may not change anything, though the browser knows the password.
+fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
+    if matches!(head.method, Method::GET | Method::HEAD) {
+        return Ok(());
+    }
+    let Some(origin) = head.headers.get(header::ORIGIN) else { return Ok(()) };
+    let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    let host = head.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    match (origin, host) {
+        (Some((_, origin)), Some(host)) if origin.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(ApiError::foreign()),
+    }
+}
+
+/// Reads the body, within its size and time. A large one has to wait for room.
+async fn read<'a>(
+    api: &'a Api,
+    head: &request::Parts,
+    action: &Action,
+    body: Body,
+) -> Result<(Bytes, Option<SemaphorePermit<'a>>), ApiError> {
+    let most = match action.size {
+        Size::Usual => USUAL_BODY,
+        Size::Large => LARGE_BODY,
+    };
+    let told = head.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let told = told.and_then(|length| length.parse::<usize>().ok());
+    if told.is_some_and(|told| told > most) {
+        return Err(ApiError::too_large());
+    }
+    let needs_room = action.size == Size::Large && told.is_none_or(|told| told > USUAL_BODY);
+    let room = match needs_room {
+        true => Some(api.large_bodies.acquire().await.map_err(|_| ApiError::internal())?),
+        false => None,
+    };
+    match tokio::time::timeout(BODY_TIME, Limited::new(body, most).collect()).await {
+        Err(_) => Err(ApiError::too_slow()),
+        Ok(Ok(collected)) => Ok((collected.to_bytes(), room)),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large()),
+        Ok(Err(_)) => Err(ApiError::bad_request("the body ended early")),
+    }
+}
+
+/// The query as pairs, decoded as forms are.
+fn query(uri: &Uri) -> Vec<(String, String)> {
+    let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned();
+    let pairs = uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            (decode(key), decode(value))
+        })
+        .collect()
+}
+
+impl IntoResponse for Reply {
+    fn into_response(self) -> Response {
+        let mut response = match self.body {
+            None => self.status.into_response(),
+            Some(body) => (self.status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        };
+        let headers = response.headers_mut();
+        for (name, value) in [(header::LOCATION, self.location), (header::ALLOW, self.allow)] {
+            if let Some(value) = value.and_then(|value| value.parse().ok()) {
+                headers.insert(name, value);
+            }
+        }
+        response
+    }
+}
+
+fn with_headers(mut response: Response) -> Response {
+    if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+        // As RabbitMQ has it: nothing to read.
+        *response.body_mut() = Body::empty();
+        response.headers_mut().remove(header::CONTENT_TYPE);
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    response
+}
+
+/// Octets of a usual body: a definition with a long list of arguments.
+const USUAL_BODY: usize = 1 << 20;
+
+/// Octets of a large one: the definitions of some 300,000 queues, or a message of 16 MiB in base64.
+const LARGE_BODY: usize = 64 << 20;
+
+/// For a body to come: 64 MiB at 18 Mbit/s.
+const BODY_TIME: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(method: &str, headers: &[(&str, &str)]) -> request::Parts {
+        let mut request = Request::builder().method(method).uri("/api/overview");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(Body::empty()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn a_page_of_somebody_else_changes_nothing() {
+        let foreign = [("host", "127.0.0.1:15672"), ("origin", "http://evil.example")];
+        assert!(check_origin(&parts("POST", &foreign)).is_err());
+        assert!(check_origin(&parts("DELETE", &[("host", "a:1"), ("origin", "null")])).is_err());
+        assert!(check_origin(&parts("GET", &foreign)).is_ok(), "which it cannot read");
+        assert!(check_origin(&parts("POST", &[("host", "a:1"), ("origin", "http://a:1")])).is_ok());
+        assert!(check_origin(&parts("POST", &[("host", "a:1")])).is_ok(), "no browser");
+    }
+
+    #[test]
+    fn a_borrowed_name_is_not_this_machine() {
+        let named = |host| names_this_machine(&parts("GET", &[("host", host)]).headers);
+        for host in ["localhost", "localhost:15673", "127.0.0.1", "127.0.0.1:1", "[::1]:15673", "[::1]"] {
+            assert!(named(host), "{host}");
+        }
+        assert!(!named("rebound.example:15673"));
+        assert!(!named("127.0.0.1.example"));
+    }
+
+    #[test]
+    fn queries_are_decoded_as_forms_are() {
+        let uri = "/api/queues?name=a%2Fb+c&use_regex&page=1".parse().unwrap();
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(query(&uri), [pair("name", "a/b c"), pair("use_regex", ""), pair("page", "1")]);
+    }
+}

@@ -1,0 +1,88 @@
+//! Waiting for the disk: what was answered survives a crash.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Store, Waiter};
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::Notify;
+
+use super::Api;
+use super::call::Until;
+use super::error::ApiError;
+
+/// Comes back when all of it is on disk, or the disk has had its time.
+pub(super) async fn wait(api: &Api, until: Until) -> Result<(), ApiError> {
+    let Some(store) = api.broker.as_ref().and_then(|broker| broker.store()) else { return Ok(()) };
+    let woken = Arc::new(Woken::default());
+    tokio::time::timeout(DISK_TIME, wait_for(store, until, &woken))
+        .await
+        .map_err(|_| ApiError::not_yet("the change holds, but is not on disk: it may be gone after a crash"))
+}
+
+async fn wait_for(store: &Store, until: Until, woken: &Arc<Woken>) {
+    if let Some(ticket) = until.defined {
+        while !store.catalogue().is_committed(ticket) {
+            store.catalogue().wait(ticket, Arc::clone(woken) as Arc<dyn Waiter>);
+            woken.0.notified().await;
+        }
+    }
+    if let Some(lsn) = until.stored {
+        while store.durable() < lsn {
+            store.wait(lsn, Arc::clone(woken) as Arc<dyn Waiter>);
+            woken.0.notified().await;
+        }
+    }
+}
+
+#[derive(Default)]
+struct Woken(Notify);
+
+impl Waiter for Woken {
+    fn wake(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// A thread that waits until it is woken.
+#[derive(Default)]
+pub(super) struct Parked {
+    is_woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Parked {
+    /// Whether somebody woke it before the deadline.
+    pub(super) fn wait(&self, deadline: Instant) -> bool {
+        let mut is_woken = self.is_woken.lock();
+        while !*is_woken {
+            if self.changed.wait_until(&mut is_woken, deadline).timed_out() {
+                break;
+            }
+        }
+        std::mem::take(&mut *is_woken)
+    }
+}
+
+impl Waiter for Parked {
+    fn wake(&self) {
+        *self.is_woken.lock() = true;
+        self.changed.notify_one();
+    }
+}
+
+/// For the disk to take a change; a round takes milliseconds, but a disk that is full may be freed.
+const DISK_TIME: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_woken_before_does_not_sleep() {
+        let parked = Parked::default();
+        parked.wake();
+        assert!(parked.wait(Instant::now()));
+        assert!(!parked.wait(Instant::now()), "once only");
+    }
+}

@@ -1,0 +1,163 @@
+//! Answers that say no, in RabbitMQ's form: `{"error": …, "reason": …}`.
+
+use amqp::ReplyCode;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use broker::{BrokerError, DefinitionsError};
+use serde_json::{Value, json};
+
+/// Why a request is refused.
+#[derive(Debug)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    error: &'static str,
+    reason: Value,
+    /// Ask for other credentials.
+    challenge: bool,
+    /// Methods that the path knows.
+    allow: Option<String>,
+    /// In place of error and reason.
+    body: Option<Value>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, error: &'static str, reason: impl Into<Value>) -> Self {
+        Self { status, error, reason: reason.into(), challenge: false, allow: None, body: None }
+    }
+
+    /// 401 to who is nobody.
+    pub(super) fn login_failed() -> Self {
+        let refused = Self::new(StatusCode::UNAUTHORIZED, "not_authorized", "Login failed");
+        Self { challenge: true, ..refused }
+    }
+
+    /// 401 to who is somebody else.
+    pub(super) fn not_authorised(reason: impl Into<Value>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "not_authorised", reason)
+    }
+
+    /// 400.
+    pub(super) fn bad_request(reason: impl Into<Value>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "bad_request", reason)
+    }
+
+    /// 429 to who has failed too often.
+    pub(super) fn too_many_attempts() -> Self {
+        let reason = "Too many failed logins, try again later";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_attempts", reason)
+    }
+
+    /// 403 to a page of somebody else.
+    pub(super) fn foreign() -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", "requests of other origins are not taken")
+    }
+
+    /// 403 to who is not at this machine.
+    pub(super) fn remote() -> Self {
+        let reason =
+            "without a broker of its own the API answers on the loopback interface and Unix sockets only";
+        Self::new(StatusCode::FORBIDDEN, "forbidden", reason)
+    }
+
+    /// 503 with an answer of its own.
+    pub(super) fn unhealthy(body: Value) -> Self {
+        let refused = Self::new(StatusCode::SERVICE_UNAVAILABLE, "", Value::Null);
+        Self { body: Some(body), ..refused }
+    }
+
+    /// 503.
+    pub(super) fn not_yet(reason: &'static str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", reason)
+    }
+
+    /// 400 with an error of its own.
+    pub(super) fn invalid(error: &'static str, reason: String) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error, reason)
+    }
+
+    /// 404 of a path or a thing that is not there.
+    pub(super) fn not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "Object Not Found", "Not Found")
+    }
+
+    /// 404 with a reason.
+    pub(super) fn missing(reason: impl Into<Value>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", reason)
+    }
+
+    /// 405.
+    pub(super) fn method_not_allowed(allow: String) -> Self {
+        let refused = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "Method Not Allowed");
+        Self { allow: Some(allow), ..refused }
+    }
+
+    /// 408.
+    pub(super) fn too_slow() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", "the body did not come in time")
+    }
+
+    /// 413.
+    pub(super) fn too_large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", "the body is too large")
+    }
+
+    /// 500.
+    pub(super) fn internal() -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", "see the log")
+    }
+
+    /// Something that was asked of the broker as a client would: with the name of the code in front.
+    pub(super) fn of_operation(error: &BrokerError) -> Self {
+        let code = error.reply_code();
+        let reason = format!("{} - {error}", code.name());
+        match code {
+            ReplyCode::NotFound => Self::missing(reason),
+            ReplyCode::AccessRefused => Self::not_authorised(reason),
+            _ => Self::bad_request(format!("{} {reason}", code.code())),
+        }
+    }
+
+    /// A message that was not taken: RabbitMQ makes no difference between the reasons.
+    pub(super) fn of_publish(error: &BrokerError) -> Self {
+        let code = error.reply_code();
+        Self::bad_request(format!("{} {} - {error}", code.code(), code.name()))
+    }
+
+    pub(super) fn key_missing(keys: &[&str]) -> Self {
+        let keys: Vec<_> = keys.iter().map(|key| format!("{{key_missing,{key}}}")).collect();
+        Self::bad_request(format!("[{}]", keys.join(",")))
+    }
+}
+
+/// Something that was asked for as a definition: RabbitMQ leaves the names of codes out.
+impl From<BrokerError> for ApiError {
+    fn from(error: BrokerError) -> Self {
+        match error.reply_code() {
+            ReplyCode::NotFound => Self::missing(error.to_string()),
+            ReplyCode::AccessRefused => Self::not_authorised("Access refused."),
+            _ => Self::bad_request(error.to_string()),
+        }
+    }
+}
+
+impl From<DefinitionsError> for ApiError {
+    fn from(error: DefinitionsError) -> Self {
+        Self::bad_request(format!("Validation failed\n\n{error}\n"))
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = self.body.unwrap_or_else(|| json!({"error": self.error, "reason": self.reason}));
+        let json = [(header::CONTENT_TYPE, "application/json")];
+        let mut response = (self.status, json, body.to_string()).into_response();
+        if self.challenge {
+            let realm = HeaderValue::from_static("Basic realm=\"Leveret Management\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, realm);
+        }
+        if let Some(allow) = self.allow.and_then(|allow| HeaderValue::from_str(&allow).ok()) {
+            response.headers_mut().insert(header::ALLOW, allow);
+        }
+        response
+    }
+}

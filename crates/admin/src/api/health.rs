@@ -1,0 +1,97 @@
+//! Health checks: 200 when all is well, 503 with what is not.
+
+use broker::{Body, Publish, QueueDeclare};
+use serde_json::{Value, json};
+
+use super::SESSION;
+use super::call::{Answer, Call, Reply};
+use super::error::ApiError;
+use super::messages::take_one;
+
+/// `GET /api/aliveness-test/{vhost}`: declares a queue, publishes to it and gets the message.
+pub(super) fn aliveness(call: &Call) -> Answer {
+    let failed = |error| ApiError::of_operation(&error);
+    let seat = call.seat()?;
+    let declare = QueueDeclare { name: QUEUE, ..QueueDeclare::default() };
+    seat.check_declare_queue(&declare).map_err(failed)?;
+    seat.check_read_queue(QUEUE).map_err(failed)?;
+    let declared = seat.vhost().declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
+    let mut publisher = seat.vhost().publisher(seat.identity());
+    let publish = Publish {
+        exchange: "",
+        routing_key: QUEUE,
+        properties: amqp::properties::NO_PROPERTIES,
+        body: Body::Copied(b"test_message"),
+    };
+    publisher.publish(publish, call.now()).map_err(failed)?;
+    publisher.flush(call.now());
+    match take_one(call, &declared.queue) {
+        Some(_) => ok(),
+        None => Err(ApiError::unhealthy(json!({"status": "failed", "reason": "no message came back"}))),
+    }
+}
+
+/// `GET /api/health/checks/alarms`, and `local-alarms`.
+pub(super) fn alarms(call: &Call) -> Answer {
+    let node = call.api.process.node();
+    let alarms = [("memory", node.memory_alarm), ("disk", node.disk_alarm)];
+    let stand: Vec<Value> = alarms
+        .iter()
+        .filter(|(_, stands)| *stands)
+        .map(|(resource, _)| json!({"node": node.name, "resource": resource}))
+        .collect();
+    if stand.is_empty() {
+        return ok();
+    }
+    let reason = "resource alarm(s) in effect";
+    Err(ApiError::unhealthy(json!({"status": "failed", "reason": reason, "alarms": stand})))
+}
+
+/// `GET /api/health/checks/port-listener/{port}`.
+pub(super) fn port(call: &Call) -> Answer {
+    let port: u16 = call.at("port").parse().map_err(|_| ApiError::bad_request("port is not a number"))?;
+    let ports: Vec<u16> = call.api.process.listeners().iter().map(|listener| listener.port).collect();
+    if ports.contains(&port) {
+        return Ok(Reply::json(json!({"status": "ok", "port": port})));
+    }
+    let reason = "No active listener";
+    Err(ApiError::unhealthy(json!({"status": "failed", "reason": reason, "missing": port, "ports": ports})))
+}
+
+/// `GET /api/health/checks/protocol-listener/{protocol}`.
+pub(super) fn protocol(call: &Call) -> Answer {
+    let asked = call.at("protocol");
+    let wanted = match asked.to_ascii_lowercase().as_str() {
+        "amqp" | "amqp091" | "amqp0.9.1" => "amqp".to_owned(),
+        "amqps" | "amqp091-tls" | "amqp/ssl" | "amqp+tls" => "amqp/ssl".to_owned(),
+        "mqtts" | "mqtt/ssl" | "mqtt+tls" => "mqtt/ssl".to_owned(),
+        "stomps" | "stomp/ssl" | "stomp+tls" => "stomp/ssl".to_owned(),
+        "web-mqtt" | "http/web-mqtt" => "http/web-mqtt".to_owned(),
+        "web-stomp" | "http/web-stomp" => "http/web-stomp".to_owned(),
+        other => other.to_owned(),
+    };
+    let protocols: Vec<&str> =
+        call.api.process.listeners().iter().map(|listener| listener.protocol).collect();
+    if protocols.contains(&wanted.as_str()) {
+        return Ok(Reply::json(json!({"status": "ok", "protocol": wanted})));
+    }
+    let reason = "No active listener";
+    let body = json!({"status": "failed", "reason": reason, "missing": asked, "protocols": protocols});
+    Err(ApiError::unhealthy(body))
+}
+
+/// What is always well here.
+pub(super) fn fine(_: &Call) -> Answer {
+    ok()
+}
+
+/// Checks of a cluster, which this is not.
+pub(super) fn single(_: &Call) -> Answer {
+    Ok(Reply::json(json!({"status": "ok", "reason": "single node cluster"})))
+}
+
+fn ok() -> Answer {
+    Ok(Reply::json(json!({"status": "ok"})))
+}
+
+const QUEUE: &str = "aliveness-test";

@@ -1,0 +1,86 @@
+//! Resources of our own: what stands between clients and an upstream, limits, and the drain.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::call::{Answer, Call, Reply};
+use super::error::ApiError;
+use super::listing::list;
+
+/// `GET /api/leveret/clients`.
+pub(super) fn clients(call: &Call) -> Answer {
+    let served = served(&call.api.process.upstream_connections());
+    let mut items = Vec::new();
+    for connection in call.api.process.connections() {
+        items.push((connection.name(), connection));
+    }
+    list(
+        call,
+        items,
+        |(name, connection)| (connection.vhost(), name),
+        |(name, connection)| {
+            let info = connection.info();
+            json!({
+                "id": connection.id(), "name": name, "user": connection.user(), "vhost": connection.vhost(),
+                "protocol": info.protocol, "peer_host": info.peer_host, "peer_port": info.peer_port, "ssl": info.tls,
+                "websocket": info.websocket, "connected_at": info.connected_at, "received_bytes": info.received,
+                "sent_bytes": info.sent, "waiting_bytes": info.backlog,
+                "connection_name": info.client_properties.get("connection_name"),
+                "product": info.client_properties.get("product"),
+                "upstream_connections": served.get(&connection.id()).cloned().unwrap_or_default(),
+            })
+        },
+    )
+}
+
+/// The names of the upstream connections that serve each client.
+fn served(connections: &[Value]) -> HashMap<u64, Vec<Value>> {
+    let mut served: HashMap<u64, Vec<Value>> = HashMap::new();
+    for connection in connections {
+        for client in connection["clients"].as_array().into_iter().flatten().filter_map(Value::as_u64) {
+            served.entry(client).or_default().push(connection["name"].clone());
+        }
+    }
+    served
+}
+
+/// `GET /api/leveret/upstreams`.
+pub(super) fn upstreams(call: &Call) -> Answer {
+    objects(call, call.api.process.upstreams(), "address")
+}
+
+/// `GET /api/leveret/connections`.
+pub(super) fn connections(call: &Call) -> Answer {
+    objects(call, call.api.process.upstream_connections(), "name")
+}
+
+/// `GET /api/leveret/leases`.
+pub(super) fn leases(call: &Call) -> Answer {
+    call.api.process.leases().map(Reply::json).ok_or_else(ApiError::not_found)
+}
+
+/// `GET /api/leveret/limits`.
+pub(super) fn limits(call: &Call) -> Answer {
+    Ok(Reply::json(call.api.process.limits()))
+}
+
+/// `GET /api/leveret/environment`.
+pub(super) fn environment(call: &Call) -> Answer {
+    Ok(Reply::json(call.api.process.environment()))
+}
+
+/// `POST /api/leveret/drain`: answered when it has begun.
+pub(super) fn drain(call: &Call) -> Answer {
+    tracing::info!(user = call.user.name(), "asked over HTTP to shut down");
+    call.api.process.drain();
+    Ok(Reply::no_content())
+}
+
+fn objects(call: &Call, objects: Vec<Value>, name: &str) -> Answer {
+    let items: Vec<_> = objects
+        .into_iter()
+        .map(|object| (object[name].as_str().unwrap_or_default().to_owned(), object))
+        .collect();
+    list(call, items, |(name, _)| ("", name), |(_, object)| object.clone())
+}

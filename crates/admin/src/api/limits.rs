@@ -1,0 +1,112 @@
+//! Limits of virtual hosts and of users.
+
+use broker::Section;
+use serde_json::{Map, Value, json};
+
+use super::call::{Answer, Call, Reply, number, require};
+use super::error::ApiError;
+use super::listing::list;
+
+/// The parameter that the limits of a virtual host are.
+const OF_VHOST: [&str; 2] = ["vhost-limits", "limits"];
+
+/// `GET /api/vhost-limits`, and those of a virtual host.
+pub(super) fn of_vhosts(call: &Call) -> Answer {
+    let mut items = Vec::new();
+    for vhost in call.vhosts()? {
+        let limits = limits_of_vhost(call, vhost.name())?;
+        if !limits.is_empty() {
+            items.push((vhost.name().to_owned(), limits));
+        }
+    }
+    list(call, items, |(vhost, _)| ("", vhost), |(vhost, value)| json!({"vhost": vhost, "value": value}))
+}
+
+/// `PUT /api/vhost-limits/{vhost}/{name}`.
+pub(super) fn set_of_vhost(call: &Call) -> Answer {
+    call.vhost()?;
+    let value = value(call)?;
+    let _changing = call.api.changes.lock();
+    let mut limits = limits_of_vhost(call, call.at("vhost"))?;
+    limits.insert(call.at("name").to_owned(), value);
+    put_of_vhost(call, limits)?;
+    call.defined(Reply::no_content())
+}
+
+/// `DELETE /api/vhost-limits/{vhost}/{name}`.
+pub(super) fn clear_of_vhost(call: &Call) -> Answer {
+    call.vhost()?;
+    let _changing = call.api.changes.lock();
+    let mut limits = limits_of_vhost(call, call.at("vhost"))?;
+    if limits.remove(call.at("name")).is_none() {
+        return Err(ApiError::not_found());
+    }
+    if limits.is_empty() {
+        return call.undefine(Section::Parameters, &[call.at("vhost"), OF_VHOST[0], OF_VHOST[1]]);
+    }
+    put_of_vhost(call, limits)?;
+    call.defined(Reply::no_content())
+}
+
+/// `GET /api/user-limits`, and those of a user.
+pub(super) fn of_users(call: &Call) -> Answer {
+    let wanted = call.at("user");
+    let broker = call.broker()?;
+    if !wanted.is_empty() && broker.definition(Section::Users, &[wanted]).is_none() {
+        return Err(ApiError::not_found());
+    }
+    let mut items = Vec::new();
+    for user in broker.definitions_of(Section::Users, &[]) {
+        let limits = user["limits"].as_object().cloned().unwrap_or_default();
+        let name = user["name"].as_str().unwrap_or_default();
+        if !limits.is_empty() && (wanted.is_empty() || wanted == name) {
+            items.push((name.to_owned(), limits));
+        }
+    }
+    list(call, items, |(user, _)| ("", user), |(user, value)| json!({"user": user, "value": value}))
+}
+
+/// `PUT /api/user-limits/{user}/{name}`.
+pub(super) fn set_of_user(call: &Call) -> Answer {
+    let value = value(call)?;
+    change_of_user(call, |limits| {
+        limits.insert(call.at("name").to_owned(), value);
+        true
+    })
+}
+
+/// `DELETE /api/user-limits/{user}/{name}`.
+pub(super) fn clear_of_user(call: &Call) -> Answer {
+    change_of_user(call, |limits| limits.remove(call.at("name")).is_some())
+}
+
+fn change_of_user(call: &Call, change: impl FnOnce(&mut Map<String, Value>) -> bool) -> Answer {
+    let _changing = call.api.changes.lock();
+    let user = call.broker()?.definition(Section::Users, &[call.at("user")]);
+    let mut user = user.ok_or_else(ApiError::not_found)?;
+    let mut limits = user["limits"].as_object().cloned().unwrap_or_default();
+    if !change(&mut limits) {
+        return Err(ApiError::not_found());
+    }
+    user["limits"] = Value::Object(limits);
+    call.define(Section::Users, user)?;
+    call.defined(Reply::no_content())
+}
+
+fn value(call: &Call) -> Result<Value, ApiError> {
+    let body = call.object()?;
+    require(&body, &["value"])?;
+    let value = body.get("value").and_then(number);
+    value.map(Value::from).ok_or_else(|| ApiError::bad_request("value is not a number"))
+}
+
+fn limits_of_vhost(call: &Call, vhost: &str) -> Result<Map<String, Value>, ApiError> {
+    let entry = call.broker()?.definition(Section::Parameters, &[vhost, OF_VHOST[0], OF_VHOST[1]]);
+    Ok(entry.and_then(|entry| entry["value"].as_object().cloned()).unwrap_or_default())
+}
+
+fn put_of_vhost(call: &Call, limits: Map<String, Value>) -> Result<(), ApiError> {
+    let [component, name] = OF_VHOST;
+    let entry = json!({"vhost": call.at("vhost"), "component": component, "name": name, "value": limits});
+    call.define(Section::Parameters, entry)
+}

@@ -1,0 +1,299 @@
+//! Lists: pages, filters, sorting and columns, as RabbitMQ's management API has them.
+//!
+//! The items come in no order and cost little; only those of the page are shown. Sorting by anything but virtual host
+//! and name has to show all of them first.
+
+use std::cmp::Ordering;
+
+use broker::Pattern;
+use serde_json::{Map, Value, json};
+
+use super::call::{Answer, Call, Reply};
+use super::error::ApiError;
+
+/// Answers with a list, or with a page of it if that is asked for. `key` is the virtual host and the name.
+pub(super) fn list<T>(
+    call: &Call,
+    mut items: Vec<T>,
+    key: impl Fn(&T) -> (&str, &str),
+    show: impl Fn(&T) -> Value,
+) -> Answer {
+    let asked = Asked::of(call)?;
+    let total = items.len();
+    if let Some(filter) = &asked.filter {
+        items.retain(|item| filter.lets_pass(key(item).1));
+    }
+    let filtered = items.len();
+    let range = asked.range(filtered)?;
+    let order = |one: &T, other: &T| asked.direct(key(one).cmp(&key(other)));
+    let body = match asked.sort {
+        None => asked.write(
+            take(&mut items, range.start, range.end, order).iter().map(&show),
+            range.len(),
+            total,
+            filtered,
+        ),
+        Some(sort) => {
+            // The values to sort by are kept, and what they were taken from is not: it may be large.
+            let by = |item: &T| at_path(&show(item), sort).cloned().unwrap_or(Value::Null);
+            let mut keyed: Vec<(Value, &T)> = items.iter().map(|item| (by(item), item)).collect();
+            keyed.sort_by(|(one, first), (other, second)| {
+                asked.direct(compare(one, other)).then_with(|| key(first).cmp(&key(second)))
+            });
+            asked.write(keyed[range.clone()].iter().map(|(_, item)| show(item)), range.len(), total, filtered)
+        }
+    };
+    Ok(Reply::text(body))
+}
+
+/// The same for items that are in order already, and shared: a page costs what is on it.
+pub(super) fn list_sorted<T>(
+    call: &Call,
+    items: &[T],
+    key: impl Fn(&T) -> (&str, &str),
+    show: impl Fn(&T) -> Value,
+) -> Answer
+where
+    T: Clone,
+{
+    let asked = Asked::of(call)?;
+    if asked.sort.is_some() || asked.filter.is_some() {
+        return list(call, items.to_vec(), key, show);
+    }
+    let range = asked.range(items.len())?;
+    let page: Vec<&T> = match asked.reverse {
+        false => items[range].iter().collect(),
+        true => items.iter().rev().skip(range.start).take(range.len()).collect(),
+    };
+    let (shown, total) = (page.len(), items.len());
+    Ok(Reply::text(asked.write(page.into_iter().map(show), shown, total, total)))
+}
+
+/// What the query asks of a list.
+struct Asked<'c> {
+    columns: Option<Vec<&'c str>>,
+    page: Option<Page>,
+    filter: Option<Filter>,
+    /// Anything but virtual host and name.
+    sort: Option<&'c str>,
+    reverse: bool,
+}
+
+impl<'c> Asked<'c> {
+    fn of(call: &'c Call) -> Result<Self, ApiError> {
+        Ok(Self {
+            columns: call.query("columns").map(|columns| columns.split(',').collect()),
+            page: Page::of(call)?,
+            filter: filter(call)?,
+            sort: call.query("sort").filter(|sort| !matches!(*sort, "" | "name" | "vhost")),
+            reverse: call.asks("sort_reverse"),
+        })
+    }
+
+    fn range(&self, filtered: usize) -> Result<std::ops::Range<usize>, ApiError> {
+        self.page.map_or(Ok(0..filtered), |page| page.range(filtered))
+    }
+
+    fn direct(&self, order: Ordering) -> Ordering {
+        if self.reverse { order.reverse() } else { order }
+    }
+
+    /// The list, or a page with what there is to say about it. One item is in memory at a time.
+    fn write(
+        &self,
+        items: impl Iterator<Item = Value>,
+        shown: usize,
+        total: usize,
+        filtered: usize,
+    ) -> Vec<u8> {
+        let mut out = Vec::new();
+        if let Some(page) = self.page {
+            let head = json!({
+                "filtered_count": filtered, "item_count": shown, "page": page.number,
+                "page_count": page.count(filtered), "page_size": page.size, "total_count": total,
+            });
+            out.extend_from_slice(head.to_string().trim_end_matches('}').as_bytes());
+            out.extend_from_slice(b",\"items\":");
+        }
+        out.push(b'[');
+        for (at, item) in items.enumerate() {
+            if at > 0 {
+                out.push(b',');
+            }
+            let item = match &self.columns {
+                None => item,
+                Some(columns) => select(&item, columns),
+            };
+            // A value can be written, and memory takes everything.
+            let _ = serde_json::to_writer(&mut out, &item);
+        }
+        out.push(b']');
+        if self.page.is_some() {
+            out.push(b'}');
+        }
+        out
+    }
+}
+
+/// The items of a range in order, without putting the others in order.
+fn take<T>(items: &mut [T], start: usize, end: usize, order: impl Fn(&T, &T) -> Ordering) -> &[T] {
+    if start >= end {
+        return &[];
+    }
+    if start > 0 {
+        items.select_nth_unstable_by(start, &order);
+    }
+    let rest = &mut items[start..];
+    if end - start < rest.len() {
+        rest.select_nth_unstable_by(end - start, &order);
+    }
+    let page = &mut rest[..end - start];
+    page.sort_unstable_by(&order);
+    page
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Page {
+    number: usize,
+    size: usize,
+}
+
+impl Page {
+    fn of(call: &Call) -> Result<Option<Self>, ApiError> {
+        let (number, size) = (call.query("page"), call.query("page_size"));
+        let Some(number) = number else { return Ok(None) };
+        let parse = |text: &str| text.parse::<usize>().ok();
+        let page = parse(number).zip(size.map_or(Some(DEFAULT_PAGE_SIZE), parse));
+        match page {
+            Some((number, size @ 1..=MAX_PAGE_SIZE)) if number > 0 => Ok(Some(Self { number, size })),
+            _ => Err(ApiError::invalid(
+                "invalid_pagination_parameters",
+                format!(
+                    "Invalid pagination parameters: page number {number}, page size {}",
+                    size.unwrap_or("undefined")
+                ),
+            )),
+        }
+    }
+
+    fn count(self, items: usize) -> usize {
+        items.div_ceil(self.size).max(1)
+    }
+
+    fn range(self, items: usize) -> Result<std::ops::Range<usize>, ApiError> {
+        if self.number > self.count(items) {
+            return Err(ApiError::invalid(
+                "page_out_of_range",
+                format!("Page out of range, page: {} page size: {}, len: {items}", self.number, self.size),
+            ));
+        }
+        let start = (self.number - 1) * self.size;
+        Ok(start..(start + self.size).min(items))
+    }
+}
+
+enum Filter {
+    Part(String),
+    Pattern(Pattern),
+}
+
+impl Filter {
+    fn lets_pass(&self, name: &str) -> bool {
+        match self {
+            // RabbitMQ does not tell capitals from small letters here.
+            Self::Part(part) => name.to_lowercase().contains(part),
+            Self::Pattern(pattern) => pattern.matches(name),
+        }
+    }
+}
+
+fn filter(call: &Call) -> Result<Option<Filter>, ApiError> {
+    let Some(name) = call.query("name").filter(|name| !name.is_empty()) else { return Ok(None) };
+    if !call.asks("use_regex") {
+        return Ok(Some(Filter::Part(name.to_lowercase())));
+    }
+    let pattern = Pattern::new(&format!("(?i){name}"));
+    pattern
+        .map(|pattern| Some(Filter::Pattern(pattern)))
+        .map_err(|_| ApiError::bad_request("Pagination parameters are invalid"))
+}
+
+/// Only the columns asked for, such as `name` or `message_stats.publish`.
+pub(super) fn select(value: &Value, columns: &[&str]) -> Value {
+    let mut selected = Map::new();
+    for column in columns {
+        let Some(found) = at_path(value, column) else { continue };
+        let mut at = &mut selected;
+        let mut parts = column.split('.').peekable();
+        while let Some(part) = parts.next() {
+            if parts.peek().is_none() {
+                at.insert(part.to_owned(), found.clone());
+                break;
+            }
+            let inner = at.entry(part).or_insert_with(|| Value::Object(Map::new()));
+            let Value::Object(inner) = inner else { break };
+            at = inner;
+        }
+    }
+    Value::Object(selected)
+}
+
+fn at_path<'v>(value: &'v Value, path: &str) -> Option<&'v Value> {
+    path.split('.').try_fold(value, |value, part| value.get(part))
+}
+
+/// What is not there comes first, then truth, numbers, texts.
+fn compare(one: &Value, other: &Value) -> Ordering {
+    match (one, other) {
+        (Value::Bool(one), Value::Bool(other)) => one.cmp(other),
+        (Value::Number(one), Value::Number(other)) => {
+            one.as_f64().unwrap_or_default().total_cmp(&other.as_f64().unwrap_or_default())
+        }
+        (Value::String(one), Value::String(other)) => one.cmp(other),
+        (one, other) => rank(one).cmp(&rank(other)),
+    }
+}
+
+fn rank(value: &Value) -> u8 {
+    match value {
+        Value::Null => 0,
+        Value::Bool(_) => 1,
+        Value::Number(_) => 2,
+        Value::String(_) => 3,
+        Value::Array(_) | Value::Object(_) => 4,
+    }
+}
+
+const DEFAULT_PAGE_SIZE: usize = 100;
+
+/// As in RabbitMQ.
+const MAX_PAGE_SIZE: usize = 500;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_what_sorting_everything_would_show() {
+        let all: Vec<u32> = (0..100).map(|n| n * 37 % 101).collect();
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        for (start, end) in [(0, 100), (0, 10), (10, 20), (95, 100), (99, 100), (40, 40)] {
+            let mut items = all.clone();
+            assert_eq!(take(&mut items, start, end, Ord::cmp), &sorted[start..end], "{start}..{end}");
+        }
+    }
+
+    #[test]
+    fn columns_keep_their_places() {
+        let value = json!({"name": "q", "a": {"b": 1, "c": 2}, "x": 3});
+        assert_eq!(select(&value, &["name", "a.b", "nope"]), json!({"name": "q", "a": {"b": 1}}));
+    }
+
+    #[test]
+    fn what_is_not_there_comes_first() {
+        let mut values = [json!({"n": 2}), json!({}), json!({"n": 1}), json!({"n": "x"})];
+        values.sort_by(|one, other| compare(&one["n"], &other["n"]));
+        assert_eq!(values, [json!({}), json!({"n": 1}), json!({"n": 2}), json!({"n": "x"})]);
+    }
+}

@@ -1,0 +1,182 @@
+//! Who asks, and what that user may see and do (RabbitMQ, "Management Plugin", access and permissions).
+
+use std::time::Instant;
+
+use axum::http::{HeaderMap, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use broker::{Broker, Identity, VirtualHost};
+
+use super::attempts::Attempts;
+use super::door::Caller;
+use super::error::ApiError;
+
+/// Somebody who has logged in and may use the API.
+#[derive(Debug, Clone)]
+pub(super) struct User {
+    /// `None` where there is no broker to log in to: then it is whoever reaches the listener from this machine.
+    pub(super) identity: Option<Identity>,
+    pub(super) tags: Vec<String>,
+    level: Level,
+}
+
+/// What tags allow, each more than the one before, but for `Policymaker` and `Monitoring`, which are apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Level {
+    policymaker: bool,
+    monitoring: bool,
+    administrator: bool,
+}
+
+/// Who may use a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Who {
+    /// Everybody, logged in or not.
+    Everybody,
+    /// Everybody with a tag of the management plugin; with a virtual host in the path, who has access to it, or is an
+    /// administrator.
+    Anyone,
+    /// The same, but virtual hosts are open to tag `monitoring`, too.
+    AnyoneMonitors,
+    /// Who has access to the virtual host of the path, administrator or not.
+    Member,
+    /// Tag `policymaker` with access to the virtual host, or `administrator`.
+    Policymaker,
+    /// Tag `monitoring` or `administrator`.
+    Monitoring,
+    /// Tag `administrator`.
+    Administrator,
+}
+
+impl User {
+    /// Judges the header Authorization.
+    pub(super) fn log_in(
+        broker: &Broker,
+        headers: &HeaderMap,
+        peer: Caller,
+        attempts: &Attempts,
+    ) -> Result<Self, ApiError> {
+        let (name, password) = credentials(headers).ok_or_else(ApiError::login_failed)?;
+        let now = Instant::now();
+        if !attempts.may_try(peer.ip, &name, now) {
+            return Err(ApiError::too_many_attempts());
+        }
+        let identity = broker.authenticate(&name, &password, peer.is_local).map_err(|why| {
+            attempts.failed(peer.ip, &name, now);
+            tracing::warn!(user = name, %why, "HTTP login refused");
+            ApiError::login_failed()
+        })?;
+        let tags = broker.tags_of(identity.user()).unwrap_or_default();
+        let has = |tag: &str| tags.iter().any(|own| own == tag);
+        let administrator = has("administrator");
+        let level = Level {
+            policymaker: administrator || has("policymaker"),
+            monitoring: administrator || has("monitoring"),
+            administrator,
+        };
+        if !level.policymaker && !level.monitoring && !has("management") {
+            return Err(ApiError::not_authorised("Not management user"));
+        }
+        Ok(Self { identity: Some(identity), tags, level })
+    }
+
+    /// Whoever is at this machine, where there are no users of our own: an operator. The caller has made sure of that.
+    pub(super) fn operator() -> Self {
+        let level = Level { policymaker: true, monitoring: true, administrator: true };
+        Self { identity: None, tags: vec!["administrator".to_owned()], level }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.identity.as_ref().map_or("operator", Identity::user)
+    }
+
+    /// Whether the user may use a route, with a virtual host in its path.
+    pub(super) fn check(
+        &self,
+        broker: Option<&Broker>,
+        who: Who,
+        vhost: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let level = self.level;
+        let member = || vhost.is_none_or(|vhost| self.may_open(broker, vhost));
+        let refuse = |allowed: bool, reason: &'static str| {
+            if allowed { Ok(()) } else { Err(ApiError::not_authorised(reason)) }
+        };
+        match who {
+            Who::Anyone => refuse(level.administrator || member(), NOT_MEMBER),
+            Who::AnyoneMonitors => refuse(level.monitoring || member(), NOT_MEMBER),
+            // To an administrator RabbitMQ says that the virtual host is not there.
+            Who::Member => {
+                let is_there = |vhost| broker.is_some_and(|broker| broker.vhost(vhost).is_some());
+                let missing = vhost.is_some_and(|vhost| !is_there(vhost));
+                if missing && level.administrator {
+                    return Err(ApiError::missing("vhost_not_found"));
+                }
+                refuse(member(), if level.administrator { "Access refused." } else { NOT_MEMBER })
+            }
+            Who::Policymaker => refuse(
+                level.administrator || (level.policymaker && member()),
+                "User not authorised to access object",
+            ),
+            Who::Everybody => Ok(()),
+            Who::Monitoring => refuse(level.monitoring, "Not monitor user"),
+            Who::Administrator => refuse(level.administrator, "Not administrator user"),
+        }
+    }
+
+    /// Whether the user sees what is in a virtual host in lists of all of them.
+    pub(super) fn sees(&self, vhost: &VirtualHost, broker: &Broker) -> bool {
+        self.level.monitoring || self.may_open(Some(broker), vhost.name())
+    }
+
+    fn may_open(&self, broker: Option<&Broker>, vhost: &str) -> bool {
+        let both = broker.zip(self.identity.as_ref());
+        both.is_some_and(|(broker, identity)| broker.open(identity, vhost).is_ok())
+    }
+
+    /// Whether the user sees other users' connections.
+    pub(super) fn sees_connections_of(&self, user: &str) -> bool {
+        self.level.monitoring || self.name() == user
+    }
+}
+
+const NOT_MEMBER: &str = "User not authorised to access virtual host";
+
+/// User and password of `Basic` (RFC 7617).
+fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, encoded) = value.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let octets = STANDARD.decode(encoded.trim()).ok()?;
+    let colon = octets.iter().position(|&octet| octet == b':')?;
+    let name = String::from_utf8(octets[..colon].to_vec()).ok()?;
+    Some((name, octets[colon + 1..].to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn parsed(value: &str) -> Option<(String, Vec<u8>)> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, HeaderValue::from_str(value).unwrap());
+        credentials(&headers)
+    }
+
+    #[test]
+    fn a_password_may_hold_colons_and_a_name_may_not() {
+        let value = format!("basic {}", STANDARD.encode("me:a:b"));
+        assert_eq!(parsed(&value), Some(("me".to_owned(), b"a:b".to_vec())));
+    }
+
+    #[test]
+    fn anything_but_basic_is_no_login() {
+        for value in ["Bearer x", "Basic", "Basic !!!", "Basic bm9jb2xvbg=="] {
+            assert_eq!(parsed(value), None, "{value}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Publishing and getting messages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use broker::{Body, Delivery, Fetched, Got, Publish, Queue, Seat, Waiter};
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+use super::SESSION;
+use super::call::{Answer, Call, Reply, number, object, require, short, text};
+use super::durable::Parked;
+use super::error::ApiError;
+use super::exchanges;
+use super::properties;
+
+/// `POST /api/exchanges/{vhost}/{name}/publish`: answered when the message is where a confirm would find it.
+pub(super) fn publish(call: &Call) -> Answer {
+    let body = call.object()?;
+    require(&body, &["properties", "routing_key", "payload", "payload_encoding"])?;
+    let payload = payload(&body)?;
+    if payload.len() as u64 > call.api.process.max_message_size() {
+        return Err(ApiError::too_large());
+    }
+    let properties = properties::read(&object(&body, "properties")?)?;
+    let seat = call.seat()?;
+    let mut publisher = seat.vhost().publisher(seat.identity());
+    let publish = Publish {
+        exchange: exchanges::name(call.at("name")),
+        routing_key: short("routing_key", text(&body, "routing_key", "")?)?,
+        properties: &properties,
+        body: Body::Chunks(&[payload]),
+    };
+    let routed = publisher.publish(publish, call.now()).map_err(|error| ApiError::of_publish(&error))?;
+    let flushed = publisher.flush(call.now());
+    if !flushed.refused.is_empty() {
+        return Err(ApiError::bad_request("rejected"));
+    }
+    Ok(Reply::json(json!({"routed": routed})).when_stored(flushed.until))
+}
+
+fn payload(body: &Map<String, Value>) -> Result<Bytes, ApiError> {
+    let payload = text(body, "payload", "")?;
+    match text(body, "payload_encoding", "")? {
+        "string" => Ok(Bytes::copy_from_slice(payload.as_bytes())),
+        "base64" => {
+            let decoded = STANDARD.decode(payload);
+            decoded.map(Bytes::from).map_err(|_| ApiError::bad_request(json!(["not_base64", payload])))
+        }
+        other => Err(ApiError::bad_request(json!(["unsupported_encoding", other]))),
+    }
+}
+
+/// `POST /api/queues/{vhost}/{name}/get`.
+pub(super) fn get(call: &Call) -> Answer {
+    let body = call.object()?;
+    require(&body, &["ackmode", "count", "encoding"])?;
+    let wanted = Wanted::of(&body)?;
+    let seat = call.seat()?;
+    let name = call.at("name");
+    seat.check_read_queue(name).map_err(|error| ApiError::of_operation(&error))?;
+    let queue = open(&seat, name)?;
+    let taken = take(call, &queue, &wanted);
+    // Before anything can go wrong: what was taken is settled, or goes back.
+    let shown =
+        taken.iter().map(|(delivery, left)| show(delivery, &queue, *left, &wanted)).collect::<Vec<_>>();
+    let taken = taken.into_iter().map(|(delivery, _)| delivery).collect();
+    match wanted.after {
+        After::Ack => {}
+        After::Requeue => queue.requeue(taken, call.now()),
+        After::Reject => queue.reject(taken, call.now()),
+    }
+    Ok(Reply::json(shown))
+}
+
+fn open(seat: &Seat, name: &str) -> Result<Arc<Queue>, ApiError> {
+    seat.vhost().queue(SESSION, name).map_err(|error| ApiError::of_operation(&error))
+}
+
+/// What somebody wants of a queue.
+struct Wanted {
+    count: usize,
+    after: After,
+    is_base64: bool,
+    /// Octets of a payload that are shown.
+    truncate: usize,
+}
+
+/// What becomes of messages that were looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    Ack,
+    Requeue,
+    Reject,
+}
+
+impl Wanted {
+    fn of(body: &Map<String, Value>) -> Result<Self, ApiError> {
+        let count = body.get("count").and_then(number).and_then(|count| usize::try_from(count).ok());
+        let count = count.ok_or_else(|| ApiError::bad_request("count is not a number of messages"))?;
+        let after = match text(body, "ackmode", "")? {
+            "ack_requeue_false" => After::Ack,
+            "ack_requeue_true" | "reject_requeue_true" => After::Requeue,
+            "reject_requeue_false" => After::Reject,
+            other => return Err(ApiError::bad_request(json!(["unsupported_ackmode", other]))),
+        };
+        let is_base64 = match text(body, "encoding", "")? {
+            "auto" => false,
+            "base64" => true,
+            other => return Err(ApiError::bad_request(json!(["unsupported_encoding", other]))),
+        };
+        let truncate = match body.get("truncate") {
+            None | Some(Value::Null) => usize::MAX,
+            Some(most) => number(most)
+                .and_then(|most| usize::try_from(most).ok())
+                .ok_or_else(|| ApiError::bad_request("truncate is not a number of octets"))?,
+        };
+        Ok(Self { count: count.min(MOST_MESSAGES), after, is_base64, truncate })
+    }
+}
+
+/// Takes one message, for good.
+pub(super) fn take_one(call: &Call, queue: &Queue) -> Option<Got> {
+    fetch(call, queue, true, Instant::now() + LOAD_TIME)
+}
+
+/// Takes messages with what was left behind each.
+fn take(call: &Call, queue: &Queue, wanted: &Wanted) -> Vec<(Delivery, u64)> {
+    let deadline = Instant::now() + LOAD_TIME;
+    let (mut taken, mut octets) = (Vec::new(), 0);
+    while taken.len() < wanted.count
+        && octets < MOST_OCTETS
+        && let Some(got) = fetch(call, queue, wanted.after == After::Ack, deadline)
+    {
+        octets += got.delivery.message().body_len();
+        taken.push((got.delivery, got.remaining));
+    }
+    taken
+}
+
+/// The next message. What stands on disk is waited for.
+fn fetch(call: &Call, queue: &Queue, no_ack: bool, deadline: Instant) -> Option<Got> {
+    let parked = Arc::new(Parked::default());
+    loop {
+        let waiter = Arc::clone(&parked) as Arc<dyn Waiter>;
+        match queue.fetch(no_ack, call.now(), &waiter) {
+            Fetched::Got(got) => return Some(got),
+            Fetched::Later if parked.wait(deadline) => {}
+            Fetched::Later | Fetched::Empty => return None,
+        }
+    }
+}
+
+fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &Wanted) -> Value {
+    let message = delivery.message();
+    let mut body = message.body().to_vec();
+    let length = body.len();
+    body.truncate(wanted.truncate);
+    let (payload, encoding) = match String::from_utf8(body) {
+        Ok(text) if !wanted.is_base64 => (text, "string"),
+        Ok(text) => (STANDARD.encode(text), "base64"),
+        Err(error) => (STANDARD.encode(error.as_bytes()), "base64"),
+    };
+    json!({
+        "payload_bytes": length, "redelivered": delivery.redelivered(), "exchange": message.exchange(),
+        "routing_key": message.routing_key(), "message_count": left,
+        "properties": properties::show(&delivery.properties(queue.kind(), true)),
+        "payload": payload, "payload_encoding": encoding,
+    })
+}
+
+/// Messages that one request gets at most: as many as a human looks at, and a script can ask again.
+const MOST_MESSAGES: usize = 10_000;
+
+/// Octets of bodies from which on a request gets no more.
+const MOST_OCTETS: usize = 32 << 20;
+
+/// For messages to come back from the disk.
+const LOAD_TIME: Duration = Duration::from_secs(10);

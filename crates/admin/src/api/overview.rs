@@ -1,0 +1,309 @@
+//! The broker as a whole: overview, node, names.
+
+use std::time::{Duration, Instant};
+
+use broker::{Broker, Section};
+use serde_json::{Map, Value, json};
+
+use super::call::{Answer, Call, Reply, require};
+use super::error::ApiError;
+use super::listing::{list, select};
+use super::process::ListenerInfo;
+
+/// `GET /api/overview`.
+pub(super) fn overview(call: &Call) -> Answer {
+    let node = call.api.process.node();
+    let mut body = Map::new();
+    let mut put = |key: &str, value: Value| body.insert(key.to_owned(), value);
+    put("management_version", json!(COMPATIBLE));
+    put("rates_mode", json!("basic"));
+    put("sample_retention_policies", json!({"basic": [], "detailed": [], "global": []}));
+    put("product_version", json!(call.api.process.version()));
+    put("product_name", json!("Leveret"));
+    put("rabbitmq_version", json!(COMPATIBLE));
+    put("cluster_name", json!(name_of(call, &node.name)));
+    put("disable_stats", json!(false));
+    put("enable_queue_totals", json!(false));
+    put("statistics_db_event_queue", json!(0));
+    put("node", json!(node.name));
+    put("mode", json!(if call.api.broker.is_some() { "broker" } else { "proxy" }));
+    put("listeners", listeners(call, &node.name));
+    put("contexts", contexts(call, &node.name));
+    put("churn_rates", churn(call));
+    if let Ok(broker) = call.broker() {
+        put("exchange_types", exchange_types());
+        put("message_stats", message_stats(call, broker));
+        put("queue_totals", queue_totals(call, broker));
+    }
+    put("object_totals", object_totals(call));
+    Ok(Reply::json(columns(call, Value::Object(body))))
+}
+
+/// `GET /api/whoami`.
+pub(super) fn whoami(call: &Call) -> Answer {
+    Ok(Reply::json(json!({"name": call.user.name(), "tags": call.user.tags})))
+}
+
+/// `GET /api/auth`: with user and password, and nothing else.
+pub(super) fn auth(_: &Call) -> Answer {
+    Ok(Reply::json(json!({"enable_uaa": false, "uaa_client_id": "", "uaa_location": ""})))
+}
+
+/// `GET /api/extensions`.
+pub(super) fn extensions(_: &Call) -> Answer {
+    Ok(Reply::json(json!([])))
+}
+
+/// `GET /api/feature-flags`: of RabbitMQ's, the ones whose features are here.
+pub(super) fn feature_flags(_: &Call) -> Answer {
+    let flag = |(name, about): &(&str, &str)| {
+        json!({
+            "name": name, "desc": about, "doc_url": "", "state": "enabled", "stability": "stable",
+            "provided_by": "leveret",
+        })
+    };
+    Ok(Reply::json(FEATURES.iter().map(flag).collect::<Vec<_>>()))
+}
+
+/// `GET /api/cluster-name`.
+pub(super) fn cluster_name(call: &Call) -> Answer {
+    let name = name_of(call, &call.api.process.node().name);
+    Ok(Reply::json(json!({"name": name})))
+}
+
+/// `PUT /api/cluster-name`.
+pub(super) fn set_cluster_name(call: &Call) -> Answer {
+    let body = call.object()?;
+    require(&body, &["name"])?;
+    let name = body.get("name").and_then(Value::as_str);
+    let name = name.ok_or_else(|| ApiError::bad_request("name is not a text"))?;
+    let _changing = call.api.changes.lock();
+    call.define(Section::GlobalParameters, json!({"name": CLUSTER_NAME, "value": name}))?;
+    call.defined(Reply::no_content())
+}
+
+/// `POST /api/rebalance/queues`.
+pub(super) fn rebalance(_: &Call) -> Answer {
+    Ok(Reply::no_content())
+}
+
+/// `GET /api/nodes`.
+pub(super) fn nodes(call: &Call) -> Answer {
+    list(call, vec![show_node(call)], |_| ("", ""), Clone::clone)
+}
+
+/// `GET /api/nodes/{node}`.
+pub(super) fn node(call: &Call) -> Answer {
+    let shown = show_node(call);
+    match shown.get("name") == Some(&json!(call.at("node"))) {
+        true => Ok(Reply::json(columns(call, shown))),
+        false => Err(ApiError::not_found()),
+    }
+}
+
+/// Only the columns asked for.
+pub(super) fn columns(call: &Call, value: Value) -> Value {
+    match call.query("columns") {
+        None => value,
+        Some(columns) => select(&value, &columns.split(',').collect::<Vec<_>>()),
+    }
+}
+
+/// RabbitMQ's names of protocols: what listeners are for.
+fn listeners(call: &Call, node: &str) -> Value {
+    let show = |listener: &ListenerInfo| {
+        json!({
+            "node": node, "protocol": listener.protocol, "ip_address": listener.host, "port": listener.port,
+            "socket_opts": {},
+        })
+    };
+    Value::Array(call.api.process.listeners().iter().map(show).collect())
+}
+
+fn contexts(call: &Call, node: &str) -> Value {
+    let listeners = call.api.process.listeners();
+    let http = listeners.iter().filter(|listener| listener.protocol == "http");
+    let show = |listener: &ListenerInfo| {
+        json!({
+            "node": node, "description": "Leveret", "path": "/", "ip": listener.host,
+            "port": listener.port.to_string(), "ssl_opts": [], "cowboy_opts": "[]",
+        })
+    };
+    Value::Array(http.map(show).collect())
+}
+
+fn name_of(call: &Call, node: &str) -> String {
+    let set = call.api.broker.as_ref().and_then(|broker| {
+        broker.definition(Section::GlobalParameters, &[CLUSTER_NAME])?["value"].as_str().map(str::to_owned)
+    });
+    set.unwrap_or_else(|| node.to_owned())
+}
+
+fn exchange_types() -> Value {
+    let show = |(name, about): &(&str, &str)| json!({"name": name, "description": about, "enabled": true});
+    Value::Array(EXCHANGE_TYPES.iter().map(show).collect())
+}
+
+fn message_stats(call: &Call, broker: &Broker) -> Value {
+    let (metrics, counters) = (broker.metrics(), call.api.process.counters());
+    let (mut stats, samples) = (Map::new(), &call.api.samples);
+    let (delivered, got) = (metrics.messages_delivered.get(), metrics.messages_got.get());
+    let delivered_no_ack = metrics.messages_delivered_auto_ack.get();
+    let got_no_ack = metrics.messages_got_auto_ack.get();
+    let mut show = |series, count| samples.show(&mut stats, series, series, count);
+    show("ack", metrics.messages_acked.get());
+    show("confirm", counters.confirmed);
+    show("deliver", delivered.saturating_sub(delivered_no_ack));
+    show("deliver_get", delivered + got);
+    show("deliver_no_ack", delivered_no_ack);
+    show("drop_unroutable", metrics.messages_unroutable.get().saturating_sub(counters.returned));
+    show("get", got.saturating_sub(got_no_ack));
+    show("get_empty", metrics.gets_empty.get());
+    show("get_no_ack", got_no_ack);
+    show("publish", metrics.messages_routed.get() + metrics.messages_unroutable.get());
+    show("redeliver", metrics.messages_redelivered.get());
+    show("return_unroutable", counters.returned);
+    Value::Object(stats)
+}
+
+fn churn(call: &Call) -> Value {
+    let (mut churn, samples) = (Map::new(), &call.api.samples);
+    let counters = call.api.process.counters();
+    let mut show = |series, count| samples.show(&mut churn, series, series, count);
+    show("channel_closed", counters.channels_closed);
+    show("channel_created", counters.channels_opened);
+    show("connection_closed", counters.connections_closed);
+    show("connection_created", counters.connections_opened);
+    if let Some(broker) = &call.api.broker {
+        let metrics = broker.metrics();
+        show("queue_created", metrics.queues_created.get());
+        show("queue_declared", metrics.queues_declared.get());
+        show("queue_deleted", metrics.queues_deleted.get());
+    }
+    Value::Object(churn)
+}
+
+fn object_totals(call: &Call) -> Value {
+    let counters = call.api.process.counters();
+    let channels = counters.channels_opened.saturating_sub(counters.channels_closed);
+    let connections = call.api.process.connection_count();
+    match &call.api.broker {
+        None => json!({"channels": channels, "connections": connections}),
+        Some(broker) => {
+            let metrics = broker.metrics();
+            json!({
+                "channels": channels, "connections": connections, "consumers": metrics.consumers.get(),
+                // The default exchange of each virtual host is counted by RabbitMQ, too.
+                "exchanges": metrics.exchanges.get() + broker.vhosts().len() as u64,
+                "queues": metrics.queues.get(),
+            })
+        }
+    }
+}
+
+/// What all queues hold together: the sum of many small looks, and with very many queues not taken for each request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Totals {
+    pub(super) ready: u64,
+    pub(super) unacknowledged: u64,
+    taken: Instant,
+    cost: Duration,
+}
+
+fn queue_totals(call: &Call, broker: &Broker) -> Value {
+    let totals = {
+        let mut last = call.api.totals.lock();
+        let taken = match *last {
+            Some(totals) if totals.taken.elapsed() < totals.cost * REST => totals,
+            _ => count(call, broker),
+        };
+        *last = Some(taken);
+        taken
+    };
+    let (mut shown, samples) = (Map::new(), &call.api.samples);
+    samples.show(&mut shown, "queue_totals.messages", "messages", totals.ready + totals.unacknowledged);
+    samples.show(&mut shown, "queue_totals.ready", "messages_ready", totals.ready);
+    samples.show(&mut shown, "queue_totals.unacknowledged", "messages_unacknowledged", totals.unacknowledged);
+    Value::Object(shown)
+}
+
+fn count(call: &Call, broker: &Broker) -> Totals {
+    let taken = Instant::now();
+    let (mut ready, mut unacknowledged) = (0, 0);
+    for listed in call.api.queues.get(broker).iter() {
+        let view = listed.queue.view();
+        ready += view.ready;
+        unacknowledged += view.unacknowledged;
+    }
+    Totals { ready, unacknowledged, taken, cost: taken.elapsed() }
+}
+
+fn show_node(call: &Call) -> Value {
+    let node = call.api.process.node();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut shown = json!({
+        "name": node.name, "type": "disc", "running": true, "uptime": node.uptime, "os_pid": std::process::id().to_string(),
+        "processors": processors, "rates_mode": "basic", "partitions": [], "being_drained": false,
+        "mem_alarm": node.memory_alarm, "disk_free_alarm": node.disk_alarm, "exchange_types": exchange_types(),
+        "auth_mechanisms": MECHANISMS.iter().map(|(name, about)| {
+            json!({"name": name, "description": about, "enabled": true})
+        }).collect::<Vec<_>>(),
+        "applications": [{
+            "name": "leveret", "description": "Leveret", "version": call.api.process.version(),
+        }],
+        "contexts": contexts(call, &node.name), "cluster_links": [], "config_files": [], "enabled_plugins": [],
+        "log_files": [], "net_ticktime": 60,
+    });
+    let (open, most) = node.descriptors;
+    let known = [
+        ("mem_used", node.memory_used),
+        ("mem_limit", node.memory_limit),
+        ("disk_free", node.disk_free),
+        ("disk_free_limit", node.disk_free_limit),
+        ("fd_used", open),
+        ("fd_total", most),
+        ("sockets_used", Some(call.api.process.connection_count())),
+    ];
+    if let Some(shown) = shown.as_object_mut() {
+        for (key, value) in known {
+            if let Some(value) = value {
+                shown.insert(key.to_owned(), value.into());
+            }
+        }
+    }
+    shown
+}
+
+/// The version of RabbitMQ whose API this is, which clients look at.
+pub(super) const COMPATIBLE: &str = "3.10.8";
+
+const CLUSTER_NAME: &str = "cluster_name";
+
+/// Totals are taken anew after so many times as long as it took last: never more than a tenth of a processor's time.
+const REST: u32 = 10;
+
+const EXCHANGE_TYPES: &[(&str, &str)] = &[
+    ("direct", "AMQP direct exchange, as per the AMQP specification"),
+    ("fanout", "AMQP fanout exchange, as per the AMQP specification"),
+    ("headers", "AMQP headers exchange, as per the AMQP specification"),
+    ("topic", "AMQP topic exchange, as per the AMQP specification"),
+    ("x-consistent-hash", "Consistent Hashing Exchange"),
+];
+
+const MECHANISMS: &[(&str, &str)] = &[
+    ("AMQPLAIN", "QPid AMQPLAIN mechanism"),
+    ("EXTERNAL", "SASL EXTERNAL authentication mechanism"),
+    ("PLAIN", "SASL PLAIN authentication mechanism"),
+];
+
+const FEATURES: &[(&str, &str)] = &[
+    ("drop_unroutable_metric", "Count unroutable publishes to be dropped in stats"),
+    ("empty_basic_get_metric", "Count AMQP `basic.get` on empty queues in stats"),
+    (
+        "implicit_default_bindings",
+        "Default bindings are now implicit, instead of being stored in the database",
+    ),
+    ("quorum_queue", "Support queues of type `quorum`"),
+    ("user_limits", "Configure connection and channel limits for a user"),
+    ("virtual_host_metadata", "Virtual host metadata (description, tags, etc)"),
+];

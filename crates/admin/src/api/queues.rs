@@ -1,0 +1,155 @@
+//! Queues.
+
+use broker::{QueueDeclare, QueueKind, VirtualHost, arguments_of, json_of};
+use serde_json::{Map, Value, json};
+
+use super::SESSION;
+use super::call::{Answer, Call, Reply, flag, object, raw, short};
+use super::connections::details;
+use super::consumers::consumers_of_queue;
+use super::error::ApiError;
+use super::listing::list_sorted;
+use super::overview::columns;
+use super::snapshot::{Listed, of_vhost};
+
+/// `GET /api/queues`, and those of a virtual host.
+pub(super) fn all(call: &Call) -> Answer {
+    let broker = call.broker()?;
+    let vhosts = call.vhosts()?;
+    let queues = call.api.queues.get(broker);
+    let show = |listed: &Listed| show(call, listed);
+    if let [vhost] = &vhosts[..] {
+        return list_sorted(call, of_vhost(&queues, vhost.name()), Listed::key, show);
+    }
+    if vhosts.len() == broker.vhosts().len() {
+        return list_sorted(call, &queues, Listed::key, show);
+    }
+    let seen = vhosts.iter().flat_map(|vhost| of_vhost(&queues, vhost.name()));
+    let seen: Vec<Listed> = seen.cloned().collect();
+    list_sorted(call, &seen, Listed::key, show)
+}
+
+/// `GET /api/queues/{vhost}/{name}`.
+pub(super) fn one(call: &Call) -> Answer {
+    let listed = find(call)?;
+    let mut shown = show(call, &listed);
+    if let Some(shown) = shown.as_object_mut() {
+        let consumers = consumers_of_queue(call, listed.vhost.name(), &listed.queue);
+        shown.insert("consumer_details".to_owned(), consumers.into());
+        shown.insert("incoming".to_owned(), json!([]));
+        shown.insert("deliveries".to_owned(), json!([]));
+    }
+    Ok(Reply::json(columns(call, shown)))
+}
+
+/// `PUT /api/queues/{vhost}/{name}`.
+pub(super) fn declare(call: &Call) -> Answer {
+    let body = call.object()?;
+    let arguments = arguments_of(&object(&body, "arguments")?).encode();
+    let seat = call.seat()?;
+    let declare = QueueDeclare {
+        name: short("the queue's name", call.at("name"))?,
+        passive: false,
+        durable: flag(&body, "durable", false)?,
+        exclusive: flag(&body, "exclusive", false)?,
+        auto_delete: flag(&body, "auto_delete", false)?,
+        arguments: raw(&arguments)?,
+    };
+    if declare.exclusive {
+        return Err(ApiError::bad_request(
+            "an exclusive queue would be gone with the answer to this request",
+        ));
+    }
+    let is_new = seat.vhost().find_queue(declare.name).is_none();
+    seat.check_declare_queue(&declare)?;
+    let declared = seat.vhost().declare_queue(SESSION, &declare, call.now())?;
+    Ok(Reply::put(is_new).when_defined(declared.ticket))
+}
+
+/// `DELETE /api/queues/{vhost}/{name}`.
+pub(super) fn delete(call: &Call) -> Answer {
+    let listed = find(call)?;
+    let name = listed.queue.name();
+    let seat = call.seat()?;
+    seat.check_delete_queue(name)?;
+    let (_, ticket) =
+        seat.vhost().delete_queue(SESSION, name, call.asks("if-unused"), call.asks("if-empty"))?;
+    Ok(Reply::no_content().when_defined(ticket))
+}
+
+/// `DELETE /api/queues/{vhost}/{name}/contents`.
+pub(super) fn purge(call: &Call) -> Answer {
+    let listed = find(call)?;
+    let seat = call.seat()?;
+    seat.check_read_queue(listed.queue.name())?;
+    let (_, until) = seat.vhost().purge(SESSION, listed.queue.name())?;
+    Ok(Reply::no_content().when_stored(until))
+}
+
+/// `POST /api/queues/{vhost}/{name}/actions`: a queue has no mirrors, and so they are always synchronised.
+pub(super) fn act(call: &Call) -> Answer {
+    find(call)?;
+    match call.object()?.get("action") {
+        Some(Value::String(action)) if matches!(&**action, "sync" | "cancel_sync") => Ok(Reply::no_content()),
+        Some(other) => Err(ApiError::bad_request(json!(["unknown", other]))),
+        None => Err(ApiError::key_missing(&["action"])),
+    }
+}
+
+fn find(call: &Call) -> Result<Listed, ApiError> {
+    let vhost = call.vhost()?;
+    let queue = vhost.find_queue(call.at("name")).ok_or_else(ApiError::not_found)?;
+    Ok(Listed { vhost, queue })
+}
+
+fn show(call: &Call, listed: &Listed) -> Value {
+    let Listed { vhost, queue } = listed;
+    let (properties, view) = (queue.properties(), queue.view());
+    let mut shown = Map::new();
+    let mut put = |key: &str, value: Value| shown.insert(key.to_owned(), value);
+    put("name", json!(&**queue.name()));
+    put("vhost", json!(vhost.name()));
+    put("node", json!(call.api.process.node_name()));
+    put("type", json!(kind_of(queue.kind())));
+    put("state", json!("running"));
+    put("durable", json!(properties.durable));
+    put("auto_delete", json!(properties.auto_delete));
+    put("exclusive", json!(properties.owner.is_some()));
+    put("arguments", json_of(&properties.arguments));
+    put("messages", json!(view.ready + view.unacknowledged));
+    put("messages_ready", json!(view.ready));
+    put("messages_unacknowledged", json!(view.unacknowledged));
+    put("message_bytes_ready", json!(view.ready_bytes));
+    put("messages_paged_out", json!(view.paged));
+    put("messages_ram", json!(view.ready.saturating_sub(view.paged) + view.unacknowledged));
+    put("consumers", json!(view.consumers));
+    let (active, exclusive) = queue.special_consumers();
+    put("single_active_consumer_tag", json!(active));
+    put("exclusive_consumer_tag", json!(exclusive));
+    put("recoverable_slaves", Value::Null);
+    put_policies(call, vhost, listed, &mut put);
+    if let Some(owner) = properties.owner.and_then(|owner| call.api.process.connection(owner.0)) {
+        put("owner_pid_details", details(&*owner));
+    }
+    Value::Object(shown)
+}
+
+fn put_policies(
+    call: &Call,
+    vhost: &VirtualHost,
+    listed: &Listed,
+    put: &mut impl FnMut(&str, Value) -> Option<Value>,
+) {
+    let Some(broker) = &call.api.broker else { return };
+    let (policy, operator, definition) = broker.policies_of_queue(vhost, &listed.queue);
+    put("policy", json!(policy));
+    put("operator_policy", json!(operator));
+    put("effective_policy_definition", definition);
+}
+
+fn kind_of(kind: QueueKind) -> &'static str {
+    match kind {
+        QueueKind::Classic => "classic",
+        QueueKind::Quorum => "quorum",
+    }
+}

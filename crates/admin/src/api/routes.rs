@@ -1,0 +1,368 @@
+//! Which paths there are, who may use them, and what runs then. The OpenAPI description is made of the same table.
+
+use axum::http::Method;
+use percent_encoding::percent_decode_str;
+
+use super::call::{Answer, Call};
+use super::login::Who::{
+    self, Administrator, Anyone, AnyoneMonitors, Everybody, Member, Monitoring, Policymaker,
+};
+use super::{
+    bindings, connections, consumers, definitions, exchanges, health, leveret, limits, messages, openapi,
+    overview, parameters, permissions, policies, queues, users, vhosts,
+};
+
+/// A path and what can be done with it.
+pub(super) struct Route {
+    /// With variable parts in braces.
+    pub(super) path: &'static str,
+    pub(super) back: Back,
+    pub(super) actions: &'static [Action],
+}
+
+/// What has to stand behind the process for a path to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Back {
+    /// The embedded broker.
+    Broker,
+    /// That, or an upstream.
+    Any,
+}
+
+/// One method of a path.
+pub(super) struct Action {
+    pub(super) verb: Verb,
+    pub(super) who: Who,
+    pub(super) size: Size,
+    /// The answer is a list, which may be asked for in pages.
+    pub(super) is_list: bool,
+    pub(super) run: fn(&Call) -> Answer,
+    /// In a few words.
+    pub(super) about: &'static str,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verb {
+    Get,
+    Put,
+    Post,
+    Delete,
+}
+
+/// Of the body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Size {
+    Usual,
+    Large,
+}
+
+impl Verb {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Get => "GET",
+            Self::Put => "PUT",
+            Self::Post => "POST",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+/// A path that was asked for.
+pub(super) struct Found {
+    route: &'static Route,
+    /// The variable parts by their names, decoded.
+    pub(super) names: Vec<(&'static str, String)>,
+}
+
+impl Found {
+    /// What a method does. HEAD is GET without the answer's body, which HTTP leaves out by itself.
+    pub(super) fn action(&self, method: &Method) -> Option<&'static Action> {
+        let name = if method == Method::HEAD { "GET" } else { method.as_str() };
+        self.route.actions.iter().find(|action| action.verb.name() == name)
+    }
+
+    /// The methods, in RabbitMQ's order.
+    pub(super) fn allow(&self) -> String {
+        let has = |verb| self.route.actions.iter().any(|action| action.verb == verb);
+        let verbs = [
+            ("HEAD", Verb::Get),
+            ("GET", Verb::Get),
+            ("PUT", Verb::Put),
+            ("POST", Verb::Post),
+            ("DELETE", Verb::Delete),
+        ];
+        let known = verbs.iter().filter(|(_, verb)| has(*verb)).map(|(name, _)| *name);
+        known.chain(["OPTIONS"]).collect::<Vec<_>>().join(", ")
+    }
+
+    pub(super) fn vhost(&self) -> Option<&str> {
+        self.names.iter().find(|(name, _)| *name == "vhost").map(|(_, value)| value.as_str())
+    }
+}
+
+/// The route of a path. A part that is written out goes before one that is variable.
+pub(super) fn find(path: &str, has_broker: bool) -> Option<Found> {
+    let path = path.strip_prefix("/api")?;
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    ROUTES
+        .iter()
+        .filter(|route| has_broker || route.back == Back::Any)
+        .find_map(|route| Some(Found { route, names: matched(route.path, &parts)? }))
+}
+
+fn matched(pattern: &'static str, parts: &[&str]) -> Option<Vec<(&'static str, String)>> {
+    let mut names = Vec::new();
+    let mut rest = parts.iter();
+    for wanted in pattern.split('/') {
+        let part = rest.next()?;
+        match wanted.strip_prefix('{').and_then(|name| name.strip_suffix('}')) {
+            None if wanted == *part => {}
+            None => return None,
+            Some(_) if part.is_empty() => return None,
+            Some(name) => names.push((name, percent_decode_str(part).decode_utf8().ok()?.into_owned())),
+        }
+    }
+    rest.next().is_none().then_some(names)
+}
+
+const fn action(verb: Verb, who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    Action { verb, who, size: Size::Usual, is_list: false, run, about }
+}
+
+const fn get(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    action(Verb::Get, who, run, about)
+}
+
+const fn list(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    Action { is_list: true, ..action(Verb::Get, who, run, about) }
+}
+
+const fn put(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    action(Verb::Put, who, run, about)
+}
+
+const fn post(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    action(Verb::Post, who, run, about)
+}
+
+const fn large(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    Action { size: Size::Large, ..post(who, run, about) }
+}
+
+const fn delete(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    action(Verb::Delete, who, run, about)
+}
+
+const fn route(path: &'static str, actions: &'static [Action]) -> Route {
+    Route { path, back: Back::Broker, actions }
+}
+
+const fn anywhere(path: &'static str, actions: &'static [Action]) -> Route {
+    Route { path, back: Back::Any, actions }
+}
+
+/// All paths below `/api`, in the order in which they are tried.
+#[rustfmt::skip]
+pub(super) static ROUTES: &[Route] = &[
+    anywhere("overview", &[get(Anyone, overview::overview, "Versions, totals, rates and listeners")]),
+    anywhere("whoami", &[get(Anyone, overview::whoami, "Who has logged in")]),
+    anywhere("auth", &[get(Everybody, overview::auth, "How to log in")]),
+    anywhere("openapi.json", &[get(Everybody, openapi::description, "This description")]),
+    route("extensions", &[get(Anyone, overview::extensions, "Extensions of the dashboard")]),
+    route("feature-flags", &[get(Administrator, overview::feature_flags, "Features that are there")]),
+    route("cluster-name", &[
+        get(Anyone, overview::cluster_name, "The name of the broker"),
+        put(Administrator, overview::set_cluster_name, "Name the broker"),
+    ]),
+    route("nodes", &[list(Monitoring, overview::nodes, "The node")]),
+    route("nodes/{node}", &[get(Monitoring, overview::node, "The node, by name")]),
+    route("rebalance/queues", &[post(Administrator, overview::rebalance, "Nothing, for there is one node")]),
+    route("definitions", &[
+        get(Administrator, definitions::export, "All definitions"),
+        large(Administrator, definitions::import, "Load definitions"),
+    ]),
+    route("definitions/{vhost}", &[
+        get(Administrator, definitions::export_vhost, "The definitions of a virtual host"),
+        large(Administrator, definitions::import_vhost, "Load definitions into a virtual host"),
+    ]),
+    route("parameters", &[list(Policymaker, parameters::all, "Parameters")]),
+    route("parameters/{component}", &[list(Policymaker, parameters::all, "Parameters of a component")]),
+    route("parameters/{component}/{vhost}", &[list(Policymaker, parameters::all, "Parameters of a component in a virtual host")]),
+    route("parameters/{component}/{vhost}/{name}", &[
+        get(Policymaker, parameters::one, "A parameter"),
+        put(Policymaker, parameters::set, "Set a parameter"),
+        delete(Policymaker, parameters::clear, "Clear a parameter"),
+    ]),
+    route("global-parameters", &[list(Policymaker, parameters::all_global, "Parameters of the broker as a whole")]),
+    route("global-parameters/{name}", &[
+        get(Policymaker, parameters::one_global, "A global parameter"),
+        put(Policymaker, parameters::set_global, "Set a global parameter"),
+        delete(Policymaker, parameters::clear_global, "Clear a global parameter"),
+    ]),
+    route("policies", &[list(Anyone, policies::all, "Policies")]),
+    route("policies/{vhost}", &[list(Anyone, policies::all, "Policies of a virtual host")]),
+    route("policies/{vhost}/{name}", &[
+        get(Policymaker, policies::one, "A policy"),
+        put(Policymaker, policies::set, "Set a policy"),
+        delete(Policymaker, policies::clear, "Clear a policy"),
+    ]),
+    route("operator-policies", &[list(Anyone, policies::all_operator, "Operator policies")]),
+    route("operator-policies/{vhost}", &[list(Anyone, policies::all_operator, "Operator policies of a virtual host")]),
+    route("operator-policies/{vhost}/{name}", &[
+        get(Policymaker, policies::one_operator, "An operator policy"),
+        put(Administrator, policies::set_operator, "Set an operator policy"),
+        delete(Administrator, policies::clear_operator, "Clear an operator policy"),
+    ]),
+    route("vhost-limits", &[list(Anyone, limits::of_vhosts, "Limits of virtual hosts")]),
+    route("vhost-limits/{vhost}", &[list(AnyoneMonitors, limits::of_vhosts, "Limits of a virtual host")]),
+    route("vhost-limits/{vhost}/{name}", &[
+        put(Administrator, limits::set_of_vhost, "Limit a virtual host"),
+        delete(Administrator, limits::clear_of_vhost, "Lift a limit of a virtual host"),
+    ]),
+    route("user-limits", &[list(Anyone, limits::of_users, "Limits of users")]),
+    route("user-limits/{user}", &[list(Anyone, limits::of_users, "Limits of a user")]),
+    route("user-limits/{user}/{name}", &[
+        put(Administrator, limits::set_of_user, "Limit a user"),
+        delete(Administrator, limits::clear_of_user, "Lift a limit of a user"),
+    ]),
+    anywhere("connections", &[list(Anyone, connections::all, "Open connections")]),
+    anywhere("connections/username/{user}", &[
+        list(Anyone, connections::of_user, "Open connections of a user"),
+        delete(Anyone, connections::close_of_user, "Close the connections of a user"),
+    ]),
+    anywhere("connections/{name}", &[
+        get(Anyone, connections::one, "A connection"),
+        delete(Anyone, connections::close, "Close a connection; header X-Reason may say why"),
+    ]),
+    anywhere("connections/{name}/channels", &[list(Anyone, connections::channels_of, "Channels of a connection")]),
+    anywhere("channels", &[list(Anyone, connections::channels, "Open channels")]),
+    anywhere("channels/{name}", &[get(Anyone, connections::channel, "A channel")]),
+    route("vhosts/{vhost}/connections", &[list(Anyone, connections::all, "Open connections of a virtual host")]),
+    route("vhosts/{vhost}/channels", &[list(Anyone, connections::channels, "Open channels of a virtual host")]),
+    route("consumers", &[list(Anyone, consumers::all, "Consumers")]),
+    route("consumers/{vhost}", &[list(AnyoneMonitors, consumers::all, "Consumers of a virtual host")]),
+    route("exchanges", &[list(Anyone, exchanges::all, "Exchanges")]),
+    route("exchanges/{vhost}", &[list(Anyone, exchanges::all, "Exchanges of a virtual host")]),
+    route("exchanges/{vhost}/{name}", &[
+        get(Anyone, exchanges::one, "An exchange"),
+        put(Member, exchanges::declare, "Declare an exchange"),
+        delete(Member, exchanges::delete, "Delete an exchange"),
+    ]),
+    route("exchanges/{vhost}/{name}/publish", &[large(Member, messages::publish, "Publish a message")]),
+    route("exchanges/{vhost}/{name}/bindings/source", &[list(Anyone, bindings::from_exchange, "Bindings from an exchange")]),
+    route("exchanges/{vhost}/{name}/bindings/destination", &[list(Anyone, bindings::to_exchange, "Bindings to an exchange")]),
+    route("queues", &[list(Anyone, queues::all, "Queues")]),
+    route("queues/{vhost}", &[list(Anyone, queues::all, "Queues of a virtual host")]),
+    route("queues/{vhost}/{name}", &[
+        get(Anyone, queues::one, "A queue"),
+        put(Member, queues::declare, "Declare a queue"),
+        delete(Member, queues::delete, "Delete a queue"),
+    ]),
+    route("queues/{vhost}/{name}/bindings", &[list(Anyone, bindings::to_queue, "Bindings to a queue")]),
+    route("queues/{vhost}/{name}/contents", &[delete(Member, queues::purge, "Purge a queue")]),
+    route("queues/{vhost}/{name}/actions", &[post(Administrator, queues::act, "Nothing, for there are no mirrors")]),
+    route("queues/{vhost}/{name}/get", &[post(Member, messages::get, "Get messages")]),
+    route("bindings", &[list(Anyone, bindings::all, "Bindings")]),
+    route("bindings/{vhost}", &[list(Anyone, bindings::all, "Bindings of a virtual host")]),
+    route("bindings/{vhost}/e/{source}/q/{destination}", &[
+        list(Anyone, bindings::between, "Bindings between an exchange and a queue"),
+        post(Member, bindings::bind, "Bind a queue to an exchange"),
+    ]),
+    route("bindings/{vhost}/e/{source}/e/{exchange}", &[
+        list(Anyone, bindings::between, "Bindings between two exchanges"),
+        post(Member, bindings::bind, "Bind an exchange to another"),
+    ]),
+    route("bindings/{vhost}/e/{source}/q/{destination}/{props}", &[
+        get(Anyone, bindings::one, "A binding, by its properties key"),
+        delete(Member, bindings::unbind, "Unbind a queue"),
+    ]),
+    route("bindings/{vhost}/e/{source}/e/{exchange}/{props}", &[
+        get(Anyone, bindings::one, "A binding of two exchanges, by its properties key"),
+        delete(Member, bindings::unbind, "Unbind an exchange"),
+    ]),
+    route("vhosts", &[list(Anyone, vhosts::all, "Virtual hosts")]),
+    route("vhosts/{vhost}", &[
+        get(Administrator, vhosts::one, "A virtual host"),
+        put(Administrator, vhosts::set, "Add or change a virtual host"),
+        delete(Administrator, vhosts::remove, "Delete a virtual host with all that is in it"),
+    ]),
+    route("vhosts/{vhost}/permissions", &[list(Administrator, permissions::all, "Permissions in a virtual host")]),
+    route("vhosts/{vhost}/topic-permissions", &[list(Administrator, permissions::all_topic, "Topic permissions in a virtual host")]),
+    route("users", &[list(Administrator, users::all, "Users")]),
+    route("users/without-permissions", &[list(Administrator, users::without_permissions, "Users without permissions anywhere")]),
+    route("users/bulk-delete", &[post(Administrator, users::remove_many, "Delete users")]),
+    route("users/{user}", &[
+        get(Administrator, users::one, "A user"),
+        put(Administrator, users::set, "Add or change a user"),
+        delete(Administrator, users::remove, "Delete a user"),
+    ]),
+    route("users/{user}/permissions", &[list(Administrator, permissions::all, "Permissions of a user")]),
+    route("users/{user}/topic-permissions", &[list(Administrator, permissions::all_topic, "Topic permissions of a user")]),
+    route("permissions", &[list(Administrator, permissions::all, "Permissions")]),
+    route("permissions/{vhost}/{user}", &[
+        get(Administrator, permissions::one, "Permissions of a user in a virtual host"),
+        put(Administrator, permissions::set, "Grant permissions"),
+        delete(Administrator, permissions::clear, "Take permissions away"),
+    ]),
+    route("topic-permissions", &[list(Administrator, permissions::all_topic, "Topic permissions")]),
+    route("topic-permissions/{vhost}/{user}", &[
+        list(Administrator, permissions::all_topic, "Topic permissions of a user in a virtual host"),
+        put(Administrator, permissions::set_topic, "Restrict topics"),
+        delete(Administrator, permissions::clear_topic, "Lift all restrictions of topics"),
+    ]),
+    route("topic-permissions/{vhost}/{user}/{exchange}", &[
+        delete(Administrator, permissions::clear_topic, "Lift the restrictions of topics of an exchange"),
+    ]),
+    route("aliveness-test/{vhost}", &[get(Member, health::aliveness, "Declare, publish and get")]),
+    anywhere("health/checks/alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
+    anywhere("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
+    anywhere("health/checks/port-listener/{port}", &[get(Anyone, health::port, "Somebody listens on a port")]),
+    anywhere("health/checks/protocol-listener/{protocol}", &[get(Anyone, health::protocol, "Somebody listens for a protocol")]),
+    route("health/checks/virtual-hosts", &[get(Anyone, health::fine, "All virtual hosts are up")]),
+    route("health/checks/node-is-mirror-sync-critical", &[get(Anyone, health::single, "Nothing depends on this node alone that could be elsewhere")]),
+    route("health/checks/node-is-quorum-critical", &[get(Anyone, health::single, "The same for quorum queues")]),
+    anywhere("leveret/clients", &[list(Monitoring, leveret::clients, "Clients, and the upstream connections that serve them")]),
+    anywhere("leveret/upstreams", &[list(Monitoring, leveret::upstreams, "Upstream addresses")]),
+    anywhere("leveret/connections", &[list(Monitoring, leveret::connections, "Upstream connections")]),
+    anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
+    anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
+    anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
+    anywhere("leveret/drain", &[post(Administrator, leveret::drain, "Shut down in order, as SIGTERM does")]),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(path: &str) -> Option<Vec<String>> {
+        find(path, true).map(|found| found.names.into_iter().map(|(_, value)| value).collect())
+    }
+
+    #[test]
+    fn names_may_hold_slashes_once_they_are_encoded() {
+        assert_eq!(names("/api/queues/%2F/a%2Fb%20c"), Some(vec!["/".into(), "a/b c".into()]));
+        assert_eq!(names("/api/queues/%2F/"), names("/api/queues/%2F"), "as RabbitMQ has it");
+        assert_eq!(names("/api/queues/%FF/q"), None, "no text");
+    }
+
+    #[test]
+    fn words_go_before_names() {
+        assert_eq!(names("/api/users/without-permissions"), Some(Vec::new()));
+        assert_eq!(names("/api/connections/username/u"), Some(vec!["u".into()]));
+        let channels = find("/api/connections/x/channels", true).unwrap();
+        assert_eq!(channels.route.path, "connections/{name}/channels");
+    }
+
+    #[test]
+    fn what_the_broker_has_is_not_there_without_it() {
+        assert!(find("/api/queues", false).is_none());
+        assert!(find("/api/leveret/limits", false).is_some());
+        assert!(find("/api/nope", true).is_none());
+    }
+
+    #[test]
+    fn methods_are_told_as_rabbitmq_tells_them() {
+        assert_eq!(find("/api/overview", true).unwrap().allow(), "HEAD, GET, OPTIONS");
+        assert_eq!(find("/api/rebalance/queues", true).unwrap().allow(), "POST, OPTIONS");
+    }
+}

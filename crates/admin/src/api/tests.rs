@@ -1,0 +1,205 @@
+//! Routes on a broker, without sockets.
+
+use std::cell::Cell;
+
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use broker::{BrokerConfig, QueueDeclare, Timestamp};
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::call::Call;
+use super::listing::list_sorted;
+use super::login::User;
+use super::snapshot::Listed;
+use super::*;
+
+/// A process in which nothing goes on.
+struct Quiet;
+
+impl Process for Quiet {
+    fn now(&self) -> Timestamp {
+        Timestamp(1)
+    }
+
+    fn version(&self) -> &str {
+        "1"
+    }
+
+    fn node_name(&self) -> &str {
+        "leveret@here"
+    }
+
+    fn node(&self) -> NodeInfo {
+        NodeInfo::default()
+    }
+
+    fn listeners(&self) -> Vec<ListenerInfo> {
+        Vec::new()
+    }
+
+    fn counters(&self) -> Counters {
+        Counters::default()
+    }
+
+    fn connection_count(&self) -> u64 {
+        0
+    }
+
+    fn connections(&self) -> Vec<Arc<dyn Connection>> {
+        Vec::new()
+    }
+
+    fn connection(&self, _: u64) -> Option<Arc<dyn Connection>> {
+        None
+    }
+
+    fn connection_named(&self, _: &str) -> Option<Arc<dyn Connection>> {
+        None
+    }
+
+    fn upstreams(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn upstream_connections(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn leases(&self) -> Option<Value> {
+        None
+    }
+
+    fn max_message_size(&self) -> u64 {
+        1 << 20
+    }
+
+    fn limits(&self) -> Value {
+        Value::Null
+    }
+
+    fn environment(&self) -> Value {
+        Value::Null
+    }
+
+    fn drain(&self) {}
+}
+
+fn world() -> (Arc<Broker>, Arc<Api>) {
+    let broker = Broker::new(BrokerConfig::default());
+    let api = Api::new(Some(Arc::clone(&broker)), Arc::new(Quiet));
+    (broker, api)
+}
+
+fn declare(broker: &Broker, name: &str) {
+    let declare = QueueDeclare { name, ..QueueDeclare::default() };
+    broker.vhost("/").unwrap().declare_queue(SESSION, &declare, Timestamp(1)).unwrap();
+}
+
+/// What guest asks for.
+fn call(api: &Arc<Api>, names: &[(&'static str, &str)], query: &[(&str, &str)], body: &Value) -> Call {
+    let mut headers = HeaderMap::new();
+    headers.insert(AUTHORIZATION, format!("Basic {}", STANDARD.encode("guest:guest")).parse().unwrap());
+    let here = Caller { ip: None, is_local: true };
+    let broker = api.broker.as_ref().unwrap();
+    let user = User::log_in(broker, &headers, here, &api.attempts).unwrap_or_else(|_| panic!("guest"));
+    Call {
+        api: Arc::clone(api),
+        user,
+        names: names.iter().map(|&(name, value)| (name, value.to_owned())).collect(),
+        query: query.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        body: Bytes::from(body.to_string()),
+        reason: None,
+    }
+}
+
+fn shown(answer: call::Answer) -> Value {
+    let reply = answer.unwrap_or_else(|error| panic!("{error:?}"));
+    serde_json::from_slice(&reply.body.unwrap()).unwrap()
+}
+
+#[test]
+fn a_page_of_a_hundred_thousand_queues_costs_that_page() {
+    let (broker, api) = world();
+    for number in 0..100_000 {
+        declare(&broker, &format!("q{number:06}"));
+    }
+    let looked_at = Cell::new(0);
+    let page = |number: &str| {
+        let query = [("page", number), ("page_size", "100")];
+        let call = call(&api, &[], &query, &json!({}));
+        let show = |listed: &Listed| {
+            looked_at.set(looked_at.get() + 1);
+            json!({"name": &**listed.queue.name()})
+        };
+        shown(list_sorted(&call, &api.queues.get(&broker), Listed::key, show))
+    };
+    let first = page("1");
+    assert_eq!(
+        (first["items"][0]["name"].as_str(), first["total_count"].as_u64()),
+        (Some("q000000"), Some(100_000))
+    );
+    for number in 2..=10 {
+        page(&number.to_string());
+    }
+    assert_eq!(page("1000")["items"][99]["name"], "q099999");
+    assert_eq!(looked_at.get(), 1100, "eleven pages of a hundred");
+    assert_eq!(api.queues.walks(), 1, "walked through once, for none has come or gone");
+    declare(&broker, "a");
+    assert_eq!(page("1")["items"][0]["name"], "a", "what is new is there");
+    assert_eq!(api.queues.walks(), 2);
+}
+
+#[test]
+fn a_deleted_queue_is_listed_no_more() {
+    let (broker, api) = world();
+    declare(&broker, "q");
+    let all = || shown(queues::all(&call(&api, &[], &[], &json!({}))));
+    assert_eq!(all()[0]["name"], "q");
+    let names = [("vhost", "/"), ("name", "q")];
+    assert!(queues::delete(&call(&api, &names, &[], &json!({}))).is_ok());
+    assert_eq!(all(), json!([]));
+}
+
+#[test]
+fn lists_are_sorted_by_what_is_asked_for() {
+    let (broker, api) = world();
+    for name in ["b", "a", "c"] {
+        declare(&broker, name);
+    }
+    let message = json!({"properties": {}, "routing_key": "b", "payload": "x", "payload_encoding": "string"});
+    let publish = call(&api, &[("vhost", "/"), ("name", "amq.default")], &[], &message);
+    assert_eq!(shown(messages::publish(&publish)), json!({"routed": true}));
+    let names = |query: &[(&str, &str)]| {
+        let all = shown(queues::all(&call(&api, &[], query, &json!({}))));
+        let names = all.as_array().unwrap().iter().map(|queue| queue["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(&[]), "a b c");
+    assert_eq!(names(&[("sort_reverse", "true")]), "c b a");
+    assert_eq!(names(&[("sort", "messages"), ("sort_reverse", "true")]).split(' ').next(), Some("b"));
+    assert_eq!(names(&[("name", "B")]), "b");
+}
+
+#[test]
+fn what_was_got_and_put_back_is_there_again() {
+    let (broker, api) = world();
+    declare(&broker, "q");
+    for payload in ["one", "two"] {
+        let message =
+            json!({"properties": {}, "routing_key": "q", "payload": payload, "payload_encoding": "string"});
+        let at = [("vhost", "/"), ("name", "amq.default")];
+        assert!(messages::publish(&call(&api, &at, &[], &message)).is_ok());
+    }
+    let get = |mode: &str| {
+        let wanted = json!({"count": 5, "ackmode": mode, "encoding": "auto"});
+        let got = shown(messages::get(&call(&api, &[("vhost", "/"), ("name", "q")], &[], &wanted)));
+        let got = got.as_array().unwrap().clone();
+        got.iter().map(|got| (got["payload"].clone(), got["redelivered"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(get("ack_requeue_true"), [(json!("one"), json!(false)), (json!("two"), json!(false))]);
+    assert_eq!(get("ack_requeue_false"), [(json!("one"), json!(true)), (json!("two"), json!(true))]);
+    assert_eq!(get("ack_requeue_true"), []);
+}

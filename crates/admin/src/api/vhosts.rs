@@ -1,0 +1,90 @@
+//! Virtual hosts.
+
+use broker::{Section, VirtualHost};
+use serde_json::{Map, Value, json};
+
+use super::call::{Answer, Call, Reply, text};
+use super::error::ApiError;
+use super::listing::list;
+use super::overview::columns;
+use super::snapshot::of_vhost;
+
+/// `GET /api/vhosts`.
+pub(super) fn all(call: &Call) -> Answer {
+    list(call, call.vhosts()?, |vhost| ("", vhost.name()), |vhost| show(call, vhost))
+}
+
+/// `GET /api/vhosts/{vhost}`.
+pub(super) fn one(call: &Call) -> Answer {
+    Ok(Reply::json(columns(call, show(call, &*call.vhost()?))))
+}
+
+/// `PUT /api/vhosts/{vhost}`. Who adds one may do everything there, as in RabbitMQ.
+pub(super) fn set(call: &Call) -> Answer {
+    let body = call.object()?;
+    let name = call.at("vhost");
+    let _changing = call.api.changes.lock();
+    let is_new = call.broker()?.vhost(name).is_none();
+    let tags = match body.get("tags") {
+        None | Some(Value::Null) => json!([]),
+        Some(tags @ (Value::Array(_) | Value::String(_))) => tags.clone(),
+        Some(_) => return Err(ApiError::bad_request("tags is neither a text nor a list of texts")),
+    };
+    let description = text(&body, "description", "")?;
+    call.define(Section::VirtualHosts, json!({"name": name, "description": description, "tags": tags}))?;
+    if is_new {
+        let all = ".*";
+        call.define(
+            Section::Permissions,
+            json!({"vhost": name, "user": call.user.name(), "configure": all, "write": all, "read": all}),
+        )?;
+    }
+    call.defined(Reply::put(is_new))
+}
+
+/// `DELETE /api/vhosts/{vhost}`.
+pub(super) fn remove(call: &Call) -> Answer {
+    let _changing = call.api.changes.lock();
+    let name = call.at("vhost");
+    let reply = call.undefine(Section::VirtualHosts, &[name])?;
+    for connection in call.api.process.connections() {
+        if connection.vhost() == name {
+            connection.close(&format!("vhost '{name}' is down"));
+        }
+    }
+    Ok(reply)
+}
+
+fn show(call: &Call, vhost: &VirtualHost) -> Value {
+    let definition =
+        call.api.broker.as_ref().and_then(|broker| broker.definition(Section::VirtualHosts, &[vhost.name()]));
+    let part = |key: &str, default: Value| {
+        definition.as_ref().and_then(|definition| definition.get(key).cloned()).unwrap_or(default)
+    };
+    let description = part("description", json!(""));
+    let tags = match part("tags", json!([])) {
+        Value::String(tags) => tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect(),
+        tags => tags,
+    };
+    let mut shown = Map::new();
+    let mut put = |key: &str, value: Value| shown.insert(key.to_owned(), value);
+    put("name", json!(vhost.name()));
+    put("description", description.clone());
+    put("tags", tags.clone());
+    put("default_queue_type", json!("undefined"));
+    put("metadata", json!({"description": description, "tags": tags}));
+    put("tracing", json!(false));
+    put("cluster_state", json!({call.api.process.node_name(): "running"}));
+    let (mut ready, mut unacknowledged) = (0, 0);
+    if let Some(broker) = &call.api.broker {
+        for listed in of_vhost(&call.api.queues.get(broker), vhost.name()) {
+            let view = listed.queue.view();
+            ready += view.ready;
+            unacknowledged += view.unacknowledged;
+        }
+    }
+    put("messages", json!(ready + unacknowledged));
+    put("messages_ready", json!(ready));
+    put("messages_unacknowledged", json!(unacknowledged));
+    Value::Object(shown)
+}

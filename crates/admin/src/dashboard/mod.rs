@@ -1,0 +1,93 @@
+//! The dashboard at `/`: what the management API tells, and what can be done through it, in a browser.
+//!
+//! Its files stand in `static` as they are served: `main.js` logs in and shows the view that the address names, `views`
+//! are those, `parts` what they are made of, and `api.js` is the only one that asks the API. They load nothing from
+//! elsewhere, and their policy lets them load nothing from elsewhere.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::HeaderValue;
+use axum::routing::get;
+
+use crate::Source;
+use crate::files::{CSS, File, HTML, PICTURE, SCRIPT};
+
+/// The routes of the dashboard.
+pub(crate) fn router() -> Router<Arc<dyn Source>> {
+    FILES
+        .iter()
+        .fold(Router::new(), |router, file| router.route(file.path, get(async || file.response(POLICY))))
+}
+
+/// Only this server's scripts, styles and pictures, and requests to this server alone. Names of queues are chosen by
+/// strangers: even a mistake that made markup of one would run nothing, for scripts in markup are forbidden, and so is
+/// making markup of texts (`trusted-types`).
+pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+     frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; \
+     trusted-types 'none'",
+);
+
+#[rustfmt::skip]
+const FILES: [File; 39] = [
+    File { path: "/", kind: HTML, text: include_str!("static/index.html") },
+    File { path: "/dashboard/api.js", kind: SCRIPT, text: include_str!("static/api.js") },
+    File { path: "/dashboard/base.css", kind: CSS, text: include_str!("static/base.css") },
+    File { path: "/dashboard/dom.js", kind: SCRIPT, text: include_str!("static/dom.js") },
+    File { path: "/dashboard/format.js", kind: SCRIPT, text: include_str!("static/format.js") },
+    File { path: "/dashboard/graph.js", kind: SCRIPT, text: include_str!("static/graph.js") },
+    File { path: "/dashboard/history.js", kind: SCRIPT, text: include_str!("static/history.js") },
+    File { path: "/dashboard/icon.svg", kind: PICTURE, text: include_str!("static/icon.svg") },
+    File { path: "/dashboard/main.js", kind: SCRIPT, text: include_str!("static/main.js") },
+    File { path: "/dashboard/metrics.js", kind: SCRIPT, text: include_str!("static/metrics.js") },
+    File { path: "/dashboard/parts.css", kind: CSS, text: include_str!("static/parts.css") },
+    File { path: "/dashboard/places.js", kind: SCRIPT, text: include_str!("static/places.js") },
+    File { path: "/dashboard/router.js", kind: SCRIPT, text: include_str!("static/router.js") },
+    File { path: "/dashboard/sampler.js", kind: SCRIPT, text: include_str!("static/sampler.js") },
+    File { path: "/dashboard/session.js", kind: SCRIPT, text: include_str!("static/session.js") },
+    File { path: "/dashboard/vhosts.js", kind: SCRIPT, text: include_str!("static/vhosts.js") },
+    File { path: "/dashboard/parts/diagram.js", kind: SCRIPT, text: include_str!("static/parts/diagram.js") },
+    File { path: "/dashboard/parts/dialog.js", kind: SCRIPT, text: include_str!("static/parts/dialog.js") },
+    File { path: "/dashboard/parts/fields.js", kind: SCRIPT, text: include_str!("static/parts/fields.js") },
+    File { path: "/dashboard/parts/figures.js", kind: SCRIPT, text: include_str!("static/parts/figures.js") },
+    File { path: "/dashboard/parts/list.js", kind: SCRIPT, text: include_str!("static/parts/list.js") },
+    File { path: "/dashboard/parts/messages.js", kind: SCRIPT, text: include_str!("static/parts/messages.js") },
+    File { path: "/dashboard/parts/notice.js", kind: SCRIPT, text: include_str!("static/parts/notice.js") },
+    File { path: "/dashboard/parts/slow.js", kind: SCRIPT, text: include_str!("static/parts/slow.js") },
+    File { path: "/dashboard/parts/sparkline.js", kind: SCRIPT, text: include_str!("static/parts/sparkline.js") },
+    File { path: "/dashboard/parts/table.js", kind: SCRIPT, text: include_str!("static/parts/table.js") },
+    File { path: "/dashboard/views/bindings.js", kind: SCRIPT, text: include_str!("static/views/bindings.js") },
+    File { path: "/dashboard/views/clients.js", kind: SCRIPT, text: include_str!("static/views/clients.js") },
+    File { path: "/dashboard/views/connections.js", kind: SCRIPT, text: include_str!("static/views/connections.js") },
+    File { path: "/dashboard/views/exchanges.js", kind: SCRIPT, text: include_str!("static/views/exchanges.js") },
+    File { path: "/dashboard/views/overview.js", kind: SCRIPT, text: include_str!("static/views/overview.js") },
+    File { path: "/dashboard/views/picture.js", kind: SCRIPT, text: include_str!("static/views/picture.js") },
+    File { path: "/dashboard/views/policies.js", kind: SCRIPT, text: include_str!("static/views/policies.js") },
+    File { path: "/dashboard/views/pool.js", kind: SCRIPT, text: include_str!("static/views/pool.js") },
+    File { path: "/dashboard/views/queue.js", kind: SCRIPT, text: include_str!("static/views/queue.js") },
+    File { path: "/dashboard/views/queues.js", kind: SCRIPT, text: include_str!("static/views/queues.js") },
+    File { path: "/dashboard/views/upstreams.js", kind: SCRIPT, text: include_str!("static/views/upstreams.js") },
+    File { path: "/dashboard/views/users.js", kind: SCRIPT, text: include_str!("static/views/users.js") },
+    File { path: "/dashboard/views/vhosts.js", kind: SCRIPT, text: include_str!("static/views/vhosts.js") },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_that_is_referred_to_is_served_and_none_is_from_elsewhere() {
+        crate::files::assert_complete(&FILES, &["/page/listeners.json"]);
+    }
+
+    #[test]
+    fn nothing_makes_markup_of_texts() {
+        for file in &FILES {
+            for way in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style=\""]
+            {
+                assert!(!file.text.contains(way), "{}: {way}", file.path);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+// The management HTTP API. Who asks is told with each request by a header and never by the address, and the browser's
+// own way to remember passwords is left out (`credentials: "omit"`), so that it does not ask for one by itself either.
+
+/** Milliseconds for an answer. */
+const TIMEOUT = 30_000;
+
+/** What the server refused, or that it did not answer (`status` 0). */
+export class ApiError extends Error {
+  constructor(status, reason) {
+    super(reason);
+    this.status = status;
+  }
+}
+
+export class Api {
+  #authorization;
+
+  constructor(authorization) {
+    this.#authorization = authorization;
+  }
+
+  /** Parts of a path are names as they are; `query` is an object whose empty values are left out. */
+  get(parts, query = {}, signal = undefined) {
+    return this.#ask("GET", parts, { query, signal });
+  }
+
+  put(parts, body) {
+    return this.#ask("PUT", parts, { body });
+  }
+
+  post(parts, body) {
+    return this.#ask("POST", parts, { body });
+  }
+
+  delete(parts, { query = {}, headers = {} } = {}) {
+    return this.#ask("DELETE", parts, { query, headers });
+  }
+
+  /**
+   * A page of a list as `{ items, page, pages, found, total }`, whether the server cuts lists into pages or, for those
+   * that RabbitMQ never cuts, sends all of it.
+   */
+  async list(parts, { page = 1, size = 50, query = {}, signal } = {}) {
+    const answer = await this.get(parts, { page, page_size: size, ...query }, signal);
+    if (Array.isArray(answer)) return cut(answer, page, size);
+    return {
+      items: answer.items,
+      page: answer.page,
+      pages: Math.max(1, answer.page_count),
+      found: answer.filtered_count,
+      total: answer.total_count,
+    };
+  }
+
+  async #ask(method, parts, { query = {}, body, headers = {}, signal }) {
+    const options = {
+      method,
+      credentials: "omit",
+      cache: "no-store",
+      redirect: "error",
+      // Nothing is said of what is accepted: some of RabbitMQ's answers are of no type at all.
+      headers: { ...headers },
+      signal: signal ? AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT)]) : AbortSignal.timeout(TIMEOUT),
+    };
+    if (this.#authorization) options.headers.authorization = this.#authorization;
+    if (body !== undefined) {
+      options.headers["content-type"] = "application/json";
+      options.body = JSON.stringify(body);
+    }
+    const response = await reach(address(parts, query), options, signal);
+    const text = await response.text();
+    if (!response.ok) throw new ApiError(response.status, reason(response, text));
+    return text === "" ? null : parsed(text);
+  }
+}
+
+/** Basic authentication, of which the octets are UTF-8 (RFC 7617). */
+export function basic(user, password) {
+  const octets = new TextEncoder().encode(`${user}:${password}`);
+  return `Basic ${btoa(String.fromCharCode(...octets))}`;
+}
+
+/** How the API writes the default exchange, which has no name, in an address. */
+export function exchangePart(exchange) {
+  return exchange === "" ? "amq.default" : exchange;
+}
+
+function address(parts, query) {
+  const path = parts.map((part) => {
+    // Every browser takes these, however they are written, for steps through the path: another thing would be meant.
+    if (part === "." || part === "..") throw new ApiError(400, `A browser cannot ask for the name "${part}".`);
+    return encodeURIComponent(part);
+  });
+  const kept = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const search = new URLSearchParams(kept).toString();
+  return `/api/${path.join("/")}${search && `?${search}`}`;
+}
+
+async function reach(url, options, signal) {
+  try {
+    return await fetch(url, options);
+  } catch (error) {
+    // Who gave up on purpose wants to know just that.
+    if (signal?.aborted) throw signal.reason;
+    const why = error.name === "TimeoutError" ? "The server does not answer." : "The server cannot be reached.";
+    throw new ApiError(0, why);
+  }
+}
+
+function reason(response, text) {
+  try {
+    const { reason, error } = JSON.parse(text);
+    const words = typeof reason === "string" ? reason : error;
+    if (typeof words === "string") return words;
+  } catch {
+    // Then it is no JSON, and the status has to do.
+  }
+  return `The server answers ${response.status} ${response.statusText}.`;
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new ApiError(0, "The server's answer is not to be understood.");
+  }
+}
+
+function cut(all, page, size) {
+  const pages = Math.max(1, Math.ceil(all.length / size));
+  const shown = Math.min(page, pages);
+  const items = all.slice((shown - 1) * size, shown * size);
+  return { items, page: shown, pages, found: all.length, total: all.length };
+}

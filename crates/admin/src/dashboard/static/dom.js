@@ -1,0 +1,72 @@
+// Elements without markup: text is always text, so that no name of a queue can become a part of the page.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/**
+ * An element. Properties that begin with "on" are listeners, `true` is an attribute without a value, and what is null or
+ * false is left out. Children are elements, texts or numbers; null is left out.
+ */
+export function el(tag, properties = {}, ...children) {
+  return furnish(document.createElement(tag), properties, children);
+}
+
+/** The same for SVG. */
+export function svg(tag, properties = {}, ...children) {
+  return furnish(document.createElementNS(SVG, tag), properties, children);
+}
+
+/** Writes a text only where it changed, so that a selection and what a screen reader said stay as they are. */
+export function setText(node, text) {
+  const wanted = String(text);
+  if (node.textContent !== wanted) node.textContent = wanted;
+}
+
+/** Sets an attribute only where it changed; null removes it. */
+export function setAttribute(node, name, value) {
+  if (value === null || value === undefined || value === false) {
+    if (node.hasAttribute(name)) node.removeAttribute(name);
+    return;
+  }
+  const wanted = value === true ? "" : String(value);
+  if (node.getAttribute(name) !== wanted) node.setAttribute(name, wanted);
+}
+
+/**
+ * Shows these children and no others, moving as little as possible: what stays keeps its focus. Returns the parent.
+ */
+export function setChildren(parent, children) {
+  const wanted = children.filter((child) => child !== null && child !== undefined);
+  const stays = new Set(wanted);
+  for (const child of [...parent.childNodes]) if (!stays.has(child)) child.remove();
+  wanted.forEach((child, at) => {
+    if (parent.childNodes[at] !== child) parent.insertBefore(child, parent.childNodes[at] ?? null);
+  });
+  return parent;
+}
+
+/** A name that somebody else chose: kept apart from the direction of the text around it. */
+export function name(text, properties = {}) {
+  return el("bdi", { class: "name", ...properties }, text);
+}
+
+/** A button that does something here. */
+export function button(text, action, properties = {}) {
+  return el("button", { type: "button", onclick: action, ...properties }, text);
+}
+
+let lastId = 0;
+
+/** An id that no other element has, to join a label or a description to what it is of. */
+export function freshId(kind) {
+  lastId += 1;
+  return `${kind}-${lastId}`;
+}
+
+function furnish(node, properties, children) {
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else setAttribute(node, key, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}

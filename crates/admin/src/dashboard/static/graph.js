@@ -1,0 +1,107 @@
+// What leads where, read for one page of queues: their bindings, the exchanges these come from, and who publishes to
+// them. It costs what is shown, however many queues there are.
+
+import { exchangePart } from "./api.js";
+import { rateOf } from "./format.js";
+
+/** Exchanges that lead to exchanges are followed this far. */
+const MOST_STEPS = 3;
+
+/**
+ * `{ nodes, edges }`: nodes by key, each `{ key, kind, vhost, name, type, rate, ready }` of kind publisher, exchange or
+ * queue; edges `{ from, to, keys, rate }`. Rates are left out where the server does not tell them.
+ */
+export async function readGraph(api, queues, signal) {
+  const graph = { nodes: new Map(), edges: new Map() };
+  for (const { vhost, name, messages_ready: ready, message_stats: stats } of queues) {
+    add(graph, { kind: "queue", vhost, name, ready, rate: rateOf(stats, "publish") });
+  }
+  const bindingsOf = ({ vhost, name }) => api.get(["queues", vhost, name, "bindings"], {}, signal);
+  const bound = await Promise.all(queues.map(bindingsOf));
+  queues.forEach((queue, at) => addQueueBindings(graph, queue, bound[at]));
+  await followExchanges(api, graph, signal);
+  await addPublishers(api, graph, signal);
+  return { nodes: graph.nodes, edges: [...graph.edges.values()] };
+}
+
+function nodeKey({ kind, vhost = "", name }) {
+  return JSON.stringify([kind, vhost, name]);
+}
+
+function add(graph, node) {
+  const key = nodeKey(node);
+  if (!graph.nodes.has(key)) graph.nodes.set(key, { key, ...node });
+  return graph.nodes.get(key);
+}
+
+function join(graph, from, to, routingKey) {
+  const id = JSON.stringify([from.key, to.key]);
+  if (!graph.edges.has(id)) graph.edges.set(id, { from: from.key, to: to.key, keys: [], rate: undefined });
+  const edge = graph.edges.get(id);
+  if (routingKey !== undefined) edge.keys.push(routingKey);
+  return edge;
+}
+
+/** Every queue is bound to the default exchange, which says nothing where there are other bindings. */
+function addQueueBindings(graph, { vhost, name }, bindings) {
+  const queue = add(graph, { kind: "queue", vhost, name });
+  const told = bindings.filter(({ source }) => source !== "");
+  for (const binding of told.length ? told : bindings) {
+    const source = add(graph, { kind: "exchange", vhost, name: binding.source });
+    join(graph, source, queue, binding.source === "" ? undefined : binding.routing_key);
+  }
+}
+
+/** Adds the exchanges that lead to those that are there. */
+async function followExchanges(api, graph, signal) {
+  let next = exchangesOf(graph);
+  for (let step = 0; step < MOST_STEPS && next.length > 0; step += 1) {
+    const known = new Set(graph.nodes.keys());
+    const named = next.filter(({ name }) => name !== "");
+    const sources = await Promise.all(
+      named.map(({ vhost, name }) => api.get(["exchanges", vhost, name, "bindings", "destination"], {}, signal)),
+    );
+    named.forEach((exchange, at) => {
+      for (const { source, routing_key: key } of sources[at]) {
+        join(graph, add(graph, { kind: "exchange", vhost: exchange.vhost, name: source }), exchange, key);
+      }
+    });
+    next = exchangesOf(graph).filter(({ key }) => !known.has(key));
+  }
+}
+
+/** What the exchanges tell of themselves, of their publishers and of how much goes where. */
+async function addPublishers(api, graph, signal) {
+  const exchanges = exchangesOf(graph);
+  const told = await Promise.all(
+    exchanges.map(({ vhost, name }) => api.get(["exchanges", vhost, exchangePart(name)], {}, signal)),
+  );
+  addOnlyWays(graph);
+  exchanges.forEach((exchange, at) => {
+    const { type, message_stats: stats, incoming = [], outgoing = [] } = told[at];
+    Object.assign(exchange, { type, rate: rateOf(stats, "publish_in") });
+    for (const { channel_details: channel, stats: flow } of incoming) {
+      const name = channel?.connection_name ?? channel?.name;
+      if (name === undefined) continue;
+      const edge = join(graph, add(graph, { kind: "publisher", name }), exchange);
+      edge.rate = (edge.rate ?? 0) + (rateOf(flow, "publish") ?? 0);
+    }
+    for (const { queue, stats: flow } of outgoing) {
+      const edge = graph.edges.get(JSON.stringify([exchange.key, nodeKey({ kind: "queue", ...queue })]));
+      if (edge) edge.rate = rateOf(flow, "publish");
+    }
+  });
+}
+
+/** Where one exchange leads to a queue, all that enters the queue comes that way. */
+function addOnlyWays({ nodes, edges }) {
+  for (const { key, kind, rate } of nodes.values()) {
+    if (kind !== "queue") continue;
+    const ways = [...edges.values()].filter((edge) => edge.to === key);
+    if (ways.length === 1) ways[0].rate = rate;
+  }
+}
+
+function exchangesOf(graph) {
+  return [...graph.nodes.values()].filter(({ kind }) => kind === "exchange");
+}

@@ -1,0 +1,68 @@
+// What was measured lately, for as long as this page is open: the sparklines' points.
+
+/** Points that are kept; at one in five seconds, five minutes. */
+const POINTS = 60;
+
+export class Series {
+  /** Oldest first. */
+  points = [];
+
+  push(value) {
+    if (typeof value !== "number" || !Number.isFinite(value)) return;
+    this.points.push(value);
+    if (this.points.length > POINTS) this.points.shift();
+  }
+
+  /** What the server remembers from before this page was opened. */
+  seed(points) {
+    if (this.points.length === 0) points.slice(-POINTS).forEach((point) => this.push(point));
+  }
+
+  get last() {
+    return this.points.at(-1);
+  }
+}
+
+/** A query that asks RabbitMQ's API for what was lately, as often as this page looks. */
+export const LATELY = { msg_rates_age: 300, msg_rates_incr: 5, lengths_age: 300, lengths_incr: 5 };
+
+/** What a counter did in a second, by its samples, newest first; the present rate is left to be added. */
+export function ratesBefore(stats, counter) {
+  const samples = (stats?.[`${counter}_details`]?.samples ?? []).toReversed();
+  const steps = samples.slice(1).map(({ sample, timestamp }, at) => {
+    const before = samples[at];
+    return Math.max(0, ((sample - before.sample) * 1000) / (timestamp - before.timestamp));
+  });
+  return steps.slice(0, -1);
+}
+
+/** What a number was, likewise. */
+export function levelsBefore(stats, number) {
+  const samples = (stats?.[`${number}_details`]?.samples ?? []).toReversed();
+  return samples.map(({ sample }) => sample).slice(0, -1);
+}
+
+/** Named series, which outlive the view that shows them. */
+export class History {
+  #series = new Map();
+  #counters = new Map();
+
+  series(name) {
+    if (!this.#series.has(name)) this.#series.set(name, new Series());
+    return this.#series.get(name);
+  }
+
+  gauge(name, value) {
+    this.series(name).push(value);
+  }
+
+  /** Turns a counter into what happens in a second. The first reading gives no rate; one that fell began anew. */
+  counter(name, value, now) {
+    const before = this.#counters.get(name);
+    if (typeof value !== "number") return;
+    this.#counters.set(name, { value, now });
+    if (before && now > before.now && value >= before.value) {
+      this.series(name).push(((value - before.value) * 1000) / (now - before.now));
+    }
+  }
+}

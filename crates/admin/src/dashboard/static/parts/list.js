@@ -1,0 +1,124 @@
+// A list that comes in pages from the server: a filter, a table, and the way from page to page. What is chosen stands in
+// the address, so that "back" and a reload lead to the same rows. There is never more than one page in the document.
+
+import { button, el, freshId, setAttribute, setText } from "../dom.js";
+import { count } from "../format.js";
+import { amend, here } from "../router.js";
+import { Table } from "./table.js";
+
+const SIZE = 50;
+const NONE = "There are none.";
+/** Milliseconds without a key before the filter is used. */
+const PAUSE = 250;
+
+/**
+ * `fetch({ page, size, query, signal })` gives a page as Api.list does. `filter` is the label of the filter, if the list
+ * can be filtered by name; `columns` and `key` are the table's; `empty` says that there is nothing. A list that is only a
+ * part of its view (`isPart`) leaves the address alone.
+ */
+export function list({ caption, columns, key, fetch, filter = null, empty = NONE, size = SIZE, isPart = false }) {
+  const chosen = isPart ? new URLSearchParams() : here().query;
+  const state = {
+    page: Math.max(1, Number.parseInt(chosen.get("page") ?? "1", 10) || 1),
+    name: chosen.get("name") ?? "",
+    sort: chosen.get("sort") ?? "",
+    reverse: chosen.get("reverse") === "true",
+  };
+  const table = new Table({ caption, columns, key, sorted: (sort) => sortBy(sort) });
+  const nothing = el("p", { class: "hint", hidden: true }, empty);
+  const pager = makePager(caption, (page) => change({ page }));
+  const field = filter ? makeFilter(filter, state.name, (name) => change({ name, page: 1 })) : null;
+  const scroll = el("div", { class: "scroll" }, table.element);
+  const element = el("div", { class: "paged" }, field, scroll, nothing, pager.element);
+
+  function sortBy(sort) {
+    // First what is most, then what is least, then as it came.
+    if (state.sort !== sort) change({ sort, reverse: true, page: 1 });
+    else if (state.reverse) change({ reverse: false, page: 1 });
+    else change({ sort: "", reverse: false, page: 1 });
+  }
+
+  function change(changes) {
+    Object.assign(state, changes);
+    if (!isPart) remember();
+    element.dispatchEvent(new CustomEvent("refresh", { bubbles: true }));
+  }
+
+  function remember() {
+    const { page, name, sort, reverse } = state;
+    amend({ page: page > 1 ? page : "", name, sort, reverse: reverse ? "true" : "" });
+  }
+
+  async function refresh(signal) {
+    const query = { name: state.name, sort: state.sort, sort_reverse: state.sort && state.reverse ? "true" : "" };
+    const answer = await lastIfBeyond(state, () => fetch({ page: state.page, size, query, signal }));
+    signal?.throwIfAborted();
+    state.page = answer.page;
+    table.show(answer.items);
+    table.markSorted(state.sort, state.reverse);
+    setAttribute(scroll, "hidden", answer.items.length === 0);
+    setAttribute(nothing, "hidden", answer.items.length > 0);
+    setText(nothing, state.name && answer.total > 0 ? "Nothing matches the filter." : empty);
+    pager.update(answer);
+  }
+
+  return { element, refresh };
+}
+
+/** RabbitMQ answers 400 for a page behind the last one, which may be where the last row was deleted. */
+async function lastIfBeyond(state, fetch) {
+  try {
+    return await fetch();
+  } catch (error) {
+    if (error.status !== 400 || state.page === 1) throw error;
+    state.page = 1;
+    return await fetch();
+  }
+}
+
+function makeFilter(label, text, changed) {
+  const id = freshId("filter");
+  let timer;
+  const use = () => changed(input.value);
+  const input = el("input", {
+    id,
+    type: "search",
+    value: text,
+    autocomplete: "off",
+    autocapitalize: "none",
+    spellcheck: "false",
+    oninput: () => {
+      clearTimeout(timer);
+      timer = setTimeout(use, PAUSE);
+    },
+  });
+  return el("div", { class: "filter" }, el("label", { for: id }, label), input);
+}
+
+function makePager(caption, turn) {
+  let shown = { page: 1, pages: 1 };
+  const first = button("« First", () => turn(1), { class: "quiet" });
+  const back = button("‹ Back", () => turn(shown.page - 1), { class: "quiet" });
+  const next = button("Next ›", () => turn(shown.page + 1), { class: "quiet" });
+  const last = button("Last »", () => turn(shown.pages), { class: "quiet" });
+  const where = el("p", { class: "where", role: "status" });
+  const turns = el("div", { class: "turns" }, first, back, next, last);
+  const element = el("nav", { class: "pager", "aria-label": `Pages: ${caption}` }, where, turns);
+  const update = (answer) => {
+    shown = answer;
+    const { page, pages, found, total } = answer;
+    const of = found === total ? count(total) : `${count(found)} of ${count(total)}`;
+    setText(where, pages > 1 ? `Page ${count(page)} of ${count(pages)}, ${of} in all` : `${of} in all`);
+    setAttribute(turns, "hidden", pages <= 1);
+    // A button with the focus that is switched off would lose it.
+    for (const [each, off] of [[first, page <= 1], [back, page <= 1], [next, page >= pages], [last, page >= pages]]) {
+      setAttribute(each, "aria-disabled", off ? "true" : null);
+    }
+  };
+  element.addEventListener("click", stopIfOff, true);
+  return { element, update };
+}
+
+function stopIfOff(event) {
+  if (event.target.closest("[aria-disabled=true]")) event.stopPropagation();
+}

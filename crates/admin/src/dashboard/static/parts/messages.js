@@ -1,0 +1,116 @@
+// Publishing a message, and getting messages out of a queue.
+
+import { el, setAttribute, setChildren, setText } from "../dom.js";
+import { bytes, count, exchangeName, value } from "../format.js";
+import { exchangePart } from "../api.js";
+import { badge } from "./table.js";
+import { field } from "./fields.js";
+import { section } from "./figures.js";
+
+/** Most messages that are got at once, and most octets of each. */
+const MOST_MESSAGES = 50;
+const MOST_OCTETS = 50_000;
+
+/** A form that publishes to an exchange; `key` is the routing key it begins with, `fixed` takes no other. */
+export function publishForm(api, vhost, exchange, { key = "", fixed = false, done = () => {} } = {}) {
+  const parts = [
+    fixed ? null : field({ name: "key", label: "Routing key", value: key }),
+    field({ name: "payload", label: "Message", type: "textarea", value: "" }),
+    field({ name: "type", label: "Content type", value: "text/plain", suggestions: ["application/json"] }),
+    field({ name: "persistent", label: "Persistent: kept over a restart", type: "checkbox", value: true }),
+    field({ name: "headers", label: "Headers", type: "arguments" }),
+  ].filter(Boolean);
+  const state = el("p", { class: "state", role: "status" });
+  const submit = el("button", {}, "Publish");
+  const form = el("form", {}, ...parts.map(({ element }) => element), el("div", { class: "actions" }, submit, state));
+  onSubmit(form, state, async () => {
+    const typed = Object.fromEntries(parts.map(({ name, read }) => [name, read()]));
+    const { routed } = await api.post(["exchanges", vhost, exchangePart(exchange), "publish"], {
+      routing_key: fixed ? key : typed.key,
+      payload: typed.payload,
+      payload_encoding: "string",
+      properties: {
+        delivery_mode: typed.persistent ? 2 : 1,
+        headers: typed.headers,
+        ...(typed.type && { content_type: typed.type }),
+      },
+    });
+    done();
+    return routed ? ["good", "Published: it is in its queue."] : ["wait", "Published, but it reached no queue."];
+  });
+  return section("Publish a message", form);
+}
+
+const ACK_MODES = [
+  ["ack_requeue_true", "look at them, and put them back"],
+  ["ack_requeue_false", "take them away"],
+  ["reject_requeue_false", "reject them: to the dead letters, if there is a place for them"],
+];
+
+/** A form that gets messages of a queue, and what it got. */
+export function getForm(api, vhost, queue, { done = () => {} } = {}) {
+  const parts = [
+    field({ name: "ackmode", label: "What to do with them", type: "select", options: ACK_MODES }),
+    field({ name: "count", label: "Messages", type: "number", value: "1", required: true }),
+  ];
+  const state = el("p", { class: "state", role: "status" });
+  const submit = el("button", {}, "Get");
+  const got = el("ol", { class: "messages" });
+  const form = el("form", {}, ...parts.map(({ element }) => element), el("div", { class: "actions" }, submit, state));
+  onSubmit(form, state, async () => {
+    const { ackmode, count: wanted } = Object.fromEntries(parts.map(({ name, read }) => [name, read()]));
+    const messages = await api.post(["queues", vhost, queue, "get"], {
+      count: Math.min(MOST_MESSAGES, Math.max(1, Number(wanted) || 1)),
+      ackmode,
+      encoding: "auto",
+      truncate: MOST_OCTETS,
+    });
+    setChildren(got, messages.map(message));
+    done();
+    if (messages.length === 0) return ["wait", "The queue has no message that is ready."];
+    return ["good", `${messages.length === 1 ? "One message" : `${count(messages.length)} messages`} below.`];
+  });
+  return section("Get messages", form, got);
+}
+
+function message(each) {
+  const head = el(
+    "p",
+    { class: "from" },
+    el("bdi", {}, `${exchangeName(each.exchange)} → ${each.routing_key}`),
+    el("span", {}, bytes(each.payload_bytes)),
+    each.redelivered ? badge("redelivered") : null,
+    each.payload_encoding === "base64" ? badge("base64") : null,
+  );
+  const { headers = {}, ...properties } = Array.isArray(each.properties) ? {} : each.properties;
+  const told = [...Object.entries(properties), ...Object.entries(headers)];
+  const facts = told.map(([key, any]) => el("div", {}, el("dt", {}, key), el("dd", {}, value(any))));
+  return el(
+    "li",
+    {},
+    head,
+    el("pre", { tabindex: 0, "aria-label": "The message" }, each.payload),
+    facts.length ? el("dl", { class: "facts small" }, ...facts) : null,
+  );
+}
+
+/** Runs an action once at a time when a form is sent, and tells how it went. */
+function onSubmit(form, state, action) {
+  let isBusy = false;
+  const tell = (tone, text) => {
+    setAttribute(state, "data-state", tone);
+    setText(state, text);
+  };
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (isBusy) return;
+    isBusy = true;
+    try {
+      tell(...(await action()));
+    } catch (error) {
+      tell("bad", error.message);
+    } finally {
+      isBusy = false;
+    }
+  });
+}

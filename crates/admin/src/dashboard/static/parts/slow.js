@@ -1,0 +1,21 @@
+// Lists that the server sends as a whole, however long: they are asked for when they are wanted, not every few seconds.
+
+/**
+ * Makes `refresh` of a list do something only for the first time, when its pages are turned, and after its new method
+ * `changed`, which also refreshes the view. Returns the list.
+ */
+export function slowly(list, refreshNow) {
+  const read = list.refresh;
+  let isDue = true;
+  list.element.addEventListener("refresh", () => (isDue = true));
+  list.refresh = async (signal) => {
+    if (!isDue) return;
+    await read(signal);
+    isDue = false;
+  };
+  list.changed = () => {
+    isDue = true;
+    refreshNow();
+  };
+  return list;
+}

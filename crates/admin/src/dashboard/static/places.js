@@ -1,0 +1,55 @@
+// The places of the dashboard: which there are for whom, and which view shows each.
+
+import { el } from "./dom.js";
+import { bindings } from "./views/bindings.js";
+import { clients } from "./views/clients.js";
+import { channels, connection, connections } from "./views/connections.js";
+import { exchange, exchanges } from "./views/exchanges.js";
+import { overview } from "./views/overview.js";
+import { picture } from "./views/picture.js";
+import { policies } from "./views/policies.js";
+import { pool } from "./views/pool.js";
+import { queue } from "./views/queue.js";
+import { queues } from "./views/queues.js";
+import { upstreams } from "./views/upstreams.js";
+import { user, users } from "./views/users.js";
+import { virtualHosts } from "./views/vhosts.js";
+
+/**
+ * `title` is its words in the menu, `tag` what a user needs to see it; `all` is the view of the list, `one` that of one
+ * thing, to which `names` names lead.
+ */
+const BROKER = [
+  { part: "", title: "Overview", all: overview },
+  { part: "connections", title: "Connections", all: connections, one: connection, names: 1 },
+  { part: "channels", title: "Channels", all: channels },
+  { part: "exchanges", title: "Exchanges", all: exchanges, one: exchange, names: 2 },
+  { part: "queues", title: "Queues", all: queues, one: queue, names: 2 },
+  { part: "bindings", title: "Bindings", all: bindings },
+  { part: "picture", title: "Who publishes where", all: picture },
+  { part: "policies", title: "Policies", all: policies, tag: "policymaker" },
+  { part: "users", title: "Users", all: users, one: user, names: 1, tag: "administrator" },
+  { part: "vhosts", title: "Virtual hosts", all: virtualHosts, tag: "administrator" },
+];
+
+const PROXY = [
+  { part: "", title: "Overview", all: pool },
+  { part: "clients", title: "Clients", all: clients, tag: "monitoring" },
+  { part: "connections", one: connection, names: 1, tag: "monitoring" },
+  { part: "upstreams", title: "Upstream connections", all: upstreams, tag: "monitoring" },
+];
+
+/** What there is to see for this user. */
+export function placesOf(session, isProxy) {
+  return (isProxy ? PROXY : BROKER).filter(({ tag }) => tag === undefined || session.may(tag));
+}
+
+/** The view of the place that the context names. */
+export function viewOf(context) {
+  const [part = "", ...names] = context.place.parts;
+  const place = placesOf(context.session, context.sampler.isProxy).find((each) => each.part === part);
+  if (place?.all && names.length === 0) return place.all(context);
+  if (place?.one && names.length === place.names) return place.one(context);
+  const words = el("p", {}, "There is no such place. The menu leads to those that there are.");
+  return { title: "Nothing here", element: words, refresh: async () => {} };
+}

@@ -1,0 +1,65 @@
+// Who is logged in. What was typed is kept by this tab alone (sessionStorage), as the header that it becomes, until the
+// tab is closed or its user logs out.
+
+import { Api, ApiError, basic } from "./api.js";
+
+const KEY = "leveret.authorization";
+
+/** A server tells no stranger which of these it was. */
+const LOGIN_REFUSED = "Wrong user or password, or a user without a tag such as management or administrator.";
+
+/** What a tag of RabbitMQ lets its user see; an administrator sees everything, a monitor what a manager does. */
+const IMPLIED = {
+  administrator: ["administrator", "monitoring", "policymaker", "management"],
+  monitoring: ["monitoring", "management"],
+  policymaker: ["policymaker", "management"],
+  management: ["management"],
+};
+
+export class Session {
+  constructor(api, { name, tags = [] }) {
+    this.api = api;
+    this.user = name;
+    // Older servers write them as one text.
+    const list = typeof tags === "string" ? tags.split(",") : tags;
+    this.tags = new Set(list.flatMap((tag) => IMPLIED[tag.trim()] ?? []));
+  }
+
+  may(tag) {
+    return this.tags.has(tag);
+  }
+}
+
+/** Logs in; throws the ApiError that says why not. */
+export async function logIn(user, password) {
+  const authorization = basic(user, password);
+  try {
+    const session = await enter(authorization);
+    sessionStorage.setItem(KEY, authorization);
+    return session;
+  } catch (error) {
+    if (error.status === 401) throw new ApiError(401, LOGIN_REFUSED);
+    throw error;
+  }
+}
+
+/** The session that a reload interrupted; null if there is none. */
+export async function resume() {
+  const authorization = sessionStorage.getItem(KEY);
+  if (authorization === null) return null;
+  try {
+    return await enter(authorization);
+  } catch (error) {
+    if (error.status === 401) logOut();
+    return null;
+  }
+}
+
+export function logOut() {
+  sessionStorage.removeItem(KEY);
+}
+
+async function enter(authorization) {
+  const api = new Api(authorization);
+  return new Session(api, await api.get(["whoami"]));
+}

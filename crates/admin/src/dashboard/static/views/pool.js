@@ -1,0 +1,132 @@
+// In front of another broker: whether it is there, who shares its connections, and what that saves.
+
+import { el, setChildren } from "../dom.js";
+import { bytes, count, percent, rate, short } from "../format.js";
+import { bar, section, tiles } from "../parts/figures.js";
+import { badge } from "../parts/table.js";
+import { sparkCard } from "../parts/sparkline.js";
+import { protocols } from "./overview.js";
+
+const FLOWS = [
+  ["sent", "To the upstream", "first"],
+  ["received", "From the upstream", "second"],
+  ["spared", "Round trips spared", "third"],
+];
+
+const TROUBLES = [
+  ["connect_failures_total", "Failed attempts to connect"],
+  ["connections_lost_total", "Connections lost"],
+  ["recovered_channels_total", "Channels that went on elsewhere"],
+  ["replayed_messages_total", "Messages sent again"],
+  ["unconfirmed_channels_total", "Channels that may have lost messages"],
+  ["moved_consumers_total", "Slow consumers moved aside"],
+  ["refused_logins_total", "Logins refused"],
+];
+
+export function pool({ sampler }) {
+  const health = upstreamHealth();
+  const flows = FLOWS.map(([key, title, tone]) => ({ key, ...sparkCard(title, tone) }));
+  const sharing = sharingFigures();
+  const savings = tiles([
+    { key: "handshakes", title: "Handshakes avoided" },
+    { key: "handshakesShare", title: "of all logins" },
+    { key: "leases", title: "Channels opened without asking" },
+    { key: "leasesShare", title: "of all channels" },
+    { key: "trips", title: "Round trips spared" },
+  ]);
+  const troubles = tiles(TROUBLES.map(([key, title]) => ({ key, title })));
+  const spoken = protocols();
+  const element = el(
+    "div",
+    { class: "stack" },
+    health.element,
+    section("A second", el("div", { class: "cards three" }, ...flows.map((card) => card.element))),
+    sharing.element,
+    section("Savings since the start", savings.element),
+    section("Trouble since the start", troubles.element),
+    spoken.element,
+  );
+  const refresh = async () => {
+    const { metrics, history } = sampler;
+    const read = (name) => metrics.value(`leveret_upstream_${name}`);
+    health.update(metrics);
+    for (const { key, update } of flows) update(history.series(key), rate);
+    sharing.update(metrics);
+    const [handshakes, avoided] = [read("handshakes_total"), read("handshakes_avoided_total")];
+    const [leases, reused] = [read("leases_total"), read("leases_reused_total")];
+    savings.update({
+      handshakes: short(avoided),
+      handshakesShare: percent(avoided, handshakes + avoided),
+      leases: short(reused),
+      leasesShare: percent(reused, leases),
+      trips: short(read("round_trips_saved_total")),
+    });
+    const known = TROUBLES.filter(([key]) => read(key) !== undefined);
+    troubles.update(Object.fromEntries(known.map(([key]) => [key, short(read(key))])));
+    spoken.update(sampler.overview, metrics);
+  };
+  return { title: "Overview", element, refresh };
+}
+
+/** The addresses of the upstream: which answered last, and how many connections each has. */
+function upstreamHealth() {
+  const verdict = el("p", { class: "verdict" });
+  const rows = el("ul", { class: "listeners" });
+  let shown = "";
+  const update = (metrics) => {
+    const connections = new Map(
+      metrics.samples("leveret_upstream_address_connections").map(({ labels, value }) => [labels.address, value]),
+    );
+    const addresses = metrics.samples("leveret_upstream_address_up").map(({ labels: { address }, value }) => {
+      return { address, isUp: value === 1, open: connections.get(address) };
+    });
+    const isUp = metrics.value("leveret_upstream_up") === 1;
+    const state = JSON.stringify([isUp, addresses]);
+    if (state === shown) return;
+    shown = state;
+    setChildren(verdict, [badge(isUp ? ["reachable", "good"] : ["not reachable", "bad"])]);
+    setChildren(rows, addresses.map(upstreamRow));
+  };
+  return { element: section("Upstream", verdict, rows), update };
+}
+
+function upstreamRow({ address, isUp, open }) {
+  const connections = open === 1 ? "1 connection" : `${count(open)} connections`;
+  return el(
+    "li",
+    {},
+    badge(isUp ? ["up", "good"] : ["down", "bad"]),
+    " ",
+    el("span", { class: "address" }, address),
+    ` ${connections}`,
+  );
+}
+
+/** Clients beside the upstream connections that they need. */
+function sharingFigures() {
+  const clients = bar("Clients");
+  const connections = bar("Upstream connections");
+  const figures = tiles([
+    { key: "ratio", title: "Clients per connection" },
+    { key: "own", title: "Connections of one client alone" },
+    { key: "channels", title: "Channels in use" },
+    { key: "resting", title: "Channels at rest" },
+    { key: "kept", title: "Kept until confirmed" },
+  ]);
+  const element = section("Sharing", el("div", { class: "bars" }, clients.element, connections.element), figures.element);
+  const update = (metrics) => {
+    const read = (name) => metrics.value(`leveret_${name}`);
+    const [all, needed] = [read("pool_clients"), read("upstream_connections")];
+    const most = Math.max(all, needed, 1);
+    clients.update({ value: all, most, words: count(all) });
+    connections.update({ value: needed, most, words: count(needed) });
+    figures.update({
+      ratio: needed > 0 ? (all / needed).toFixed(1) : "–",
+      own: short(read("upstream_own_connections")),
+      channels: short(read("upstream_channels")),
+      resting: short(read("upstream_resting_channels")),
+      kept: bytes(read("upstream_replay_kept_bytes")),
+    });
+  };
+  return { element, update };
+}

@@ -1,0 +1,190 @@
+// One queue: how it is, what leads into it, and what can be done with it.
+
+import { button, el } from "../dom.js";
+import { bytes, count, duration, exchangeName, features, known, rate, rateOf, value } from "../format.js";
+import { LATELY, Series, levelsBefore, ratesBefore } from "../history.js";
+import { ask } from "../parts/dialog.js";
+import { facts, section } from "../parts/figures.js";
+import { list } from "../parts/list.js";
+import { getForm, publishForm } from "../parts/messages.js";
+import { sparkCard } from "../parts/sparkline.js";
+import { go, to } from "../router.js";
+import { addBinding, removeBinding } from "./bindings.js";
+
+const LEVELS = [
+  ["messages_ready", "Ready", "first"],
+  ["messages_unacknowledged", "Unacknowledged", "second"],
+];
+const FLOWS = [
+  ["publish", "In", "first"],
+  ["deliver_get", "Out", "second"],
+  ["ack", "Acknowledged", "third"],
+];
+
+export function queue({ api, place, refreshNow, slowly }) {
+  const [, vhost, name] = place.parts;
+  let told = {};
+  const levels = LEVELS.map(([key, title, tone]) => ({ key, series: new Series(), ...sparkCard(title, tone) }));
+  const flows = FLOWS.map(([key, title, tone]) => ({ key, series: new Series(), ...sparkCard(title, tone) }));
+  const flowing = section("Messages a second", el("div", { class: "cards three" }, ...flows.map((each) => each.element)));
+  const about = facts();
+  const consumers = consumerRows(() => told);
+  const bindings = bindingRows({ api, vhost, name, refreshNow, slowly });
+  const element = el(
+    "div",
+    { class: "stack" },
+    section("Messages", el("div", { class: "cards two" }, ...levels.map((each) => each.element))),
+    flowing,
+    section("Facts", about.element),
+    section("Consumers", consumers.element),
+    section("Bindings to it", bindings.element, button("Bind to an exchange", bind, { class: "quiet" })),
+    el(
+      "div",
+      { class: "beside" },
+      publishForm(api, vhost, "", { key: name, fixed: true, done: refreshNow }),
+      getForm(api, vhost, name, { done: refreshNow }),
+    ),
+  );
+
+  async function bind() {
+    if (await addBinding(api, { vhost, destination: name, type: "queue" })) bindings.changed();
+  }
+
+  async function refresh(signal) {
+    const query = told.name === undefined ? LATELY : {};
+    [told] = await Promise.all([api.get(["queues", vhost, name], query, signal), bindings.refresh(signal)]);
+    for (const { key, series, update } of levels) {
+      series.seed(levelsBefore(told, key));
+      series.push(told[key] ?? 0);
+      update(series, count);
+    }
+    flowing.hidden = told.message_stats === undefined;
+    for (const { key, series, update } of flows) {
+      series.seed(ratesBefore(told.message_stats, key));
+      series.push(rateOf(told.message_stats, key) ?? 0);
+      update(series, rate);
+    }
+    about.update(describe(told));
+    await consumers.refresh(signal);
+  }
+
+  const actions = [
+    button("Purge", () => purge(api, vhost, name, refreshNow)),
+    button("Delete", () => remove(api, vhost, name), { class: "danger" }),
+  ];
+  return { title: "Queue", subject: name, actions, element, refresh };
+}
+
+function describe(queue) {
+  return [
+    ["Virtual host", queue.vhost],
+    ["Type", queue.type],
+    ["State", queue.state],
+    ["Features", features({ ...queue, arguments: {} }).join(", ")],
+    ["Arguments", argumentsOf(queue)],
+    ["Policy", queue.policy],
+    ["Owner", queue.owner_pid_details?.name],
+    ["Size of its messages", known(bytes(queue.message_bytes ?? queue.message_bytes_ready))],
+    ["Of them on disk only", queue.messages_paged_out ? count(queue.messages_paged_out) : null],
+    ["Memory", known(bytes(queue.memory))],
+    ["Idle for", idle(queue.idle_since)],
+  ];
+}
+
+/** RabbitMQ writes "2026-01-31 12:00:00", or with a "T" and milliseconds, always of UTC. */
+function idle(since) {
+  if (!since) return null;
+  const at = Date.parse(`${since.replace(" ", "T").replace(/Z$|\+00:00$/, "")}Z`);
+  return Number.isNaN(at) ? null : duration(Math.max(0, Date.now() - at));
+}
+
+function consumerRows(queue) {
+  return list({
+    caption: "Consumers",
+    isPart: true,
+    empty: "Nobody consumes from it.",
+    key: (consumer) => JSON.stringify([consumer.channel_details?.name, consumer.consumer_tag]),
+    columns: [
+      { title: "Consumer tag", text: (each) => each.consumer_tag },
+      {
+        title: "Channel",
+        text: (each) => each.channel_details?.name ?? "",
+        href: (each) =>
+          each.channel_details?.connection_name ? to(["connections", each.channel_details.connection_name]) : null,
+      },
+      { title: "Acknowledges", text: (each) => (each.ack_required ? "yes" : "no") },
+      { title: "Prefetch", number: true, text: (each) => count(each.prefetch_count) },
+    ],
+    // They come with the queue, and are cut into pages here.
+    fetch: async ({ page, size }) => {
+      const all = queue().consumer_details ?? [];
+      const pages = Math.max(1, Math.ceil(all.length / size));
+      const items = all.slice((page - 1) * size, page * size);
+      return { items, page, pages, found: all.length, total: all.length };
+    },
+  });
+}
+
+/** The bindings come all at once, so they are asked for when the view opens, by its Refresh, and after a change. */
+function bindingRows({ api, vhost, name, refreshNow, slowly }) {
+  const rows = list({
+    caption: "Bindings",
+    isPart: true,
+    empty: "Nothing leads here.",
+    key: (binding) => JSON.stringify([binding.source, binding.properties_key]),
+    columns: [
+      {
+        title: "From exchange",
+        text: (each) => exchangeName(each.source),
+        href: (each) => to(["exchanges", vhost, each.source]),
+      },
+      { title: "Routing key", text: (each) => each.routing_key },
+      { title: "Arguments", text: (each) => argumentsOf(each) },
+      {
+        title: "Remove",
+        label: (each) => (each.source === "" ? null : `the binding from ${each.source} with ${each.routing_key}`),
+        action: async (each) => (await removeBinding(api, each)) && rows.changed(),
+      },
+    ],
+    fetch: ({ page, size, signal }) => api.list(["queues", vhost, name, "bindings"], { page, size, signal }),
+  });
+  return slowly(rows, refreshNow);
+}
+
+export function argumentsOf(thing) {
+  const all = Object.entries(thing.arguments ?? {});
+  return all.map(([key, any]) => `${key} = ${value(any)}`).join(", ");
+}
+
+async function purge(api, vhost, name, refreshNow) {
+  const isDone = await ask({
+    title: "Purge this queue?",
+    words: `All ready messages of ${name} are thrown away. There is no way back.`,
+    confirm: "Purge",
+    danger: true,
+    action: async () => {
+      await api.delete(["queues", vhost, name, "contents"]);
+      return `Queue ${name} is purged.`;
+    },
+  });
+  if (isDone) refreshNow();
+}
+
+async function remove(api, vhost, name) {
+  const isDone = await ask({
+    title: "Delete this queue?",
+    words: `Queue ${name} goes, with its messages and bindings. There is no way back.`,
+    fields: [
+      { name: "unused", label: "Only if nobody consumes from it", type: "checkbox" },
+      { name: "empty", label: "Only if it has no messages", type: "checkbox" },
+    ],
+    confirm: "Delete",
+    danger: true,
+    action: async ({ unused, empty }) => {
+      const query = { "if-unused": unused ? "true" : "", "if-empty": empty ? "true" : "" };
+      await api.delete(["queues", vhost, name], { query });
+      return `Queue ${name} is deleted.`;
+    },
+  });
+  if (isDone) go(["queues"]);
+}

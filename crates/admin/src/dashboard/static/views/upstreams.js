@@ -1,0 +1,34 @@
+// The connections to the upstream: for whom they are, and how many share them.
+
+import { bytes, count, duration } from "../format.js";
+import { list } from "../parts/list.js";
+
+export function upstreams({ api }) {
+  const rows = list({
+    caption: "Upstream connections",
+    filter: "Filter by name",
+    empty: "None is open: the first client opens one.",
+    key: (connection) => connection.name,
+    columns: [
+      { title: "Connection", sort: "name", text: (each) => each.name },
+      { title: "Address", sort: "address", text: (each) => each.address },
+      { title: "User", sort: "user", text: (each) => each.user },
+      { title: "Virtual host", sort: "vhost", text: (each) => each.vhost },
+      { title: "State", badges: (each) => states(each) },
+      { title: "Clients", sort: "clients", number: true, text: (each) => count(each.clients) },
+      { title: "Channels", sort: "channels", number: true, text: (each) => count(each.channels) },
+      { title: "At rest", sort: "resting_channels", number: true, text: (each) => count(each.resting_channels) },
+      { title: "Waiting", sort: "waiting_bytes", number: true, text: (each) => bytes(each.waiting_bytes) },
+      { title: "Open for", sort: "age_seconds", number: true, text: (each) => duration(each.age_seconds * 1000) },
+    ],
+    fetch: ({ page, size, query, signal }) => api.list(["leveret", "connections"], { page, size, query, signal }),
+  });
+  return { title: "Upstream connections", element: rows.element, refresh: rows.refresh };
+}
+
+function states({ open, own, blocked }) {
+  const words = [open ? ["open", "good"] : ["closing", "wait"]];
+  words.push(own ? "one client's own" : "shared");
+  if (blocked) words.push(["blocked", "bad"]);
+  return words;
+}

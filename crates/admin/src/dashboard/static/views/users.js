@@ -1,0 +1,136 @@
+// The users with their tags, and what one of them may do in which virtual host.
+
+import { button, el } from "../dom.js";
+import { ask } from "../parts/dialog.js";
+import { section } from "../parts/figures.js";
+import { list } from "../parts/list.js";
+import { slowly } from "../parts/slow.js";
+import { go, to } from "../router.js";
+
+const TAGS = ["administrator", "monitoring", "policymaker", "management"];
+
+export function users({ api, refreshNow }) {
+  const rows = list({
+    caption: "Users",
+    key: (user) => user.name,
+    columns: [
+      { title: "User", text: (each) => each.name, href: (each) => to(["users", each.name]) },
+      { title: "Tags", badges: (each) => tagsOf(each) },
+      { title: "Password", text: (each) => (each.password_hash ? "set" : "none") },
+    ],
+    fetch: ({ page, size, signal }) => api.list(["users"], { page, size, signal }),
+  });
+  slowly(rows, refreshNow);
+
+  async function add() {
+    const isDone = await ask({
+      title: "Add a user",
+      fields: [{ name: "name", label: "Name", required: true }, ...credentials("")],
+      confirm: "Add",
+      action: async (typed) => {
+        await api.put(["users", typed.name], { password: typed.password, tags: typed.tags });
+        return `User ${typed.name} is added.`;
+      },
+    });
+    if (isDone) rows.changed();
+  }
+
+  return { title: "Users", actions: [button("Add a user", add)], element: rows.element, refresh: rows.refresh };
+}
+
+export function user({ api, place, vhost, vhosts, refreshNow }) {
+  const name = place.parts[1];
+  let told = {};
+  const rows = list({
+    caption: "Permissions",
+    isPart: true,
+    empty: "This user may enter no virtual host.",
+    key: (permission) => permission.vhost,
+    columns: [
+      { title: "Virtual host", text: (each) => each.vhost },
+      { title: "Configure", text: (each) => each.configure },
+      { title: "Write", text: (each) => each.write },
+      { title: "Read", text: (each) => each.read },
+      { title: "Remove", label: (each) => `the permissions in ${each.vhost}`, action: (each) => removePermission(each) },
+    ],
+    fetch: ({ page, size, signal }) => api.list(["users", name, "permissions"], { page, size, signal }),
+  });
+  slowly(rows, refreshNow);
+
+  async function permit() {
+    const isDone = await ask({
+      title: "Set permissions",
+      words: "Regular expressions for names; an empty one permits nothing.",
+      fields: [
+        { name: "vhost", label: "Virtual host", type: "select", options: vhosts(), value: vhost() || "/" },
+        ...["configure", "write", "read"].map((kind) => ({ name: kind, label: `May ${kind}`, value: ".*" })),
+      ],
+      confirm: "Set permissions",
+      action: async ({ vhost, ...permissions }) => {
+        await api.put(["permissions", vhost, name], permissions);
+        return `The permissions of ${name} in ${vhost} are set.`;
+      },
+    });
+    if (isDone) rows.changed();
+  }
+
+  async function removePermission({ vhost }) {
+    const isDone = await ask({
+      title: "Remove these permissions?",
+      words: `User ${name} may no longer enter ${vhost}.`,
+      confirm: "Remove",
+      danger: true,
+      action: () => api.delete(["permissions", vhost, name]),
+    });
+    if (isDone) rows.changed();
+  }
+
+  async function change() {
+    await ask({
+      title: "Change this user",
+      words: "Both are set, the password as well.",
+      fields: credentials(tagsOf(told).join(",")),
+      confirm: "Change",
+      action: async ({ password, tags }) => {
+        await api.put(["users", name], { password, tags });
+        return `User ${name} is changed.`;
+      },
+    });
+  }
+
+  async function remove() {
+    const isDone = await ask({
+      title: "Delete this user?",
+      words: `User ${name} can no longer log in.`,
+      confirm: "Delete",
+      danger: true,
+      action: async () => {
+        await api.delete(["users", name]);
+        return `User ${name} is deleted.`;
+      },
+    });
+    if (isDone) go(["users"]);
+  }
+
+  const refresh = async (signal) => {
+    [told] = await Promise.all([api.get(["users", name], {}, signal), rows.refresh(signal)]);
+  };
+  const element = el(
+    "div",
+    { class: "stack" },
+    section("Permissions", rows.element, button("Set permissions", permit, { class: "quiet" })),
+  );
+  const actions = [button("Change", change), button("Delete", remove, { class: "danger" })];
+  return { title: "User", subject: name, actions, element, refresh };
+}
+
+function credentials(tags) {
+  return [
+    { name: "password", label: "Password", type: "password", required: true },
+    { name: "tags", label: "Tags, by commas", value: tags, suggestions: TAGS, hint: TAGS.join(", ") },
+  ];
+}
+
+function tagsOf({ tags = [] }) {
+  return (typeof tags === "string" ? tags.split(",") : tags).filter(Boolean);
+}

@@ -1,0 +1,59 @@
+// The virtual hosts: a list, adding one, deleting one, and choosing the one that everything else is about.
+
+import { button } from "../dom.js";
+import { count } from "../format.js";
+import { ask } from "../parts/dialog.js";
+import { list } from "../parts/list.js";
+
+export function virtualHosts({ api, refreshNow, chooseVhost, vhostsChanged }) {
+  const rows = list({
+    caption: "Virtual hosts",
+    key: (vhost) => vhost.name,
+    columns: [
+      { title: "Virtual host", text: (each) => each.name },
+      { title: "Choose", label: (each) => each.name, isHarmless: true, action: (each) => chooseVhost(each.name) },
+      { title: "Description", text: (each) => each.description ?? each.metadata?.description ?? "" },
+      { title: "Messages", number: true, text: (each) => count(each.messages ?? 0) },
+      { title: "Delete", label: (each) => each.name, action: (each) => remove(each) },
+    ],
+    fetch: ({ page, size, signal }) => api.list(["vhosts"], { page, size, signal }),
+  });
+
+  async function add() {
+    const isDone = await ask({
+      title: "Add a virtual host",
+      fields: [
+        { name: "name", label: "Name", required: true },
+        { name: "description", label: "Description" },
+      ],
+      confirm: "Add",
+      action: async ({ name, description }) => {
+        await api.put(["vhosts", name], { description });
+        return `Virtual host ${name} is added.`;
+      },
+    });
+    if (isDone) await changed();
+  }
+
+  async function remove({ name }) {
+    const isDone = await ask({
+      title: "Delete this virtual host?",
+      words: `Virtual host ${name} goes, with all its exchanges, queues and messages. There is no way back.`,
+      confirm: "Delete",
+      danger: true,
+      action: async () => {
+        await api.delete(["vhosts", name]);
+        return `Virtual host ${name} is deleted.`;
+      },
+    });
+    if (isDone) await changed();
+  }
+
+  async function changed() {
+    await vhostsChanged();
+    refreshNow();
+  }
+
+  const actions = [button("Add a virtual host", add)];
+  return { title: "Virtual hosts", actions, element: rows.element, refresh: rows.refresh };
+}

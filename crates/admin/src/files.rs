@@ -1,0 +1,58 @@
+//! Files of the pages, which are part of the program: there is nothing to build and nothing to install.
+
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+
+/// A file as it is served.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct File {
+    /// Where.
+    pub(crate) path: &'static str,
+    /// Its content type, one of those below.
+    pub(crate) kind: &'static str,
+    /// What is in it.
+    pub(crate) text: &'static str,
+}
+
+pub(crate) const HTML: &str = "text/html; charset=utf-8";
+pub(crate) const CSS: &str = "text/css; charset=utf-8";
+pub(crate) const SCRIPT: &str = "text/javascript; charset=utf-8";
+pub(crate) const PICTURE: &str = "image/svg+xml";
+
+impl File {
+    /// The answer, with the policy of the page that the file belongs to.
+    pub(crate) fn response(&self, policy: HeaderValue) -> Response {
+        let headers = [
+            (header::CONTENT_TYPE, HeaderValue::from_static(self.kind)),
+            (header::CONTENT_SECURITY_POLICY, policy),
+        ];
+        (headers, self.text).into_response()
+    }
+}
+
+/// Fails where a file refers to another that is not served (other than by `also`), or to one of another server.
+#[cfg(test)]
+pub(crate) fn assert_complete(files: &[File], also: &[&str]) {
+    for file in files {
+        for attribute in ["src=\"http", "href=\"http", "src=\"//", "href=\"//", "url(", "from \"http"] {
+            assert!(!file.text.contains(attribute), "{}: {attribute}", file.path);
+        }
+        let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        for reference in file.text.split(['"', '\'']) {
+            let is_file = [".js", ".css", ".svg", ".json"].iter().any(|end| reference.ends_with(end));
+            let path = if !is_file {
+                continue;
+            } else if let Some(name) = reference.strip_prefix("./") {
+                format!("{folder}/{name}")
+            } else if let Some(name) = reference.strip_prefix("../") {
+                format!("{}/{name}", folder.rsplit_once('/').map_or("", |(parent, _)| parent))
+            } else if reference.starts_with('/') {
+                reference.to_owned()
+            } else {
+                continue;
+            };
+            let is_known = also.contains(&path.as_str()) || files.iter().any(|file| file.path == path);
+            assert!(is_known, "{} refers to {reference}", file.path);
+        }
+    }
+}

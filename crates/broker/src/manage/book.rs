@@ -1,0 +1,50 @@
+//! Users, virtual hosts, permissions, parameters and policies as they were defined, to be shown and exported.
+
+use std::collections::BTreeMap;
+
+use parking_lot::RwLock;
+use serde_json::Value;
+use store::catalogue::Section;
+
+/// Entries in the form of a definitions file, by section and names, which is the order they are shown in.
+#[derive(Default)]
+pub(crate) struct Book {
+    entries: RwLock<BTreeMap<(Section, Vec<String>), Value>>,
+}
+
+impl Book {
+    /// Adds an entry, or puts it in the place of one with the same names; then calls `written` before anybody else can
+    /// change the book, so that what is written down elsewhere has the same order. Whether the entry is new.
+    pub(crate) fn put(&self, section: Section, names: &[&str], entry: Value, written: impl FnOnce()) -> bool {
+        let mut entries = self.entries.write();
+        let is_new = entries.insert((section, owned(names)), entry).is_none();
+        written();
+        is_new
+    }
+
+    /// Takes an entry out, and calls `written` if it was there.
+    pub(crate) fn remove(&self, section: Section, names: &[&str], written: impl FnOnce()) -> Option<Value> {
+        let mut entries = self.entries.write();
+        let removed = entries.remove(&(section, owned(names)))?;
+        written();
+        Some(removed)
+    }
+
+    pub(crate) fn get(&self, section: Section, names: &[&str]) -> Option<Value> {
+        self.entries.read().get(&(section, owned(names))).cloned()
+    }
+
+    /// The entries whose names begin with these, in order, with their names.
+    pub(crate) fn list(&self, section: Section, prefix: &[&str]) -> Vec<(Vec<String>, Value)> {
+        let prefix = owned(prefix);
+        let entries = self.entries.read();
+        let from = entries.range((section, prefix.clone())..);
+        from.take_while(|((of, names), _)| *of == section && names.starts_with(&prefix))
+            .map(|((_, names), entry)| (names.clone(), entry.clone()))
+            .collect()
+    }
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}

@@ -1,0 +1,138 @@
+//! Changing and reading definitions one at a time. Whoever changes them brings the changes in order: one at a time.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use store::catalogue::{Section, Ticket};
+
+use crate::broker::Broker;
+use crate::definitions::{Definitions, DefinitionsError};
+use crate::ledger::key;
+use crate::limits::VirtualHostLimits;
+use crate::time::Timestamp;
+use crate::vhost::VirtualHost;
+
+impl Broker {
+    /// Adds an entry of a definitions file's section, or changes the one with its names, at once and for good.
+    ///
+    /// # Errors
+    /// What is wrong with it. Nothing has changed then.
+    pub fn define(&self, section: Section, entry: Value, now: Timestamp) -> Result<(), DefinitionsError> {
+        let file = Map::from_iter([(section.name().to_owned(), Value::Array(vec![entry]))]);
+        self.load(&Definitions::from_map(&file)?, now)
+    }
+
+    /// An entry, in the form of a definitions file. Its names are, where it has them, those of virtual host, component,
+    /// user, exchange, and its own.
+    pub fn definition(&self, section: Section, names: &[&str]) -> Option<Value> {
+        self.book().get(section, names)
+    }
+
+    /// The entries of a section whose names begin with `prefix`, in the order of their names.
+    pub fn definitions_of(&self, section: Section, prefix: &[&str]) -> Vec<Value> {
+        self.book().list(section, prefix).into_iter().map(|(_, entry)| entry).collect()
+    }
+
+    /// Takes an entry away, with all that hangs on it: of a user the permissions, of a virtual host everything in it.
+    /// Whether it was there. The caller closes connections.
+    pub fn undefine(&self, section: Section, names: &[&str], now: Timestamp) -> bool {
+        if self.book().get(section, names).is_none() {
+            return false;
+        }
+        match (section, names) {
+            (Section::Users, &[user]) => self.forget_user(user),
+            (Section::VirtualHosts, &[vhost]) => self.forget_vhost(vhost),
+            (Section::Permissions, &[vhost, user]) => {
+                // Without an expression none can be wrong.
+                let _ = self.vhost(vhost).map(|vhost| vhost.set_permissions(user, None));
+            }
+            (Section::TopicPermissions, &[vhost, user, exchange]) => {
+                if let Some(vhost) = self.vhost(vhost) {
+                    vhost.remove_topic_permissions(user, exchange);
+                }
+            }
+            (Section::Policies, &[vhost, name]) => {
+                if let Some(vhost) = self.vhost(vhost) {
+                    vhost.remove_policy(name, now);
+                }
+            }
+            (Section::Parameters, &[vhost, component, name]) => {
+                if let Some(vhost) = self.vhost(vhost) {
+                    clear_parameter(&vhost, component, name, now);
+                }
+            }
+            _ => {}
+        }
+        self.strike(section, names);
+        true
+    }
+
+    /// To wait for until all that has been defined so far is on disk.
+    pub fn last_defined(&self) -> Ticket {
+        self.catalogue().map(|catalogue| catalogue.last_noted()).unwrap_or_default()
+    }
+
+    /// All virtual hosts, by name.
+    pub fn vhosts(&self) -> Vec<Arc<VirtualHost>> {
+        let mut vhosts: Vec<_> = self.all_vhosts();
+        vhosts.sort_unstable_by(|one, other| one.name().cmp(other.name()));
+        vhosts
+    }
+
+    /// Takes an entry out of the book and off the disk.
+    fn strike(&self, section: Section, names: &[&str]) {
+        self.book().remove(section, names, || {
+            if let Some(catalogue) = self.catalogue() {
+                catalogue.delete(section, key(names));
+            }
+        });
+    }
+
+    fn strike_all(&self, section: Section, concerns: impl Fn(&[String]) -> bool) {
+        for (names, _) in self.book().list(section, &[]) {
+            if concerns(&names) {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                self.strike(section, &names);
+            }
+        }
+    }
+
+    fn forget_user(&self, user: &str) {
+        self.remove_account(user);
+        for vhost in self.all_vhosts() {
+            // Without an expression none can be wrong.
+            let _ = vhost.set_permissions(user, None);
+            for exchange in self.topic_exchanges_of(vhost.name(), user) {
+                vhost.remove_topic_permissions(user, &exchange);
+            }
+        }
+        for section in [Section::Permissions, Section::TopicPermissions] {
+            self.strike_all(section, |names| names.get(1).is_some_and(|name| name == user));
+        }
+    }
+
+    fn topic_exchanges_of(&self, vhost: &str, user: &str) -> Vec<String> {
+        let entries = self.book().list(Section::TopicPermissions, &[vhost, user]);
+        entries.into_iter().filter_map(|(mut names, _)| names.pop()).collect()
+    }
+
+    fn forget_vhost(&self, name: &str) {
+        let removed = self.remove_vhost(name);
+        let sections =
+            [Section::Permissions, Section::TopicPermissions, Section::Parameters, Section::Policies];
+        for section in sections {
+            self.strike_all(section, |names| names.first().is_some_and(|vhost| vhost == name));
+        }
+        if let Some(vhost) = removed {
+            vhost.tear_down();
+        }
+    }
+}
+
+fn clear_parameter(vhost: &Arc<VirtualHost>, component: &str, name: &str, now: Timestamp) {
+    match component {
+        "operator_policy" => vhost.remove_operator_policy(name, now),
+        "vhost-limits" => vhost.set_limits(VirtualHostLimits::default()),
+        _ => {}
+    }
+}

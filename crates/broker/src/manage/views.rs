@@ -1,0 +1,236 @@
+//! What exchanges, queues and bindings there are.
+
+use std::sync::Arc;
+
+use amqp::{FieldTable, RawTable};
+use serde_json::Value;
+use store::catalogue::Section;
+
+use crate::broker::Broker;
+use crate::queue::Queue;
+use crate::topology::{Destination, Exchange, Topology};
+use crate::vhost::VirtualHost;
+
+/// An exchange as it is shown.
+#[derive(Debug, Clone)]
+pub struct ExchangeView {
+    /// Its name; empty for the default exchange.
+    pub name: Arc<str>,
+    /// Its type's name.
+    pub kind: &'static str,
+    /// Survives a restart.
+    pub durable: bool,
+    /// Goes with the last binding from it.
+    pub auto_delete: bool,
+    /// Clients cannot publish to it.
+    pub internal: bool,
+    /// As they were sent.
+    pub arguments: FieldTable,
+}
+
+/// What a queue holds at one moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QueueView {
+    /// Ready messages.
+    pub ready: u64,
+    /// Messages delivered and not settled.
+    pub unacknowledged: u64,
+    /// Octets of the ready messages' bodies.
+    pub ready_bytes: u64,
+    /// Of the ready messages: those that are on disk only.
+    pub paged: u64,
+    /// Consumers.
+    pub consumers: u64,
+}
+
+/// A binding as it is shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BindingView {
+    /// The exchange; empty for the default one.
+    pub source: Arc<str>,
+    /// The queue or exchange that it leads to.
+    pub destination: Arc<str>,
+    /// Which of them.
+    pub destination_type: BindingEnd,
+    /// The binding key.
+    pub routing_key: String,
+    /// The arguments.
+    pub arguments: FieldTable,
+    /// Both ends survive a restart.
+    pub durable: bool,
+}
+
+/// What a binding leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BindingEnd {
+    /// A queue.
+    Queue,
+    /// An exchange.
+    Exchange,
+}
+
+impl VirtualHost {
+    /// All queues, in no order.
+    pub fn all_queues(&self) -> Vec<Arc<Queue>> {
+        let (mut all, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            from = self.with_topology(|topology| topology.queues_from(at, STEP, &mut all));
+        }
+        all
+    }
+
+    /// All exchanges, the default one included, in no order.
+    pub fn all_exchanges(&self) -> Vec<ExchangeView> {
+        let default = ExchangeView {
+            name: "".into(),
+            kind: "direct",
+            durable: true,
+            auto_delete: false,
+            internal: false,
+            arguments: FieldTable::new(),
+        };
+        let (mut all, mut from) = (vec![default], Some(0));
+        while let Some(at) = from {
+            let mut found = Vec::new();
+            from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
+            all.extend(found.iter().map(|exchange| view_of(exchange)));
+        }
+        all
+    }
+
+    /// The exchange with this name.
+    pub fn exchange_view(&self, name: &str) -> Option<ExchangeView> {
+        if name.is_empty() {
+            return self.all_exchanges().into_iter().next();
+        }
+        self.with_topology(|topology| topology.exchange(name).map(|(_, exchange)| view_of(exchange)))
+    }
+
+    /// The queue with this name, whoever it belongs to: to be shown, not to be used.
+    pub fn find_queue(&self, name: &str) -> Option<Arc<Queue>> {
+        self.with_topology(|topology| topology.queue(name).map(|(_, queue)| queue.clone()))
+    }
+
+    /// Bindings that somebody made, at most `most` places of the table of bindings from one on; and from which place on
+    /// there may be more.
+    pub fn bindings_from(&self, from: usize, most: usize) -> (Vec<BindingView>, Option<usize>) {
+        let mut found = Vec::new();
+        let next = self.with_topology(|topology| topology.bindings_from(from, most, &mut found));
+        (found, next)
+    }
+
+    /// The bindings to a queue, without the one that it has from the default exchange; `None` if there is no such queue.
+    pub fn bindings_to_queue(&self, name: &str) -> Option<Vec<BindingView>> {
+        let ids = self.with_topology(|topology| {
+            let (slot, _) = topology.queue(name)?;
+            Some(topology.incoming(Destination::queue(slot)))
+        })?;
+        Some(self.resolve(&ids, |binding| {
+            binding.destination_type == BindingEnd::Queue && &*binding.destination == name
+        }))
+    }
+
+    /// The bindings to an exchange; `None` if there is no such exchange.
+    pub fn bindings_to_exchange(&self, name: &str) -> Option<Vec<BindingView>> {
+        let ids = self.with_topology(|topology| {
+            let (slot, _) = topology.exchange(name)?;
+            Some(topology.incoming(Destination::exchange(slot)))
+        })?;
+        Some(self.resolve(&ids, |binding| {
+            binding.destination_type == BindingEnd::Exchange && &*binding.destination == name
+        }))
+    }
+
+    /// The bindings from an exchange; `None` if there is no such exchange.
+    pub fn bindings_of_exchange(&self, name: &str) -> Option<Vec<BindingView>> {
+        let ids = self.with_topology(|topology| {
+            let (slot, _) = topology.exchange(name)?;
+            Some(topology.outgoing(slot))
+        })?;
+        Some(self.resolve(&ids, |binding| &*binding.source == name))
+    }
+
+    /// Bindings by their places; a place may have got another binding meanwhile.
+    fn resolve(&self, ids: &[u32], wanted: impl Fn(&BindingView) -> bool) -> Vec<BindingView> {
+        let mut found = Vec::new();
+        for step in ids.chunks(STEP) {
+            self.with_topology(|topology| {
+                found.extend(step.iter().filter_map(|&id| topology.binding_view(id)));
+            });
+        }
+        found.retain(wanted);
+        found
+    }
+}
+
+impl Broker {
+    /// The names of the policy and the operator policy that hold for a queue, and what they say together.
+    pub fn policies_of_queue(
+        &self,
+        vhost: &VirtualHost,
+        queue: &Queue,
+    ) -> (Option<String>, Option<String>, Value) {
+        let (policy, operator) = vhost.policy_names_for(queue);
+        let read = |section, names: &[&str], pointer: &str| {
+            let entry = self.definition(section, names)?;
+            entry.pointer(pointer).and_then(Value::as_object).cloned()
+        };
+        let own =
+            policy.as_ref().and_then(|name| read(Section::Policies, &[vhost.name(), name], "/definition"));
+        let operators = operator.as_ref().and_then(|name| {
+            read(Section::Parameters, &[vhost.name(), "operator_policy", name], "/value/definition")
+        });
+        let mut merged = own.unwrap_or_default();
+        for (key, value) in operators.unwrap_or_default() {
+            let lower = merged.get(&key).and_then(Value::as_u64).zip(value.as_u64());
+            if lower.is_none_or(|(own, operators)| operators < own) {
+                merged.insert(key, value);
+            }
+        }
+        (policy, operator, Value::Object(merged))
+    }
+}
+
+fn view_of(exchange: &Exchange) -> ExchangeView {
+    ExchangeView {
+        name: exchange.name.clone(),
+        kind: exchange.kind.name(),
+        durable: exchange.durable,
+        auto_delete: exchange.auto_delete,
+        internal: exchange.internal,
+        arguments: exchange.arguments.clone(),
+    }
+}
+
+impl Topology {
+    fn binding_view(&self, id: u32) -> Option<BindingView> {
+        let (source, destination, key, arguments) = self.binding_parts(id)?;
+        let (is_exchange, slot) = destination.slot();
+        let source = self.exchange_at(source);
+        let (destination, destination_type, durable) = if is_exchange {
+            let destination = self.exchange_at(slot);
+            (destination.name.clone(), BindingEnd::Exchange, destination.durable)
+        } else {
+            let queue = self.queue_at(slot);
+            (queue.name().clone(), BindingEnd::Queue, queue.properties().durable)
+        };
+        Some(BindingView {
+            source: source.name.clone(),
+            destination,
+            destination_type,
+            routing_key: key.to_owned(),
+            // It was checked when it was bound.
+            arguments: RawTable::check(&arguments).map(|table| table.decode()).unwrap_or_default(),
+            durable: durable && source.durable,
+        })
+    }
+
+    fn bindings_from(&self, from: usize, most: usize, into: &mut Vec<BindingView>) -> Option<usize> {
+        let (ids, next) = self.binding_ids(from, most);
+        into.extend(ids.into_iter().filter_map(|id| self.binding_view(id)));
+        next
+    }
+}
+
+/// Places looked at with the topology locked: well below a millisecond.
+pub(crate) const STEP: usize = 1000;

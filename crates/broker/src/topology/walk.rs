@@ -1,0 +1,88 @@
+//! Looking at everything in a topology, a bounded number of places at a time: whoever walks through releases the lock
+//! in between.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Destination, Exchange, Topology};
+use crate::queue::Queue;
+
+impl Topology {
+    /// The queues in at most `most` places from one on that have not been deleted; and from which place on there may be
+    /// more.
+    pub(crate) fn queues_from(&self, from: usize, most: usize, into: &mut Vec<Arc<Queue>>) -> Option<usize> {
+        let (places, next) = step(from, most, self.queues.capacity());
+        let queues = places.filter_map(|place| self.queues.get(place)).map(|slot| &slot.queue);
+        into.extend(queues.filter(|queue| !queue.is_deleted()).cloned());
+        next
+    }
+
+    /// The same for exchanges.
+    pub(crate) fn exchanges_from(
+        &self,
+        from: usize,
+        most: usize,
+        into: &mut Vec<Arc<Exchange>>,
+    ) -> Option<usize> {
+        let (places, next) = step(from, most, self.exchanges.capacity());
+        let exchanges = places.filter_map(|place| self.exchanges.get(place));
+        into.extend(exchanges.filter(|slot| !slot.doomed).map(|slot| slot.exchange.clone()));
+        next
+    }
+
+    /// The same for bindings.
+    pub(crate) fn binding_ids(&self, from: usize, most: usize) -> (Vec<u32>, Option<usize>) {
+        let (places, next) = step(from, most, self.bindings.capacity());
+        (places.filter(|&place| self.bindings.contains(place)).map(|place| place as u32).collect(), next)
+    }
+
+    /// Source, destination, key and arguments of a binding, unless an end of it is on its way out.
+    pub(crate) fn binding_parts(&self, id: u32) -> Option<(u32, Destination, &str, Cow<'_, [u8]>)> {
+        let binding = self.bindings.get(id as usize)?;
+        let source = self.exchanges.get(binding.source as usize).filter(|source| !source.doomed)?;
+        let is_there = match binding.destination.slot() {
+            (true, slot) => self.exchanges.get(slot as usize).is_some_and(|exchange| !exchange.doomed),
+            (false, slot) => self.queues.get(slot as usize).is_some_and(|queue| !queue.queue.is_deleted()),
+        };
+        let (key, arguments) = source.router.octets(binding.pattern);
+        is_there.then_some((binding.source, binding.destination, key, arguments))
+    }
+
+    /// The queue in a slot that has been looked up under the same lock.
+    pub(crate) fn queue_at(&self, slot: u32) -> &Arc<Queue> {
+        &self.queues[slot as usize].queue
+    }
+
+    /// The places of the bindings to something: four octets each, copied.
+    pub(crate) fn incoming(&self, to: Destination) -> Vec<u32> {
+        match to.slot() {
+            (true, slot) => self.exchanges[slot as usize].incoming.clone(),
+            (false, slot) => self.queues[slot as usize].incoming.clone(),
+        }
+    }
+
+    /// The places of the bindings from an exchange.
+    pub(crate) fn outgoing(&self, exchange: u32) -> Vec<u32> {
+        self.exchanges[exchange as usize].outgoing.iter().copied().collect()
+    }
+
+    /// Takes the names from all exchanges, the standard ones included. What comes back must be given to
+    /// [`Topology::demolish`].
+    pub(crate) fn doom_all_exchanges(&mut self) -> Vec<Destination> {
+        let slots: Vec<u32> =
+            self.exchanges.iter().filter(|(_, slot)| !slot.doomed).map(|(at, _)| at as u32).collect();
+        slots.into_iter().map(|slot| self.doom_exchange(slot)).collect()
+    }
+
+    /// From now on nothing is written down.
+    pub(crate) fn keep_no_more(&mut self) {
+        self.ledger = None;
+    }
+}
+
+/// The places of one step, and where the next one begins.
+fn step(from: usize, most: usize, places: usize) -> (Range<usize>, Option<usize>) {
+    let end = from.saturating_add(most).min(places);
+    (from..end.max(from), (end < places).then_some(end))
+}

@@ -1,0 +1,160 @@
+//! What an operator's tools read and change.
+
+use broker::{BindingEnd, Broker, BrokerConfig, Definitions, QueueDeclare, Section, SessionId, Timestamp};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const NOW: Timestamp = Timestamp(1);
+const NOBODY: SessionId = SessionId(u64::MAX);
+
+fn broker() -> Arc<Broker> {
+    Broker::new(BrokerConfig::default())
+}
+
+fn load(broker: &Broker, sections: &Value) {
+    let definitions = Definitions::from_map(sections.as_object().unwrap()).unwrap();
+    broker.load(&definitions, NOW).unwrap();
+}
+
+fn queue(vhost: &str, name: &str) -> Value {
+    json!({"name": name, "vhost": vhost, "durable": true, "auto_delete": false, "arguments": {"x-max-length": 5}})
+}
+
+#[test]
+fn what_is_exported_can_be_loaded_and_exported_again() {
+    let (one, other) = (broker(), broker());
+    load(
+        &one,
+        &json!({
+            "vhosts": [{"name": "v", "description": "d", "tags": ["a"]}],
+            "users": [{"name": "u", "password": "p", "tags": "monitoring"}],
+            "permissions": [{"user": "u", "vhost": "v", "configure": "", "write": ".*", "read": "^q"}],
+            "policies": [{"name": "p", "vhost": "v", "pattern": "^q", "definition": {"max-length": 3}}],
+            "global_parameters": [{"name": "g", "value": {"a": [1]}}],
+            "queues": [queue("v", "q")],
+            "exchanges": [{"name": "e", "vhost": "v", "type": "topic", "durable": true, "auto_delete": false}],
+            "bindings": [{"source": "e", "vhost": "v", "destination": "q", "destination_type": "queue",
+                "routing_key": "a.*", "arguments": {"n": 1}}],
+        }),
+    );
+    let exported = one.export(None);
+    load(&other, &Value::Object(exported.clone()));
+    assert_eq!(other.export(None), exported);
+    assert_eq!(exported["queues"][0]["arguments"], json!({"x-max-length": 5}));
+    assert!(other.authenticate("u", b"p", true).is_ok(), "the password came along");
+    let vhost = other.vhost("v").unwrap();
+    assert!(other.export(Some(&vhost)).get("users").is_none(), "which belong to no virtual host");
+}
+
+#[test]
+fn a_deleted_virtual_host_takes_everything_with_it() {
+    let broker = broker();
+    load(
+        &broker,
+        &json!({
+            "vhosts": [{"name": "v"}],
+            "permissions": [{"user": "guest", "vhost": "v", "configure": ".*", "write": ".*", "read": ".*"}],
+            "policies": [{"name": "p", "vhost": "v", "pattern": "", "definition": {"max-length": 3}}],
+            "queues": [queue("v", "q")],
+            "bindings": [{"source": "amq.topic", "vhost": "v", "destination": "q", "destination_type": "queue",
+                "routing_key": "#", "arguments": {}}],
+        }),
+    );
+    let before =
+        (broker.metrics().queues.get(), broker.metrics().bindings.get(), broker.metrics().exchanges.get());
+    assert_eq!(before, (1, 1, 12));
+    let queue = broker.vhost("v").unwrap().find_queue("q").unwrap();
+    assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
+    assert!(broker.vhost("v").is_none() && queue.is_deleted());
+    let after =
+        (broker.metrics().queues.get(), broker.metrics().bindings.get(), broker.metrics().exchanges.get());
+    assert_eq!(after, (0, 0, 6));
+    for section in [Section::VirtualHosts, Section::Permissions, Section::Policies] {
+        assert!(broker.definitions_of(section, &[]).iter().all(|entry| entry["vhost"] != "v"), "{section:?}");
+    }
+    assert!(!broker.undefine(Section::VirtualHosts, &["v"], NOW), "it is gone");
+}
+
+#[test]
+fn a_deleted_user_has_no_permissions_when_it_comes_again() {
+    let broker = broker();
+    let user = json!({"users": [{"name": "u", "password": "p", "tags": ""}]});
+    load(&broker, &user);
+    load(
+        &broker,
+        &json!({"permissions": [{"user": "u", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}]}),
+    );
+    let identity = broker.authenticate("u", b"p", true).unwrap();
+    assert!(broker.open(&identity, "/").is_ok());
+    assert!(broker.undefine(Section::Users, &["u"], NOW));
+    assert!(broker.authenticate("u", b"p", true).is_err());
+    load(&broker, &user);
+    assert!(broker.open(&identity, "/").is_err());
+}
+
+#[test]
+fn policies_and_operator_policies_are_told_with_what_holds() {
+    let broker = broker();
+    let vhost = broker.vhost("/").unwrap();
+    let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
+    let queue = vhost.declare_queue(NOBODY, &declare, NOW).unwrap().queue;
+    let policy =
+        json!({"name": "p", "vhost": "/", "pattern": "", "definition": {"max-length": 9, "message-ttl": 5}});
+    broker.define(Section::Policies, policy, NOW).unwrap();
+    let body = json!({"pattern": "", "definition": {"max-length": 4}, "apply-to": "queues"});
+    let operator = json!({"component": "operator_policy", "name": "o", "vhost": "/", "value": body});
+    broker.define(Section::Parameters, operator, NOW).unwrap();
+    let (name, operator, merged) = broker.policies_of_queue(&vhost, &queue);
+    assert_eq!((name.as_deref(), operator.as_deref()), (Some("p"), Some("o")));
+    assert_eq!(merged, json!({"max-length": 4, "message-ttl": 5}), "the lower limit");
+    assert_eq!(queue.arguments().max_length, Some(4));
+    assert!(broker.undefine(Section::Parameters, &["/", "operator_policy", "o"], NOW));
+    assert_eq!(queue.arguments().max_length, Some(9));
+}
+
+#[test]
+fn bindings_are_found_from_both_ends() {
+    let broker = broker();
+    let bind = |key: &str| {
+        json!({"bindings": [{"source": "amq.direct", "vhost": "/", "destination": "q", "destination_type": "queue",
+            "routing_key": key, "arguments": {}}]})
+    };
+    load(&broker, &json!({"queues": [queue("/", "q")]}));
+    for number in 0..2500 {
+        load(&broker, &bind(&number.to_string()));
+    }
+    let vhost = broker.vhost("/").unwrap();
+    assert_eq!(vhost.bindings_to_queue("q").unwrap().len(), 2500);
+    assert_eq!(vhost.bindings_of_exchange("amq.direct").unwrap().len(), 2500);
+    assert!(vhost.bindings_to_exchange("amq.direct").unwrap().is_empty());
+    assert!(vhost.bindings_to_queue("none").is_none());
+    let (mut steps, mut found, mut from) = (0, 0, Some(0));
+    while let Some(at) = from {
+        let (some, next) = vhost.bindings_from(at, 1000);
+        assert!(
+            some.len() <= 1000 && some.iter().all(|binding| binding.destination_type == BindingEnd::Queue)
+        );
+        (steps, found, from) = (steps + 1, found + some.len(), next);
+    }
+    assert_eq!(found, 2500);
+    assert!(steps >= 3, "never more than a thousand places under one lock");
+}
+
+#[test]
+fn a_name_that_amqp_cannot_say_is_refused_before_anything_changes() {
+    let broker = broker();
+    let long = "x".repeat(256);
+    let refused = |section: Section, entry: Value| {
+        let refused = broker.define(section, entry, NOW).unwrap_err().to_string();
+        assert!(refused.contains("255 are the most"), "{refused}");
+    };
+    refused(Section::VirtualHosts, json!({"name": long}));
+    assert!(broker.vhost(&long).is_none());
+    let policy = json!({"name": long, "vhost": "/", "pattern": "", "definition": {"max-length": 1}});
+    refused(Section::Policies, policy);
+    let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
+    let queue = broker.vhost("/").unwrap().declare_queue(NOBODY, &declare, NOW).unwrap().queue;
+    assert_eq!(queue.arguments().max_length, None, "no policy holds that nobody can see");
+    let topic = json!({"user": "guest", "vhost": "/", "exchange": long, "write": "", "read": ""});
+    refused(Section::TopicPermissions, topic);
+}

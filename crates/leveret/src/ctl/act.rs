@@ -1,0 +1,120 @@
+//! What is done to queues and connections.
+
+use clap::{Args, Subcommand};
+
+use super::Vhost;
+use super::api::{Api, path};
+use super::output::Output;
+use crate::Failure;
+
+/// What can be done to queues and connections.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub(super) enum ActCommand {
+    /// Drop the ready messages of a queue
+    PurgeQueue(QueueName),
+    /// Remove a queue
+    DeleteQueue(DeleteQueue),
+    /// Remove an exchange
+    DeleteExchange(DeleteExchange),
+    /// Close a connection, by the name that list_connections shows
+    CloseConnection(CloseConnection),
+    /// Close all connections of a user
+    CloseAllUserConnections(CloseAll),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct QueueName {
+    #[command(flatten)]
+    vhost: Vhost,
+    /// The queue
+    queue: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DeleteQueue {
+    #[command(flatten)]
+    queue: QueueName,
+    /// Only if there is no message in it
+    #[arg(long)]
+    if_empty: bool,
+    /// Only if it has no consumer
+    #[arg(long)]
+    if_unused: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DeleteExchange {
+    #[command(flatten)]
+    vhost: Vhost,
+    /// The exchange
+    exchange: String,
+    /// Only if nothing is bound to it
+    #[arg(long)]
+    if_unused: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CloseConnection {
+    /// The connection
+    name: String,
+    /// Why: the client is told
+    #[arg(default_value = REASON)]
+    reason: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CloseAll {
+    /// The user
+    user: String,
+    /// Why: the clients are told
+    #[arg(default_value = REASON)]
+    reason: String,
+}
+
+const REASON: &str = "closed by leveret ctl";
+
+pub(super) fn run(command: &ActCommand, api: &Api, output: &Output) -> Result<(), Failure> {
+    match command {
+        ActCommand::PurgeQueue(QueueName { vhost, queue }) => {
+            api.delete(&path(&["queues", &vhost.vhost, queue, "contents"]))?;
+            output.done(&format!("queue '{queue}' purged"))
+        }
+        ActCommand::DeleteQueue(DeleteQueue { queue: QueueName { vhost, queue }, if_empty, if_unused }) => {
+            let conditions = [("if-empty", *if_empty), ("if-unused", *if_unused)];
+            api.delete(&(path(&["queues", &vhost.vhost, queue]) + &query(&conditions)))?;
+            output.done(&format!("queue '{queue}' deleted"))
+        }
+        ActCommand::DeleteExchange(DeleteExchange { vhost, exchange, if_unused }) => {
+            let conditions = query(&[("if-unused", *if_unused)]);
+            api.delete(&(path(&["exchanges", &vhost.vhost, exchange]) + &conditions))?;
+            output.done(&format!("exchange '{exchange}' deleted"))
+        }
+        ActCommand::CloseConnection(CloseConnection { name, reason }) => {
+            api.delete_because(&path(&["connections", name]), reason)?;
+            output.done(&format!("connection '{name}' closed"))
+        }
+        ActCommand::CloseAllUserConnections(CloseAll { user, reason }) => {
+            api.delete_because(&path(&["connections", "username", user]), reason)?;
+            output.done(&format!("connections of user '{user}' closed"))
+        }
+    }
+}
+
+/// The conditions that hold, as a query.
+fn query(conditions: &[(&str, bool)]) -> String {
+    let wanted: Vec<_> =
+        conditions.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| format!("{name}=true")).collect();
+    if wanted.is_empty() { String::new() } else { format!("?{}", wanted.join("&")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_conditions_that_are_wanted_are_asked_for() {
+        assert_eq!(query(&[("if-empty", false), ("if-unused", false)]), "");
+        assert_eq!(query(&[("if-empty", true), ("if-unused", true)]), "?if-empty=true&if-unused=true");
+    }
+}

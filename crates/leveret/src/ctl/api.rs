@@ -1,0 +1,209 @@
+//! The management API that a running server has: RabbitMQ's, as far as both have the thing.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use clap::Args;
+use hyper::Method;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+
+use super::secret;
+use crate::Failure;
+use crate::http_client::{Ask, Endpoint, HttpClient};
+
+/// Which server, and as whom.
+#[derive(Debug, Args)]
+pub(super) struct Connection {
+    /// The server's HTTP address: http://HOST:PORT, https://HOST:PORT or unix:/PATH
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "LEVERET_CTL_URL",
+        default_value = "http://127.0.0.1:15672"
+    )]
+    url: String,
+    /// The user. The password is in LEVERET_CTL_PASSWORD or in --password-file, or is asked for
+    // An id of its own: a global option would take the value of a command's argument with the same one.
+    #[arg(
+        id = "login",
+        long = "user",
+        global = true,
+        value_name = "NAME",
+        env = "LEVERET_CTL_USER",
+        default_value = "guest"
+    )]
+    user: String,
+    /// A file whose first line is the password
+    #[arg(long, global = true, value_name = "FILE", env = "LEVERET_CTL_PASSWORD_FILE")]
+    password_file: Option<PathBuf>,
+    /// The authorities that an https:// server's certificate may come from, as PEM, instead of the system's
+    #[arg(long, global = true, value_name = "FILE", env = "LEVERET_CTL_CA")]
+    ca: Option<PathBuf>,
+    /// Seconds to wait for an answer
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+}
+
+/// A conversation with the API of one server.
+pub(super) struct Api {
+    client: HttpClient,
+    user: String,
+}
+
+/// What need not be encoded in a part of a path (RFC 3986, section 2.3).
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// `/api`, and each part behind a slash of its own.
+pub(super) fn path(parts: &[&str]) -> String {
+    parts.iter().fold("/api".to_owned(), |path, part| {
+        // A dot or two alone would be taken for a step in the path.
+        let encoded = match *part {
+            "." => "%2E".to_owned(),
+            ".." => "%2E%2E".to_owned(),
+            part => encode(part),
+        };
+        path + "/" + &encoded
+    })
+}
+
+/// A part of a path or query, with everything encoded that has a meaning there.
+pub(super) fn encode(part: &str) -> String {
+    utf8_percent_encode(part, ENCODED).to_string()
+}
+
+impl Api {
+    /// Finds the password; nothing is sent yet.
+    pub(super) fn new(connection: &Connection) -> Result<Self, Failure> {
+        let endpoint =
+            Endpoint::parse(&connection.url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?;
+        let timeout = Duration::from_secs(connection.timeout);
+        let mut client = HttpClient::new(endpoint, connection.ca.clone(), timeout).map_err(Failure::run)?;
+        let user = connection.user.clone();
+        let password = secret::login(&user, connection.password_file.as_deref())?;
+        client.authorize(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))));
+        Ok(Self { client, user })
+    }
+
+    /// What is there.
+    pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
+        self.found(path)?.ok_or_else(|| Failure::Run(format!("{path}: there is no such thing")))
+    }
+
+    /// What is there, if it is.
+    pub(super) fn found(&self, path: &str) -> Result<Option<Value>, Failure> {
+        let answer = self.exchange(Ask { method: Method::GET, path, body: None, header: None })?;
+        match answer {
+            Reply::Missing(_) => Ok(None),
+            Reply::Done(value) => Ok(Some(value)),
+        }
+    }
+
+    /// Puts something there.
+    pub(super) fn put(&self, path: &str, value: &Value) -> Result<(), Failure> {
+        self.send(Method::PUT, path, Some(value.to_string().into_bytes()), None).map(drop)
+    }
+
+    /// Sends something to be done.
+    pub(super) fn post(&self, path: &str, body: Vec<u8>) -> Result<Value, Failure> {
+        self.send(Method::POST, path, Some(body), None)
+    }
+
+    /// Removes what is there.
+    pub(super) fn delete(&self, path: &str) -> Result<(), Failure> {
+        self.send(Method::DELETE, path, None, None).map(drop)
+    }
+
+    /// Removes what is there, and tells why.
+    pub(super) fn delete_because(&self, path: &str, reason: &str) -> Result<(), Failure> {
+        self.send(Method::DELETE, path, None, Some(("x-reason", reason))).map(drop)
+    }
+
+    /// As whom this is.
+    pub(super) fn user(&self) -> &str {
+        &self.user
+    }
+
+    fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+        header: Option<(&'static str, &str)>,
+    ) -> Result<Value, Failure> {
+        match self.exchange(Ask { method, path, body, header })? {
+            Reply::Done(value) => Ok(value),
+            Reply::Missing(reason) => Err(Failure::Run(reason)),
+        }
+    }
+
+    fn exchange(&self, ask: Ask<'_>) -> Result<Reply, Failure> {
+        let path = ask.path;
+        let answer = self
+            .client
+            .ask(ask)
+            .map_err(|error| Failure::Run(format!("{}: {error}", self.client.endpoint())))?;
+        let value: Option<Value> = serde_json::from_slice(&answer.body).ok();
+        match answer.status {
+            200..=299 if answer.body.is_empty() => Ok(Reply::Done(Value::Null)),
+            200..=299 => {
+                value.map(Reply::Done).ok_or_else(|| Failure::Run(format!("{path}: the answer is no JSON")))
+            }
+            401 => {
+                let told = value.as_ref().and_then(|told| told.get("reason")).and_then(Value::as_str);
+                let why = printable(told.unwrap_or("login failed"));
+                Err(Failure::Run(format!("user '{}' is refused: {why}", self.user)))
+            }
+            404 => Ok(Reply::Missing(format!("{path}: {}", reason(404, value.as_ref())))),
+            status => Err(Failure::Run(format!("{path}: {}", reason(status, value.as_ref())))),
+        }
+    }
+}
+
+enum Reply {
+    Done(Value),
+    /// Why.
+    Missing(String),
+}
+
+/// The words of a refusal, on one line.
+fn reason(status: u16, told: Option<&Value>) -> String {
+    let word = |key: &str| told.and_then(|told| told.get(key)).and_then(Value::as_str);
+    let text = match (word("error"), word("reason")) {
+        (Some(error), Some(reason)) if error != reason => format!("{error}: {reason}"),
+        (Some(word), _) | (None, Some(word)) => word.to_owned(),
+        (None, None) => "refused".to_owned(),
+    };
+    format!("{status} {}", printable(&text))
+}
+
+/// On one line.
+fn printable(text: &str) -> String {
+    text.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_name_is_one_part_of_the_path() {
+        assert_eq!(path(&["queues", "/", "a b/ü?#%"]), "/api/queues/%2F/a%20b%2F%C3%BC%3F%23%25");
+        assert_eq!(path(&["users", ".."]), "/api/users/%2E%2E");
+        assert_eq!(path(&["users", "a.b-c_d~e"]), "/api/users/a.b-c_d~e");
+    }
+
+    #[test]
+    fn a_refusal_is_told_on_one_line() {
+        let told = json!({"error": "bad_request", "reason": "no\nway"});
+        assert_eq!(reason(400, Some(&told)), "400 bad_request: no way");
+        let told = json!({"error": "Object Not Found", "reason": "Not Found"});
+        assert_eq!(reason(404, Some(&told)), "404 Object Not Found: Not Found");
+        assert_eq!(reason(500, None), "500 refused");
+    }
+}

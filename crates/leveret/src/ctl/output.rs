@@ -1,0 +1,176 @@
+//! What is printed: tables for people, JSON and bare lines for scripts.
+
+use std::io::{self, Write as _};
+
+use clap::{Args, ValueEnum};
+use comfy_table::{ContentArrangement, Table, presets};
+use serde_json::Value;
+
+use crate::Failure;
+
+/// How to print.
+#[derive(Debug, Args)]
+pub(super) struct Output {
+    /// A table for people, or JSON
+    #[arg(long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    format: Format,
+    /// Print no headings and no remarks; columns are separated by tabs
+    #[arg(long, short, global = true)]
+    quiet: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+}
+
+/// A column: its heading, and where its value is, such as `queue.name`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Column {
+    heading: String,
+    place: String,
+}
+
+impl Column {
+    /// A column that is headed by where its value is.
+    pub(super) fn new(place: &str) -> Self {
+        Self::headed(place, place)
+    }
+
+    pub(super) fn headed(heading: &str, place: &str) -> Self {
+        Self { heading: heading.to_owned(), place: place.to_owned() }
+    }
+
+    /// Its value in a row.
+    fn of<'v>(&self, row: &'v Value) -> &'v Value {
+        // A key may hold dots itself.
+        row.get(&self.place).unwrap_or_else(|| {
+            self.place.split('.').try_fold(row, |value, key| value.get(key)).unwrap_or(&Value::Null)
+        })
+    }
+
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+}
+
+impl Output {
+    /// Prints rows; as JSON whole, unless columns were chosen.
+    pub(super) fn rows(&self, columns: &[Column], chosen: bool, rows: Vec<Value>) -> Result<(), Failure> {
+        if self.format == Format::Json {
+            let pick = |row: &Value| {
+                columns.iter().map(|column| (column.heading.clone(), column.of(row).clone())).collect()
+            };
+            let rows = if chosen { rows.iter().map(pick).map(Value::Object).collect() } else { rows };
+            return self.json(&Value::Array(rows));
+        }
+        let cells = |row: &Value| columns.iter().map(|column| cell(column.of(row))).collect::<Vec<_>>();
+        let mut text = String::new();
+        if self.quiet {
+            for row in &rows {
+                text.push_str(&cells(row).join("\t"));
+                text.push('\n');
+            }
+        } else {
+            let mut table = Table::new();
+            table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+            table.set_header(columns.iter().map(|column| &column.heading));
+            rows.iter().for_each(|row| {
+                table.add_row(cells(row));
+            });
+            for line in table.lines() {
+                text.push_str(line.trim());
+                text.push('\n');
+            }
+        }
+        print(&text)
+    }
+
+    /// Prints one thing: a line for each of its parts, or all of it as JSON.
+    pub(super) fn facts(&self, facts: &[(&str, Value)], whole: &Value) -> Result<(), Failure> {
+        if self.format == Format::Json {
+            return self.json(whole);
+        }
+        let facts = facts.iter().filter(|(_, value)| !value.is_null());
+        let width = facts.clone().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let line = |(name, value): &(&str, Value)| match self.quiet {
+            true => format!("{name}\t{}\n", cell(value)),
+            false => format!("{name:<width$}  {}\n", cell(value)),
+        };
+        print(&facts.map(line).collect::<String>())
+    }
+
+    /// Says what was done.
+    pub(super) fn done(&self, what: &str) -> Result<(), Failure> {
+        match (self.quiet, self.format) {
+            (true, _) => Ok(()),
+            (false, Format::Json) => self.json(&serde_json::json!({ "done": what })),
+            (false, Format::Table) => print(&format!("{}\n", printable(what))),
+        }
+    }
+
+    /// Prints JSON: on one line when it is to be quiet.
+    pub(super) fn json(&self, value: &Value) -> Result<(), Failure> {
+        let text = if self.quiet { Ok(value.to_string()) } else { serde_json::to_string_pretty(value) };
+        print(&(text.map_err(Failure::run)? + "\n"))
+    }
+}
+
+/// Prints to standard output. A reader that has seen enough, such as `head`, is no failure.
+pub(super) fn print(text: &str) -> Result<(), Failure> {
+    let mut output = io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(Failure::run),
+    }
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => printable(text),
+        Value::Array(values) if values.iter().all(Value::is_string) => {
+            values.iter().map(cell).collect::<Vec<_>>().join(",")
+        }
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            printable(&value.to_string())
+        }
+    }
+}
+
+/// Anybody who may declare a queue chooses its name: it must not move the cursor, nor make up lines and columns.
+fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for sign in text.chars() {
+        if sign.is_control() {
+            shown.extend(sign.escape_default());
+        } else {
+            shown.push(sign);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_column_finds_its_value_however_deep() {
+        let row = json!({"queue": {"name": "q"}, "a.b": 1, "tags": ["x", "y"], "arguments": {"x-max": 1}});
+        let shown = |place: &str| cell(Column::new(place).of(&row));
+        assert_eq!(shown("queue.name"), "q");
+        assert_eq!(shown("a.b"), "1");
+        assert_eq!(shown("tags"), "x,y");
+        assert_eq!(shown("arguments"), "{\"x-max\":1}");
+        assert_eq!(shown("missing.entirely"), "");
+    }
+
+    #[test]
+    fn a_name_cannot_move_the_cursor_or_make_up_lines() {
+        assert_eq!(printable("a\u{1b}[2J\nb\tü"), "a\\u{1b}[2J\\nb\\tü");
+    }
+}

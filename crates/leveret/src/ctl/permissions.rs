@@ -1,0 +1,97 @@
+//! What users may do.
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::Vhost;
+use super::api::{Api, path};
+use super::output::Output;
+use crate::Failure;
+
+/// What can be done with permissions.
+#[derive(Debug, Subcommand)]
+pub(super) enum PermissionCommand {
+    /// Let a user configure, write to and read from what has a name that matches
+    #[command(name = "set_permissions")]
+    Set(Permissions),
+    /// Keep a user out of a virtual host
+    #[command(name = "clear_permissions")]
+    Clear(Of),
+    /// Let a user write to and read from those topics of an exchange that match
+    #[command(name = "set_topic_permissions")]
+    SetTopic(TopicPermissions),
+    /// Lift the restrictions on a user's topics
+    #[command(name = "clear_topic_permissions")]
+    ClearTopic(OfTopics),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Permissions {
+    #[command(flatten)]
+    vhost: Vhost,
+    /// The user
+    user: String,
+    /// A regular expression for what the user may declare and delete
+    configure: String,
+    /// For what the user may publish to
+    write: String,
+    /// For what the user may consume
+    read: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Of {
+    #[command(flatten)]
+    vhost: Vhost,
+    /// The user
+    user: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TopicPermissions {
+    #[command(flatten)]
+    vhost: Vhost,
+    /// The user
+    user: String,
+    /// The exchange
+    exchange: String,
+    /// A regular expression for the routing keys that the user may publish with
+    write: String,
+    /// For the binding keys that the user may bind with
+    read: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct OfTopics {
+    #[command(flatten)]
+    vhost: Vhost,
+    /// The user
+    user: String,
+    /// Of this exchange only
+    exchange: Option<String>,
+}
+
+pub(super) fn run(command: &PermissionCommand, api: &Api, output: &Output) -> Result<(), Failure> {
+    match command {
+        PermissionCommand::Set(Permissions { vhost, user, configure, write, read }) => {
+            let value = json!({ "configure": configure, "write": write, "read": read });
+            api.put(&path(&["permissions", &vhost.vhost, user]), &value)?;
+            output.done(&format!("permissions of '{user}' in virtual host '{}' set", vhost.vhost))
+        }
+        PermissionCommand::Clear(Of { vhost, user }) => {
+            api.delete(&path(&["permissions", &vhost.vhost, user]))?;
+            output.done(&format!("permissions of '{user}' in virtual host '{}' cleared", vhost.vhost))
+        }
+        PermissionCommand::SetTopic(TopicPermissions { vhost, user, exchange, write, read }) => {
+            let value = json!({ "exchange": exchange, "write": write, "read": read });
+            api.put(&path(&["topic-permissions", &vhost.vhost, user]), &value)?;
+            output.done(&format!("topics of '{user}' at exchange '{exchange}' set"))
+        }
+        PermissionCommand::ClearTopic(OfTopics { vhost, user, exchange }) => {
+            let mut parts = vec!["topic-permissions", &vhost.vhost, user];
+            parts.extend(exchange.as_deref());
+            api.delete(&path(&parts))?;
+            output.done(&format!("topics of '{user}' in virtual host '{}' cleared", vhost.vhost))
+        }
+    }
+}

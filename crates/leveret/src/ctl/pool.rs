@@ -1,0 +1,66 @@
+//! What Leveret has and RabbitMQ has not: clients of the pool, its upstreams, what it saves, limits, and the drain.
+
+use clap::Subcommand;
+use serde_json::Value;
+
+use super::api::{Api, path};
+use super::list::Everywhere;
+use super::output::Output;
+use crate::Failure;
+
+/// What can be asked of a Leveret, and done to it.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub(super) enum PoolCommand {
+    /// Clients, and the upstream connections that serve them
+    #[command(visible_alias = "clients")]
+    ListClients(Everywhere),
+    /// Upstream addresses, and whether they answer
+    #[command(visible_alias = "upstreams")]
+    ListUpstreams(Everywhere),
+    /// Upstream connections, and how many share them
+    ListUpstreamConnections(Everywhere),
+    /// Channels leased to clients, and what sharing has saved
+    Leases,
+    /// The limits of this process, and how often they were exceeded
+    Limits,
+    /// The settings that the running server has in effect, and where they came from
+    Environment(Everywhere),
+    /// Shut the server down in order, as SIGTERM does
+    Drain,
+}
+
+const CLIENT: [&str; 5] = ["name", "user", "vhost", "protocol", "connection_name"];
+
+pub(super) fn run(command: &PoolCommand, api: &Api, output: &Output) -> Result<(), Failure> {
+    match command {
+        PoolCommand::ListClients(list) => list.show(api, output, &["leveret", "clients"], &CLIENT, true),
+        PoolCommand::ListUpstreams(list) => {
+            list.show(api, output, &["leveret", "upstreams"], &["address", "up", "connections"], false)
+        }
+        PoolCommand::ListUpstreamConnections(list) => list.show(
+            api,
+            output,
+            &["leveret", "connections"],
+            &["name", "user", "vhost", "channels", "clients"],
+            false,
+        ),
+        PoolCommand::Environment(list) => {
+            list.show(api, output, &["leveret", "environment"], &["key", "value", "origin", "live"], false)
+        }
+        PoolCommand::Leases => facts(api, output, "leases"),
+        PoolCommand::Limits => facts(api, output, "limits"),
+        PoolCommand::Drain => {
+            api.post(&path(&["leveret", "drain"]), Vec::new())?;
+            output.done("the server drains")
+        }
+    }
+}
+
+/// One object, a line for each of its members.
+fn facts(api: &Api, output: &Output, what: &str) -> Result<(), Failure> {
+    let whole = api.get(&path(&["leveret", what]))?;
+    let members = whole.as_object().into_iter().flatten();
+    let facts: Vec<(&str, Value)> = members.map(|(name, value)| (name.as_str(), value.clone())).collect();
+    output.facts(&facts, &whole)
+}

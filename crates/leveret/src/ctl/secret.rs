@@ -1,0 +1,117 @@
+//! Passwords: from a variable, a file, standard input or the terminal; never from the command line, which everybody on the
+//! machine can read.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::path::Path;
+
+use rustix::termios::{self, LocalModes, OptionalActions};
+
+use crate::Failure;
+
+/// The variable with the password of whoever uses the API.
+const LOGIN: &str = "LEVERET_CTL_PASSWORD";
+/// The variable with the password that a user is to have.
+const NEW: &str = "LEVERET_CTL_NEW_PASSWORD";
+
+/// The password of `user`. That of guest is guest unless something else is said, as with RabbitMQ's tools.
+pub(super) fn login(user: &str, file: Option<&Path>) -> Result<String, Failure> {
+    if let Some(path) = file {
+        return of_file(path);
+    }
+    if let Some(password) = of_variable(LOGIN)? {
+        return Ok(password);
+    }
+    if user == "guest" {
+        return Ok("guest".to_owned());
+    }
+    match Terminal::open() {
+        Some(mut terminal) => terminal.ask(&format!("Password of {user}: ")),
+        None => Err(Failure::Usage(format!("no password for '{user}': set {LOGIN} or --password-file"))),
+    }
+}
+
+/// The password that somebody is to have.
+pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Failure> {
+    if let Some(path) = file {
+        return of_file(path);
+    }
+    if let Some(password) = of_variable(NEW)? {
+        return Ok(password);
+    }
+    let stdin = io::stdin();
+    if !stdin.is_terminal() {
+        let mut line = String::new();
+        stdin.lock().read_line(&mut line).map_err(Failure::run)?;
+        return first_line(&line).ok_or_else(|| {
+            Failure::Usage(format!(
+                "no password for '{user}': give it on standard input, in {NEW}, or in a file"
+            ))
+        });
+    }
+    let no_terminal = || Failure::Usage(format!("no password for '{user}': set {NEW}"));
+    let mut terminal = Terminal::open().ok_or_else(no_terminal)?;
+    let password = terminal.ask(&format!("New password of {user}: "))?;
+    if terminal.ask("The same again: ")? != password {
+        return Err(Failure::Usage("the two passwords are not the same".to_owned()));
+    }
+    Ok(password)
+}
+
+fn of_variable(name: &str) -> Result<Option<String>, Failure> {
+    let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    value.into_string().map(Some).map_err(|_| Failure::Usage(format!("{name}: is not valid UTF-8")))
+}
+
+fn of_file(path: &Path) -> Result<String, Failure> {
+    let fault = |what: &str| Failure::Usage(format!("{}: {what}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| fault(&error.to_string()))?;
+    first_line(&text).ok_or_else(|| fault("its first line is empty"))
+}
+
+fn first_line(text: &str) -> Option<String> {
+    text.lines().next().filter(|line| !line.is_empty()).map(str::to_owned)
+}
+
+/// The terminal of this process, whatever its standard streams are.
+struct Terminal(File);
+
+impl Terminal {
+    fn open() -> Option<Self> {
+        OpenOptions::new().read(true).write(true).open("/dev/tty").ok().map(Self)
+    }
+
+    /// Asks, without showing what is typed.
+    fn ask(&mut self, prompt: &str) -> Result<String, Failure> {
+        let shown = termios::tcgetattr(&self.0).map_err(Failure::run)?;
+        let mut hidden = shown.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        write!(self.0, "{prompt}").and_then(|()| self.0.flush()).map_err(Failure::run)?;
+        termios::tcsetattr(&self.0, OptionalActions::Flush, &hidden).map_err(Failure::run)?;
+        let mut line = String::new();
+        let read = BufReader::new(&self.0).read_line(&mut line);
+        let restored = termios::tcsetattr(&self.0, OptionalActions::Flush, &shown);
+        let _ = writeln!(self.0);
+        read.map_err(Failure::run)?;
+        restored.map_err(Failure::run)?;
+        Ok(line.trim_end_matches(['\n', '\r']).to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_gives_its_first_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        fs::write(&path, "s3cret \nmore\n").unwrap();
+        assert!(matches!(of_file(&path), Ok(password) if password == "s3cret "));
+        fs::write(&path, "\n").unwrap();
+        assert!(
+            matches!(of_file(&path), Err(Failure::Usage(line)) if line.ends_with("its first line is empty"))
+        );
+        assert!(of_file(&folder.path().join("missing")).is_err());
+    }
+}

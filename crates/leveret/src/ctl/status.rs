@@ -1,0 +1,62 @@
+//! How a server is.
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use super::api::{Api, path};
+use super::output::Output;
+use crate::Failure;
+
+/// What can be asked.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub(super) enum StatusCommand {
+    /// What the server is, what it holds, and what it uses
+    Status,
+    /// Check that the server answers, and that no alarm stands; exit code 0 or 1
+    Ping,
+}
+
+pub(super) fn run(command: &StatusCommand, api: &Api, output: &Output) -> Result<(), Failure> {
+    match command {
+        StatusCommand::Status => status(api, output),
+        StatusCommand::Ping => {
+            api.get(&path(&["health", "checks", "alarms"]))?;
+            output.done("the server answers, and no alarm stands")
+        }
+    }
+}
+
+fn status(api: &Api, output: &Output) -> Result<(), Failure> {
+    let overview = api.get(&path(&["overview"]))?;
+    // A pool has none.
+    let nodes = api.found(&path(&["nodes"]))?.unwrap_or_default();
+    let node = nodes.get(0).unwrap_or(&Value::Null);
+    let told = |place: &str| overview.pointer(place).cloned().unwrap_or(Value::Null);
+    let used = |key: &str| node.get(key).cloned().unwrap_or(Value::Null);
+    let facts = [
+        ("product", told("/product_name")),
+        ("version", told("/product_version")),
+        ("rabbitmq_version", told("/rabbitmq_version")),
+        ("cluster_name", told("/cluster_name")),
+        ("node", told("/node")),
+        ("uptime_ms", used("uptime")),
+        ("connections", told("/object_totals/connections")),
+        ("channels", told("/object_totals/channels")),
+        ("exchanges", told("/object_totals/exchanges")),
+        ("queues", told("/object_totals/queues")),
+        ("consumers", told("/object_totals/consumers")),
+        ("messages", told("/queue_totals/messages")),
+        ("messages_ready", told("/queue_totals/messages_ready")),
+        ("messages_unacknowledged", told("/queue_totals/messages_unacknowledged")),
+        ("mem_used", used("mem_used")),
+        ("mem_limit", used("mem_limit")),
+        ("mem_alarm", used("mem_alarm")),
+        ("disk_free", used("disk_free")),
+        ("disk_free_limit", used("disk_free_limit")),
+        ("disk_free_alarm", used("disk_free_alarm")),
+        ("fd_used", used("fd_used")),
+        ("fd_total", used("fd_total")),
+    ];
+    output.facts(&facts, &json!({ "overview": overview, "nodes": nodes }))
+}

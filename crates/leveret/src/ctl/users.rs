@@ -1,0 +1,166 @@
+//! Users and virtual hosts.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::api::{Api, path};
+use super::output::Output;
+use super::secret;
+use crate::Failure;
+
+/// What can be done with users and virtual hosts.
+#[derive(Debug, Subcommand)]
+#[command(rename_all = "snake_case")]
+pub(super) enum UserCommand {
+    /// Add a user
+    AddUser(NewUser),
+    /// Give a user another password
+    ChangePassword(NewPassword),
+    /// Take a user's password away, so that nobody can log in with one
+    ClearPassword(User),
+    /// Remove a user
+    DeleteUser(User),
+    /// Give a user these tags, such as administrator, monitoring, management or policymaker, and no others
+    SetUserTags(Tags),
+    /// Check that the user of this command can log in
+    AuthenticateUser,
+    /// Add a virtual host
+    AddVhost(VhostName),
+    /// Remove a virtual host and everything in it
+    DeleteVhost(VhostName),
+}
+
+/// A user to be added. The password comes from LEVERET_CTL_NEW_PASSWORD, from a file or from standard input.
+#[derive(Debug, Args)]
+pub(super) struct NewUser {
+    #[command(flatten)]
+    password: NewPassword,
+    /// A tag, such as administrator; may be repeated
+    #[arg(long = "tag", value_name = "TAG")]
+    tags: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct NewPassword {
+    /// The user
+    name: String,
+    /// A file whose first line is the new password; without it, that is in LEVERET_CTL_NEW_PASSWORD or on standard input
+    #[arg(long, value_name = "FILE")]
+    new_password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct User {
+    /// The user
+    name: String,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Tags {
+    /// The user
+    name: String,
+    /// The tags
+    tags: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct VhostName {
+    /// The virtual host
+    name: String,
+}
+
+pub(super) fn run(command: &UserCommand, api: &Api, output: &Output) -> Result<(), Failure> {
+    match command {
+        UserCommand::AddUser(new) => add_user(new, api, output),
+        UserCommand::ChangePassword(new) => {
+            let tags = tags_of(&user(api, &new.name)?);
+            let password = new.read()?;
+            api.put(&path(&["users", &new.name]), &json!({ "password": password, "tags": tags }))?;
+            output.done(&format!("user '{}' has another password", new.name))
+        }
+        UserCommand::ClearPassword(User { name }) => {
+            let tags = tags_of(&user(api, name)?);
+            api.put(&path(&["users", name]), &json!({ "password_hash": "", "tags": tags }))?;
+            output.done(&format!("user '{name}' has no password"))
+        }
+        UserCommand::DeleteUser(User { name }) => {
+            api.delete(&path(&["users", name]))?;
+            output.done(&format!("user '{name}' deleted"))
+        }
+        UserCommand::SetUserTags(Tags { name, tags }) => set_tags(name, tags, api, output),
+        UserCommand::AuthenticateUser => {
+            api.get(&path(&["whoami"]))?;
+            output.done(&format!("user '{}' can log in", api.user()))
+        }
+        UserCommand::AddVhost(VhostName { name }) => {
+            let path = path(&["vhosts", name]);
+            if api.found(&path)?.is_some() {
+                return Err(Failure::Run(format!("virtual host '{name}' exists already")));
+            }
+            api.put(&path, &json!({}))?;
+            output.done(&format!("virtual host '{name}' added"))
+        }
+        UserCommand::DeleteVhost(VhostName { name }) => {
+            api.delete(&path(&["vhosts", name]))?;
+            output.done(&format!("virtual host '{name}' deleted"))
+        }
+    }
+}
+
+impl NewPassword {
+    fn read(&self) -> Result<String, Failure> {
+        secret::new_password(&self.name, self.new_password_file.as_deref())
+    }
+}
+
+fn add_user(new: &NewUser, api: &Api, output: &Output) -> Result<(), Failure> {
+    let name = &new.password.name;
+    let path = path(&["users", name]);
+    if api.found(&path)?.is_some() {
+        return Err(Failure::Run(format!("user '{name}' exists already")));
+    }
+    let password = new.password.read()?;
+    api.put(&path, &json!({ "password": password, "tags": new.tags.join(",") }))?;
+    output.done(&format!("user '{name}' added"))
+}
+
+/// A change of the tags has to bring the password's hash along, or the password is gone.
+fn set_tags(name: &str, tags: &[String], api: &Api, output: &Output) -> Result<(), Failure> {
+    let user = user(api, name)?;
+    let mut changed = json!({ "tags": tags.join(",") });
+    for key in ["password_hash", "hashing_algorithm"] {
+        if let Some(value) = user.get(key) {
+            changed[key] = value.clone();
+        }
+    }
+    api.put(&path(&["users", name]), &changed)?;
+    output.done(&format!("user '{name}' has these tags: {}", tags.join(" ")))
+}
+
+fn user(api: &Api, name: &str) -> Result<Value, Failure> {
+    let found = api.found(&path(&["users", name]))?;
+    found.ok_or_else(|| Failure::Run(format!("there is no user '{name}'")))
+}
+
+/// The tags of a user by commas, as they are put; servers tell them as a list or by commas.
+fn tags_of(user: &Value) -> String {
+    match user.get("tags") {
+        Some(Value::Array(tags)) => tags.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),
+        Some(Value::String(tags)) => tags.clone(),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_understood_as_a_list_and_by_commas() {
+        assert_eq!(tags_of(&json!({ "tags": ["administrator", "x"] })), "administrator,x");
+        assert_eq!(tags_of(&json!({ "tags": "administrator,x" })), "administrator,x");
+        assert_eq!(tags_of(&json!({})), "");
+    }
+}

@@ -1,0 +1,77 @@
+//! `leveret health`: asks a running server of this machine how it is, for containers without another HTTP client.
+
+use std::time::Duration;
+
+use clap::Args;
+use hyper::Method;
+
+use crate::Failure;
+use crate::config::{Effective, Flags, ListenAddr};
+use crate::http_client::{Ask, Endpoint, HttpClient};
+
+/// How to ask.
+#[derive(Debug, Args)]
+pub(crate) struct HealthArguments {
+    /// Ask whether clients should be sent to it (/readyz), instead of whether it is alive (/healthz)
+    #[arg(long)]
+    ready: bool,
+    /// The settings of the server, of which `http` tells where it is.
+    #[command(flatten)]
+    pub(crate) flags: Flags,
+}
+
+/// Longer than a live server ever takes, and shorter than the time-outs of those who ask by this command.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Asks; the answer is the exit code.
+pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
+    let endpoint =
+        endpoint(&effective.config.http).map_err(|reason| Failure::Usage(format!("http: {reason}")))?;
+    let client = HttpClient::new(endpoint, None, TIMEOUT).map_err(Failure::run)?;
+    let path = if arguments.ready { "/readyz" } else { "/healthz" };
+    let ask = Ask { method: Method::GET, path, body: None, header: None };
+    let answer =
+        client.ask(ask).map_err(|error| Failure::Run(format!("{}{path}: {error}", client.endpoint())))?;
+    match answer.status {
+        200 => Ok(()),
+        status => {
+            let told = String::from_utf8_lossy(&answer.body);
+            Err(Failure::Run(format!("{}{path}: {status} {}", client.endpoint(), told.trim())))
+        }
+    }
+}
+
+/// Where a server that listens there is found on this machine.
+fn endpoint(listen: &ListenAddr) -> Result<Endpoint, String> {
+    match listen {
+        ListenAddr::Off => Err("is off, there is nobody to ask".to_owned()),
+        ListenAddr::Tcp { port: 0, .. } => Err("is a port that the system chooses".to_owned()),
+        ListenAddr::Unix(path) => Ok(Endpoint::Unix(path.clone())),
+        ListenAddr::Tcp { host, port } => {
+            let host = match host.as_str() {
+                "0.0.0.0" => "127.0.0.1",
+                "::" => "::1",
+                host => host,
+            };
+            Ok(Endpoint::Host { host: host.to_owned(), port: *port, tls: false, prefix: String::new() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_on_every_address_is_found_on_the_one_of_this_machine() {
+        let found = |host: &str| {
+            let listen = ListenAddr::Tcp { host: host.to_owned(), port: 15672 };
+            endpoint(&listen).unwrap().to_string()
+        };
+        assert_eq!(found("0.0.0.0"), "http://127.0.0.1:15672");
+        assert_eq!(found("::"), "http://[::1]:15672");
+        assert_eq!(found("10.0.0.1"), "http://10.0.0.1:15672");
+        assert!(endpoint(&ListenAddr::Off).is_err());
+        assert!(endpoint(&ListenAddr::Tcp { host: "::1".to_owned(), port: 0 }).is_err());
+    }
+}

@@ -1,0 +1,266 @@
+//! A small blocking HTTP client, for `leveret ctl` and `leveret health`: a connection for each request, over TCP, TLS or a
+//! Unix socket.
+
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{fmt, io};
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::{Method, Request, header};
+use hyper_util::rt::TokioIo;
+use tokio::runtime::{self, Runtime};
+use transport::tls::{ClientTls, ClientTlsConfig};
+use transport::{ConnectOptions, Stream};
+
+use crate::config::{host_and_port, parse_port, unix_path, write_host_and_port};
+
+/// Sends requests to one server.
+pub(crate) struct HttpClient {
+    runtime: Runtime,
+    endpoint: Endpoint,
+    tls: Option<ClientTls>,
+    authorization: Option<String>,
+    timeout: Duration,
+}
+
+/// Where a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// `http://host:port/prefix` or `https://host:port/prefix`.
+    Host {
+        /// A name, or an IP address without brackets.
+        host: String,
+        /// The port.
+        port: u16,
+        /// Over TLS.
+        tls: bool,
+        /// What stands in front of every path; empty, or with a slash in front and none behind.
+        prefix: String,
+    },
+    /// `unix:/path`.
+    Unix(PathBuf),
+}
+
+/// A request.
+pub(crate) struct Ask<'a> {
+    pub(crate) method: Method,
+    /// Path and query, already encoded.
+    pub(crate) path: &'a str,
+    /// JSON, if there is a body.
+    pub(crate) body: Option<Vec<u8>>,
+    /// One header more.
+    pub(crate) header: Option<(&'static str, &'a str)>,
+}
+
+/// An answer, whatever its status.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: Bytes,
+}
+
+/// The longest answer that is taken, in octets: definitions of a million queues.
+const MAX_ANSWER: usize = 1 << 30;
+
+/// How long connecting to one address may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Endpoint {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// What is wrong with it, without quoting it: a password may be part of the mistake.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        const SHAPE: &str = "http://host:port, https://host:port or unix:/path";
+        if let Some(path) = text.strip_prefix("unix:") {
+            return unix_path(path).map(Self::Unix);
+        }
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| format!("is not a URL ({SHAPE})"))?;
+        let (tls, default_port) = match scheme {
+            "http" => (false, 80),
+            "https" => (true, 443),
+            _ => return Err(format!("has an unknown scheme ({SHAPE})")),
+        };
+        let (authority, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if authority.contains('@') {
+            return Err(
+                "holds a user: everybody can read command lines, so use --user, and the password's file or \
+                        variable"
+                    .to_owned(),
+            );
+        }
+        let fits = |octet: u8| octet.is_ascii_graphic() && octet != b'?' && octet != b'#';
+        if !rest.bytes().all(fits) {
+            return Err(format!("is not plain ({SHAPE})"));
+        }
+        let (host, port) = host_and_port(authority).ok_or("has no valid host and port")?;
+        let port = port.map_or(Some(default_port), parse_port).filter(|port| *port != 0);
+        let port = port.ok_or("has no valid port (1 to 65535)")?;
+        if host.is_empty() {
+            return Err(format!("has no host ({SHAPE})"));
+        }
+        let prefix = prefix.trim_matches('/');
+        let prefix = if prefix.is_empty() { String::new() } else { format!("/{prefix}") };
+        Ok(Self::Host { host: host.to_owned(), port, tls, prefix })
+    }
+
+    fn prefix(&self) -> &str {
+        match self {
+            Self::Host { prefix, .. } => prefix,
+            Self::Unix(_) => "",
+        }
+    }
+
+    /// The `Host` field of requests.
+    fn host_field(&self) -> String {
+        match self {
+            Self::Host { host, port, .. } => HostAndPort(host, *port).to_string(),
+            Self::Unix(_) => "localhost".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host { host, port, tls, prefix } => {
+                let scheme = if *tls { "https" } else { "http" };
+                write!(formatter, "{scheme}://{}{prefix}", HostAndPort(host, *port))
+            }
+            Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
+struct HostAndPort<'a>(&'a str, u16);
+
+impl fmt::Display for HostAndPort<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_host_and_port(formatter, self.0, self.1)
+    }
+}
+
+impl HttpClient {
+    /// A client that gives up on a request after `timeout`, its answer included. `authorities` are the certificates that
+    /// are believed over TLS; those of the system if none are given.
+    ///
+    /// # Errors
+    /// The authorities cannot be read, or the system has no resources.
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        authorities: Option<PathBuf>,
+        timeout: Duration,
+    ) -> io::Result<Self> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let tls = match &endpoint {
+            Endpoint::Host { tls: true, .. } => {
+                let files =
+                    ClientTlsConfig { authorities, certificate: None, server_name: None, verify: true };
+                Some(ClientTls::load(files).map_err(io::Error::other)?.0)
+            }
+            _ => None,
+        };
+        Ok(Self { runtime, endpoint, tls, authorization: None, timeout })
+    }
+
+    /// Adds the `Authorization` field to every request.
+    pub(crate) fn authorize(&mut self, value: String) {
+        self.authorization = Some(value);
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Sends a request and takes the whole answer.
+    ///
+    /// # Errors
+    /// Nobody answers, or not in time, or not HTTP.
+    pub(crate) fn ask(&self, ask: Ask<'_>) -> io::Result<Answer> {
+        let exchange = async {
+            let all = tokio::time::timeout(self.timeout, self.exchange(ask)).await;
+            all.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time")))
+        };
+        self.runtime.block_on(exchange)
+    }
+
+    async fn exchange(&self, ask: Ask<'_>) -> io::Result<Answer> {
+        let request = self.request(ask)?;
+        let stream = TokioIo::new(self.connect().await?);
+        let (mut sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
+        // Ends with the client's runtime, if not by itself.
+        tokio::spawn(connection);
+        let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+        let status = answer.status().as_u16();
+        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+        Ok(Answer { status, body: body.map_err(io::Error::other)?.to_bytes() })
+    }
+
+    fn request(&self, ask: Ask<'_>) -> io::Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder()
+            .method(ask.method)
+            .uri(format!("{}{}", self.endpoint.prefix(), ask.path))
+            .header(header::HOST, self.endpoint.host_field())
+            .header(header::USER_AGENT, concat!("leveret/", env!("CARGO_PKG_VERSION")))
+            .header(header::CONNECTION, "close");
+        if let Some(value) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        if let Some((name, value)) = ask.header {
+            request = request.header(name, value);
+        }
+        if ask.body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        request.body(Full::from(ask.body.unwrap_or_default())).map_err(io::Error::other)
+    }
+
+    async fn connect(&self) -> io::Result<Stream> {
+        match &self.endpoint {
+            Endpoint::Unix(path) => Ok(Stream::Unix(tokio::net::UnixStream::connect(path).await?)),
+            Endpoint::Host { host, port, .. } => {
+                let options = ConnectOptions { timeout: CONNECT_TIMEOUT, keepalive: self.timeout };
+                let stream = Stream::connect(host, *port, options).await?;
+                match &self.tls {
+                    Some(tls) => tls.connect(stream, host).await,
+                    None => Ok(stream),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_read_as_they_are_shown() {
+        for url in ["http://127.0.0.1:15672", "https://[::1]:15671/rabbit", "unix:/run/leveret/http.sock"] {
+            assert_eq!(Endpoint::parse(url).unwrap().to_string(), url);
+        }
+        assert_eq!(Endpoint::parse("http://broker/").unwrap().to_string(), "http://broker:80");
+        assert_eq!(Endpoint::parse("https://broker/a/b/").unwrap().to_string(), "https://broker:443/a/b");
+    }
+
+    #[test]
+    fn a_wrong_url_is_refused_without_being_quoted() {
+        for url in [
+            "",
+            "broker:15672",
+            "ftp://broker",
+            "http://",
+            "http://broker:0",
+            "http://broker:port",
+            "http://user:hunter2@broker:15672",
+            "http://broker/?password=hunter2",
+            "http://bro ker",
+            "unix:relative",
+        ] {
+            let error = Endpoint::parse(url).unwrap_err();
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! An open connection as the API shows it.
+
+use std::sync::Arc;
+
+use admin::{ChannelInfo, Connection, ConnectionInfo};
+use server::{ChannelStatus, OpenConnection};
+use transport::Peer;
+
+/// A connection that can be shown.
+pub(super) struct Shown(pub(super) Arc<OpenConnection>);
+
+impl Connection for Shown {
+    fn id(&self) -> u64 {
+        self.0.id()
+    }
+
+    fn name(&self) -> String {
+        name(&self.0)
+    }
+
+    fn user(&self) -> &str {
+        self.0.user()
+    }
+
+    fn vhost(&self) -> &str {
+        self.0.vhost()
+    }
+
+    fn info(&self) -> ConnectionInfo {
+        let connection = &self.0;
+        let negotiated = connection.negotiated();
+        let (peer_host, peer_port) = match connection.peer() {
+            Peer::Ip(peer) => (peer.ip().to_canonical().to_string(), peer.port()),
+            Peer::Unix => (String::new(), 0),
+        };
+        let local = connection.local();
+        ConnectionInfo {
+            peer_host,
+            peer_port,
+            host: local.map(|local| local.ip().to_canonical().to_string()).unwrap_or_default(),
+            port: local.map_or(0, |local| local.port()),
+            tls: connection.is_tls(),
+            websocket: connection.is_websocket(),
+            protocol: connection.protocol(),
+            mechanism: connection.mechanism(),
+            connected_at: connection.connected_at(),
+            channel_max: negotiated.channel_max,
+            frame_max: negotiated.frame_max,
+            heartbeat: negotiated.heartbeat_secs,
+            client_properties: broker::json_of(&connection.client_properties()),
+            received: connection.received(),
+            sent: connection.sent(),
+            backlog: connection.backlog() as u64,
+            channels: connection.channel_count() as u64,
+        }
+    }
+
+    fn channels(&self) -> Vec<ChannelInfo> {
+        self.0.channels().iter().map(channel).collect()
+    }
+
+    fn close(&self, reason: &str) {
+        self.0.close(reason);
+    }
+}
+
+/// Whether a connection has this name. The number at its end tells most of them apart for less.
+pub(super) fn is_named(connection: &OpenConnection, wanted: &str) -> bool {
+    match connection.peer() {
+        Peer::Ip(peer) if !wanted.contains(&peer.port().to_string()) => false,
+        _ => name(connection) == wanted,
+    }
+}
+
+/// As RabbitMQ names connections: `peer:port -> host:port`.
+fn name(connection: &OpenConnection) -> String {
+    match (connection.peer(), connection.local()) {
+        (Peer::Ip(peer), Some(local)) => format!("{peer} -> {local}"),
+        (Peer::Ip(peer), None) => format!("{peer} -> unix #{}", connection.id()),
+        // Unix sockets have no port that would tell them apart.
+        (Peer::Unix, _) => format!("unix #{}", connection.id()),
+    }
+}
+
+fn channel(status: &ChannelStatus) -> ChannelInfo {
+    ChannelInfo {
+        number: status.number,
+        prefetch: status.prefetch,
+        global_prefetch: status.global_prefetch,
+        confirms: status.confirms,
+        transactional: status.transactional,
+        consumers: status.consumers as u64,
+        unacknowledged: status.unacknowledged as u64,
+    }
+}

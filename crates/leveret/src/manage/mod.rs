@@ -1,0 +1,192 @@
+//! What the management API is told of the process: listeners, connections, resources, the pool.
+
+mod connection;
+mod listeners;
+mod pool;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use admin::{ApiProcess, Connection, Counters, ListenerInfo, NodeInfo};
+use broker::{FrontEnd, Timestamp};
+use rustix::process::{Signal, getpid, kill_process};
+use serde_json::{Map, Value, json};
+use server::{Clock, Door, Limits, Resource, Scopes, Server};
+
+use crate::alarms::Levels;
+use crate::announce::announced;
+use connection::Shown;
+
+/// The running process as the API sees it.
+pub(crate) struct Manager {
+    server: Server,
+    door: Door,
+    clock: Clock,
+    levels: Option<Arc<Levels>>,
+    node: String,
+    started: Instant,
+    max_message_size: u64,
+    /// Tells the limits that hold now.
+    limits: Box<dyn Fn() -> Limits + Send + Sync>,
+    /// Tells the settings in effect.
+    environment: Box<dyn Fn() -> Value + Send + Sync>,
+    is_draining: AtomicBool,
+}
+
+impl Manager {
+    pub(crate) fn new(
+        server: Server,
+        door: Door,
+        clock: Clock,
+        levels: Option<Arc<Levels>>,
+        max_message_size: u64,
+        limits: impl Fn() -> Limits + Send + Sync + 'static,
+        environment: impl Fn() -> Value + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            server,
+            door,
+            clock,
+            levels,
+            node: node_name(),
+            started: Instant::now(),
+            max_message_size,
+            limits: Box::new(limits),
+            environment: Box::new(environment),
+            is_draining: AtomicBool::new(false),
+        })
+    }
+}
+
+impl ApiProcess for Manager {
+    fn now(&self) -> Timestamp {
+        self.clock.timestamp(Instant::now())
+    }
+
+    fn version(&self) -> &str {
+        env!("CARGO_PKG_VERSION")
+    }
+
+    fn node_name(&self) -> &str {
+        &self.node
+    }
+
+    fn node(&self) -> NodeInfo {
+        let alarms = self.server.alarms();
+        let levels = self.levels.as_deref();
+        NodeInfo {
+            name: self.node.clone(),
+            uptime: u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            memory_used: admin::resident_memory(),
+            descriptors: admin::descriptors(),
+            memory_limit: levels.and_then(Levels::memory_limit),
+            memory_alarm: alarms.is_raised(Resource::Memory),
+            disk_free: levels.filter(|levels| levels.disk_limit().is_some()).map(Levels::disk_free),
+            disk_free_limit: levels.and_then(Levels::disk_limit),
+            disk_alarm: alarms.is_raised(Resource::Disk),
+        }
+    }
+
+    fn listeners(&self) -> Vec<ListenerInfo> {
+        announced().iter().filter_map(|(name, url)| listeners::read(name, url)).collect()
+    }
+
+    fn counters(&self) -> Counters {
+        let metrics = self.server.metrics();
+        let confirmed = |of| metrics.confirms(of).given.get();
+        Counters {
+            connections_opened: metrics.connections_opened.get(),
+            connections_closed: metrics.connections_closed.get(),
+            channels_opened: metrics.channels_opened.get(),
+            channels_closed: metrics.channels_closed.get(),
+            confirmed: [FrontEnd::Amqp, FrontEnd::Mqtt, FrontEnd::Stomp].map(confirmed).iter().sum(),
+            returned: metrics.messages_returned.get(),
+        }
+    }
+
+    fn connection_count(&self) -> u64 {
+        self.server.connection_count() as u64
+    }
+
+    fn connections(&self) -> Vec<Arc<dyn Connection>> {
+        let shown = |connection| Arc::new(Shown(connection)) as Arc<dyn Connection>;
+        self.server.open_connections().into_iter().map(shown).collect()
+    }
+
+    fn connection(&self, id: u64) -> Option<Arc<dyn Connection>> {
+        let connection = self.server.open_connection(id)?;
+        Some(Arc::new(Shown(connection)))
+    }
+
+    fn connection_named(&self, name: &str) -> Option<Arc<dyn Connection>> {
+        let mut connections = self.server.open_connections().into_iter();
+        let found = connections.find(|connection| connection::is_named(connection, name))?;
+        Some(Arc::new(Shown(found)))
+    }
+
+    fn upstreams(&self) -> Vec<Value> {
+        match &self.door {
+            Door::Upstream(upstream) => pool::upstreams(upstream),
+            Door::Broker(_) => Vec::new(),
+        }
+    }
+
+    fn upstream_connections(&self) -> Vec<Value> {
+        match &self.door {
+            Door::Upstream(upstream) => upstream.connections().iter().map(pool::connection).collect(),
+            Door::Broker(_) => Vec::new(),
+        }
+    }
+
+    fn leases(&self) -> Option<Value> {
+        match &self.door {
+            Door::Upstream(upstream) => Some(pool::leases(upstream)),
+            Door::Broker(_) => None,
+        }
+    }
+
+    fn max_message_size(&self) -> u64 {
+        self.max_message_size
+    }
+
+    fn limits(&self) -> Value {
+        let Limits { connections, connection_rate, channels, receive_rate, alarm_only } = (self.limits)();
+        let exceeded: Map<String, Value> =
+            self.server.exceeded().iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
+        json!({
+            "connections": scopes(connections), "connection_rate": scopes(connection_rate),
+            "channels": scopes(channels), "receive_rate": scopes(receive_rate),
+            "mode": if alarm_only { "alarm" } else { "enforce" }, "exceeded": exceeded,
+            "open_connections": self.server.connection_count(),
+        })
+    }
+
+    fn environment(&self) -> Value {
+        (self.environment)()
+    }
+
+    fn drain(&self) {
+        // A second signal would leave at once.
+        if !self.is_draining.swap(true, Ordering::Relaxed)
+            && let Err(error) = kill_process(getpid(), Signal::TERM)
+        {
+            tracing::error!(%error, "cannot ask this process to drain");
+        }
+    }
+}
+
+/// Limits as an object; `null` is none.
+fn scopes(scopes: Scopes<usize>) -> Value {
+    let limit = |most: usize| (most > 0).then_some(most);
+    json!({
+        "total": limit(scopes.total), "per_ip": limit(scopes.per_ip), "per_user": limit(scopes.per_user),
+    })
+}
+
+/// As RabbitMQ names its nodes: after the machine.
+pub(crate) fn node_name() -> String {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_str().ok().and_then(|name| name.split('.').next()).unwrap_or_default();
+    format!("leveret@{}", if host.is_empty() { "localhost" } else { host })
+}

@@ -1,0 +1,36 @@
+//! The pool as the API shows it.
+
+use proxy::{Pool, UpstreamView};
+use serde_json::{Value, json};
+
+/// The upstream addresses.
+pub(super) fn upstreams(pool: &Pool) -> Vec<Value> {
+    let show = |(address, is_up, connections): (String, bool, usize)| json!({"address": address, "up": is_up, "connections": connections});
+    pool.addresses().into_iter().map(show).collect()
+}
+
+/// A connection to one of them.
+pub(super) fn connection(view: &UpstreamView) -> Value {
+    json!({
+        "name": view.name, "address": view.address, "user": view.user, "vhost": view.vhost,
+        "age_seconds": view.age.as_secs(), "open": view.is_open, "own": view.is_own, "blocked": view.blocked,
+        "channels": view.channels, "resting_channels": view.resting, "waiting_bytes": view.backlog,
+        "clients": view.clients,
+    })
+}
+
+/// What is leased, and what sharing has saved.
+pub(super) fn leases(pool: &Pool) -> Value {
+    let metrics = pool.metrics();
+    json!({
+        "clients": metrics.clients, "upstream_connections": metrics.upstream_connections,
+        "own_connections": metrics.own_connections, "blocked_connections": metrics.blocked_connections,
+        "channels": metrics.upstream_channels, "resting_channels": metrics.resting_channels,
+        "leases": metrics.leases, "leases_reused": metrics.leases_reused, "handshakes": metrics.handshakes,
+        "handshakes_avoided": metrics.handshakes_avoided, "round_trips_saved": metrics.round_trips_saved,
+        "messages_to_upstreams": metrics.messages_to_upstreams,
+        "messages_from_upstreams": metrics.messages_from_upstreams,
+        "messages_replayed": metrics.messages_replayed, "channels_recovered": metrics.channels_recovered,
+        "kept_bytes": metrics.octets_kept, "staged_bytes": metrics.octets_staged, "reachable": pool.is_reachable(),
+    })
+}

@@ -1,0 +1,159 @@
+//! Telling the service manager how it goes (sd_notify(3)): a datagram for each change, to the socket that it names in the
+//! environment. Without one nothing is told.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The service manager, if there is one. Clones talk to the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Notifier(Option<Arc<Manager>>);
+
+#[derive(Debug)]
+struct Manager {
+    socket: UnixDatagram,
+    address: SocketAddr,
+    /// How long it waits for a sign of life before it ends the service.
+    patience: Option<Duration>,
+}
+
+/// Longer than it takes after `drain_timeout` to answer the last probes, and to write and sync what is left.
+const ENDING: Duration = Duration::from_secs(30);
+
+impl Notifier {
+    /// The service manager that the environment names.
+    ///
+    /// # Errors
+    /// Its socket cannot be used.
+    pub(crate) fn of_process() -> io::Result<Self> {
+        Self::of(&|name| std::env::var_os(name))
+    }
+
+    fn of(environment: &dyn Fn(&str) -> Option<OsString>) -> io::Result<Self> {
+        let Some(name) = environment("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+            return Ok(Self::default());
+        };
+        let address = address(&name)?;
+        let socket = UnixDatagram::unbound()?;
+        // A manager that does not read is not waited for.
+        socket.set_nonblocking(true)?;
+        Ok(Self(Some(Arc::new(Manager { socket, address, patience: patience(environment) }))))
+    }
+
+    /// Everything is up; also after a reload.
+    pub(crate) fn ready(&self) {
+        self.tell("READY=1\nSTATUS=Serving");
+    }
+
+    /// The configuration is being read again; [`Notifier::ready`] is to follow. The time is what `Type=notify-reload`
+    /// of systemd 253 asks for.
+    pub(crate) fn reloading(&self) {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let microseconds = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
+        self.tell(&format!(
+            "RELOADING=1\nMONOTONIC_USEC={microseconds}\nSTATUS=Reading the configuration again"
+        ));
+    }
+
+    /// The drain has begun and may take so long.
+    pub(crate) fn stopping(&self, drain_timeout: Duration) {
+        let most = drain_timeout.saturating_add(ENDING).as_micros();
+        self.tell(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={most}\nSTATUS=Draining"));
+    }
+
+    /// Gives signs of life for as long as it is polled, if they are wanted. Run as a task among those that serve clients, so
+    /// that they fail to come when no task gets on.
+    pub(crate) async fn stay_alive(self) {
+        let Some(patience) = self.0.as_ref().and_then(|manager| manager.patience) else { return };
+        // Half, as sd_watchdog_enabled(3) recommends.
+        let mut ticks = tokio::time::interval(patience / 2);
+        loop {
+            ticks.tick().await;
+            self.tell("WATCHDOG=1");
+        }
+    }
+
+    fn tell(&self, state: &str) {
+        let Some(manager) = &self.0 else { return };
+        if let Err(error) = manager.socket.send_to_addr(state.as_bytes(), &manager.address) {
+            tracing::warn!(%error, state, "cannot tell the service manager");
+        }
+    }
+}
+
+/// A path, or a name in the abstract namespace, written with `@` in front.
+fn address(name: &OsStr) -> io::Result<SocketAddr> {
+    match name.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(name),
+    }
+}
+
+/// `WATCHDOG_USEC`, if it is meant for this process (`WATCHDOG_PID`).
+fn patience(environment: &dyn Fn(&str) -> Option<OsString>) -> Option<Duration> {
+    let number = |name| environment(name)?.to_str()?.parse::<u64>().ok();
+    let somebody_else = number("WATCHDOG_PID").is_some_and(|pid| pid != u64::from(std::process::id()));
+    number("WATCHDOG_USEC").filter(|most| *most > 1 && !somebody_else).map(Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn notifier(variables: &[(&str, &str)]) -> io::Result<Notifier> {
+        let found =
+            |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+        Notifier::of(&found)
+    }
+
+    fn heard(socket: &UnixDatagram) -> String {
+        let mut octets = [0; 256];
+        let length = socket.recv(&mut octets).unwrap();
+        String::from_utf8(octets[..length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn a_manager_behind_a_path_hears_each_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let notifier = notifier(&[("NOTIFY_SOCKET", path.to_str().unwrap())]).unwrap();
+        notifier.ready();
+        assert!(heard(&socket).starts_with("READY=1\n"));
+        notifier.reloading();
+        assert!(heard(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
+        notifier.stopping(Duration::from_secs(10));
+        assert!(heard(&socket).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=40000000\n"));
+    }
+
+    #[test]
+    fn a_name_with_an_at_sign_is_abstract() {
+        let name = format!("leveret-notify-{}", std::process::id());
+        let socket = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        notifier(&[("NOTIFY_SOCKET", &format!("@{name}"))]).unwrap().ready();
+        assert!(heard(&socket).starts_with("READY=1\n"));
+    }
+
+    #[test]
+    fn nobody_is_told_without_a_socket_or_after_the_manager_has_gone() {
+        notifier(&[]).unwrap().ready();
+        notifier(&[("NOTIFY_SOCKET", "")]).unwrap().ready();
+        notifier(&[("NOTIFY_SOCKET", "/nonexistent/notify")]).unwrap().ready();
+    }
+
+    #[test]
+    fn the_watchdog_of_another_process_is_not_fed() {
+        let told = |pid: u32| {
+            let pid = pid.to_string();
+            let variables = [("WATCHDOG_USEC", "3000000"), ("WATCHDOG_PID", &pid)];
+            patience(&|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into()))
+        };
+        assert_eq!(told(std::process::id()), Some(Duration::from_secs(3)));
+        assert_eq!(told(std::process::id() + 1), None);
+        assert_eq!(patience(&|_| None), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! Man pages and shell completions, made from the declaration of the command line.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Command, CommandFactory as _};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::Failure;
+use crate::cli::CommandLine;
+
+/// Which completions.
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Which man pages.
+#[derive(Debug, Args)]
+pub(crate) struct ManPages {
+    /// Write the pages of all commands into this folder, instead of the first to standard output
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+}
+
+/// The script that makes a shell complete the command line.
+pub(crate) fn completions(wanted: &Completions) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(wanted.shell, &mut CommandLine::command(), "leveret", &mut script);
+    print(&script)
+}
+
+/// leveret(1), or it and those of all commands.
+pub(crate) fn man(wanted: &ManPages) -> Result<(), Failure> {
+    let mut command = CommandLine::command();
+    command.build();
+    match &wanted.output {
+        None => print(&page(&command).map_err(Failure::run)?),
+        Some(folder) => write_all(&command, folder).map_err(|error| {
+            let folder = folder.display();
+            Failure::Run(format!("{folder}: {error}"))
+        }),
+    }
+}
+
+/// A page for the command, and for each below it: `leveret-config-print.1`.
+fn write_all(command: &Command, folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let name = page_name(command);
+    fs::write(folder.join(format!("{name}.1")), page(command)?)?;
+    command
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+        .try_for_each(|below| write_all(below, folder))
+}
+
+/// The page's name: `leveret-config-print` for `leveret config print`.
+fn page_name(command: &Command) -> String {
+    command.get_bin_name().unwrap_or_else(|| command.get_name()).replace(' ', "-")
+}
+
+fn page(command: &Command) -> io::Result<Vec<u8>> {
+    let mut octets = Vec::new();
+    let name = page_name(command);
+    Man::new(command.clone().name(name).version(env!("CARGO_PKG_VERSION")))
+        .section("1")
+        .source(concat!("leveret ", env!("CARGO_PKG_VERSION")))
+        .manual("Leveret")
+        .render(&mut octets)?;
+    Ok(octets)
+}
+
+fn print(text: &[u8]) -> Result<(), Failure> {
+    let mut output = io::stdout().lock();
+    output.write_all(text).and_then(|()| output.flush()).map_err(Failure::run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_that_is_shown_has_a_page_with_its_flags() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = CommandLine::command();
+        command.build();
+        write_all(&command, folder.path()).unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        let serve = read("leveret-serve.1");
+        assert!(serve.contains(".TH leveret-serve 1") && serve.contains("max\\-message\\-size"), "{serve}");
+        assert!(read("leveret.1").contains("leveret\\-serve(1)"));
+        assert!(read("leveret-config-print.1").contains("leveret\\-config\\-print"));
+        assert!(!folder.path().join("leveret-config-reference.1").exists());
+    }
+
+    #[test]
+    fn completions_know_commands_and_flags() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut CommandLine::command(), "leveret", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            assert!(script.contains("serve") && script.contains("max-message-size"), "{shell}");
+        }
+    }
+}

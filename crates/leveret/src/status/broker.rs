@@ -1,0 +1,170 @@
+//! What the embedded broker has done, under RabbitMQ's names and our own.
+
+use admin::{Detail, Families, Kind, MetricsWriter};
+use broker::{Broker, FrontEnd, Metrics};
+
+/// The front ends by the names that RabbitMQ gives their protocols. Versions of MQTT and of STOMP are not told apart.
+const FRONT_ENDS: [(FrontEnd, &str); 3] =
+    [(FrontEnd::Amqp, "amqp091"), (FrontEnd::Mqtt, "mqtt"), (FrontEnd::Stomp, "stomp")];
+
+/// Queues of every type are of one make here, and told as the one that they stand for.
+const QUEUE_TYPE: (&str, &str) = ("queue_type", "rabbit_classic_queue");
+
+pub(super) fn write(broker: &Broker, out: &mut MetricsWriter) {
+    let metrics = broker.metrics();
+    write_own(metrics, out);
+    write_paging(&broker.held(), out);
+    out.gauge("rabbitmq_queues", "Queues that exist.", metrics.queues.get());
+    out.gauge("rabbitmq_consumers", "Consumers that exist.", metrics.consumers.get());
+    out.gauge("rabbitmq_global_consumers", "Consumers that exist.", metrics.consumers.get());
+    write_churn(metrics, "rabbitmq", out);
+    write_published(metrics, out);
+    write_delivered(metrics, out);
+    write_dead_lettered(metrics, out);
+}
+
+/// What `/metrics/detailed` has of it.
+pub(super) fn write_detailed(broker: Option<&Broker>, detail: &Detail, out: &mut MetricsWriter) {
+    if let Some(broker) = broker.filter(|_| detail.wants(&[Families::Churn])) {
+        write_churn(broker.metrics(), "rabbitmq_detailed", out);
+    }
+}
+
+/// What publishers wanted to know, and were told.
+pub(super) fn write_confirms(served: &server::Metrics, broker: &Metrics, out: &mut MetricsWriter) {
+    let name = "rabbitmq_global_messages_received_confirm_total";
+    let mut family = out.family(name, "Messages received that are to be confirmed.", Kind::Counter);
+    for (front_end, protocol) in FRONT_ENDS {
+        family.sample(&[("protocol", protocol)], served.confirms(front_end).wanted.get());
+    }
+    let name = "rabbitmq_global_messages_confirmed_total";
+    let mut family = out.family(name, "Messages confirmed.", Kind::Counter);
+    for (front_end, protocol) in FRONT_ENDS {
+        family.sample(&[("protocol", protocol)], served.confirms(front_end).given.get());
+    }
+    // Only AMQP has them returned.
+    let returned = served.messages_returned.get();
+    let name = "rabbitmq_global_messages_unroutable_returned_total";
+    let help = "Unroutable messages returned to their publishers.";
+    out.family(name, help, Kind::Counter).sample(&[("protocol", "amqp091")], returned);
+    let name = "rabbitmq_global_messages_unroutable_dropped_total";
+    let mut family = out.family(name, "Unroutable messages dropped.", Kind::Counter);
+    for (front_end, protocol) in FRONT_ENDS {
+        let unroutable = broker.published(front_end).unroutable.get();
+        let returned = if front_end == FrontEnd::Amqp { returned } else { 0 };
+        family.sample(&[("protocol", protocol)], unroutable.saturating_sub(returned));
+    }
+}
+
+fn write_own(metrics: &Metrics, out: &mut MetricsWriter) {
+    for (name, value) in metrics.iter() {
+        let (name, kind) = match name {
+            "queues" | "exchanges" | "bindings" | "consumers" => {
+                (format!("leveret_broker_{name}"), Kind::Gauge)
+            }
+            _ => (format!("leveret_broker_{name}_total"), Kind::Counter),
+        };
+        out.family(&name, "A number of the embedded broker.", kind).sample(&[], value);
+    }
+}
+
+/// What of the queues is in memory, and what on disk only.
+fn write_paging(held: &broker::Held, out: &mut MetricsWriter) {
+    let help = "Memory that ready messages take.";
+    out.gauge("leveret_broker_resident_bytes", help, held.resident);
+    let help = "Memory above which ready messages of long queues leave it for the disk.";
+    out.gauge("leveret_broker_paging_watermark_bytes", help, held.watermark);
+    let help = "Ready messages that are on disk only.";
+    out.gauge("leveret_broker_paged_messages", help, held.paged_messages);
+    let help = "Octets of the bodies of ready messages that are on disk only.";
+    out.gauge("leveret_broker_paged_bytes", help, held.paged_bytes);
+}
+
+fn write_churn(metrics: &Metrics, prefix: &str, out: &mut MetricsWriter) {
+    for (name, help, counter) in [
+        ("declared", "Declarations of queues.", &metrics.queues_declared),
+        ("created", "Queues created.", &metrics.queues_created),
+        ("deleted", "Queues deleted.", &metrics.queues_deleted),
+    ] {
+        out.counter(&format!("{prefix}_queues_{name}_total"), help, counter.get());
+    }
+}
+
+fn write_published(metrics: &Metrics, out: &mut MetricsWriter) {
+    let mut family = |name: &str, help: &str, kind, value: &dyn Fn(&broker::Published) -> u64| {
+        let mut family = out.family(name, help, kind);
+        for (front_end, protocol) in FRONT_ENDS {
+            family.sample(&[("protocol", protocol)], value(metrics.published(front_end)));
+        }
+    };
+    let help = "Channels, or what stands for them, that have published.";
+    family("rabbitmq_global_publishers", help, Kind::Gauge, &|published| published.publishers.get());
+    let name = "rabbitmq_global_messages_received_total";
+    family(name, "Messages received.", Kind::Counter, &|published| {
+        published.routed.get() + published.unroutable.get()
+    });
+    let name = "rabbitmq_global_messages_routed_total";
+    family(name, "Messages routed to a queue.", Kind::Counter, &|published| published.routed.get());
+}
+
+/// Not by protocol: a queue counts what it gives away, whoever takes it.
+fn write_delivered(metrics: &Metrics, out: &mut MetricsWriter) {
+    let delivered = metrics.messages_delivered.get();
+    let delivered_auto = metrics.messages_delivered_auto_ack.get();
+    let got = metrics.messages_got.get();
+    let got_auto = metrics.messages_got_auto_ack.get();
+    for (name, help, value) in [
+        ("delivered_total", "Messages delivered.", delivered + got),
+        (
+            "delivered_consume_auto_ack_total",
+            "Messages delivered to consumers that do not acknowledge.",
+            delivered_auto,
+        ),
+        (
+            "delivered_consume_manual_ack_total",
+            "Messages delivered to consumers that acknowledge.",
+            delivered.saturating_sub(delivered_auto),
+        ),
+        ("delivered_get_auto_ack_total", "Messages got that are not acknowledged.", got_auto),
+        (
+            "delivered_get_manual_ack_total",
+            "Messages got that are to be acknowledged.",
+            got.saturating_sub(got_auto),
+        ),
+        ("get_empty_total", "Attempts to get a message from an empty queue.", metrics.gets_empty.get()),
+        (
+            "redelivered_total",
+            "Messages delivered not for the first time.",
+            metrics.messages_redelivered.get(),
+        ),
+        ("acknowledged_total", "Messages acknowledged.", metrics.messages_acked.get()),
+    ] {
+        let name = format!("rabbitmq_global_messages_{name}");
+        out.family(&name, help, Kind::Counter).sample(&[QUEUE_TYPE], value);
+    }
+}
+
+fn write_dead_lettered(metrics: &Metrics, out: &mut MetricsWriter) {
+    let labels = [QUEUE_TYPE, ("dead_letter_strategy", "at_most_once")];
+    for (name, help, counter) in [
+        (
+            "rejected",
+            "Messages dead-lettered because they were rejected.",
+            &metrics.messages_dead_lettered_rejected,
+        ),
+        ("expired", "Messages dead-lettered because they expired.", &metrics.messages_dead_lettered_expired),
+        (
+            "maxlen",
+            "Messages dead-lettered because there were too many.",
+            &metrics.messages_dead_lettered_maxlen,
+        ),
+        (
+            "delivery_limit",
+            "Messages dead-lettered because they came back too often.",
+            &metrics.messages_dead_lettered_delivery_limit,
+        ),
+    ] {
+        let name = format!("rabbitmq_global_messages_dead_lettered_{name}_total");
+        out.family(&name, help, Kind::Counter).sample(&labels, counter.get());
+    }
+}

@@ -1,0 +1,32 @@
+//! Who tells all this: what dashboards join every expression with.
+
+use admin::{Kind, MetricsWriter};
+
+use crate::manage::node_name;
+
+/// The cluster's name, as clients are told it among the server-properties.
+const CLUSTER: &str = "leveret@localhost";
+
+pub(super) fn write(out: &mut MetricsWriter) {
+    let version = env!("CARGO_PKG_VERSION");
+    out.family("rabbitmq_build_info", "The version that runs.", Kind::Gauge).sample(
+        &[
+            ("rabbitmq_version", version),
+            ("prometheus_plugin_version", version),
+            ("prometheus_client_version", version),
+            ("erlang_version", ""),
+            ("product_name", "Leveret"),
+            ("product_version", version),
+        ],
+        1_u64,
+    );
+    let node = node_name();
+    out.family("rabbitmq_identity_info", "Who tells these metrics.", Kind::Gauge).sample(
+        &[
+            ("rabbitmq_node", node.as_str()),
+            ("rabbitmq_cluster", CLUSTER),
+            ("rabbitmq_cluster_permanent_id", CLUSTER),
+        ],
+        1_u64,
+    );
+}

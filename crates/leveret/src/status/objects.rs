@@ -1,0 +1,268 @@
+//! Queues, connections and channels, added up or one by one. Each is looked at for itself, and lists of them are copied a
+//! part at a time: no lock is held for the length of a scrape.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use admin::{Detail, Families, Kind, Labels, MetricsWriter};
+use broker::{Broker, QueueView, VirtualHost};
+use server::{ChannelStatus, OpenConnection, Server};
+
+/// Bindings looked at with their lock held: well below a millisecond.
+const BINDINGS_AT_ONCE: usize = 1000;
+
+/// What queues and connections come to together.
+pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut MetricsWriter) {
+    write_protocols(server, out);
+    let received = server.metrics().bytes_received.get();
+    out.counter("rabbitmq_connection_incoming_bytes_total", "Octets received from clients.", received);
+    let Some(broker) = broker else { return };
+    let mut sum = QueueView::default();
+    for vhost in broker.vhosts() {
+        for queue in vhost.all_queues() {
+            let queue = queue.view();
+            sum.ready += queue.ready;
+            sum.unacknowledged += queue.unacknowledged;
+            sum.ready_bytes += queue.ready_bytes;
+            sum.consumers += queue.consumers;
+        }
+    }
+    for family in QUEUE_FAMILIES {
+        out.gauge(&format!("rabbitmq_queue_{}", family.name), family.help, (family.value)(&sum));
+    }
+}
+
+/// Open connections by what they speak, and over what.
+pub(super) fn write_protocols(server: &Server, out: &mut MetricsWriter) {
+    let mut counts: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    for connection in server.open_connections() {
+        *counts.entry((protocol(&connection), transport(&connection))).or_default() += 1;
+    }
+    let help = "Client connections with a session, by protocol and transport.";
+    let mut family = out.family("leveret_protocol_connections", help, Kind::Gauge);
+    for ((protocol, transport), count) in counts {
+        family.sample(&[("protocol", &protocol), ("transport", transport)], count);
+    }
+}
+
+/// Without its version, as URLs begin with it.
+fn protocol(connection: &OpenConnection) -> String {
+    connection.protocol().split(' ').next().unwrap_or_default().to_lowercase()
+}
+
+fn transport(connection: &OpenConnection) -> &'static str {
+    if connection.is_websocket() {
+        "websocket"
+    } else if connection.is_tls() {
+        "tls"
+    } else if connection.local().is_none() {
+        "unix"
+    } else {
+        "tcp"
+    }
+}
+
+/// Those that are wanted, one by one, under names that begin with `prefix`.
+pub(super) fn write_apart(
+    server: &Server,
+    broker: Option<&Broker>,
+    detail: &Detail,
+    prefix: &str,
+    out: &mut MetricsWriter,
+) {
+    let of_connections = [Families::Connections, Families::ConnectionOctets, Families::Channels];
+    if detail.wants(&of_connections) {
+        let connections = server.open_connections();
+        let wanted = connections.iter().filter(|connection| detail.wants_vhost(connection.vhost()));
+        write_connections(&wanted.collect::<Vec<_>>(), detail, prefix, out);
+    }
+    let Some(broker) = broker else { return };
+    let families: Vec<_> = QUEUE_FAMILIES.iter().filter(|family| detail.wants(family.part_of)).collect();
+    if families.is_empty() {
+        return;
+    }
+    let queues = views(broker, detail);
+    for family in families {
+        let name = format!("{prefix}_queue_{}", family.name);
+        let mut samples = out.family(&name, family.help, Kind::Gauge);
+        for (labels, view) in &queues {
+            samples.sample_of(labels, (family.value)(view));
+        }
+    }
+}
+
+/// The queues that are wanted, each looked at once for all families.
+fn views(broker: &Broker, detail: &Detail) -> Vec<(Labels, QueueView)> {
+    let vhosts = broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name()));
+    let views = vhosts.flat_map(|vhost| {
+        vhost.all_queues().into_iter().map(move |queue| {
+            (Labels::new(&[("vhost", vhost.name()), ("queue", queue.name())]), queue.view())
+        })
+    });
+    views.collect()
+}
+
+/// A family that tells something of each queue, or of all.
+struct QueueFamily {
+    name: &'static str,
+    help: &'static str,
+    part_of: &'static [Families],
+    value: fn(&QueueView) -> u64,
+}
+
+const QUEUE_FAMILIES: [QueueFamily; 5] = [
+    QueueFamily {
+        name: "messages_ready",
+        help: "Messages that wait for a consumer.",
+        part_of: &[Families::QueueMessages],
+        value: |queue| queue.ready,
+    },
+    QueueFamily {
+        name: "messages_unacked",
+        help: "Messages delivered and not acknowledged.",
+        part_of: &[Families::QueueMessages],
+        value: |queue| queue.unacknowledged,
+    },
+    QueueFamily {
+        name: "messages",
+        help: "Messages, delivered or not.",
+        part_of: &[Families::QueueMessages],
+        value: |queue| queue.ready + queue.unacknowledged,
+    },
+    QueueFamily {
+        name: "consumers",
+        help: "Consumers of a queue.",
+        part_of: &[Families::Queues, Families::QueueConsumers],
+        value: |queue| queue.consumers,
+    },
+    QueueFamily {
+        name: "messages_ready_bytes",
+        help: "Octets of the bodies of messages that wait for a consumer.",
+        part_of: &[Families::Queues],
+        value: |queue| queue.ready_bytes,
+    },
+];
+
+fn write_connections(
+    connections: &[&Arc<OpenConnection>],
+    detail: &Detail,
+    prefix: &str,
+    out: &mut MetricsWriter,
+) {
+    let mut family = |name: &str, help: &str, kind, value: fn(&OpenConnection) -> u64| {
+        let name = format!("{prefix}_connection_{name}");
+        let mut family = out.family(&name, help, kind);
+        for connection in connections {
+            let id = connection.id().to_string();
+            let peer = connection.peer().to_string();
+            let labels = [
+                ("connection", id.as_str()),
+                ("peer", &peer),
+                ("user", connection.user()),
+                ("vhost", connection.vhost()),
+            ];
+            family.sample(&labels, value(connection));
+        }
+    };
+    if detail.wants(&[Families::ConnectionOctets]) {
+        let received = OpenConnection::received;
+        family("incoming_bytes_total", "Octets received from a client.", Kind::Counter, received);
+        family("outgoing_bytes_total", "Octets sent to a client.", Kind::Counter, OpenConnection::sent);
+    }
+    if detail.wants(&[Families::Connections]) {
+        family("channels", "Channels of a connection.", Kind::Gauge, |connection| {
+            connection.channel_count() as u64
+        });
+    }
+    if detail.wants(&[Families::Channels]) {
+        write_channels(connections, prefix, out);
+    }
+}
+
+fn write_channels(connections: &[&Arc<OpenConnection>], prefix: &str, out: &mut MetricsWriter) {
+    let channels: Vec<_> =
+        connections.iter().map(|connection| (connection.id().to_string(), connection.channels())).collect();
+    let mut family = |name: &str, help: &str, value: fn(&ChannelStatus) -> u64| {
+        let name = format!("{prefix}_{name}");
+        let mut family = out.family(&name, help, Kind::Gauge);
+        for (connection, channels) in &channels {
+            for channel in channels {
+                let number = channel.number.to_string();
+                family.sample(&[("connection", connection), ("channel", &number)], value(channel));
+            }
+        }
+    };
+    family("channel_consumers", "Consumers of a channel.", |channel| channel.consumers as u64);
+    family("channel_messages_unacked", "Deliveries on a channel that are not acknowledged.", |channel| {
+        channel.unacknowledged as u64
+    });
+    family(
+        "consumer_prefetch",
+        "Deliveries that a new consumer of a channel may leave open; 0 is no limit.",
+        |channel| u64::from(channel.prefetch),
+    );
+    family("channel_prefetch", "Deliveries that a channel may leave open; 0 is no limit.", |channel| {
+        u64::from(channel.global_prefetch)
+    });
+}
+
+/// Virtual hosts and exchanges, under the names that RabbitMQ has for what belongs to a cluster.
+pub(super) fn write_names(broker: Option<&Broker>, detail: &Detail, out: &mut MetricsWriter) {
+    let Some(broker) = broker else { return };
+    let vhosts: Vec<_> =
+        broker.vhosts().into_iter().filter(|vhost| detail.wants_vhost(vhost.name())).collect();
+    if detail.wants(&[Families::VirtualHosts]) {
+        let help = "Whether a virtual host is running.";
+        let mut family = out.family("rabbitmq_cluster_vhost_status", help, Kind::Gauge);
+        for vhost in &vhosts {
+            family.sample(&[("vhost", vhost.name())], 1_u64);
+        }
+    }
+    if detail.wants(&[Families::Exchanges]) {
+        let name = "rabbitmq_cluster_exchange_name";
+        write_exchanges(&vhosts, name, "Exchanges that exist.", out, |_| Box::new(|_| 1));
+    }
+    if detail.wants(&[Families::ExchangeBindings]) {
+        let name = "rabbitmq_cluster_exchange_bindings";
+        write_exchanges(&vhosts, name, "Bindings from an exchange.", out, |vhost| {
+            let counts = binding_counts(vhost);
+            Box::new(move |exchange| counts.get(exchange).copied().unwrap_or(0))
+        });
+    }
+}
+
+/// A value for each exchange by its name.
+type OfExchange = Box<dyn Fn(&str) -> u64>;
+
+/// Like RabbitMQ, without the default exchange and internal ones.
+fn write_exchanges(
+    vhosts: &[Arc<VirtualHost>],
+    name: &str,
+    help: &str,
+    out: &mut MetricsWriter,
+    values: impl Fn(&VirtualHost) -> OfExchange,
+) {
+    let mut family = out.family(name, help, Kind::Gauge);
+    for vhost in vhosts {
+        let value = values(vhost);
+        for exchange in vhost.all_exchanges() {
+            if exchange.name.is_empty() || exchange.internal {
+                continue;
+            }
+            let labels = [("vhost", vhost.name()), ("exchange", &*exchange.name), ("type", exchange.kind)];
+            family.sample(&labels, value(&exchange.name));
+        }
+    }
+}
+
+fn binding_counts(vhost: &VirtualHost) -> BTreeMap<Arc<str>, u64> {
+    let (mut counts, mut from) = (BTreeMap::new(), Some(0));
+    while let Some(at) = from {
+        let (bindings, next) = vhost.bindings_from(at, BINDINGS_AT_ONCE);
+        for binding in bindings {
+            *counts.entry(binding.source).or_default() += 1;
+        }
+        from = next;
+    }
+    counts
+}

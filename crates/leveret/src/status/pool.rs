@@ -1,0 +1,155 @@
+//! What the pool does, and what its upstreams do.
+
+use admin::{Kind, MetricsWriter};
+use proxy::Pool;
+
+pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
+    let metrics = pool.metrics();
+    for (name, help, value) in [
+        ("leveret_upstream_connections", "Upstream connections that are open.", metrics.upstream_connections),
+        (
+            "leveret_upstream_own_connections",
+            "Of those, the ones that one client has alone.",
+            metrics.own_connections,
+        ),
+        (
+            "leveret_upstream_up",
+            "Whether the last attempt to reach an upstream succeeded.",
+            usize::from(pool.is_reachable()),
+        ),
+        (
+            "leveret_upstream_blocked_connections",
+            "Upstream connections that their broker has blocked.",
+            metrics.blocked_connections,
+        ),
+        ("leveret_upstream_channels", "Upstream channels in use.", metrics.upstream_channels),
+        (
+            "leveret_upstream_resting_channels",
+            "Upstream channels that are open, clean, and wait for a client.",
+            metrics.resting_channels,
+        ),
+        ("leveret_pool_clients", "Clients with an open session.", metrics.clients),
+        (
+            "leveret_upstream_opening_connections",
+            "Upstream connections that are being opened.",
+            metrics.opening_connections,
+        ),
+        ("leveret_upstream_addresses", "Upstream addresses that are known.", metrics.addresses),
+        (
+            "leveret_upstream_addresses_down",
+            "Of those, the ones that did not answer last.",
+            metrics.addresses_down,
+        ),
+        (
+            "leveret_upstream_replay_kept_bytes",
+            "Octets of clients' frames that are kept until an upstream answers for them.",
+            metrics.octets_kept,
+        ),
+        (
+            "leveret_upstream_staged_bytes",
+            "Octets of messages that clients have not sent completely, held until they are.",
+            metrics.octets_staged,
+        ),
+    ] {
+        out.gauge(name, help, value as u64);
+    }
+    for (name, help, value) in [
+        ("leveret_upstream_handshakes_total", "Handshakes begun with an upstream.", metrics.handshakes),
+        (
+            "leveret_upstream_handshakes_avoided_total",
+            "Logins answered without a handshake.",
+            metrics.handshakes_avoided,
+        ),
+        ("leveret_upstream_leases_total", "Upstream channels leased to clients' channels.", metrics.leases),
+        (
+            "leveret_upstream_leases_reused_total",
+            "Of those, the ones that were open already.",
+            metrics.leases_reused,
+        ),
+        (
+            "leveret_upstream_round_trips_saved_total",
+            "Round trips to an upstream that clients were spared.",
+            metrics.round_trips_saved,
+        ),
+        (
+            "leveret_upstream_refusals_repeated_total",
+            "Logins refused without asking again, for an upstream had just refused them.",
+            metrics.refusals_repeated,
+        ),
+        (
+            "leveret_upstream_sent_messages_total",
+            "Messages sent to upstreams.",
+            metrics.messages_to_upstreams,
+        ),
+        (
+            "leveret_upstream_received_messages_total",
+            "Messages received from upstreams, returned ones included.",
+            metrics.messages_from_upstreams,
+        ),
+        ("leveret_upstream_connect_failures_total", "Failed attempts to connect.", metrics.connect_failures),
+        (
+            "leveret_upstream_connections_lost_total",
+            "Upstream connections that were lost.",
+            metrics.connections_lost,
+        ),
+        (
+            "leveret_upstream_replayed_messages_total",
+            "Messages sent again after their upstream connection was lost.",
+            metrics.messages_replayed,
+        ),
+        (
+            "leveret_upstream_recovered_channels_total",
+            "Channels that went on elsewhere after their upstream connection was lost.",
+            metrics.channels_recovered,
+        ),
+        (
+            "leveret_upstream_moved_consumers_total",
+            "Channels whose consumers were too slow for a shared upstream connection and got one of their own.",
+            metrics.consumers_moved,
+        ),
+        (
+            "leveret_upstream_unconfirmed_channels_total",
+            "Channels that had published without confirms when their upstream connection was lost: messages may be lost.",
+            metrics.channels_unconfirmed,
+        ),
+        ("leveret_upstream_refused_logins_total", "Logins that an upstream refused.", metrics.logins_refused),
+        ("leveret_upstream_sent_bytes_total", "Octets sent to upstreams.", metrics.octets_to_upstreams),
+        (
+            "leveret_upstream_received_bytes_total",
+            "Octets received from upstreams.",
+            metrics.octets_from_upstreams,
+        ),
+        (
+            "leveret_upstream_received_frames_total",
+            "Frames received from upstreams.",
+            metrics.frames_from_upstreams,
+        ),
+    ] {
+        out.counter(name, help, value);
+    }
+    write_addresses(pool, out);
+    let proxy::Durations { buckets, count, sum } = metrics.queueing;
+    let buckets: Vec<_> = proxy::BOUNDS.into_iter().zip(buckets).collect();
+    out.histogram(
+        "leveret_upstream_queueing_seconds",
+        "How long what clients sent waited here until an upstream connection's socket took it, sampled.",
+        &[],
+        &buckets,
+        count,
+        sum.as_secs_f64(),
+    );
+}
+
+fn write_addresses(pool: &Pool, out: &mut MetricsWriter) {
+    let addresses = pool.addresses();
+    let help = "Whether an upstream address answered last.";
+    let mut family = out.family("leveret_upstream_address_up", help, Kind::Gauge);
+    for (address, is_up, _) in &addresses {
+        family.sample(&[("address", address)], u64::from(*is_up));
+    }
+    let help = "Open connections to an upstream address.";
+    let mut family = out.family("leveret_upstream_address_connections", help, Kind::Gauge);
+    for (address, _, connections) in &addresses {
+        family.sample(&[("address", address)], *connections as u64);
+    }
+}

@@ -1,0 +1,59 @@
+//! Connections, channels and limits.
+
+use admin::{Detail, Families, Kind, MetricsWriter};
+use server::{Counter, Server};
+
+pub(super) fn write(server: &Server, out: &mut MetricsWriter) {
+    let metrics = server.metrics();
+    let help =
+        "Times that something exceeded a limit, and was refused, held up, or (limits_mode = alarm) let be.";
+    let mut exceeded = out.family("leveret_limit_exceeded_total", help, Kind::Counter);
+    for (limit, count) in server.exceeded().iter() {
+        exceeded.sample(&[("limit", limit)], count);
+    }
+    let connections = server.connection_count() as u64;
+    out.gauge("rabbitmq_connections", "Client connections that are open.", connections);
+    let help = "Sockets of clients; those of upstreams and HTTP are not among them.";
+    out.gauge("rabbitmq_process_open_tcp_sockets", help, connections);
+    let channels = metrics.channels_opened.get().saturating_sub(metrics.channels_closed.get());
+    out.gauge("rabbitmq_channels", "Client channels that are open.", channels);
+    write_churn(server, "rabbitmq", out);
+    for (name, help, counter) in [
+        (
+            "leveret_connections_refused_total",
+            "Connections turned away by a limit.",
+            &metrics.connections_refused,
+        ),
+        ("leveret_logins_refused_total", "Logins refused.", &metrics.logins_refused),
+        ("rabbitmq_auth_attempts_failed_total", "Logins refused.", &metrics.logins_refused),
+        ("leveret_received_bytes_total", "Octets received from clients.", &metrics.bytes_received),
+    ] {
+        out.counter(name, help, counter.get());
+    }
+}
+
+/// What `/metrics/detailed` has of it.
+pub(super) fn write_detailed(server: &Server, detail: &Detail, out: &mut MetricsWriter) {
+    if detail.wants(&[Families::Churn]) {
+        write_churn(server, "rabbitmq_detailed", out);
+    }
+    if detail.wants(&[Families::NodeCoarse]) {
+        let help = "Sockets of clients; those of upstreams and HTTP are not among them.";
+        out.gauge("rabbitmq_detailed_process_open_tcp_sockets", help, server.connection_count() as u64);
+    }
+    if detail.wants(&[Families::Logins]) {
+        let refused = server.metrics().logins_refused.get();
+        out.counter("rabbitmq_detailed_auth_attempts_failed_total", "Logins refused.", refused);
+    }
+}
+
+fn write_churn(server: &Server, prefix: &str, out: &mut MetricsWriter) {
+    let metrics = server.metrics();
+    let mut counter = |name: &str, help: &str, counter: &Counter| {
+        out.counter(&format!("{prefix}_{name}"), help, counter.get());
+    };
+    counter("connections_opened_total", "Client connections accepted.", &metrics.connections_opened);
+    counter("connections_closed_total", "Client connections that have ended.", &metrics.connections_closed);
+    counter("channels_opened_total", "Client channels opened.", &metrics.channels_opened);
+    counter("channels_closed_total", "Client channels closed.", &metrics.channels_closed);
+}

@@ -1,0 +1,63 @@
+//! What an upstream connection shows of itself.
+
+use std::time::Duration;
+
+use super::slot::Slot;
+use super::{Phase, Upstream};
+
+/// An upstream connection at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamView {
+    /// Its broker's address and its number, as in the log.
+    pub name: String,
+    /// The address alone.
+    pub address: String,
+    /// Who has logged in there.
+    pub user: String,
+    /// The virtual host.
+    pub vhost: String,
+    /// How long ago it was opened.
+    pub age: Duration,
+    /// It takes new channels.
+    pub is_open: bool,
+    /// It belongs to one client alone.
+    pub is_own: bool,
+    /// The broker's reason for reading nothing, if it reads nothing.
+    pub blocked: Option<String>,
+    /// Channels in use.
+    pub channels: usize,
+    /// Channels that rest, open and clean.
+    pub resting: usize,
+    /// Octets that wait for the broker to take them.
+    pub backlog: usize,
+    /// The clients whose channels are here, by the numbers of their connections.
+    pub clients: Vec<u64>,
+}
+
+impl Upstream {
+    pub(crate) fn view(&self) -> UpstreamView {
+        let state = self.state.lock();
+        let leased = state.slots.iter().filter_map(|slot| match slot {
+            Slot::Leased(lease) => Some(lease.link.client),
+            _ => None,
+        });
+        let owner = state.owner.iter().map(|owner| owner.client);
+        let mut clients: Vec<u64> = leased.chain(owner).collect();
+        clients.sort_unstable();
+        clients.dedup();
+        UpstreamView {
+            name: format!("{}#{}", self.endpoint, self.id),
+            address: self.endpoint.to_string(),
+            user: self.credentials.username.clone(),
+            vhost: self.virtual_host.to_string(),
+            age: self.opened_at.elapsed(),
+            is_open: state.phase == Phase::Open,
+            is_own: state.owner.is_some(),
+            blocked: state.blocked.as_ref().map(|reason| reason.to_string()),
+            channels: state.in_use,
+            resting: state.resting.len(),
+            backlog: self.outbox.backlog(),
+            clients,
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! The connections that are open and their channels, to be shown to operators, and closed by them.
+//!
+//! A connection and its channels write down what changes as it changes, in atomics; whoever looks takes no lock that a
+//! session needs for more than a moment.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+
+use amqp::handshake::Negotiated;
+use amqp::{FieldTable, RawTable};
+use parking_lot::Mutex;
+use transport::{Outbox, Peer};
+
+use crate::amqp::deliveries::Deliveries;
+
+/// All open connections, by number.
+#[derive(Default)]
+pub(crate) struct Registry {
+    open: Mutex<BTreeMap<u64, Arc<OpenConnection>>>,
+}
+
+/// A connection that a client has opened.
+pub struct OpenConnection {
+    id: u64,
+    arrival: Arrival,
+    protocol: &'static str,
+    user: Box<str>,
+    vhost: Box<str>,
+    mechanism: &'static str,
+    /// Milliseconds since 1970.
+    connected_at: u64,
+    negotiated: Negotiated,
+    /// Encoded, which takes the least memory: few are ever looked at.
+    client_properties: Box<[u8]>,
+    received: AtomicU64,
+    /// By number. Most connections have one, for which a tree would take more.
+    channels: Mutex<Vec<Arc<OpenChannel>>>,
+    outbox: Arc<Outbox>,
+    asked_to_close: AtomicBool,
+    close_reason: Mutex<Option<Box<str>>>,
+}
+
+/// Where a connection came from, and to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
+    pub(crate) peer: Peer,
+    /// Our end; `None` for a Unix socket.
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) tls: bool,
+    /// It came as a WebSocket.
+    pub(crate) websocket: bool,
+}
+
+/// What a connection that has been opened tells about itself.
+pub(crate) struct Opening<'a> {
+    pub(crate) id: u64,
+    pub(crate) arrival: Arrival,
+    /// As RabbitMQ names it, with its version.
+    pub(crate) protocol: &'static str,
+    pub(crate) user: &'a str,
+    pub(crate) vhost: &'a str,
+    /// The SASL name of how the user has logged in; empty where the protocol has no such thing.
+    pub(crate) mechanism: &'static str,
+    /// Milliseconds since 1970.
+    pub(crate) connected_at: u64,
+    pub(crate) negotiated: Negotiated,
+    pub(crate) client_properties: &'a FieldTable,
+    pub(crate) outbox: &'a Arc<Outbox>,
+}
+
+/// An open channel.
+pub(crate) struct OpenChannel {
+    number: u16,
+    deliveries: Arc<Deliveries>,
+    pub(crate) prefetch: AtomicU16,
+    pub(crate) global_prefetch: AtomicU16,
+    pub(crate) confirms: AtomicBool,
+    pub(crate) transactional: AtomicBool,
+}
+
+/// What a channel is about at one moment.
+#[derive(Debug, Clone, Copy)]
+pub struct ChannelStatus {
+    /// Its number.
+    pub number: u16,
+    /// `basic.qos` for consumers to come; 0 is no limit.
+    pub prefetch: u16,
+    /// `basic.qos` of the channel as a whole; 0 is no limit.
+    pub global_prefetch: u16,
+    /// Publishes are confirmed.
+    pub confirms: bool,
+    /// Publishes and acknowledgements are committed.
+    pub transactional: bool,
+    /// Its consumers.
+    pub consumers: usize,
+    /// Deliveries that have not been settled.
+    pub unacknowledged: usize,
+}
+
+/// A connection's place in the registry, given back when dropped.
+pub(crate) struct Registered {
+    registry: Arc<Registry>,
+    connection: Arc<OpenConnection>,
+}
+
+impl Registry {
+    /// All connections, in the order in which they came. The lock is released every [`STEP`] connections.
+    pub(crate) fn all(&self) -> Vec<Arc<OpenConnection>> {
+        let (mut all, mut after) = (Vec::new(), Bound::Unbounded);
+        loop {
+            let before = all.len();
+            let open = self.open.lock();
+            all.extend(open.range((after, Bound::Unbounded)).take(STEP).map(|(_, found)| Arc::clone(found)));
+            drop(open);
+            match all.last() {
+                Some(last) if all.len() > before => after = Bound::Excluded(last.id),
+                _ => return all,
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<Arc<OpenConnection>> {
+        self.open.lock().get(&id).cloned()
+    }
+
+    pub(crate) fn register(self: &Arc<Self>, connection: Arc<OpenConnection>) -> Registered {
+        self.open.lock().insert(connection.id, Arc::clone(&connection));
+        Registered { registry: Arc::clone(self), connection }
+    }
+}
+
+impl Registered {
+    pub(crate) fn connection(&self) -> &Arc<OpenConnection> {
+        &self.connection
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.registry.open.lock().remove(&self.connection.id);
+    }
+}
+
+impl Arrival {
+    /// What is known before it is told more.
+    pub(crate) fn of(peer: Peer) -> Self {
+        Self { peer, local: None, tls: false, websocket: false }
+    }
+}
+
+impl OpenConnection {
+    pub(crate) fn new(opening: Opening<'_>) -> Arc<Self> {
+        let Opening { id, arrival, protocol, mechanism, connected_at, negotiated, .. } = opening;
+        Arc::new(Self {
+            id,
+            arrival,
+            protocol,
+            user: opening.user.into(),
+            vhost: opening.vhost.into(),
+            mechanism,
+            connected_at,
+            negotiated,
+            client_properties: opening.client_properties.encode().into(),
+            received: AtomicU64::new(0),
+            channels: Mutex::default(),
+            outbox: Arc::clone(opening.outbox),
+            asked_to_close: AtomicBool::new(false),
+            close_reason: Mutex::default(),
+        })
+    }
+
+    /// Its number, which is also that of its session.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where the client is.
+    pub fn peer(&self) -> Peer {
+        self.arrival.peer
+    }
+
+    /// Our end of the connection; `None` for a Unix socket.
+    pub fn local(&self) -> Option<SocketAddr> {
+        self.arrival.local
+    }
+
+    /// Whether it came over TLS.
+    pub fn is_tls(&self) -> bool {
+        self.arrival.tls
+    }
+
+    /// Whether it came as a WebSocket.
+    pub fn is_websocket(&self) -> bool {
+        self.arrival.websocket
+    }
+
+    /// Its protocol, as RabbitMQ names it, with the version.
+    pub fn protocol(&self) -> &'static str {
+        self.protocol
+    }
+
+    /// Who has logged in.
+    pub fn user(&self) -> &str {
+        &self.user
+    }
+
+    /// The virtual host.
+    pub fn vhost(&self) -> &str {
+        &self.vhost
+    }
+
+    /// How the user has logged in, by its SASL name.
+    pub fn mechanism(&self) -> &'static str {
+        self.mechanism
+    }
+
+    /// When, in milliseconds since 1970.
+    pub fn connected_at(&self) -> u64 {
+        self.connected_at
+    }
+
+    /// The limits that client and server have agreed on.
+    pub fn negotiated(&self) -> Negotiated {
+        self.negotiated
+    }
+
+    /// What the client tells about itself.
+    pub fn client_properties(&self) -> FieldTable {
+        RawTable::check(&self.client_properties).map(|table| table.decode()).unwrap_or_default()
+    }
+
+    /// Octets received since it was opened.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Octets written to the client since it was opened.
+    pub fn sent(&self) -> u64 {
+        self.outbox.sent()
+    }
+
+    /// Octets that wait for the client to take them.
+    pub fn backlog(&self) -> usize {
+        self.outbox.backlog()
+    }
+
+    /// Its channels, by number.
+    pub fn channels(&self) -> Vec<ChannelStatus> {
+        let channels = self.channels.lock().clone();
+        channels.iter().map(|channel| channel.status()).collect()
+    }
+
+    /// How many channels it has.
+    pub fn channel_count(&self) -> usize {
+        self.channels.lock().len()
+    }
+
+    /// Lets the client be told 320 CONNECTION_FORCED with this text.
+    pub fn close(&self, reason: &str) {
+        *self.close_reason.lock() = Some(reason.into());
+        self.asked_to_close.store(true, Ordering::Release);
+        self.outbox.nudge();
+    }
+
+    /// Why it is to be closed, if somebody wants that.
+    pub(crate) fn take_close_reason(&self) -> Option<Box<str>> {
+        if !self.asked_to_close.load(Ordering::Acquire) {
+            return None;
+        }
+        self.close_reason.lock().take()
+    }
+
+    pub(crate) fn has_received(&self, octets: usize) {
+        self.received.fetch_add(octets as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn channel_opened(&self, channel: Arc<OpenChannel>) {
+        let mut channels = self.channels.lock();
+        let at = channels.partition_point(|open| open.number < channel.number);
+        channels.insert(at, channel);
+    }
+
+    pub(crate) fn channel_closed(&self, number: u16) {
+        let mut channels = self.channels.lock();
+        if let Ok(at) = channels.binary_search_by_key(&number, |open| open.number) {
+            channels.remove(at);
+        }
+    }
+}
+
+impl OpenChannel {
+    pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>) -> Arc<Self> {
+        Arc::new(Self {
+            number,
+            deliveries,
+            prefetch: AtomicU16::new(0),
+            global_prefetch: AtomicU16::new(0),
+            confirms: AtomicBool::new(false),
+            transactional: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    fn status(&self) -> ChannelStatus {
+        let (consumers, unacknowledged) = self.deliveries.counts();
+        ChannelStatus {
+            number: self.number,
+            prefetch: self.prefetch.load(Ordering::Relaxed),
+            global_prefetch: self.global_prefetch.load(Ordering::Relaxed),
+            confirms: self.confirms.load(Ordering::Relaxed),
+            transactional: self.transactional.load(Ordering::Relaxed),
+            consumers,
+            unacknowledged,
+        }
+    }
+}
+
+/// Connections copied with the lock held: some microseconds.
+const STEP: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(registry: &Arc<Registry>, id: u64) -> Registered {
+        let outbox = Arc::new(Outbox::new(0));
+        registry.register(OpenConnection::new(Opening {
+            id,
+            arrival: Arrival::of(Peer::Unix),
+            protocol: "AMQP 0-9-1",
+            user: "u",
+            vhost: "/",
+            mechanism: "PLAIN",
+            connected_at: 1,
+            negotiated: Negotiated { channel_max: 0, frame_max: 0, heartbeat_secs: 0 },
+            client_properties: &[("n", amqp::FieldValue::I32(1))].into_iter().collect(),
+            outbox: &outbox,
+        }))
+    }
+
+    #[test]
+    fn all_are_listed_in_order_though_the_lock_is_released_in_between() {
+        let registry = Arc::new(Registry::default());
+        let open: Vec<_> = (0..2 * STEP as u64 + 1).map(|id| opened(&registry, id)).collect();
+        let listed: Vec<u64> = registry.all().iter().map(|connection| connection.id()).collect();
+        assert_eq!(listed, (0..2 * STEP as u64 + 1).collect::<Vec<_>>());
+        drop(open);
+        assert!(registry.all().is_empty(), "who is gone is listed no more");
+    }
+
+    #[test]
+    fn a_connection_is_asked_to_close_once() {
+        let registry = Arc::new(Registry::default());
+        let registered = opened(&registry, 7);
+        assert_eq!(registered.connection().take_close_reason(), None);
+        registry.get(7).unwrap().close("enough");
+        assert_eq!(registered.connection().take_close_reason().as_deref(), Some("enough"));
+        assert_eq!(registered.connection().take_close_reason(), None);
+    }
+
+    #[test]
+    fn client_properties_are_as_the_client_sent_them() {
+        let registry = Arc::new(Registry::default());
+        let registered = opened(&registry, 1);
+        let properties = registered.connection().client_properties();
+        assert_eq!(properties.get("n"), Some(&amqp::FieldValue::I32(1)));
+    }
+}

@@ -1,0 +1,124 @@
+//! Whole conversations with the embedded broker, stepped without sockets and on a clock of the test's own.
+
+mod disk;
+mod limits;
+mod sessions;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Broker, BrokerConfig};
+use stomp::{Decoder, Version};
+use transport::{Outbox, Peer, Protocol};
+
+use super::connection::Connection;
+use crate::alarms::Resource;
+use crate::door::{Clock, Door};
+use crate::limits::{ConnectionCounter, ConnectionLimits};
+use crate::server::{Server, ServerConfig, Shared};
+
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
+
+fn server() -> Arc<Shared> {
+    server_of(Broker::new(BrokerConfig::default()))
+}
+
+fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
+    let config = ServerConfig {
+        limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 2 }.into(),
+        channel_max: 10,
+        frame_max: 4096,
+        heartbeat: 0,
+        max_message_size: 20_000,
+        outbox_limit: 1 << 20,
+        handshake_timeout: HANDSHAKE_TIMEOUT,
+        write_timeout: Duration::from_secs(10),
+        consumer_timeout: CONSUMER_TIMEOUT,
+        access_log: None,
+    };
+    Server::new(config, Door::Broker(broker), Clock::start(), "test").shared()
+}
+
+/// A client and the server's end of its connection.
+struct Conversation {
+    connection: Connection,
+    outbox: Arc<Outbox>,
+    now: Instant,
+    version: Version,
+    /// Sent and not taken by the server yet.
+    unconsumed: Vec<u8>,
+}
+
+impl Conversation {
+    fn connect(shared: &Arc<Shared>, peer: Peer) -> Self {
+        let outbox = Arc::new(Outbox::new(1 << 20));
+        let now = Instant::now();
+        let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
+        let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
+        // Numbers of connections are the owners of their exclusive queues.
+        let id = 1 + shared.metrics.connections_opened.get();
+        shared.metrics.connections_opened.add(1);
+        let connection = Connection::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, now);
+        Self { connection, outbox, now, version: Version::V12, unconsumed: Vec::new() }
+    }
+
+    /// Connects and logs in.
+    fn open(shared: &Arc<Shared>) -> Self {
+        let mut conversation = Self::connect(shared, Peer::Unix);
+        let told = conversation.call("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n");
+        assert!(told[0].starts_with("CONNECTED"), "{told:?}");
+        conversation
+    }
+
+    /// One read of the server.
+    fn send(&mut self, octets: &[u8]) {
+        self.unconsumed.extend_from_slice(octets);
+        let taken = self.connection.handle_input(&self.unconsumed, self.now);
+        self.unconsumed.drain(..taken);
+    }
+
+    /// Sends frames, which stand one behind the other with a NUL in between, in one read; returns what comes back.
+    fn call(&mut self, frames: &str) -> Vec<String> {
+        self.send(format!("{frames}\0").as_bytes());
+        self.received()
+    }
+
+    /// The server's task looks at what others have left.
+    fn nudge(&mut self) -> Vec<String> {
+        self.connection.handle_nudge(self.now);
+        let now = self.now;
+        let left = std::mem::take(&mut self.unconsumed);
+        self.send(&left);
+        self.now = now;
+        self.received()
+    }
+
+    /// What has come: the command, the headers that tell frames apart, and the body.
+    fn received(&mut self) -> Vec<String> {
+        let octets = self.outbox.read_all();
+        let mut decoder = Decoder::of_servers(1 << 20);
+        decoder.set_version(self.version);
+        let mut frames = Vec::new();
+        let mut rest = &octets[..];
+        loop {
+            let step = decoder.decode(rest).unwrap();
+            if let Some(frame) = &step.frame {
+                let shown = ["receipt-id", "subscription", "message", "redelivered"];
+                let headers: Vec<&str> =
+                    shown.into_iter().filter_map(|name| frame.headers.get(name)).collect();
+                let body = String::from_utf8_lossy(frame.body.octets());
+                frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
+            }
+            if step.taken == 0 {
+                return frames;
+            }
+            rest = &rest[step.taken..];
+        }
+    }
+}
+
+/// A SEND with a receipt.
+fn send(destination: &str, receipt: &str, body: &str) -> String {
+    format!("SEND\ndestination:{destination}\npersistent:true\nreceipt:{receipt}\n\n{body}")
+}

@@ -1,0 +1,127 @@
+//! Logins, time-outs, alarms and drain.
+
+use transport::Intent;
+
+use super::*;
+
+fn refused(shared: &Arc<Shared>, peer: Peer, connect: &str) -> String {
+    let mut conversation = Conversation::connect(shared, peer);
+    let told = conversation.call(connect);
+    assert_eq!(conversation.connection.intent(), Intent::Finish);
+    told.join("")
+}
+
+#[test]
+fn nobody_gets_in_who_does_not_say_who_it_is() {
+    let shared = server();
+    let connect = |lines: &str| format!("CONNECT\naccept-version:1.2\n{lines}\n");
+    for (lines, text) in [
+        ("", "ERROR Bad CONNECT Missing login or passcode header(s)"),
+        ("login:guest\n", "ERROR Bad CONNECT Missing login or passcode header(s)"),
+        ("login:guest\npasscode:\n", "ERROR Bad CONNECT Access refused for user 'guest'"),
+        ("login:guest\npasscode:x\n", "ERROR Bad CONNECT Access refused for user 'guest'"),
+        ("login:guest\npasscode:guest\nhost:v\n", "ERROR Bad CONNECT Virtual host 'v' access denied"),
+    ] {
+        assert_eq!(refused(&shared, Peer::Unix, &connect(lines)), text);
+    }
+    let far = Peer::Ip("192.0.2.1:1".parse().unwrap());
+    let told = refused(&shared, far, &connect("login:guest\npasscode:guest\n"));
+    assert_eq!(told, "ERROR Bad CONNECT non-loopback access denied");
+    assert_eq!(shared.metrics.logins_refused.get(), 3);
+}
+
+#[test]
+fn a_client_that_does_not_log_in_is_given_up() {
+    let mut conversation = Conversation::connect(&server(), Peer::Unix);
+    conversation.send(b"CONN");
+    let deadline = conversation.connection.next_deadline().unwrap();
+    assert_eq!(deadline, conversation.now + HANDSHAKE_TIMEOUT);
+    conversation.connection.handle_deadline(deadline);
+    assert_eq!(conversation.connection.intent(), Intent::Finish);
+}
+
+#[test]
+fn a_delivery_that_nobody_settles_ends_the_connection() {
+    let mut conversation = Conversation::open(&server());
+    conversation.call(
+        &["SUBSCRIBE\nid:1\ndestination:/queue/q\nack:client\n\n", &send("/queue/q", "r", "x")].join("\0"),
+    );
+    while conversation.connection.intent() == Intent::Run {
+        conversation.now = conversation.connection.next_deadline().unwrap();
+        let now = conversation.now;
+        conversation.connection.handle_deadline(now);
+    }
+    let told = conversation.received();
+    assert!(
+        told[0].starts_with("ERROR precondition_failed PRECONDITION_FAILED - delivery acknowledgement"),
+        "{told:?}"
+    );
+}
+
+#[test]
+fn who_publishes_waits_out_an_alarm_and_who_consumes_does_not() {
+    let shared = server();
+    let (mut sender, mut receiver) = (Conversation::open(&shared), Conversation::open(&shared));
+    receiver.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+    shared.alarms.raise(Resource::Memory);
+    let told = sender.call(&[send("/queue/q", "a", "1"), send("/queue/q", "b", "2")].join("\0"));
+    assert_eq!(told, ["RECEIPT a "], "as in RabbitMQ the first is taken");
+    assert_eq!(sender.connection.intent(), Intent::Pause);
+    assert_eq!(receiver.received(), ["MESSAGE 1 false 1"]);
+    assert_eq!(receiver.call("BEGIN\ntransaction:t\nreceipt:r\n\n"), ["RECEIPT r "]);
+    shared.alarms.clear(Resource::Memory);
+    assert_eq!(sender.nudge(), ["RECEIPT b "]);
+    assert_eq!(sender.connection.intent(), Intent::Run);
+}
+
+#[test]
+fn a_draining_server_tells_its_clients() {
+    let shared = server();
+    let mut conversation = Conversation::open(&shared);
+    shared.start_draining();
+    let told = conversation.nudge();
+    let text = "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'";
+    assert_eq!(told, [format!("ERROR connection_forced {text}")]);
+    assert_eq!(conversation.connection.intent(), Intent::Finish);
+}
+
+#[test]
+fn a_message_over_the_limit_is_refused_by_its_announcement_alone() {
+    let mut conversation = Conversation::open(&server());
+    conversation.send(b"SEND\ndestination:/queue/q\ncontent-length:20001\n\n");
+    let text = "PRECONDITION_FAILED - message size 20001 is larger than configured max size 20000";
+    assert_eq!(conversation.received(), [format!("ERROR precondition_failed {text}")]);
+}
+
+#[test]
+fn a_client_that_does_not_read_is_sent_no_more_than_the_limit() {
+    let shared = server();
+    let mut sender = Conversation::open(&shared);
+    let mut receiver = Conversation::open(&shared);
+    receiver.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
+    let body = "x".repeat(19_000);
+    for _ in 0..100 {
+        sender.call(&send("/queue/q", "r", &body));
+    }
+    let limit = receiver.outbox.limit();
+    assert!(receiver.outbox.backlog() < limit + 20_000, "{} octets", receiver.outbox.backlog());
+    let mut got = 0;
+    while got < 100 {
+        let some = receiver.received().len();
+        assert!(some > 0, "stuck after {got} messages");
+        got += some;
+        receiver.connection.handle_room();
+    }
+}
+
+#[test]
+fn everything_a_connection_had_is_counted_out() {
+    let shared = server();
+    let mut conversation = Conversation::open(&shared);
+    conversation.call("SUBSCRIBE\nid:1\ndestination:/topic/a\n\n");
+    drop(conversation);
+    let metrics = &shared.metrics;
+    assert_eq!((metrics.channels_opened.get(), metrics.channels_closed.get()), (1, 1));
+    let Door::Broker(broker) = &shared.door else { panic!("no broker") };
+    assert_eq!((broker.metrics().consumers.get(), broker.metrics().queues.get()), (0, 0));
+}

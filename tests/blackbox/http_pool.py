@@ -1,0 +1,77 @@
+"""In front of an upstream the API shows clients, upstream connections, leases and limits, to this machine only."""
+
+import pika
+import pytest
+
+from harness.management import leveret, path
+from harness.rabbitmq import RabbitMq
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    upstream = RabbitMq(tmp_path_factory.mktemp("rabbitmq"))
+    try:
+        flags = ["--upstream", f"amqp://127.0.0.1:{upstream.port}", "--max-connections", "50"]
+        with leveret(tmp_path_factory.mktemp("leveret"), *flags) as ours:
+            yield ours
+    finally:
+        upstream.stop()
+
+
+def test_clients_and_what_they_share_are_shown(pool):
+    connections = [pika.BlockingConnection(pika.URLParameters(pool.server.uri)) for _ in range(3)]
+    channels = [connection.channel() for connection in connections]
+    try:
+        for channel in channels:
+            channel.basic_publish("amq.fanout", "", b"x")
+            channel.queue_declare("shared-by-all")
+        clients = pool.get("leveret/clients", user=None)
+        assert len(clients) == 3
+        [shared] = pool.get("leveret/connections", user=None)
+        assert {client["user"] for client in clients} == {"guest"} and shared["user"] == "guest"
+        assert {client["id"] for client in clients} == set(shared["clients"])
+        assert all(client["upstream_connections"] == [shared["name"]] for client in clients)
+        assert shared["channels"] == 3 and not shared["own"] and shared["blocked"] is None
+        [upstream] = pool.get("leveret/upstreams", user=None)
+        assert (upstream["up"], upstream["connections"]) == (True, 1)
+        leases = pool.get("leveret/leases", user=None)
+        assert (leases["clients"], leases["upstream_connections"], leases["channels"]) == (3, 1, 3)
+        assert pool.get("overview", user=None)["mode"] == "proxy"
+    finally:
+        for connection in connections:
+            connection.close()
+    pool.eventually("leveret/clients", lambda clients: not clients)
+
+
+def test_a_client_is_closed(pool):
+    connection = pika.BlockingConnection(pika.URLParameters(pool.server.uri))
+    [shown] = pool.get("connections", user=None)
+    assert pool.status("DELETE", path("connections", shown["name"]), user=None, headers={"x-reason": "enough"}) == 204
+    with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+        connection.process_data_events(10)
+    assert (closed.value.reply_code, closed.value.reply_text) == (320, "CONNECTION_FORCED - enough")
+
+
+def test_limits_are_shown(pool):
+    limits = pool.get("leveret/limits", user=None)
+    assert limits["connections"] == {"total": 50, "per_ip": None, "per_user": None}
+    assert limits["mode"] == "enforce" and limits["exceeded"]["connections"] == 0
+
+
+def test_there_is_no_broker_to_manage(pool):
+    for path_of_broker in ("queues", "users", "definitions", "exchanges/%2F", "nodes"):
+        assert pool.status("GET", path_of_broker) == 404
+
+
+def test_a_name_that_is_not_this_machines_is_refused(pool):
+    assert pool.status("GET", "leveret/clients", headers={"host": "rebound.example"}) == 403
+
+
+def test_a_drain_ends_the_process_in_order(tmp_path):
+    with leveret(tmp_path) as ours:
+        connection = pika.BlockingConnection(pika.URLParameters(ours.server.uri))
+        assert ours.status("POST", "leveret/drain") == 204
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+            connection.process_data_events(10)
+        assert closed.value.reply_code == 320
+        assert ours.server.child.wait(30) == 0

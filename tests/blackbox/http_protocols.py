@@ -1,0 +1,55 @@
+"""Clients of MQTT and STOMP are shown and closed like those of AMQP."""
+
+import socket
+
+import pytest
+from paho.mqtt import client as paho
+
+from harness.management import leveret, path
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("leveret"), "--mqtt", "127.0.0.1:0", "--stomp", "127.0.0.1:0") as ours:
+        yield ours
+
+
+def port(ours, protocol):
+    """As the overview tells it."""
+    [listener] = [each for each in ours.get("overview")["listeners"] if each["protocol"] == protocol]
+    assert ours.get(f"health/checks/protocol-listener/{protocol}") == {"status": "ok", "protocol": protocol}
+    assert ours.get(f"health/checks/port-listener/{listener['port']}")["status"] == "ok"
+    return listener["port"]
+
+
+def close_the_only_one(ours):
+    [shown] = ours.eventually("connections", lambda all: len(all) == 1)
+    assert ours.status("DELETE", path("connections", shown["name"]), headers={"x-reason": "enough"}) == 204
+    ours.eventually("connections", lambda all: not all)
+    return shown
+
+
+def test_an_mqtt_client(ours):
+    options = {"client_id": "mine", "protocol": paho.MQTTv5, "reconnect_on_failure": False}
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, **options)
+    client.username_pw_set("guest", "guest")
+    client.connect("127.0.0.1", port(ours, "mqtt"))
+    client.loop_start()
+    try:
+        shown = close_the_only_one(ours)
+    finally:
+        client.loop_stop()
+    assert (shown["protocol"], shown["user"], shown["vhost"]) == ("MQTT 5-0", "guest", "/")
+    assert shown["client_properties"] == {"client_id": "mine"}
+
+
+def test_a_stomp_client(ours):
+    with socket.create_connection(("127.0.0.1", port(ours, "stomp")), timeout=20) as client:
+        client.sendall(b"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
+        assert client.recv(4096).startswith(b"CONNECTED")
+        shown = close_the_only_one(ours)
+        assert (shown["protocol"], shown["user"]) == ("STOMP 1.2", "guest")
+        told = b""
+        while part := client.recv(4096):
+            told += part
+        assert b"ERROR" in told and b"enough" in told

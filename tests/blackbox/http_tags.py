@@ -1,0 +1,111 @@
+"""Tags decide what a user may ask: the same as in RabbitMQ."""
+
+import pytest
+
+from harness.management import leveret, rabbitmq
+
+TAGS = ["", "management", "policymaker", "monitoring", "administrator"]
+GRANT = {"configure": "^x", "write": ".*", "read": "^q"}
+PATHS = """overview nodes whoami vhosts vhosts/v1 vhosts/%2F vhosts/v1/permissions users users/m_management
+users/m_management/permissions permissions permissions/v1/m_management topic-permissions policies policies/v1
+policies/v1/p1 policies/%2F operator-policies operator-policies/v1 vhost-limits vhost-limits/v1 vhost-limits/%2F
+user-limits user-limits/m_management parameters parameters/vhost-limits parameters/vhost-limits/v1
+global-parameters global-parameters/gp definitions definitions/v1 exchanges exchanges/v1 exchanges/%2F queues
+queues/v1 queues/v1/q1 queues/%2F bindings bindings/v1 consumers connections channels auth/hash_password/x
+feature-flags extensions aliveness-test/v1 health/checks/alarms health/checks/virtual-hosts cluster-name
+users/without-permissions vhosts/v1/connections vhosts/%2F/connections""".split()
+LIMIT = {"pattern": "^q", "definition": {"max-length": 10}}
+MESSAGE = {"properties": {}, "routing_key": "a", "payload": "x", "payload_encoding": "string"}
+GET = {"count": 1, "ackmode": "ack_requeue_true", "encoding": "auto"}
+CHANGES = [
+    ("PUT", "vhosts/w1", {}),
+    ("DELETE", "vhosts/w1", None),
+    ("PUT", "users/w1", {"tags": ""}),
+    ("PUT", "permissions/v1/w1", GRANT),
+    ("DELETE", "users/w1", None),
+    ("PUT", "policies/v1/w1", LIMIT),
+    ("DELETE", "policies/v1/w1", None),
+    ("PUT", "policies/%2F/w1", LIMIT),
+    ("PUT", "operator-policies/v1/w1", LIMIT),
+    ("DELETE", "operator-policies/v1/w1", None),
+    ("PUT", "vhost-limits/v1/max-queues", {"value": 50}),
+    ("PUT", "user-limits/m_management/max-connections", {"value": 50}),
+    ("PUT", "parameters/vhost-limits/v1/limits", {"value": {"max-queues": 50}}),
+    ("DELETE", "parameters/vhost-limits/v1/limits", None),
+    ("PUT", "global-parameters/w1", {"value": 5}),
+    ("PUT", "exchanges/v1/x1", {"type": "direct"}),
+    ("PUT", "exchanges/v1/n1", {"type": "direct"}),
+    ("PUT", "queues/v1/x1", {}),
+    ("PUT", "queues/v1/n1", {}),
+    ("PUT", "queues/%2F/x1", {}),
+    ("POST", "bindings/v1/e/e1/q/x1", {}),
+    ("POST", "exchanges/v1/x1/publish", MESSAGE),
+    ("POST", "queues/v1/q1/get", GET),
+    ("POST", "queues/v1/x1/get", GET),
+    ("DELETE", "queues/v1/q1/contents", None),
+    ("DELETE", "queues/v1/x1/contents", None),
+    ("DELETE", "queues/v1/x1", None),
+    ("DELETE", "exchanges/v1/x1", None),
+    ("POST", "definitions", {}),
+    ("POST", "definitions/v1", {}),
+    ("PUT", "cluster-name", {"name": "zz"}),
+    ("POST", "rebalance/queues", None),
+]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    with rabbitmq(tmp_path_factory.mktemp("rabbitmq")) as theirs, leveret(tmp_path_factory.mktemp("leveret")) as ours:
+        for each in (ours, theirs):
+            each.ask("PUT", "vhosts/v1")
+            for tag in TAGS:
+                each.ask("PUT", f"users/m_{tag}", {"password": "x", "tags": tag})
+                each.ask("PUT", f"permissions/v1/m_{tag}", GRANT)
+            each.ask("PUT", "policies/v1/p1", LIMIT)
+            each.ask("PUT", "global-parameters/gp", {"value": 1})
+            each.ask("PUT", "queues/v1/q1", {})
+            each.ask("PUT", "exchanges/v1/e1", {})
+        yield ours, theirs
+
+
+def as_all(management, method, path, body=None):
+    answers = [management.ask(method, path, body, user=f"m_{tag}:x") for tag in TAGS]
+    # What a refusal says is part of the answer.
+    return [(status, answer if status == 401 else None) for status, _, answer in answers]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_who_may_see(both, path):
+    ours, theirs = both
+    assert as_all(ours, "GET", path) == as_all(theirs, "GET", path)
+
+
+def test_who_may_change(both):
+    ours, theirs = both
+    for method, path, body in CHANGES:
+        assert as_all(ours, method, path, body) == as_all(theirs, method, path, body), (method, path)
+
+
+def test_nobody_comes_in_with_a_wrong_password_and_guessing_ends(both):
+    ours, _ = both
+    for user in ("guest:wrong", "nobody:x", "guest:", None):
+        status, headers, body = ours.ask("GET", "overview", user=user)
+        assert (status, body) == (401, {"error": "not_authorized", "reason": "Login failed"})
+        assert headers["www-authenticate"].startswith("Basic ")
+    statuses = [ours.status("GET", "whoami", user="m_monitoring:guess") for _ in range(40)]
+    assert statuses[0] == 401 and statuses[-1] == 429
+    assert ours.status("GET", "whoami", user="m_administrator:x") == 200, "others are let in"
+
+
+def test_a_body_is_not_read_before_the_login_nor_without_bounds(both):
+    ours, _ = both
+    huge = {"content-length": str(1 << 40)}
+    assert ours.ask("PUT", "users/huge", "", user="guest:wrong", headers=huge)[0] == 401
+    assert ours.ask("PUT", "users/huge", "", headers=huge)[0] == 413
+
+
+def test_pages_of_other_origins_change_nothing(both):
+    ours, _ = both
+    foreign = {"origin": "http://evil.example"}
+    assert ours.status("PUT", "vhosts/evil", headers=foreign) == 403
+    assert ours.status("GET", "vhosts/evil") == 404

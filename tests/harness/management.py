@@ -1,0 +1,85 @@
+"""The management API, of Leveret or of RabbitMQ, as a client of it sees it."""
+
+import base64
+import contextlib
+import http.client
+import json
+import subprocess
+import time
+from urllib.parse import quote, urlsplit
+
+from harness.leveret import Leveret
+from harness.rabbitmq import RabbitMq, free_ports
+
+SECONDS = 30
+ADMIN = "/usr/lib/rabbitmq/lib/rabbitmq_server-3.10.8/plugins/rabbitmq_management-3.10.8/priv/www/cli/rabbitmqadmin"
+
+
+class Management:
+    """One server's API, and what it serves AMQP at."""
+
+    def __init__(self, server, url):
+        self.server, self.url = server, url
+        self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
+
+    def ask(self, method, path, body=None, user="guest:guest", headers=None):
+        """Status, headers and what JSON the body was; nothing of it if it was none."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS)
+        headers = {"content-type": "application/json", **(headers or {})}
+        if user:
+            headers["authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
+        content = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
+        try:
+            connection.request(method, "/api/" + path, content, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        is_json = text and answer.headers.get("content-type", "").startswith("application/json")
+        return answer.status, answer.headers, json.loads(text) if is_json else None
+
+    def get(self, path, **options):
+        status, _, body = self.ask("GET", path, **options)
+        assert status == 200, (path, status, body)
+        return body
+
+    def status(self, method, path, body=None, **options):
+        return self.ask(method, path, body, **options)[0]
+
+    def eventually(self, path, holds):
+        """What a path answers as soon as that holds: RabbitMQ gathers its figures now and then."""
+        deadline = time.monotonic() + SECONDS
+        while not holds(body := self.get(path)):
+            assert time.monotonic() < deadline, body
+            time.sleep(0.2)
+        return body
+
+    def admin(self, *arguments):
+        """The script that RabbitMQ's management plug-in serves: exit code and output."""
+        argv = ["python3", ADMIN, "-H", self.host, "-P", str(self.port), *map(str, arguments)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS)
+        return done.returncode, done.stdout + done.stderr
+
+
+def path(*parts):
+    return "/".join(quote(part, safe="") for part in parts)
+
+
+@contextlib.contextmanager
+def leveret(folder, *flags):
+    server = Leveret(folder, *flags)
+    try:
+        yield Management(server, server.http)
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def rabbitmq(folder):
+    [port] = free_ports(1)
+    settings = [f"management.tcp.port = {port}", "management.tcp.ip = 127.0.0.1"]
+    server = RabbitMq(folder, *settings, plugins="rabbitmq_management,rabbitmq_consistent_hash_exchange")
+    try:
+        yield Management(server, f"http://127.0.0.1:{port}")
+    finally:
+        server.stop()
