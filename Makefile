@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: test setup unit loom leveret scenarios differential cluster hostile crash figures backlog capacity pika-latency routing-study screenshot check run clean
+.PHONY: package package-test static test setup unit loom leveret scenarios differential cluster hostile crash figures backlog capacity pika-latency routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -53,6 +53,22 @@ HOSTILE ?= 15000
 hostile: setup leveret
 	LEVERET_HOSTILE=$(HOSTILE) $(SHELL) -c '$(PYTEST) -rP blackbox/hostile_clients.py $(ARGS)'
 
+# The Debian package of this tree, in target/packages.
+package: leveret
+	packaging/build-deb.sh target/release/leveret target/packages
+
+# It is built, installed, started, upgraded, removed and purged in a copy of this machine, which takes root (as it also does
+# in `make scenarios`, where it is left out without).
+package-test: setup leveret
+	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
+
+# One file that needs nothing of the system, for MUSL's triple; it takes musl-gcc (Debian: musl-tools).
+MUSL ?= $(shell uname -m)-unknown-linux-musl
+static:
+	rustup target add $(MUSL)
+	cargo build --release --locked --quiet --package leveret --target $(MUSL)
+	! readelf --dynamic target/$(MUSL)/release/leveret | grep NEEDED
+
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:
 	LEVERET_CRASH_SEEDS=$(SEEDS) cargo test --release --package store --test store_crash --test journal_crash --locked --quiet -- --nocapture
@@ -74,16 +90,17 @@ capacity: setup leveret
 pika-latency: setup leveret
 	cd tests && ../.cache/venv/bin/python pika_latency.py $(ARGS)
 
-# The picture of the page at / in the README, as a test sees it.
+# The pictures of the pages in the README, as tests see them.
 screenshot: export LEVERET_SCREENSHOT := $(CURDIR)/docs/images/page.png
+screenshot: export LEVERET_SCREENSHOTS := $(CURDIR)/docs/images
 screenshot: setup leveret
-	$(PYTEST) blackbox/browser_page.py -k pictured
+	$(PYTEST) blackbox/browser_page.py blackbox/dashboard_looks.py -k pictured
 
 # docs/benchmarks/routing, likewise.
 routing-study: setup leveret
 	cd tests && ../.cache/venv/bin/python routing_study.py $(ARGS)
 
-# docs/benchmarks/studies: every study in one report; more than an hour.
+# docs/benchmarks/studies: every study in one report; some 25 minutes.
 studies: setup leveret
 	cd tests && ../.cache/venv/bin/python studies.py $(ARGS)
 

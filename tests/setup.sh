@@ -56,6 +56,12 @@ debian_packages() {
     command -v redis-server >/dev/null || missing+=(redis-server)
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
     command -v setpriv >/dev/null || missing+=(util-linux)
+    # What builds a Debian package, and what it is tried in.
+    command -v strip >/dev/null || missing+=(binutils)
+    command -v ip >/dev/null || missing+=(iproute2)
+    command -v man >/dev/null || missing+=(man-db)
+    command -v pkill >/dev/null || missing+=(procps)
+    command -v systemd-analyze >/dev/null || missing+=(systemd)
     command -v chromium >/dev/null || missing+=(chromium)
     command -v chromedriver >/dev/null || missing+=(chromium-driver)
     # Debian's own Python keeps this part in a package of its own.

@@ -71,6 +71,9 @@ class Browser:
         """Loads a page in the tab at hand, and waits until it is loaded."""
         self._call("POST", "/url", {"url": url})
 
+    def reload(self):
+        self._call("POST", "/refresh", {})
+
     def new_tab(self):
         """Opens an empty tab and turns to it; its handle is for `turn_to`."""
         handle = self._call("POST", "/window/new", {"type": "tab"})["handle"]
@@ -89,6 +92,23 @@ class Browser:
 
     def resize(self, width, height):
         self._call("POST", "/window/rect", {"width": width, "height": height})
+
+    def become_phone(self, width=360, height=740):
+        """Shows pages as a phone does; windows themselves cannot be as narrow."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        self._develop("Emulation.setDeviceMetricsOverride", metrics)
+
+    def become_desktop(self):
+        self._develop("Emulation.clearDeviceMetricsOverride", {})
+
+    def prefer(self, scheme):
+        """Says to pages that the visitor prefers "dark" or "light"."""
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self._develop("Emulation.setEmulatedMedia", media)
+
+    def run_first(self, script):
+        """Runs a script in every page that is opened from now on, before the page's own."""
+        self._develop("Page.addScriptToEvaluateOnNewDocument", {"source": script})
 
     def click(self, selector):
         self._call("POST", f"/element/{self._find(selector)}/click", {})
@@ -151,6 +171,10 @@ class Browser:
     def screenshot(self):
         """The tab as PNG."""
         return base64.b64decode(self._call("GET", "/screenshot"))
+
+    def _develop(self, command, parameters):
+        """A command of the browser's developer tools."""
+        self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def _find(self, selector):
         return self._call("POST", "/element", {"using": "css selector", "value": selector})[ELEMENT]

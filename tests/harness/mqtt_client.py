@@ -16,12 +16,14 @@ class MqttClient:
     """A connected client. Messages are in `messages`; reason codes of SUBACKs are returned by `subscribe`."""
 
     def __init__(self, port, name, version=V311, *, keep=False, expiry=None, will=None, user="guest", password="guest",
-                 transport="tcp", manual_ack=False, inflight=20):
+                 transport="tcp", path="/ws", tls=None, manual_ack=False, inflight=20):
         options = {"clean_session": not keep} if version == V311 else {}
         self.client = paho.Client(paho.CallbackAPIVersion.VERSION2, name, protocol=version, transport=transport,
                                   manual_ack=manual_ack, reconnect_on_failure=False, **options)
         if transport == "websockets":
-            self.client.ws_set_options(path="/ws")
+            self.client.ws_set_options(path=path)
+        if tls:
+            self.client.tls_set_context(tls)
         self.client.max_inflight_messages_set(inflight)
         if user is not None:
             self.client.username_pw_set(user, password)
@@ -43,7 +45,7 @@ class MqttClient:
             if expiry is not None:
                 properties.SessionExpiryInterval = expiry
             arguments = {"clean_start": not keep, "properties": properties}
-        self.client.connect("127.0.0.1", port, keepalive=60, **arguments)
+        self.client.connect("localhost" if tls else "127.0.0.1", port, keepalive=60, **arguments)
         self.client.loop_start()
         self.session_present, self.reason, self.properties = self.connected.get(timeout=PATIENCE)
 

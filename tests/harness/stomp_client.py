@@ -33,13 +33,13 @@ class Events(stomp.ConnectionListener):
 
 
 class Client:
-    """A client of stomp.py that is logged in."""
+    """A client of stomp.py that is logged in. With `octets`, bodies are not taken for texts."""
 
-    def __init__(self, port, version="1.2", user="guest", password="guest", vhost="/", **headers):
+    def __init__(self, port, version="1.2", user="guest", password="guest", vhost="/", octets=False, **headers):
         # 1.0 knows neither.
         options = {} if version == "1.0" else {"heartbeats": (0, 0), "vhost": vhost}
         self.version = version
-        self.connection = PROTOCOLS[version]([("127.0.0.1", port)], reconnect_attempts_max=1, **options)
+        self.connection = PROTOCOLS[version]([("127.0.0.1", port)], reconnect_attempts_max=1, auto_decode=not octets, **options)
         self.events = Events()
         self.connection.set_listener("events", self.events)
         self.connection.connect(user, password, wait=True, headers=headers)

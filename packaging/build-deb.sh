@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Makes a Debian package of a built binary: build-deb.sh BINARY FOLDER [REVISION]; prints the package's path.
+# Man pages and completions come from the binary itself. COMPRESSION=none is quicker.
+set -euo pipefail
+
+binary=$(realpath "$1")
+output=$(realpath -m "$2")
+revision=${3:-1}
+here=$(cd "$(dirname "$0")" && pwd)
+
+version=$("$binary" --version | cut -d' ' -f2)-$revision
+architecture=$(dpkg --print-architecture)
+package=$output/leveret_${version}_$architecture.deb
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+chmod 755 "$root"
+
+main() {
+    install -D -m 755 "$binary" "$root/usr/bin/leveret"
+    strip --strip-unneeded "$root/usr/bin/leveret"
+    install -D -m 644 "$here/leveret.service" "$root/lib/systemd/system/leveret.service"
+    install -D -m 644 "$here/leveret.toml" "$root/etc/leveret/leveret.toml"
+    documents
+    control
+    mkdir -p "$output"
+    dpkg-deb --root-owner-group -Z"${COMPRESSION:-xz}" --build "$root" "$package" >/dev/null
+    echo "$package"
+}
+
+documents() {
+    local share=$root/usr/share
+    "$binary" man --output "$share/man/man1"
+    gzip -9n "$share"/man/man1/*
+    mkdir -p "$share/bash-completion/completions" "$share/zsh/vendor-completions" "$share/fish/vendor_completions.d"
+    "$binary" completions bash >"$share/bash-completion/completions/leveret"
+    "$binary" completions zsh >"$share/zsh/vendor-completions/_leveret"
+    "$binary" completions fish >"$share/fish/vendor_completions.d/leveret.fish"
+    local doc=$share/doc/leveret
+    install -D -m 644 "$here/debian/copyright" "$doc/copyright"
+    install -m 644 "$here/../CHANGELOG.md" "$doc/changelog"
+    install -m 644 "$here/../docs/configuration.md" "$here/../docs/operations.md" "$doc"
+    gzip -9n "$doc/changelog" "$doc"/*.md
+    install -D -m 644 -t "$doc/examples" "$here"/grafana/*.json "$here"/kubernetes/*.yaml
+    # Whatever the umask of whoever builds it.
+    find "$share" -type d -exec chmod 755 {} +
+    find "$share" -type f -exec chmod 644 {} +
+}
+
+control() {
+    local debian=$root/DEBIAN size
+    mkdir "$debian"
+    size=$(du -sk --exclude=DEBIAN "$root" | cut -f1)
+    sed -e "s|@VERSION@|$version|" -e "s|@ARCHITECTURE@|$architecture|" -e "s|@SIZE@|$size|" \
+        -e "s|@DEPENDS@|$(libraries)|" -e 's|, $||' "$here/debian/control.in" >"$debian/control"
+    install -m 644 "$here/debian/conffiles" "$debian/conffiles"
+    install -m 755 "$here"/debian/{postinst,prerm,postrm} "$debian"
+    (cd "$root" && find usr lib etc -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum) >"$debian/md5sums"
+    chmod 644 "$debian"/{control,md5sums}
+    chmod 755 "$debian" "$root"/{etc,etc/leveret,lib,lib/systemd,lib/systemd/system,usr,usr/bin}
+}
+
+# The packages of the shared libraries, with the least version of libc that has all symbols; nothing for a static binary.
+libraries() {
+    local needed libc list=()
+    needed=$(readelf -d "$root/usr/bin/leveret" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+    libc=$(readelf -V "$root/usr/bin/leveret" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -Vu | tail -1)
+    if [ -n "$libc" ]; then list+=("libc6 (>= $libc)"); fi
+    if grep -q '^libgcc_s' <<<"$needed"; then list+=("libgcc-s1"); fi
+    if grep -q '^libstdc++' <<<"$needed"; then list+=("libstdc++6"); fi
+    local IFS=,
+    echo "${list[*]}" | sed 's/,/, /g'
+}
+
+main

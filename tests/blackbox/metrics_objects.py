@@ -1,0 +1,124 @@
+"""Metrics of single queues, connections and channels, of chosen families and virtual hosts, and on a listener of their own."""
+
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pika
+import pytest
+
+from harness.exposition import scrape
+from harness.instances import leveret
+from harness.metrics import wait_until
+from harness.rabbitmq import free_ports
+
+QUEUES = 10_000
+SCRAPE_SECONDS = 0.1
+SCRAPES = 10
+
+
+@pytest.fixture
+def server(tmp_path):
+    with leveret(tmp_path, "--prometheus", "127.0.0.1:0") as server:
+        server.metrics = server.child.wait_line(r"^prometheus listening on (http://\S+)").group(1)
+        yield server
+        server.stop()
+
+
+def test_per_object_tells_each_queue_connection_and_channel(server):
+    with connected(server) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=3)
+        for name, messages in {"one": 1, 'quo"te': 2}.items():
+            channel.queue_declare(name)
+            for _ in range(messages):
+                channel.basic_publish("", name, b"xy")
+        apart = scrape(server.metrics + "/metrics/per-object")
+        assert apart.value("rabbitmq_queue_messages_ready", vhost="/", queue="one") == 1
+        assert apart.value("rabbitmq_queue_messages_ready_bytes", queue="one") == 2
+        names = sorted(labels["queue"] for labels, _ in apart.families["rabbitmq_queue_consumers"])
+        assert names == ["one", r"quo\"te"]
+        assert apart.value("rabbitmq_connection_channels", user="guest", vhost="/") == 1
+        assert apart.value("rabbitmq_connection_incoming_bytes_total") > 0
+        assert apart.value("rabbitmq_consumer_prefetch", channel="1") == 3
+        # Everything else is as it is without.
+        together = scrape(server.metrics + "/metrics")
+        assert together.value("rabbitmq_queue_messages_ready") == 3
+        assert set(together.families) - set(apart.families) == set()
+
+
+def test_detailed_tells_chosen_families_of_chosen_virtual_hosts(server):
+    with connected(server) as connection:
+        channel = connection.channel()
+        channel.queue_declare("one")
+        channel.exchange_declare("events", "topic")
+        channel.queue_bind("one", "events", "a.#")
+        of = lambda query: scrape(f"{server.metrics}/metrics/detailed?{query}")
+        coarse = of("family=queue_coarse_metrics&vhost=%2F")
+        assert coarse.value("rabbitmq_detailed_queue_messages", vhost="/", queue="one") == 0
+        assert "rabbitmq_detailed_queue_consumers" not in coarse.families
+        both = of("family=queue_metrics&family=queue_consumer_count")
+        assert both.value("rabbitmq_detailed_queue_consumers", queue="one") == 0
+        assert of("family=queue_coarse_metrics&vhost=other").families["rabbitmq_detailed_queue_messages"] == []
+        assert of("family=connection_metrics").value("rabbitmq_detailed_connection_channels") == 1
+        assert of("family=channel_metrics").value("rabbitmq_detailed_channel_consumers", channel="1") == 0
+        assert of("family=connection_churn_metrics").value("rabbitmq_detailed_queues_declared_total") == 1
+        assert of("family=node_coarse_metrics").value("rabbitmq_detailed_process_resident_memory_bytes") > 1 << 20
+        assert of("family=vhost_status").value("rabbitmq_cluster_vhost_status", vhost="/") == 1
+        assert of("family=exchange_names").value("rabbitmq_cluster_exchange_name", exchange="events", type="topic") == 1
+        assert of("family=exchange_bindings").value("rabbitmq_cluster_exchange_bindings", exchange="events") == 1
+
+
+def test_what_is_not_asked_for_or_not_known_is_left_out(server):
+    for query in ("", "?family=nonsense", "?vhost=/"):
+        families = scrape(f"{server.metrics}/metrics/detailed{query}").families
+        assert set(families) == {"rabbitmq_build_info", "rabbitmq_identity_info"}
+
+
+def test_the_listener_of_the_metrics_has_nothing_else(server):
+    assert scrape(server.metrics + "/metrics").value("rabbitmq_connections") == 0
+    for path in ("/", "/healthz", "/api/overview"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(server.metrics + path, timeout=30)
+        assert refused.value.code == 404
+
+
+def test_protocols_and_transports_are_told_apart(tmp_path):
+    [mqtt] = free_ports(1)
+    with leveret(tmp_path, "--mqtt", f"127.0.0.1:{mqtt}") as server:
+        with connected(server):
+            of = lambda: scrape(server.http + "/metrics")
+            assert of().value("leveret_protocol_connections", protocol="amqp", transport="tcp") == 1
+            wait_until(lambda: of().value("rabbitmq_connections") == 1)
+        server.stop()
+
+
+def test_ten_thousand_queues_are_scraped_in_time(server):
+    with connected(server) as connection:
+        channel = connection.channel()
+        for number in range(QUEUES):
+            channel.queue_declare(f"queue-{number}")
+        for path in ("/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_coarse_metrics"):
+            cost = processor_seconds(server.pid)
+            for _ in range(SCRAPES):
+                scraped(server.metrics + path)
+            # What it costs the server, whatever else runs on the machine; in a release build a tenth of it.
+            assert processor_seconds(server.pid) - cost < SCRAPES * SCRAPE_SECONDS, path
+        apart = scrape(server.metrics + "/metrics/per-object")
+        assert len(apart.families["rabbitmq_queue_messages_ready"]) == QUEUES
+
+
+def scraped(url):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read()
+
+
+def processor_seconds(pid):
+    """User's and system's time of a process (proc_pid_stat(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def connected(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))

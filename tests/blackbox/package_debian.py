@@ -1,0 +1,190 @@
+"""The Debian package: built, installed, started as its unit says, upgraded, removed and purged, in a copy of this machine."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+
+import pytest
+
+from harness.child import Child, clean_environment
+from harness.leveret import ROOT, binary
+from harness.machine import Machine, Manager, is_possible
+
+pytestmark = pytest.mark.skipif(not is_possible(), reason="installing a package takes root: sudo make package-test")
+
+BUILD_SECONDS = 300
+UNIT = "/lib/systemd/system/leveret.service"
+CONFFILE = "/etc/leveret/leveret.toml"
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """The package twice, the second as its next revision."""
+    folder = tmp_path_factory.mktemp("packages")
+    return [build(folder, revision) for revision in ("1", "2")]
+
+
+@pytest.fixture
+def machine(tmp_path, packages):
+    """A copy of this machine, and the packages in its /tmp."""
+    with Machine(tmp_path / "machine") as machine:
+        for package in packages:
+            subprocess.run(["cp", str(package), machine.path("/tmp")], check=True)
+        yield machine
+
+
+def test_it_is_installed_started_upgraded_removed_and_purged(machine, packages):
+    first, second = (f"/tmp/{package.name}" for package in packages)
+    machine.run("dpkg", "--install", first)
+    assert status(machine) == "install ok installed"
+    machine.run("systemd-analyze", "verify", "--man=no", UNIT)
+    with running(machine) as service:
+        machine.run("leveret", "health", "--ready", env=settings(machine))
+        publish(machine)
+        service.stop()
+
+    # An administrator's change outlives the upgrade, and so do messages.
+    machine.run("sh", "-c", f"echo 'heartbeat = 17' >>{CONFFILE}")
+    machine.run("dpkg", "--install", "--force-confdef", "--force-confold", second)
+    assert machine.run("dpkg-query", "--show", "--showformat", "${Version}", "leveret").stdout.endswith("-2")
+    assert "heartbeat = 17" in machine.path(CONFFILE).read_text()
+    with running(machine) as service:
+        assert published(machine) == "1"
+        service.stop()
+
+    machine.run("dpkg", "--remove", "leveret")
+    assert status(machine) == "deinstall ok config-files"
+    assert not machine.path("/usr/bin/leveret").exists() and not machine.path(UNIT).exists()
+    assert machine.path(CONFFILE).exists(), "the administrator's settings stay until a purge"
+    assert any(machine.path("/var/lib/leveret").iterdir()), "messages stay until a purge"
+
+    machine.run("dpkg", "--purge", "leveret")
+    for path in (CONFFILE, "/etc/leveret", "/var/lib/leveret", "/var/log/leveret"):
+        assert not machine.path(path).exists(), path
+    left = machine.run("find", "/etc", "/usr", "/lib", "/var", "-xdev", "-iname", "*leveret*", check=False).stdout
+    assert [line for line in left.split() if not line.startswith(("/var/lib/dpkg", "/var/cache"))] == []
+
+
+def test_it_can_be_installed_again_after_a_removal_and_after_a_purge(machine, packages):
+    package = f"/tmp/{packages[0].name}"
+    for how in ("--remove", "--purge"):
+        machine.run("dpkg", "--install", package)
+        with running(machine) as service:
+            service.stop()
+        machine.run("dpkg", how, "leveret")
+    machine.run("dpkg", "--install", package)
+    assert status(machine) == "install ok installed"
+
+
+def test_files_belong_to_whom_they_should(machine, packages):
+    machine.run("dpkg", "--install", f"/tmp/{packages[0].name}")
+    for path, owner in {
+        "/usr/bin/leveret": "root root 755",
+        CONFFILE: "root leveret 640",
+        "/etc/leveret": "root leveret 750",
+        "/var/lib/leveret": "leveret leveret 700",
+        UNIT: "root root 644",
+    }.items():
+        assert machine.run("stat", "--format", "%U %G %a", path).stdout.strip() == owner, path
+    account = machine.run("getent", "passwd", "leveret").stdout.strip().split(":")
+    assert account[-1] == "/usr/sbin/nologin"
+    assert machine.run("dpkg", "--verify", "leveret").stdout == ""
+
+
+def test_man_pages_and_completions_come_along(machine, packages):
+    machine.run("dpkg", "--install", f"/tmp/{packages[0].name}")
+    page = machine.run("sh", "-c", "zcat /usr/share/man/man1/leveret-serve.1.gz | man --local-file - | col -b").stdout
+    assert "--max-message-size" in page
+    assert machine.path("/usr/share/man/man1/leveret-ctl-list_queues.1.gz").exists()
+    script = "source /usr/share/bash-completion/completions/leveret; complete -p leveret"
+    assert "_leveret" in machine.run("bash", "-c", script).stdout
+    assert machine.run("leveret", "config", "check", "--config", CONFFILE).stdout == ""
+
+
+def test_the_unit_keeps_the_service_in_bounds(machine, packages):
+    machine.run("dpkg", "--install", f"/tmp/{packages[0].name}")
+    done = machine.run("systemd-analyze", "security", "--offline=true", "--no-pager", "leveret.service")
+    [level] = re.findall(r"Overall exposure level for leveret.service: ([\d.]+)", done.stdout)
+    assert float(level) <= 2.5, done.stdout
+
+
+def build(folder, revision):
+    """Builds the package of the program under test; returns its path."""
+    argv = [ROOT / "packaging" / "build-deb.sh", binary(), folder, revision]
+    env = clean_environment(COMPRESSION="none")
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUILD_SECONDS)
+    assert done.returncode == 0, done.stderr
+    return folder / os.path.basename(done.stdout.strip())
+
+
+def status(machine):
+    return machine.run("dpkg-query", "--show", "--showformat", "${Status}", "leveret").stdout
+
+
+def unit(machine, key):
+    return re.findall(rf"^{key}=(.*)$", machine.path(UNIT).read_text(), re.MULTILINE)
+
+
+def settings(machine):
+    return {"LEVERET_CONFIG": CONFFILE}
+
+
+class running:
+    """The service as its unit says, for want of a systemd: its command, its user, its state, and its readiness."""
+
+    def __init__(self, machine):
+        self.machine = machine
+
+    def __enter__(self):
+        [command], [user], [group] = (unit(self.machine, key) for key in ("ExecStart", "User", "Group"))
+        self.manager = Manager(self.machine.path("/run/notify"))
+        env = {"STATE_DIRECTORY": f"/var/lib/{unit(self.machine, 'StateDirectory')[0]}", "NOTIFY_SOCKET": "/run/notify"}
+        drop = ["setpriv", "--reuid", user, "--regid", group, "--init-groups", "--no-new-privs"]
+        argv = self.machine.argv(*drop, *shlex.split(command), env=env)
+        self.child = Child(argv, self.machine.folder.parent / "service.log", env=clean_environment())
+        try:
+            self.manager.wait("READY")
+        except TimeoutError:
+            self.child.kill()
+            raise AssertionError(self.child.tail()) from None
+        return self
+
+    def stop(self):
+        """As systemd would; the signal is for the program itself, which a wrapper's number is not."""
+        self.machine.run("pkill", "-TERM", "--exact", "leveret")
+        assert self.manager.wait("STOPPING")
+        assert self.child.wait() == 0, self.child.tail()
+
+    def __exit__(self, *_):
+        self.child.kill()
+        self.manager.socket.close()
+        self.machine.path("/run/notify").unlink()
+
+
+CLIENT = """
+import pika
+connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1"))
+channel = connection.channel()
+queue = channel.queue_declare("kept", durable=True)
+{}
+connection.close()
+"""
+PUBLISH = """
+channel.confirm_delivery()
+channel.basic_publish("", "kept", b"x", pika.BasicProperties(delivery_mode=2))
+"""
+
+
+def python(machine, script):
+    return machine.run(ROOT / ".cache" / "venv" / "bin" / "python", "-c", CLIENT.format(script)).stdout
+
+
+def publish(machine):
+    python(machine, PUBLISH)
+
+
+def published(machine):
+    """How many messages there are."""
+    return python(machine, "print(queue.method.message_count)").strip()

@@ -1,0 +1,66 @@
+"""Upstream passwords of clients with certificates are read again on SIGHUP, while those who are connected stay."""
+
+import signal
+import ssl
+
+import pika
+import pytest
+
+from harness.certificates import Authority
+from harness.instances import leveret
+from harness.metrics import wait_until
+
+WAIT_SECONDS = 30
+
+
+def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_path, targets):
+    authority = Authority(tmp_path / "certificates")
+    certificate, key = authority.issue("server")
+    worker = authority.issue("worker")
+    file = tmp_path / "identities.toml"
+    file.write_text(entry("somebody"))
+    flags = ["--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}", "--upstream-external", file]
+    flags += ["--amqps", "127.0.0.1:0", "--tls-cert", certificate, "--tls-key", key]
+    flags += ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
+    with leveret(tmp_path / "server", *flags) as server:
+        parameters = external(server, authority, worker)
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            pika.BlockingConnection(parameters)
+        reload(server, file, entry("somebody") + entry("CN=worker"))
+        connection = pika.BlockingConnection(parameters)
+        # What cannot be used changes nothing.
+        reload(server, file, "nonsense")
+        server.child.wait_line("upstream credentials stay as they were")
+        pika.BlockingConnection(parameters).close()
+        reload(server, file, entry("somebody"))
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            pika.BlockingConnection(parameters)
+        connection.channel().close()
+        connection.close()
+        server.stop()
+
+
+def entry(identity):
+    return f'["{identity}"]\nuser = "guest"\npassword = "guest"\n'
+
+
+def reload(server, file, text):
+    file.write_text(text)
+    count = lambda: sum("TLS certificate read" in line for line in server.child.lines)
+    before = count()
+    server.child.send(signal.SIGHUP)
+    # The last step of a reload that shows.
+    wait_until(lambda: count() > before)
+
+
+def external(server, authority, pair):
+    port = server.child.wait_line(r"^amqps +listening on amqps://[^\s/]+:(\d+)").group(1)
+    context = ssl.create_default_context(cafile=authority.file)
+    context.load_cert_chain(*pair)
+    return pika.ConnectionParameters(
+        host="127.0.0.1",
+        port=int(port),
+        ssl_options=pika.SSLOptions(context, "localhost"),
+        credentials=pika.credentials.ExternalCredentials(),
+        socket_timeout=WAIT_SECONDS,
+    )

@@ -1,0 +1,163 @@
+"""The dashboard at `/` of the HTTP address, as a visitor uses it."""
+
+import contextlib
+import json
+import urllib.parse
+import urllib.request
+from base64 import b64encode
+
+from harness.browser import browser
+
+# A page whose policy is broken says so by events, and to the console; both are kept from the first moment.
+WATCH = """
+    window.violations = [];
+    document.addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
+        window.violations.push(`${violatedDirective} ${blockedURI}`));
+"""
+
+
+@contextlib.contextmanager
+def dashboard(folder):
+    """A browser that notes whatever the page's policy forbids."""
+    with browser(folder) as window:
+        window.run_first(WATCH)
+        window.resize(1180, 900)
+        yield window
+
+
+class Visit:
+    """A visitor of one server's dashboard."""
+
+    def __init__(self, window, server):
+        self.window = window
+        self.server = server
+
+    def open(self, place=()):
+        """Loads the dashboard anew, as if the address had been typed, with nobody logged in."""
+        self.window.open("about:blank")
+        self.window.open(f"{self.server.http}/{hash_of(place)}")
+        self.window.evaluate("sessionStorage.clear()")
+        self.window.reload()
+        self.wait("!document.getElementById('login').hidden || !document.getElementById('view').hidden")
+        return self
+
+    def log_in(self, user="guest", password="guest"):
+        self.window.fill("#login-user", user)
+        self.window.fill("#login-password", password)
+        self.window.click("#login button")
+
+    def enter(self, *place, user="guest", password="guest"):
+        """Opens a place and logs in."""
+        self.open(place)
+        self.log_in(user, password)
+        self.settle()
+        return self
+
+    def go(self, *place, query=""):
+        """Goes to a place and waits until it shows its figures."""
+        self.window.evaluate("location.hash = arguments[0]", hash_of(place) + query)
+        self.wait("location.hash === args[0] && document.getElementById('view').ariaBusy === 'false'", hash_of(place) + query)
+        self.settle()
+
+    def settle(self):
+        """Waits until the view has its first figures."""
+        self.wait("document.querySelector('#view h1') && document.getElementById('view').ariaBusy === 'false'")
+
+    def wait(self, condition, *arguments):
+        """Waits until an expression of JavaScript, of `args`, is true; returns it."""
+        script = f"""
+            const until = performance.now() + 30_000;
+            for (;;) {{
+                const outcome = {condition};
+                if (outcome) return outcome;
+                if (performance.now() > until) throw new Error(`never: {escaped(condition)}; ` + document.body.innerText);
+                await new Promise(requestAnimationFrame);
+            }}
+        """
+        return self.window.run(script, *arguments)
+
+    def press(self, words, within="#view"):
+        """Clicks the first button with these words."""
+        script = """
+            const all = [...document.querySelectorAll(`${arguments[0]} button`)];
+            const found = all.find((each) => each.textContent === arguments[1] && each.checkVisibility());
+            if (!found) throw new Error(`no button ${arguments[1]} among ${all.map((each) => each.textContent)}`);
+            found.click();
+        """
+        self.window.evaluate(script, within, words)
+
+    def fill(self, label, text, within="#view"):
+        """Fills the field, ticks or unticks the box, or chooses in the menu with this label."""
+        script = """
+            const [within, label, text] = arguments;
+            const found = [...document.querySelectorAll(`${within} label`)].find((each) => each.textContent === label);
+            if (!found) throw new Error(`no field ${label}`);
+            const field = found.control;
+            if (field.type === "checkbox") field.checked = text;
+            else field.value = text;
+            for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind, { bubbles: true }));
+        """
+        self.window.evaluate(script, within, label, text)
+
+    def answer(self, confirm, **fields):
+        """Fills the fields of the dialog by their names, and confirms; waits until it is closed."""
+        self.fill_dialog(confirm, fields)
+        self.wait("!document.querySelector('dialog')")
+
+    def fill_dialog(self, confirm, fields):
+        self.wait("document.querySelector('dialog[open]')")
+        script = """
+            for (const [name, value] of Object.entries(arguments[0])) {
+                const field = document.querySelector(`dialog [name="${name}"]`);
+                if (field.type === "checkbox") field.checked = value;
+                else field.value = value;
+            }
+        """
+        self.window.evaluate(script, fields)
+        self.press(confirm, "dialog")
+
+    def rows(self, selector="#view table.list"):
+        """The table as a list of dictionaries, of the columns that are shown."""
+        script = """
+            const rows = [...document.querySelectorAll(`${arguments[0]} tbody tr`)];
+            return rows.map((row) => Object.fromEntries([...row.children].filter((cell) => !cell.hidden)
+                .map((cell) => [cell.dataset.label, cell.textContent])));
+        """
+        return self.window.evaluate(script, selector)
+
+    def text(self, selector="#view"):
+        return self.window.evaluate("return document.querySelector(arguments[0]).innerText", selector)
+
+    def violations(self):
+        return self.window.evaluate("return window.violations")
+
+    def foreign_requests(self):
+        """Whatever was loaded from elsewhere."""
+        script = """
+            return performance.getEntriesByType("resource").map(({ name }) => name)
+                .filter((name) => new URL(name).origin !== location.origin);
+        """
+        return self.window.evaluate(script)
+
+    def overflow(self):
+        """Pixels by which the page is wider than the screen."""
+        return self.window.evaluate("return document.documentElement.scrollWidth - innerWidth")
+
+
+def hash_of(place):
+    return "#/" + "/".join(urllib.parse.quote(part, safe="!*'()~") for part in place)
+
+
+def escaped(text):
+    return text.replace("\\", "\\\\").replace("`", "\\`").replace("$", "\\$")
+
+
+def ask(server, method, path, body=None, user="guest", password="guest"):
+    """One request of the management API; what it answers."""
+    data = None if body is None else json.dumps(body).encode()
+    token = b64encode(f"{user}:{password}".encode()).decode()
+    headers = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.http}/api/{path}", data, headers, method=method)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        text = response.read()
+    return json.loads(text) if text else None

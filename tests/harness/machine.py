@@ -1,0 +1,123 @@
+"""A throw-away copy of this machine: its file system with everything written elsewhere, its own processes and network.
+
+For what changes a whole system, such as installing a package. It takes root.
+"""
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from harness.child import clean_environment
+
+COMMAND_SECONDS = 120
+START_SECONDS = 30
+
+# Writes go to memory. What is mounted below / is not part of the copy, but for the devices.
+PREPARE = """
+set -e
+mount -t tmpfs none {folder}
+mkdir {folder}/written {folder}/work {folder}/root
+mount -t overlay overlay -o lowerdir=/,upperdir={folder}/written,workdir={folder}/work {folder}/root
+mount -t proc proc {folder}/root/proc
+mount --rbind /dev {folder}/root/dev
+for each in run tmp; do mount -t tmpfs none {folder}/root/$each; done
+chmod 1777 {folder}/root/tmp
+ip link set lo up
+touch {folder}/ready
+exec sleep infinity
+"""
+
+
+def is_possible():
+    return os.geteuid() == 0
+
+
+class Machine:
+    """Usable in a `with`; everything of it is gone afterwards."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.holder = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--pid", "--net", "--ipc", "--uts"]
+            + ["--fork", "--kill-child", "sh", "-c", PREPARE.format(folder=folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        # The file is in the copy's own mount, so it is looked for through its process.
+        while not (self.init and Path(f"/proc/{self.init}/root{folder}/ready").exists()):
+            assert self.holder.poll() is None, self.holder.stderr.read()
+            assert time.monotonic() < deadline, "the copy of this machine has not come up"
+            time.sleep(0.02)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.holder.kill()
+        self.holder.wait()
+
+    @property
+    def init(self):
+        """Its first process, as it is numbered here."""
+        children = Path(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children").read_text().split()
+        return int(children[0]) if children else None
+
+    def path(self, inside):
+        """Where a path of the copy is found from outside."""
+        return Path(f"/proc/{self.init}/root{self.folder}/root") / str(inside).lstrip("/")
+
+    def argv(self, *command, env=None):
+        """The command line that runs a command there."""
+        settings = [f"{key}={value}" for key, value in (env or {}).items()]
+        return ["nsenter", "--target", str(self.init), "--mount", "--pid", "--net", "--ipc", "--uts"] + [
+            *["chroot", str(self.folder / "root"), "env", "--ignore-environment"],
+            *["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root"],
+            *["DEBIAN_FRONTEND=noninteractive", *settings, *map(str, command)],
+        ]
+
+    def run(self, *command, env=None, check=True, stdin=None):
+        """Runs a command to its end; returns what it printed."""
+        done = subprocess.run(
+            self.argv(*command, env=env),
+            env=clean_environment(),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+        )
+        if check:
+            assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+
+class Manager:
+    """The end of a service manager (sd_notify(3)): what a service tells about itself."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        os.chmod(path, 0o777)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def heard(self, seconds=60):
+        """The next message, as a dictionary; the test fails when none comes."""
+        self.socket.settimeout(seconds)
+        text = self.socket.recv(4096).decode()
+        return dict(line.split("=", 1) for line in text.split("\n") if line)
+
+    def wait(self, key, seconds=60):
+        """The next message that has this key; others are skipped."""
+        deadline = time.monotonic() + seconds
+        while True:
+            message = self.heard(max(deadline - time.monotonic(), 0.01))
+            if key in message:
+                return message

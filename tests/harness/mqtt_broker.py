@@ -1,0 +1,53 @@
+"""Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket."""
+
+import contextlib
+
+import pika
+
+from harness.leveret import Leveret
+from harness.rabbitmq import RabbitMq, free_ports
+
+ANY = "127.0.0.1:0"
+FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)
+PLUGINS = "rabbitmq_mqtt,rabbitmq_web_mqtt,rabbitmq_stomp,rabbitmq_web_stomp"
+
+
+class Broker:
+    """A server that speaks everything: `kind` is leveret or rabbitmq."""
+
+    def __init__(self, kind, folder, *flags):
+        self.kind = kind
+        if kind == "leveret":
+            self.server = Leveret(folder, *FLAGS, *flags)
+            self.mqtt, self.stomp = self.port("mqtt", "mqtt"), self.port("stomp", "stomp")
+            self.web_mqtt, self.web_stomp = self.port("web-mqtt", "ws"), self.port("web-stomp", "ws")
+        else:
+            self.mqtt, self.web_mqtt, self.stomp, self.web_stomp = free_ports(4)
+            settings = [
+                f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}",
+                f"stomp.listeners.tcp.1 = 127.0.0.1:{self.stomp}",
+                f"web_mqtt.tcp.port = {self.web_mqtt}",
+                f"web_stomp.tcp.port = {self.web_stomp}",
+                # As text, its default, octets that are no UTF-8 fail the WebSocket.
+                "web_stomp.ws_frame = binary",
+            ]
+            self.server = RabbitMq(folder, *settings, plugins=PLUGINS)
+
+    def port(self, name, scheme):
+        """Where a listener of Leveret's is."""
+        return listening(self.server, name, scheme)
+
+    @contextlib.contextmanager
+    def channel(self):
+        """An AMQP channel with confirms, for the length of a `with`."""
+        with pika.BlockingConnection(pika.URLParameters(self.server.uri)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            yield channel
+
+    def stop(self):
+        self.server.stop()
+
+
+def listening(server, name, scheme):
+    return int(server.child.wait_line(rf"^{name} +listening on {scheme}://127\.0\.0\.1:(\d+)").group(1))

@@ -1,0 +1,101 @@
+"""MQTT 3.1.1 octet by octet, for what no client library does: half a conversation, and none at all."""
+
+import socket
+import struct
+
+SECONDS = 60
+CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, SUBACK = range(1, 10)
+# Flags that these always have.
+FLAGS = {PUBREL: 2, SUBSCRIBE: 2}
+CLEAN = 0x02
+WITH_LOGIN = 0xC0
+
+
+class MqttWire:
+    """A socket that packets are written to and read from."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        self.unread = b""
+
+    def send(self, octets):
+        self.socket.sendall(octets)
+
+    def send_packet(self, kind, body, flags=None):
+        self.send(bytes([kind << 4 | (FLAGS.get(kind, 0) if flags is None else flags)]) + varint(len(body)) + body)
+
+    def connect(self, name, clean=True, user="guest", password="guest"):
+        flags = WITH_LOGIN | (CLEAN if clean else 0)
+        head = text("MQTT") + bytes([4, flags]) + struct.pack(">H", 60)
+        self.send_packet(CONNECT, head + text(name) + text(user) + text(password))
+
+    def publish(self, topic, body, qos, packet_id, dup=False):
+        number = struct.pack(">H", packet_id) if qos else b""
+        self.send_packet(PUBLISH, text(topic) + number + body, flags=qos << 1 | (8 if dup else 0))
+
+    def ack(self, kind, packet_id):
+        self.send_packet(kind, struct.pack(">H", packet_id))
+
+    def subscribe(self, topic, qos):
+        self.send_packet(SUBSCRIBE, struct.pack(">H", 1) + text(topic) + bytes([qos]))
+
+    def packet(self):
+        """The next packet: (kind, what is behind its length); None at the end of the stream."""
+        head = self.take(1)
+        if head is None:
+            return None
+        size, shift = 0, 0
+        while True:
+            (octet,) = self.take(1)
+            size |= (octet & 127) << shift
+            shift += 7
+            if octet < 128:
+                return head[0] >> 4, self.take(size)
+
+    def expect(self, kind):
+        """The packet identifier of the next packet, which is an acknowledgement of this kind."""
+        came, body = self.packet()
+        assert came == kind, (came, body)
+        return struct.unpack(">H", body[:2])[0]
+
+    def message(self):
+        """The next packet, which is a PUBLISH: (packet identifier, payload)."""
+        kind, body = self.packet()
+        assert kind == PUBLISH, (kind, body)
+        return of_publish(body)
+
+    def take(self, count):
+        while len(self.unread) < count:
+            try:
+                octets = self.socket.recv(65536)
+            except ConnectionResetError:
+                octets = b""
+            if not octets:
+                return None
+            self.unread += octets
+        taken, self.unread = self.unread[:count], self.unread[count:]
+        return taken
+
+    def close(self):
+        self.socket.close()
+
+
+def of_publish(body):
+    """Packet identifier and payload of a PUBLISH of QoS 1 or 2."""
+    (size,) = struct.unpack(">H", body[:2])
+    rest = body[2 + size :]
+    return struct.unpack(">H", rest[:2])[0], rest[2:]
+
+
+def text(value):
+    octets = value.encode()
+    return struct.pack(">H", len(octets)) + octets
+
+
+def varint(number):
+    octets = b""
+    while True:
+        number, low = divmod(number, 128)
+        if not number:
+            return octets + bytes([low])
+        octets += bytes([low | 128])
