@@ -1,13 +1,12 @@
 """The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
 message now and then, and heartbeats, on Leveret's broker, through a relay of ours, and on RabbitMQ's Web-MQTT and
-Web-STOMP, one after the other.
+Web-STOMP, one after the other; and idle MQTT clients on Leveret and on RabbitMQ in one run.
 
     make capacity                 # everything, about half an hour
     make capacity ARGS="--quick"  # to see that it works
 """
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -23,6 +22,10 @@ from harness.rabbitmq import RabbitMq, free_ports
 SPARE = 256
 # Others' published figures are at these numbers.
 LEVELS = [5_000, 15_000, 20_000]
+# And here, of devices that have subscribed and wait.
+DEVICES = 18_000
+# They say no more than that they are there.
+IDLE = ("--interval", "36000", "--heartbeat", "60")
 # Everybody comes from the same machine.
 UNLIMITED = ("--max-connections", "unlimited", "--log", "warn")
 PLUGINS = "rabbitmq_web_mqtt,rabbitmq_web_stomp"
@@ -32,6 +35,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--quick", action="store_true", help="few connections for a short time")
     arguments.add_argument("--hold", default="60", help="seconds at each level")
+    arguments.add_argument("--devices", type=int, default=DEVICES, help="connections of the study mqtt")
     arguments.add_argument("--only", choices=[name for name, _ in STUDIES], action="append", help="these studies alone")
     options = arguments.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -47,6 +51,22 @@ def main():
 def broker(folder, options, most):
     with server(folder, "--ws", "127.0.0.1:0") as leveret:
         bench(options, most, f"leveret=amqp+ws://127.0.0.1:{leveret.ws_port}/ws/amqp,pid={leveret.pid}")
+
+
+def mqtt(folder, options, most):
+    """Idle MQTT clients, each with a subscription, on Leveret and on RabbitMQ's Web-MQTT, in one run of the bench."""
+    (port,) = free_ports(1)
+    settings = [f"web_mqtt.tcp.port = {port}", "web_mqtt.tcp.ip = 127.0.0.1", *OTHER_PORTS["web_mqtt"]]
+    peer = RabbitMq(folder / "rabbitmq", *settings, plugins="rabbitmq_web_mqtt")
+    try:
+        with server(folder / "leveret", "--web-mqtt", "127.0.0.1:0") as leveret:
+            own = leveret.child.wait_line(r"^web-mqtt +listening on ws://127\.0\.0\.1:(\d+)").group(1)
+            systems = [f"leveret=mqtt+ws://127.0.0.1:{own}/ws,pid={leveret.pid}"]
+            systems += [f"rabbitmq=mqtt+ws://127.0.0.1:{port}/ws,pid={peer.pid}"]
+            run_bench(systems, ["--connections", str(min(options.devices, most)), "--hold", options.hold, *IDLE])
+    finally:
+        peer.server.kill()
+        peer.stop()
 
 
 def relay(folder, options, most):
@@ -100,6 +120,7 @@ def test(file, *arguments, **environment):
 
 STUDIES = [
     ("broker", broker),
+    ("mqtt", mqtt),
     ("relay", relay),
     ("rabbitmq", rabbitmq),
     ("tls", tls),
@@ -126,8 +147,12 @@ def relaying(folder, port):
 def bench(options, most, system):
     levels = sorted({min(level, most) for level in LEVELS})
     length = ["--quick"] if options.quick else ["--connections", ",".join(map(str, levels)), "--hold", options.hold]
-    command = [str(binary()), "bench", "websockets", "--system", system, *length]
-    subprocess.run(command, check=True)
+    run_bench([system], length)
+
+
+def run_bench(systems, arguments):
+    systems = [word for system in systems for word in ("--system", system)]
+    subprocess.run([str(binary()), "bench", "websockets", *systems, *arguments], check=True)
 
 
 if __name__ == "__main__":

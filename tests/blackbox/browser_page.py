@@ -1,4 +1,4 @@
-"""The page at `/` of the HTTP address, in a real Chromium: a visitor connects, publishes, and sees messages arrive."""
+"""The page at `/messages` of the HTTP address, in a real Chromium: a visitor connects, publishes, and sees messages arrive."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def server(tmp_path):
 
 def connect(window, server, **fields):
     """Opens the page and connects with what it suggests, but for the given fields."""
-    window.open(server.http + "/")
+    window.open(server.http + "/messages")
     window.run(
         """
         const field = document.querySelector("#connect [name=url]");

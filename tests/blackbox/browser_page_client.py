@@ -28,7 +28,7 @@ def server(tmp_path_factory):
 
 def run(window, server, body, **options):
     """Runs a script that has a connection, a channel, and an exclusive queue, and closes the connection after it."""
-    window.open(server.http + "/")
+    window.open(server.http + "/messages")
     script = f"{OPEN} const outcome = await (async () => {{ {body} }})(); await connection.close(); return outcome;"
     return window.run(script, f"ws://127.0.0.1:{server.ws_port}/", options)
 
@@ -186,7 +186,7 @@ def test_heartbeats_keep_a_silent_connection(window, server):
         await connection.close();
         return Math.min(counts.sent, counts.received) >= 6;
     """
-    window.open(server.http + "/")
+    window.open(server.http + "/messages")
     assert window.run(beats, f"ws://127.0.0.1:{server.ws_port}/") is True
 
 
@@ -214,7 +214,7 @@ def test_frames_may_be_cut_anywhere(window, server):
             refused([8, 0, 0, 0, 0, 0, 0, 0]),
         ];
     """
-    window.open(server.http + "/")
+    window.open(server.http + "/messages")
     assert window.run(octet_by_octet) == [
         [[1, 7, [1, 2, 3]], [8, 0, []], [3, 9, [4]]],
         "the server does not speak AMQP 0-9-1",

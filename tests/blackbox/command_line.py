@@ -23,7 +23,6 @@ MISTAKES = {
     "a wrong value in the file": ([], {}, "http = 17\n", "http"),
     "a file that is no TOML": ([], {}, "amqp = \n", "leveret.toml"),
     "a level that does not exist": (["--log", "loud"], {}, "", "log"),
-    "a feature of a later version": (["--prometheus", "127.0.0.1:0"], {}, "", "prometheus"),
 }
 
 

@@ -8,6 +8,7 @@ import subprocess
 
 import pika
 import pytest
+import websocket
 
 from harness.certificates import Authority
 from harness.instances import leveret
@@ -214,6 +215,61 @@ def test_in_front_of_rabbitmq_stomp_is_relayed_or_refused(tmp_path):
                 seen = stompjs(url, "web")
                 # Octets of the upstream come as binary messages, whatever they are.
                 assert {**seen, "text": EVERYTHING["text"]} == EVERYTHING
+            server.stop()
+    finally:
+        rabbitmq.stop()
+
+
+def converse(where, **options):
+    client = Client(where, **options)
+    client.subscribe("/queue/relayed", ack="client-individual")
+    client.send("/queue/relayed", "x" * 300_000, persistent="true")
+    frame = client.message()
+    assert frame.body == "x" * 300_000
+    client.acknowledge(frame)
+    client.do("disconnect")
+
+
+def test_stomp_is_spoken_over_wss(tmp_path):
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server")
+    with leveret(tmp_path, "--web-stomps", ANY, "--wss", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
+        for name, path in [("web-stomps", "/ws"), ("wss", "/ws/stomp")]:
+            url = f"wss://localhost:{port(server, name, 'wss')}{path}"
+            options = {"sslopt": {"ca_certs": str(authority.file)}, "timeout": 60}
+            socket = websocket.create_connection(url, subprotocols=["v11.stomp", "v12.stomp"], **options)
+            assert socket.getsubprotocol() == "v12.stomp"
+            socket.send("CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n\0")
+            assert socket.recv().startswith("CONNECTED\n")
+            socket.close()
+        server.stop()
+
+
+def test_a_relay_speaks_tls_to_the_upstream_and_lets_clients_go_while_that_is_down(tmp_path):
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("rabbit")
+    (tls_port,) = free_ports(1)
+    settings = [f"stomp.listeners.ssl.1 = 127.0.0.1:{tls_port}", "stomp.listeners.tcp = none"]
+    settings += [f"ssl_options.cacertfile = {authority.file}", f"ssl_options.certfile = {certificate}"]
+    settings += [f"ssl_options.keyfile = {key}", "ssl_options.verify = verify_none"]
+    rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_stomp")
+    flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-stomp", f"tls://localhost:{tls_port}"]
+    try:
+        with leveret(tmp_path / "front", *flags, "--upstream-ca", str(authority.file), "--stomp", ANY) as server:
+            converse(port(server))
+            wire = Wire(port(server))
+            assert wire.connect()[0] == "CONNECTED"
+            rabbitmq.end()
+            assert wire.frame() is None, "the end of the upstream's connection is the end of the client's"
+            wire = Wire(port(server))
+            assert wire.connect() is None
+            rabbitmq.start()
+            converse(port(server))
+            server.stop()
+        other = Authority(tmp_path / "other")
+        with leveret(tmp_path / "wary", *flags, "--upstream-ca", str(other.file), "--stomp", ANY) as server:
+            wire = Wire(port(server))
+            assert wire.connect() is None, "nobody vouches for that certificate"
             server.stop()
     finally:
         rabbitmq.stop()

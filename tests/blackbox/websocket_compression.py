@@ -264,7 +264,7 @@ def test_a_relay_whose_upstream_does_not_read_inflates_no_more(tmp_path):
 
 def test_a_browser_compresses_and_is_understood(tmp_path):
     with browser(tmp_path / "browser") as window, leveret(tmp_path / "server", *WS, *ON) as server:
-        window.open(server.http + "/")
+        window.open(server.http + "/messages")
         script = """
             const { Connection } = await import("/page/amqp/connection.js");
             const connection = await Connection.open(args[0]);

@@ -1,0 +1,117 @@
+"""Logging in to the dashboard: with what is right and what is wrong, what is kept where, and who gets to see what."""
+
+import pytest
+
+from harness.dashboard import Visit, ask, dashboard
+from harness.instances import leveret
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with dashboard(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("server")) as server:
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def visit(window, server):
+    return Visit(window, server)
+
+
+def places(visit):
+    return visit.window.evaluate("return [...document.querySelectorAll('#places a')].map((each) => each.textContent)")
+
+
+def is_logged_out(visit):
+    return visit.window.evaluate(
+        "return document.getElementById('view').hidden && !document.getElementById('login').hidden"
+    )
+
+
+def test_a_wrong_password_is_told_and_the_right_one_then_works(visit):
+    visit.open()
+    visit.log_in(password="wrong")
+    visit.window.wait_for_text("#login-state", "^Wrong user or password")
+    assert is_logged_out(visit)
+    assert visit.window.evaluate("return sessionStorage.length") == 0
+    visit.log_in()
+    visit.settle()
+    assert visit.text("#view h1") == "Overview"
+    assert visit.text("#user") == "guest"
+    # The browser's own question for a password would hold everything up; the refusal itself is all there is to say.
+    assert [line for line in visit.window.complaints() if "401" not in line] == []
+
+
+def test_a_password_stays_in_this_tab_and_out_of_the_address(visit):
+    visit.enter("queues")
+    kept = visit.window.evaluate("return [Object.keys(sessionStorage), localStorage.length, document.cookie]")
+    assert kept == [["leveret.authorization"], 0, ""]
+    address = visit.window.evaluate("return [location.href, history.length && document.referrer]")
+    assert address == [visit.server.http + "/#/queues", ""]
+    # A reload leads back to where it was.
+    visit.window.reload()
+    visit.settle()
+    assert visit.text("#view h1") == "Queues"
+    # Another tab knows nothing.
+    first = visit.window.tab()
+    second = visit.window.new_tab()
+    visit.window.open(visit.server.http + "/#/queues")
+    visit.wait("!document.getElementById('login').hidden")
+    assert is_logged_out(visit)
+    visit.window.close_tab()
+    visit.window.turn_to(first)
+    assert second != first
+
+
+def test_logging_out_forgets_everything(visit):
+    visit.enter("queues")
+    visit.window.click("#logout")
+    assert is_logged_out(visit)
+    assert visit.window.evaluate("return sessionStorage.getItem('leveret.authorization')") is None
+    assert visit.window.evaluate("return document.querySelector('#view').childElementCount") == 0
+    visit.window.reload()
+    visit.wait("!document.getElementById('login').hidden")
+    assert is_logged_out(visit)
+
+
+def test_a_password_may_be_anything(visit, server):
+    ask(server, "PUT", "users/%C3%A9l%C3%A8ve", {"password": "pä:ss wörd 🐇", "tags": "management"})
+    visit.open()
+    visit.log_in("élève", "pä:ss wörd 🐇")
+    visit.settle()
+    assert visit.text("#user") == "élève"
+
+
+def test_only_what_a_user_may_see_is_offered(visit, server):
+    ask(server, "PUT", "users/boss", {"password": "b", "tags": "administrator"})
+    ask(server, "PUT", "users/clerk", {"password": "c", "tags": "management"})
+    ask(server, "PUT", "users/planner", {"password": "p", "tags": "policymaker"})
+    ask(server, "PUT", "users/nobody", {"password": "n", "tags": ""})
+    ask(server, "PUT", "permissions/%2F/clerk", {"configure": ".*", "write": ".*", "read": ".*"})
+    visit.enter(user="boss", password="b")
+    assert {"Policies", "Users", "Virtual hosts"} <= set(places(visit))
+    visit.enter(user="planner", password="p")
+    assert {"Policies"} == {"Policies", "Users", "Virtual hosts"} & set(places(visit))
+    visit.enter("queues", user="clerk", password="c")
+    assert not {"Policies", "Users", "Virtual hosts"} & set(places(visit))
+    assert visit.text("#view h1") == "Queues"
+    visit.go("users")
+    assert visit.text("#view h1") == "Nothing here"
+    visit.open()
+    visit.log_in("nobody", "n")
+    visit.window.wait_for_text("#login-state", "without a tag")
+    assert is_logged_out(visit)
+
+
+def test_a_password_that_was_changed_meanwhile_ends_the_session(visit, server):
+    ask(server, "PUT", "users/fleeting", {"password": "old", "tags": "administrator"})
+    visit.enter(user="fleeting", password="old")
+    ask(server, "PUT", "users/fleeting", {"password": "new", "tags": "administrator"})
+    visit.wait("!document.getElementById('login').hidden")
+    assert is_logged_out(visit)

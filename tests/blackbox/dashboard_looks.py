@@ -1,0 +1,291 @@
+"""How the dashboard looks and is reached: on a phone, by keyboard alone, in the dark, and with nothing from elsewhere."""
+
+import os
+import threading
+from pathlib import Path
+
+import pika
+import pytest
+
+from harness.dashboard import Visit, ask, dashboard, hash_of
+from harness.instances import leveret
+
+ENTER = "\ue007"
+TAB = "\ue004"
+ESCAPE = "\ue00c"
+LONG = "a-queue-with-a-name-that-is-" + 10 * "very-" + "long"
+PLACES = [
+    (),
+    ("connections",),
+    ("channels",),
+    ("exchanges",),
+    ("exchanges", "/", "orders"),
+    ("queues",),
+    ("queues", "/", "billing"),
+    ("queues", "/", LONG),
+    ("bindings",),
+    ("picture",),
+    ("policies",),
+    ("users",),
+    ("users", "guest"),
+    ("vhosts",),
+    ("nowhere",),
+]
+BINDINGS = [
+    ("orders", "q", "billing", "order.paid"),
+    ("orders", "q", "shipping", "order.paid"),
+    ("orders", "q", "warehouse", "order.#"),
+    ("orders", "e", "events", "order.#"),
+    ("events", "q", "mail", ""),
+    ("events", "q", "search-index", ""),
+    ("audit", "q", "audit-log", "login"),
+]
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with dashboard(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("server"), "--ws", "127.0.0.1:0") as server:
+        furnish(server)
+        with traffic(server):
+            yield server
+        server.stop()
+
+
+@pytest.fixture
+def visit(window, server):
+    yield Visit(window, server)
+    window.become_desktop()
+    window.prefer("light")
+
+
+def furnish(server):
+    for name, kind in [("orders", "topic"), ("events", "fanout"), ("audit", "direct")]:
+        ask(server, "PUT", f"exchanges/%2F/{name}", {"type": kind, "durable": True})
+    for name in ["billing", "shipping", "warehouse", "mail", "search-index", "audit-log", LONG]:
+        ask(server, "PUT", f"queues/%2F/{name}", {"durable": True, "arguments": {"x-max-length": 10_000}})
+    for source, kind, target, key in BINDINGS:
+        ask(server, "POST", f"bindings/%2F/e/{source}/{kind}/{target}", {"routing_key": key})
+    policy = {"pattern": "^audit", "definition": {"message-ttl": 60_000}, "apply-to": "queues"}
+    ask(server, "PUT", "policies/%2F/limits", policy)
+
+
+class traffic:
+    """Somebody publishes, more and less by turns, and somebody else consumes, for the length of a `with`."""
+
+    def __init__(self, server):
+        self.parameters = pika.URLParameters(server.uri)
+        self.ended = threading.Event()
+        self.threads = [threading.Thread(target=run) for run in (self.publish, self.consume)]
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+
+    def __exit__(self, *_):
+        self.ended.set()
+        for thread in self.threads:
+            thread.join()
+
+    def publish(self):
+        with pika.BlockingConnection(self.named("web shop")) as connection:
+            channel = connection.channel()
+            turn = 0
+            while not self.ended.wait(0.02):
+                turn += 1
+                for _ in range(2 + turn // 40 % 4):
+                    channel.basic_publish("orders", "order.paid" if turn % 3 else "order.sent", b'{"order": 4711}')
+                if turn % 10 == 0:
+                    channel.basic_publish("audit", "login", b"ada")
+                connection.process_data_events(0)
+
+    def consume(self):
+        with pika.BlockingConnection(self.named("workers")) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=50)
+            for queue in ["billing", "shipping", "warehouse", "mail"]:
+                channel.basic_consume(queue, lambda channel, method, *_: channel.basic_ack(method.delivery_tag))
+            while not self.ended.is_set():
+                connection.process_data_events(0.1)
+
+    def named(self, name):
+        self.parameters.client_properties = {"connection_name": name}
+        return self.parameters
+
+
+def test_nothing_comes_from_elsewhere_and_the_policy_is_kept(visit):
+    visit.enter()
+    for place in PLACES:
+        visit.go(*place)
+        assert visit.foreign_requests() == []
+        assert visit.violations() == [], place
+    assert visit.window.complaints() == []
+    # What the policy is for: markup of texts does not even become markup.
+    script = """
+        try { document.getElementById("view").innerHTML = "<img src=x>"; return "made"; } catch (error) { return error.name; }
+    """
+    assert visit.window.evaluate(script) == "TypeError"
+
+
+def test_every_place_fits_a_phone(visit):
+    visit.window.become_phone()
+    visit.enter()
+    assert visit.window.evaluate("return innerWidth") == 360
+    for place in PLACES:
+        visit.go(*place)
+        assert visit.overflow() == 0, place
+    visit.go("queues")
+    visit.press("Declare a queue")
+    visit.wait("document.querySelector('dialog[open]')")
+    assert visit.overflow() == 0
+    box = visit.window.evaluate("return document.querySelector('dialog').getBoundingClientRect().toJSON()")
+    assert box["left"] >= 0 and box["right"] <= 360
+    visit.press("Cancel", "dialog")
+
+
+def test_it_can_be_used_by_keyboard_alone(visit):
+    window = visit.window
+    visit.open(("queues",))
+    window.press([*"guest", TAB, *"guest", ENTER])
+    visit.settle()
+    # What is reached first leads past the menu, and is seen once it has the focus.
+    assert window.evaluate("return document.querySelector('a, button, input, select').id") == "skip"
+    window.evaluate("document.getElementById('skip').focus()")
+    assert window.evaluate("return document.getElementById('skip').getBoundingClientRect().top") >= 0
+    window.press([ENTER])
+    assert window.evaluate("return document.activeElement.tagName") == "H1"
+    window.press([TAB, ENTER])
+    visit.wait("document.querySelector('dialog[open]')")
+    # The focus is inside of the dialog; Escape closes it and gives it back.
+    assert window.evaluate("return document.querySelector('dialog').contains(document.activeElement)")
+    window.press([ESCAPE])
+    visit.wait("!document.querySelector('dialog')")
+    assert window.evaluate("return document.activeElement.textContent") == "Declare a queue"
+    window.press([ENTER])
+    visit.wait("document.querySelector('dialog[open]')")
+    window.evaluate("document.querySelector('dialog [name=name]').focus()")
+    window.press([*"typed", ENTER])
+    visit.wait("document.querySelector('#view h1').textContent === 'Queue typed'")
+    visit.settle()
+    # A heading that was gone to does not show a frame, everything that is reached by Tab does.
+    window.evaluate("document.getElementById('logout').focus()")
+    for _ in range(30):
+        window.press([TAB])
+        outline = """
+            const style = getComputedStyle(document.activeElement);
+            return document.activeElement === document.body || style.outlineStyle !== "none";
+        """
+        assert window.evaluate(outline), window.evaluate("return document.activeElement.outerHTML")
+
+
+def test_every_field_and_picture_has_words(visit):
+    visit.enter()
+    wordless = """
+        const fields = [...document.querySelectorAll("input, select, textarea")];
+        const buttons = [...document.querySelectorAll("button, a")];
+        return [...fields.filter((each) => !each.labels.length && !each.ariaLabel),
+            ...buttons.filter((each) => !each.textContent.trim() && !each.ariaLabel),
+            ...[...document.querySelectorAll("img")].filter((each) => each.getAttribute("alt") === null),
+            ...[...document.querySelectorAll("svg")].filter((each) => !each.ariaLabel && !each.ariaHidden),
+        ].map((each) => each.outerHTML);
+    """
+    for place in PLACES:
+        visit.go(*place)
+        assert visit.window.evaluate(wordless) == [], place
+        # The login's, which is hidden, and the view's.
+        assert visit.window.evaluate("return document.querySelectorAll('h1').length") == 2
+    visit.go("policies")
+    visit.press("Set a policy")
+    visit.wait("document.querySelector('dialog[open]')")
+    visit.press("Add", "dialog")
+    assert visit.window.evaluate(wordless) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_from_their_ground(visit, scheme):
+    visit.window.prefer(scheme)
+    visit.enter()
+    ground = visit.window.evaluate("return getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(23, 26, 22)") == (scheme == "dark")
+    for place in [(), ("queues",), ("queues", "/", "billing"), ("policies",)]:
+        visit.go(*place)
+        assert visit.window.evaluate(PALE) == [], place
+
+
+# Texts with a contrast of less than 4.5 to what is behind them (WCAG 2.1, 1.4.3).
+PALE = """
+    const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const luminance = (colour) => {
+        const [r, g, b] = channels(colour).map((part) => part / 255)
+            .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (element) => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return channels(colour)[3] === 0 && element.parentElement ? ground(element.parentElement) : colour;
+    };
+    const hasText = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    const pale = [];
+    for (const element of document.querySelectorAll("body *:not(svg *, option, noscript)")) {
+        if (!hasText(element) || !element.checkVisibility() || element.closest("[aria-disabled]")) continue;
+        const [one, other] = [getComputedStyle(element).color, ground(element)].map(luminance).sort((a, b) => b - a);
+        if ((one + 0.05) / (other + 0.05) < 4.5) pale.push(element.outerHTML.slice(0, 200));
+    }
+    return pale;
+"""
+
+
+def test_figures_move_while_they_are_watched(visit):
+    visit.enter()
+    figures = "[...document.querySelectorAll('#view .card .figure')].slice(0, 3)"
+    visit.wait(f"{figures}.every((each) => /^[1-9]/.test(each.textContent))")
+    visit.wait("document.querySelector('#view .spark .line').getAttribute('d').includes('L')")
+    # What has the focus keeps it.
+    visit.window.evaluate("document.querySelector('#view a.tile').focus()")
+    line = "document.querySelector('#view .spark .line').getAttribute('d')"
+    before = visit.window.evaluate(f"return {line}")
+    visit.wait(f"{line} !== args[0]", before)
+    assert visit.window.evaluate("return document.activeElement.className") == "tile"
+
+
+def test_it_is_pictured(visit, server):
+    """With LEVERET_SCREENSHOTS=folder it also makes the pictures in the README (make screenshot)."""
+    folder = os.environ.get("LEVERET_SCREENSHOTS")
+    ask(server, "DELETE", f"queues/%2F/{LONG}")
+    pictures = {
+        "dashboard.png": ("light", (), 760, "document.querySelector('#view .spark .line').getAttribute('d')"),
+        "dashboard-picture.png": ("dark", ("picture",), 800, "document.querySelector('svg.diagram .node')"),
+    }
+    for name, (scheme, place, height, is_there) in pictures.items():
+        visit.window.prefer(scheme)
+        visit.window.resize(1180, height)
+        visit.enter(*place)
+        visit.wait(is_there)
+        if folder and not place:
+            draw_lines(visit)
+        # The pointer rests where it logged in, which lights up what lies under it.
+        visit.window.evaluate("document.querySelector('svg.diagram')?.dispatchEvent(new Event('pointerleave'))")
+        visit.window.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+        picture = visit.window.screenshot()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) < 150_000
+        assert visit.window.evaluate("return location.hash") == hash_of(place)
+        if folder:
+            (Path(folder) / name).write_bytes(picture)
+
+
+def draw_lines(visit):
+    """Looks at the server until the lines are as long as they get."""
+    script = """
+        const line = document.querySelector("#view .spark .line");
+        while (line.getAttribute("d").split("L").length < 58) {
+            document.querySelector("#view .stack").dispatchEvent(new Event("refresh", { bubbles: true }));
+            await new Promise((resolve) => setTimeout(resolve, 500));
+        }
+    """
+    visit.window.run(script)

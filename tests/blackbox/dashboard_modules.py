@@ -1,0 +1,87 @@
+"""The dashboard's modules that stand for themselves: addresses, words for numbers, metrics, lines, the order of a picture."""
+
+import pytest
+
+from harness.dashboard import dashboard
+from harness.instances import leveret
+
+NAMES = ["", "~", "~~", "a/b", "%2F", "a?b=c&d#e", "..", " ", "\n", "héllo 🐇", "__proto__", "'\"<>"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("server")) as server, dashboard(tmp_path_factory.mktemp("browser")) as window:
+        window.open(server.http + "/")
+        yield window
+        server.stop()
+
+
+def test_every_name_comes_back_from_its_address(page):
+    script = """
+        const { here, to } = await import("/dashboard/router.js");
+        return args[0].map((name) => {
+            history.replaceState(null, "", to(["queues", name, name], { name, page: 2 }));
+            const { parts, query } = here();
+            return [parts, query.get("name"), query.get("page")];
+        });
+    """
+    # An empty value is left out of a query.
+    assert page.run(script, NAMES) == [[["queues", name, name], name or None, "2"] for name in NAMES]
+
+
+def test_numbers_are_told_in_few_words(page):
+    script = """
+        const { bytes, count, duration, known, percent, rate, short } = await import("/dashboard/format.js");
+        return [count(1234567), short(9999), short(1234567), rate(0.24), rate(46.8), rate(undefined), bytes(0), bytes(1536),
+            bytes(3 * 2 ** 30), duration(0), duration(59_999), duration(3_600_000), duration(90_061_000), percent(1, 3),
+            percent(0, 0), known("–"), count(NaN)];
+    """
+    assert page.run(script) == [
+        *("1,234,567", "9,999", "1.2M", "0.2/s", "47/s", "–", "0 B", "1.5 KiB"),
+        *("3 GiB", "0 s", "59 s", "1 h", "1 d 1 h", "33.3 %", "–", None, "–"),
+    ]
+
+
+def test_metrics_are_read_with_their_labels(page):
+    script = r"""
+        const { Metrics } = await import("/dashboard/metrics.js");
+        const metrics = new Metrics('# TYPE a gauge\na 1\nb{x="1",y="q\\"\\\\\\n,z=\\"2"} 2.5e3\nb{x="2"} +Inf\nnonsense\n');
+        return [metrics.value("a"), metrics.value("missing") ?? null, metrics.samples("b"), metrics.isProxy];
+    """
+    labels = {"x": "1", "y": 'q"\\\n,z="2'}
+    told = page.run(script)
+    # JSON has no infinity.
+    assert told == [1, None, [{"labels": labels, "value": 2500}, {"labels": {"x": "2"}, "value": None}], False]
+
+
+def test_a_line_ends_at_the_right_and_zero_is_at_the_bottom(page):
+    script = """
+        const { places } = await import("/dashboard/parts/sparkline.js");
+        const { Series, ratesBefore } = await import("/dashboard/history.js");
+        const series = new Series();
+        for (let n = 0; n < 100; n += 1) series.push(n);
+        series.push(NaN);
+        const samples = [[60, 7000], [40, 5000], [10, 2000], [0, 1000]].map(([sample, timestamp]) => ({ sample, timestamp }));
+        return [places([]), places([5]), places([0, 10, 5]).map(([, y]) => y), places([0, 0]).map(([, y]) => y),
+            series.points.length, series.last, places(series.points)[0][0],
+            ratesBefore({ publish_details: { samples } }, "publish"), ratesBefore(undefined, "publish")];
+    """
+    told = page.run(script)
+    assert told == [[], [[120, 2]], [30, 2, 16], [30, 30], 60, 99, 0, [10, 10], []]
+
+
+def test_exchanges_that_lead_round_in_circles_are_drawn(page):
+    script = """
+        const { diagram } = await import("/dashboard/parts/diagram.js");
+        const node = (kind, name) => ({ key: `${kind} ${name}`, kind, vhost: "/", name });
+        const nodes = [node("queue", "q"), node("exchange", "a"), node("exchange", "b"), node("exchange", "self")];
+        const edge = (from, to) => ({ from, to, keys: ["k"], rate: undefined });
+        const edges = [edge("exchange a", "exchange b"), edge("exchange b", "exchange a"), edge("exchange b", "queue q"),
+            edge("exchange self", "exchange self"), edge("exchange self", "queue q")];
+        const drawn = diagram({ nodes: new Map(nodes.map((each) => [each.key, each])), edges });
+        const paths = [...drawn.querySelectorAll("path")].map((each) => each.getAttribute("d"));
+        const areDrawn = paths.every((path) => /^M[-\\d.]/.test(path) && !path.includes("NaN"));
+        const nothing = diagram({ nodes: new Map(), edges: [] });
+        return [drawn.querySelectorAll(".node").length, paths.length, areDrawn, nothing];
+    """
+    assert page.run(script) == [4, 5, True, None]

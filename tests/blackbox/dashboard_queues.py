@@ -1,0 +1,250 @@
+"""What can be done on the dashboard to queues, exchanges and bindings, whatever they are called."""
+
+import pytest
+
+from harness.dashboard import Visit, ask, dashboard
+from harness.instances import leveret
+
+HOSTILE = [
+    '<img src=x onerror="window.hacked = 1">',
+    "<script>window.hacked = 1</script>",
+    "javascript:window.hacked = 1",
+    "__proto__",
+    "a/b?c=d#e&f%2Fg",
+    "~",
+    "~~tilde",
+    "\u202eevil\u2066",
+    " ",
+    "héllo 🐇",
+    "'\"`${window.hacked = 1}",
+    "x" * 255,
+]
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with dashboard(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("server")) as server:
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def visit(window, server):
+    return Visit(window, server)
+
+
+def declare(visit, name, **fields):
+    visit.go("queues")
+    visit.press("Declare a queue")
+    visit.answer("Declare", name=name, **fields)
+    visit.wait("document.querySelector('#view h1').textContent === `Queue ${args[0]}`", name)
+    visit.settle()
+
+
+def add_argument(visit, name, kind, value, within="dialog"):
+    script = """
+        const [within, name, kind, value] = arguments;
+        const list = document.querySelector(`${within} .arguments`);
+        [...list.querySelectorAll("button")].find((each) => each.textContent === "Add").click();
+        const row = list.querySelector(".row:last-child");
+        row.querySelector(".key").value = name;
+        row.querySelector(".kind").value = kind;
+        row.querySelector(".any").value = value;
+    """
+    visit.window.evaluate(script, within, name, kind, value)
+
+
+def publish(visit, text):
+    visit.fill("Message", text)
+    visit.press("Publish")
+    visit.window.wait_for_text("#view form .state", "^Published: ")
+
+
+def await_figure(visit, title, figure):
+    """Waits until a card with this title shows this figure."""
+    visit.wait(
+        """[...document.querySelectorAll("#view .card")].some((each) =>
+            each.querySelector("h3").textContent === args[0] && each.querySelector(".figure").textContent === args[1])""",
+        title,
+        figure,
+    )
+
+
+def test_a_queue_is_declared_filled_looked_into_emptied_and_deleted(visit, server):
+    visit.enter("queues")
+    visit.press("Declare a queue")
+    visit.wait("document.querySelector('dialog[open]')")
+    add_argument(visit, "x-max-length", "number", "100")
+    visit.answer("Declare", name="orders", durable=True)
+    visit.wait("document.querySelector('#view h1').textContent === 'Queue orders'")
+    visit.settle()
+    assert "x-max-length = 100" in visit.text()
+    told = ask(server, "GET", "queues/%2F/orders")
+    assert (told["durable"], told["auto_delete"], told["arguments"]) == (True, False, {"x-max-length": 100})
+
+    publish(visit, "<b>first</b>")
+    publish(visit, "second")
+    await_figure(visit, "Ready", "2")
+    # Looked at and put back, then taken.
+    visit.fill("Messages", "5")
+    visit.press("Get")
+    visit.window.wait_for_text("#view .messages", "first.*second")
+    shown = "return [...document.querySelectorAll('#view .messages pre')].map((each) => each.textContent)"
+    assert visit.window.evaluate(shown) == ["<b>first</b>", "second"]
+    await_figure(visit, "Ready", "2")
+    visit.fill("What to do with them", "ack_requeue_false")
+    visit.fill("Messages", "1")
+    visit.press("Get")
+    await_figure(visit, "Ready", "1")
+
+    visit.press("Purge")
+    visit.answer("Purge")
+    visit.window.wait_for_text("#notice", "^Queue orders is purged\\.$")
+    await_figure(visit, "Ready", "0")
+    visit.press("Delete")
+    visit.answer("Delete")
+    visit.wait("location.hash === '#/queues'")
+    visit.settle()
+    assert "orders" not in [row["Queue"] for row in visit.rows()]
+    assert visit.violations() == []
+
+
+def test_a_message_keeps_its_properties_and_headers(visit):
+    visit.enter("queues")
+    declare(visit, "headers")
+    visit.window.evaluate("document.querySelector('#view section:has(.arguments)').id = 'publisher'")
+    add_argument(visit, "answer", "number", "42", "#publisher")
+    visit.fill("Content type", "application/json")
+    publish(visit, '{"a": 1}')
+    visit.press("Get")
+    visit.window.wait_for_text("#view .messages", "content_type.*application/json.*answer.*42")
+
+
+def test_what_the_server_refuses_is_told_and_the_dialog_stays(visit):
+    visit.enter("queues")
+    declare(visit, "twice", durable=True)
+    visit.go("queues")
+    visit.press("Declare a queue")
+    visit.fill_dialog("Declare", {"name": "twice", "durable": False})
+    visit.window.wait_for_text("dialog .problem", "inequivalent arg 'durable' for queue 'twice' in vhost '/'")
+    assert visit.window.evaluate("return document.querySelector('dialog').open")
+    visit.press("Cancel", "dialog")
+    visit.wait("!document.querySelector('dialog')")
+    # What is no value is told before anything is asked.
+    visit.press("Declare a queue")
+    visit.wait("document.querySelector('dialog[open]')")
+    add_argument(visit, "x-max-length", "number", "many")
+    visit.fill_dialog("Declare", {"name": "never"})
+    visit.window.wait_for_text("dialog .problem", "^x-max-length is not a number\\.$")
+
+
+def test_a_queue_that_is_gone_is_told(visit, server):
+    visit.enter("queues")
+    declare(visit, "shortlived")
+    ask(server, "DELETE", "queues/%2F/shortlived")
+    visit.window.wait_for_text("#view .problem", "^This is not there \\(any more\\)\\.$")
+
+
+def test_exchanges_and_bindings_are_made_and_removed(visit, server):
+    visit.enter("queues")
+    declare(visit, "bound")
+    visit.go("exchanges")
+    visit.press("Declare an exchange")
+    visit.answer("Declare", name="news", type="topic")
+    visit.wait("document.querySelector('#view h1').textContent === 'Exchange news'")
+    visit.settle()
+    visit.press("Bind a queue or exchange")
+    visit.answer("Bind", type="queue", destination="bound", key="sports.#")
+    visit.wait("document.querySelector('#view tbody tr td')?.closest('tr').textContent.includes('sports.#')")
+    [row] = visit.rows()
+    assert (row["To"], row["Kind"], row["Routing key"]) == ("bound", "queue", "sports.#")
+    visit.fill("Routing key", "sports.chess")
+    publish(visit, "e4")
+    visit.fill("Routing key", "politics")
+    visit.fill("Message", "lost")
+    visit.press("Publish")
+    visit.window.wait_for_text("#view form .state", "^Published, but it reached no queue\\.$")
+    visit.go("bindings")
+    mine = [row for row in visit.rows() if row["From exchange"] == "news"]
+    assert [row["To"] for row in mine] == ["bound"]
+    visit.go("queues", "/", "bound")
+    await_figure(visit, "Ready", "1")
+    visit.press("Remove")
+    visit.answer("Remove")
+    visit.window.wait_for_text("#notice", "removed")
+    assert ask(server, "GET", "exchanges/%2F/news/bindings/source") == []
+    visit.go("exchanges", "/", "news")
+    visit.press("Delete")
+    visit.answer("Delete")
+    visit.wait("location.hash === '#/exchanges'")
+    visit.settle()
+    assert "news" not in [row["Exchange"] for row in visit.rows()]
+
+
+def test_no_name_becomes_a_part_of_the_page(visit, server):
+    visit.enter("queues")
+    for name in HOSTILE:
+        declare(visit, name)
+        assert visit.window.evaluate("return document.querySelector('#view h1 bdi').textContent") == name
+    for name in HOSTILE[:3]:
+        visit.press("Bind to an exchange")
+        visit.answer("Bind", source="amq.topic", key=HOSTILE[0])
+    visit.go("queues")
+    assert set(HOSTILE) <= {row["Queue"] for row in visit.rows()}
+    visit.go("bindings")
+    visit.go("picture")
+    visit.wait("document.querySelector('#view svg.diagram .node')")
+    assert visit.window.evaluate("return window.hacked ?? null") is None
+    assert visit.window.evaluate("return document.querySelectorAll('#view img, #view script').length") == 0
+    assert visit.violations() == []
+    # And each link leads to its queue.
+    for name in HOSTILE:
+        visit.go("queues")
+        follow = "[...document.querySelectorAll('#view tbody a')].find((each) => each.textContent === arguments[0]).click()"
+        visit.window.evaluate(follow, name)
+        visit.wait("document.querySelector('#view h1').textContent === `Queue ${args[0]}`", name)
+        visit.settle()
+        visit.press("Delete")
+        visit.answer("Delete")
+    assert not set(HOSTILE) & {queue["name"] for queue in ask(server, "GET", "queues")}
+
+
+def test_a_name_that_is_a_step_in_a_path_asks_for_nothing_else(visit):
+    visit.enter("queues")
+    visit.press("Declare a queue")
+    visit.fill_dialog("Declare", {"name": ".."})
+    visit.window.wait_for_text("dialog .problem", 'A browser cannot ask for the name "\\.\\."')
+
+
+def test_the_picture_shows_what_leads_where(visit, server):
+    for name, kind in [("shop", "topic"), ("all", "fanout")]:
+        ask(server, "PUT", f"exchanges/%2F/{name}", {"type": kind})
+    for name in ["paid", "copy"]:
+        ask(server, "PUT", f"queues/%2F/{name}", {})
+    ask(server, "POST", "bindings/%2F/e/shop/q/paid", {"routing_key": "order.paid"})
+    ask(server, "POST", "bindings/%2F/e/shop/e/all", {"routing_key": "#"})
+    ask(server, "POST", "bindings/%2F/e/all/q/copy", {"routing_key": ""})
+    visit.enter("picture")
+    visit.wait("document.querySelector('#view svg.diagram .node')")
+    words = "return [...document.querySelectorAll('#view details li')].map((each) => each.textContent.replace(/ \\(.*/, ''))"
+    told = visit.window.evaluate(words)
+    assert {
+        'exchange shop → queue paid by "order.paid"',
+        'exchange shop → exchange all by "#"',
+        'exchange all → queue copy by ""',
+    } <= set(told)
+    # What the nodes are joined by is lit when one has the focus, and it leads to its own place.
+    lit = """
+        const nodes = [...document.querySelectorAll("svg .node")];
+        const node = nodes.find((each) => each.querySelector(".what").textContent === "all");
+        node.focus();
+        const texts = [...document.querySelectorAll("svg .node.lit .what")].map((each) => each.textContent).sort();
+        return [texts, node.getAttribute("href")];
+    """
+    assert visit.window.evaluate(lit) == [["all", "copy", "shop"], "#/exchanges/%2F/all"]

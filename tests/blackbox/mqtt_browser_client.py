@@ -1,0 +1,71 @@
+"""mqtt.js on a page in a real Chromium, wherever MQTT is served over WebSocket; beside it RabbitMQ's Web-MQTT."""
+
+import pytest
+
+from harness.browser import browser
+from harness.instances import leveret
+from harness.mqtt_broker import ANY, Broker, listening
+from harness.mqtt_scenarios import MQTT_5, of_311
+from harness.site import site
+
+RUN = """
+    const seen = {};
+    for (const [name, scenario] of Object.entries(await import(args[0])).filter(([name]) => args[3].includes(name))) {
+        seen[name] = await scenario(args[1], `${args[2]}-${name}`).catch((error) => String(error.stack));
+    }
+    return seen;
+"""
+# Of each module those that need a page's patience only; Node goes through all of them.
+OLD = ["every_quality", "wildcards", "retained", "will", "kept_session", "takeover", "refusals", "order_and_size", "reconnecting"]
+NEW = [name for name in MQTT_5 if name != "assigned_name"]
+
+
+@pytest.fixture(scope="module")
+def origin():
+    with site() as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory, origin):
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        window.open(f"{origin}/mqtt_page.html")
+        yield window
+
+
+def seen(window, module, url, names, prefix):
+    """One by one, so that none takes longer than a script may."""
+    return {name: window.run(RUN, f"/{module}.mjs", url, prefix, [name])[name] for name in names}
+
+
+@pytest.fixture(scope="module", params=["web-mqtt", "ws"])
+def url(request, tmp_path_factory, origin):
+    """Leveret's listener of its own, and the one that it shares with AMQP and STOMP."""
+    name, path = {"web-mqtt": ("--web-mqtt", "/ws"), "ws": ("--ws", "/ws/mqtt")}[request.param]
+    with leveret(tmp_path_factory.mktemp("leveret"), name, ANY, "--ws-origins", origin) as server:
+        yield f"ws://127.0.0.1:{listening(server, request.param, 'ws')}{path}"
+        server.stop()
+
+
+@pytest.mark.parametrize(("module", "names", "expected"), [("mqtt_scenarios", OLD, of_311("leveret")), ("mqtt5_scenarios", NEW, MQTT_5)])
+def test_a_page_speaks_mqtt(url, window, module, names, expected):
+    observed = seen(window, module, url, names, module)
+    assert observed == {name: expected[name] for name in names}
+
+
+def test_rabbitmq_gives_a_page_the_same(tmp_path, window):
+    broker = Broker("rabbitmq", tmp_path)
+    try:
+        observed = seen(window, "mqtt_scenarios", f"ws://127.0.0.1:{broker.web_mqtt}/ws", OLD, "old")
+    finally:
+        broker.stop()
+    expected = of_311("rabbitmq", "web")
+    assert observed == {name: expected[name] for name in OLD}
+
+
+def test_a_page_of_another_origin_is_kept_out(tmp_path, window):
+    with leveret(tmp_path, "--web-mqtt", ANY, "--ws-origins", "http://127.0.0.1:1") as server:
+        url = f"ws://127.0.0.1:{listening(server, 'web-mqtt', 'ws')}/ws"
+        outcome = window.run("return await (await import('/mqtt_peer.mjs')).Peer.refused(args[0], {})", url)
+        assert outcome != "let in"
+        server.stop()

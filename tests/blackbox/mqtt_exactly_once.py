@@ -1,0 +1,170 @@
+"""QoS 2 step by step on the wire, with a kill -9 between any two steps: nothing is lost, and nothing comes twice."""
+
+import os
+import signal
+
+import pytest
+
+from harness.instances import leveret
+from harness.mqtt_broker import ANY, listening
+from harness.mqtt_wire import CONNACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, MqttWire, of_publish
+
+
+class Server:
+    """A server on a data folder that is killed and started again, and its clients, whose sessions are kept."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.start()
+
+    def start(self):
+        self.context = leveret(self.folder, "--mqtt", ANY)
+        self.server = self.context.__enter__()
+        self.port = listening(self.server, "mqtt", "mqtt")
+
+    def kill(self):
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.child.wait()
+        self.context.__exit__(None, None, None)
+        self.start()
+
+    def client(self, name, present):
+        wire = MqttWire(self.port)
+        wire.connect(name, clean=False)
+        assert wire.packet() == (CONNACK, bytes([present, 0]))
+        return wire
+
+    def stop(self):
+        self.server.stop()
+        self.context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+def subscribed(server, name):
+    wire = server.client(name, False)
+    wire.subscribe("t", 2)
+    assert wire.packet() == (SUBACK, b"\0\1\2")
+    return wire
+
+
+def sent(server, *bodies):
+    """Messages of a writer that nothing happens to."""
+    wire = MqttWire(server.port)
+    wire.connect("sender")
+    assert wire.packet()[0] == CONNACK
+    for packet_id, body in enumerate(bodies, 1):
+        wire.publish("t", body, 2, packet_id)
+        assert wire.expect(PUBREC) == packet_id
+        wire.ack(PUBREL, packet_id)
+        assert wire.expect(PUBCOMP) == packet_id
+    wire.close()
+
+
+def everything(server, name):
+    """What a client gets that is back, and takes it all; the last is a message that is sent for it."""
+    wire = server.client(name, True)
+    sent(server, b"end")
+    bodies, unreleased = [], set()
+    while b"end" not in bodies or unreleased:
+        kind, body = wire.packet()
+        if kind == PUBLISH:
+            packet_id, payload = of_publish(body)
+            bodies.append(payload)
+            unreleased.add(packet_id)
+            wire.ack(PUBREC, packet_id)
+        else:
+            # It may be about a message of an earlier connection whose PUBCOMP has not arrived.
+            assert kind == PUBREL
+            packet_id = int.from_bytes(body)
+            unreleased.discard(packet_id)
+            wire.ack(PUBCOMP, packet_id)
+    wire.close()
+    return bodies[:-1]
+
+
+def test_a_kill_between_publish_and_pubrec(server):
+    """The client does not know, and sends it again: whether the server had it or not, it is there once."""
+    subscribed(server, "reader").close()
+    writer = server.client("writer", False)
+    for packet_id in range(1, 11):
+        writer.publish("t", b"%d" % packet_id, 2, packet_id)
+    # Some of them are on disk by now, some are not.
+    assert writer.expect(PUBREC) == 1
+    server.kill()
+    writer = server.client("writer", True)
+    for packet_id in range(1, 11):
+        writer.publish("t", b"%d" % packet_id, 2, packet_id, dup=True)
+    assert [writer.expect(PUBREC) for _ in range(10)] == list(range(1, 11))
+    for packet_id in range(1, 11):
+        writer.ack(PUBREL, packet_id)
+    assert [writer.expect(PUBCOMP) for _ in range(10)] == list(range(1, 11))
+    assert sorted(map(int, everything(server, "reader"))) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_kill_between_pubrec_and_pubrel(server, again):
+    """Whether the client sends PUBLISH again, because PUBREC did not reach it, or goes on with PUBREL."""
+    subscribed(server, "reader").close()
+    writer = server.client("writer", False)
+    writer.publish("t", b"once", 2, 7)
+    assert writer.expect(PUBREC) == 7
+    server.kill()
+    writer = server.client("writer", True)
+    if again:
+        writer.publish("t", b"once", 2, 7, dup=True)
+        assert writer.expect(PUBREC) == 7
+        server.kill()
+        writer = server.client("writer", True)
+    writer.ack(PUBREL, 7)
+    assert writer.expect(PUBCOMP) == 7
+    # The identifier is free: what comes with it now is another message.
+    writer.publish("t", b"another", 2, 7)
+    assert writer.expect(PUBREC) == 7
+    assert everything(server, "reader") == [b"once", b"another"]
+
+
+def test_a_kill_between_pubrel_and_pubcomp(server):
+    subscribed(server, "reader").close()
+    writer = server.client("writer", False)
+    writer.publish("t", b"once", 2, 7)
+    assert writer.expect(PUBREC) == 7
+    writer.ack(PUBREL, 7)
+    assert writer.expect(PUBCOMP) == 7
+    server.kill()
+    # PUBCOMP did not reach the client.
+    writer = server.client("writer", True)
+    writer.ack(PUBREL, 7)
+    assert writer.expect(PUBCOMP) == 7
+    assert everything(server, "reader") == [b"once"]
+
+
+def test_a_reader_is_sent_the_same_until_it_says_pubrec_and_then_not_again(server):
+    reader = subscribed(server, "reader")
+    sent(server, b"1", b"2", b"3")
+    first, second, third = [reader.message() for _ in range(3)]
+    assert [body for _, body in (first, second, third)] == [b"1", b"2", b"3"]
+    # The first goes all the way, the second half of it.
+    reader.ack(PUBREC, first[0])
+    assert reader.expect(PUBREL) == first[0]
+    reader.ack(PUBREC, second[0])
+    assert reader.expect(PUBREL) == second[0]
+    for _ in range(2):
+        server.kill()
+        reader = server.client("reader", True)
+        # By their identifiers the client knows them.
+        assert reader.expect(PUBREL) == first[0]
+        assert reader.expect(PUBREL) == second[0]
+        assert reader.message() == third
+    for packet_id, _ in (first, second):
+        reader.ack(PUBCOMP, packet_id)
+    reader.ack(PUBREC, third[0])
+    assert reader.expect(PUBREL) == third[0]
+    reader.ack(PUBCOMP, third[0])
+    reader.close()
+    assert everything(server, "reader") == []

@@ -1,0 +1,318 @@
+"""MQTT over TLS and WebSocket over TLS, behind a load balancer, with the permissions of topics, and relayed to a RabbitMQ."""
+
+import json
+import socket
+import ssl
+
+import pytest
+
+from harness.certificates import Authority
+from harness.instances import leveret
+from harness.leveret import run
+from harness.mqtt_broker import ANY, listening
+from harness.mqtt_client import PATIENCE, V5, V311, MqttClient
+from harness.mqtt_wire import CONNACK, MqttWire
+from harness.rabbitmq import RabbitMq, free_ports
+
+# "test12", salted and hashed as in RabbitMQ's documentation.
+TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"
+AFAR = "192.0.2.1"
+
+
+def port(server, name="mqtt", scheme="mqtt"):
+    return listening(server, name, scheme)
+
+
+def definitions(folder, *users, vhost="/", topics=()):
+    """A file with users who may do everything in a virtual host, but for these topic permissions."""
+    file = folder / "definitions.json"
+    own = [{"name": name, "password_hash": password, "tags": ""} for name, password in users]
+    all_of_it = {"vhost": vhost, "configure": ".*", "write": ".*", "read": ".*"}
+    file.write_text(
+        json.dumps(
+            {
+                "users": own,
+                "vhosts": [{"name": vhost}],
+                "permissions": [{"user": name, **all_of_it} for name, _ in users],
+                "topic_permissions": [{"vhost": vhost, "exchange": "amq.topic", **topic} for topic in topics],
+            }
+        )
+    )
+    return str(file)
+
+
+@pytest.mark.parametrize("listener", ["mqtts", "web-mqtts"])
+@pytest.mark.parametrize("version", [V311, V5])
+def test_mqtt_is_spoken_over_tls(tmp_path, listener, version):
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server")
+    with leveret(tmp_path, f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key) as server:
+        web = listener == "web-mqtts"
+        where = port(server, listener, "wss" if web else "mqtts")
+        context = ssl.create_default_context(cafile=str(authority.file))
+        with MqttClient(where, "secret", version, tls=context, transport="websockets" if web else "tcp") as client:
+            client.subscribe("a/#", 2)
+            client.publish("a/b", b"x" * 300_000, 2)
+            message = client.message()
+            assert (message.payload, message.qos) == (b"x" * 300_000, 2)
+        # Whoever speaks plainly there gets an alert of TLS's, and no answer of MQTT's.
+        wire = MqttWire(where)
+        wire.connect("plain")
+        told = wire.packet()
+        assert told is None or told[0] != CONNACK
+        server.stop()
+
+
+def test_a_certificate_is_a_login(tmp_path):
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server")
+    worker = authority.issue("worker")
+    flags = ["--mqtts", ANY, "--tls-cert", certificate, "--tls-key", key, "--tls-verify-client", "optional"]
+    flags += ["--tls-client-ca", str(authority.file), "--definitions", definitions(tmp_path, ("CN=worker", ""))]
+    with leveret(tmp_path, *flags) as server:
+        known = ssl.create_default_context(cafile=str(authority.file))
+        known.load_cert_chain(*worker)
+        with MqttClient(port(server, "mqtts", "mqtts"), "w", V5, tls=known, user=None) as client:
+            assert not client.reason.is_failure
+        stranger = ssl.create_default_context(cafile=str(authority.file))
+        with MqttClient(port(server, "mqtts", "mqtts"), "s", V5, tls=stranger, user=None) as client:
+            assert client.reason.is_failure
+        server.stop()
+
+
+@pytest.mark.parametrize("header", ["v1", "v2"])
+def test_a_load_balancer_tells_where_a_client_comes_from(tmp_path, header):
+    with leveret(tmp_path, "--mqtt", ANY, "--proxy-protocol", header, "--trusted-proxies", "127.0.0.1") as server:
+        for source, let_in in [("127.0.0.1", True), (AFAR, False)]:
+            wire = MqttWire(port(server))
+            # Guest comes from this machine only.
+            wire.send(proxy_header(header, source))
+            wire.connect("behind")
+            kind, body = wire.packet()
+            assert (kind, body[1] == 0) == (CONNACK, let_in), (source, body)
+            wire.close()
+        # Who sends none is not served.
+        wire = MqttWire(port(server))
+        wire.connect("direct")
+        assert wire.packet() is None
+        server.stop()
+
+
+def proxy_header(version, source):
+    if version == "v1":
+        return f"PROXY TCP4 {source} 127.0.0.1 50000 1883\r\n".encode()
+    addresses = socket.inet_aton(source) + socket.inet_aton("127.0.0.1") + bytes([0xC3, 0x50, 0x07, 0x5B])
+    return b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + addresses
+
+
+TOPICS = "^sensors\\.{username}\\.{client_id}\\..*|^in\\.{vhost}\\."
+
+
+class Restricted:
+    """A server where `ann` may use topics of her own and of her client's alone, and `bob` all; Leveret or RabbitMQ."""
+
+    def __init__(self, kind, folder):
+        self.kind = kind
+        if kind == "leveret":
+            topic = {"user": "ann", "write": TOPICS, "read": TOPICS}
+            file = definitions(folder, ("ann", TEST12), ("bob", TEST12), vhost="plant", topics=[topic])
+            self.context = leveret(folder / "leveret", "--mqtt", ANY, "--definitions", file)
+            self.server = self.context.__enter__()
+            self.mqtt = port(self.server)
+        else:
+            (self.mqtt,) = free_ports(1)
+            self.server = RabbitMq(folder / "rabbitmq", f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.mqtt}", plugins="rabbitmq_mqtt")
+            self.server.control("add_vhost", "plant")
+            for user in ("ann", "bob"):
+                self.server.control("add_user", user, "test12")
+                self.server.control("set_permissions", "-p", "plant", user, ".*", ".*", ".*")
+            self.server.control("set_topic_permissions", "-p", "plant", "ann", "amq.topic", TOPICS, TOPICS)
+
+    def client(self, name, version=V311, user="ann", **options):
+        return MqttClient(self.mqtt, name, version, user=f"plant:{user}", password="test12", **options)
+
+    def refuses(self, name, topic):
+        """Whether a client is not allowed to subscribe: before 5.0 SUBACK says so, with RabbitMQ the end of the connection."""
+        with self.client(name) as client:
+            client.client.subscribe(topic, 1)
+            if self.kind == "rabbitmq":
+                return client.gone.wait(PATIENCE)
+            return [reason.value for reason in client.answers.get(timeout=PATIENCE)] == [0x80]
+
+
+@pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
+def restricted(request, tmp_path_factory):
+    restricted = Restricted(request.param, tmp_path_factory.mktemp(request.param))
+    yield restricted
+    restricted.server.stop()
+
+
+@pytest.mark.parametrize("topic", ["sensors/ann/c1/x", "in/plant/x"])
+def test_topic_permissions_speak_of_user_client_and_virtual_host(restricted, topic):
+    with restricted.client("c1") as client:
+        assert client.subscribe(topic, 1) == [1]
+        client.publish(topic, b"own")
+        assert client.message().payload == b"own"
+
+
+@pytest.mark.parametrize("topic", ["sensors/ann/c2/x", "sensors/bob/c1/x", "sensors/ann/{client_id}/x", "other"])
+def test_others_topics_are_refused(restricted, topic):
+    # Before 5.0 the only way to say so is to close the connection.
+    with restricted.client("c1") as client:
+        client.client.publish(topic, b"not mine", 1)
+        assert client.gone.wait(PATIENCE)
+    assert restricted.refuses("c1", topic)
+    # One client's right is not another's.
+    assert restricted.refuses("c3", "sensors/ann/c1/x")
+
+
+def test_a_client_of_5_0_hears_that_it_may_not(tmp_path):
+    restricted = Restricted("leveret", tmp_path)
+    with restricted.client("c1", V5) as client:
+        reasons = []
+        client.client.on_publish = lambda _c, _u, _mid, reason, _p: reasons.append(reason.value)
+        client.publish("sensors/ann/c2/x", b"not mine")
+        client.publish("sensors/ann/c1/x", b"own")
+        # 135: not authorized; 16: nobody has subscribed.
+        assert reasons == [135, 16]
+        assert client.subscribe("sensors/ann/c2/x", 1) == [135]
+    restricted.server.stop()
+
+
+def test_a_will_is_the_clients_too(restricted):
+    """Whoever may not publish to a topic may not do it by dying."""
+    heir = restricted.client("heir", user="bob")
+    heir.subscribe("sensors/#", 1)
+    for client in ("c2", "c1"):
+        # The topic is that of c1.
+        restricted.client(client, will=("sensors/ann/c1/will", client, 1)).vanish()
+    assert heir.message().payload == b"c1"
+    heir.close()
+
+
+def test_without_the_upstreams_port_mqtt_is_refused_at_start(tmp_path):
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    for listener in ("mqtt", "mqtts", "web-mqtt", "web-mqtts"):
+        flags = ["--upstream", "amqp://127.0.0.1:1", f"--{listener}", ANY, "--tls-cert", certificate, "--tls-key", key]
+        code, _, told = run("serve", *flags)
+        assert code == 2 and f"--{listener}: needs upstream_mqtt" in told, told
+    code, _, told = run("serve", "--upstream-mqtt", "tcp://127.0.0.1:1", "--mqtt", ANY)
+    assert code == 2 and "has no effect without an upstream" in told, told
+
+
+class Upstream:
+    """A RabbitMQ that speaks MQTT in three ways."""
+
+    def __init__(self, folder):
+        self.authority = Authority(folder / "tls")
+        certificate, key = self.authority.issue("rabbit")
+        self.plain, self.tls = free_ports(2)
+        self.server = RabbitMq(
+            folder / "rabbitmq",
+            f"mqtt.listeners.tcp.1 = 127.0.0.1:{self.plain}",
+            f"mqtt.listeners.ssl.1 = 127.0.0.1:{self.tls}",
+            f"ssl_options.cacertfile = {self.authority.file}",
+            f"ssl_options.certfile = {certificate}",
+            f"ssl_options.keyfile = {key}",
+            "ssl_options.verify = verify_none",
+            plugins="rabbitmq_mqtt",
+        )
+
+    def flags(self, url):
+        return ["--upstream", self.server.uri.replace("guest:guest@", ""), "--upstream-mqtt", url]
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory):
+    upstream = Upstream(tmp_path_factory.mktemp("upstream"))
+    yield upstream
+    upstream.server.stop()
+
+
+def converse(where, transport="tcp", **options):
+    with MqttClient(where, "relayed", transport=transport, **options) as client:
+        assert not client.reason.is_failure
+        # It is RabbitMQ that answers: Leveret itself grants 2.
+        assert client.subscribe("relayed/#", 2) == [1]
+        client.publish("relayed/x", b"x" * 300_000)
+        assert client.message().payload == b"x" * 300_000
+
+
+def test_in_front_of_rabbitmq_mqtt_is_relayed(tmp_path, upstream):
+    listeners = ["--mqtt", ANY, "--web-mqtt", ANY, "--ws", ANY]
+    with leveret(tmp_path, *upstream.flags(f"tcp://127.0.0.1:{upstream.plain}"), *listeners) as server:
+        converse(port(server))
+        converse(port(server, "web-mqtt", "ws"), "websockets")
+        converse(server.ws_port, "websockets", path="/ws/mqtt")
+        with MqttClient(port(server), "stranger", password="wrong") as client:
+            assert client.reason.is_failure
+        server.stop()
+
+
+def test_the_relay_speaks_tls_on_both_sides(tmp_path, upstream):
+    certificate, key = upstream.authority.issue("front")
+    flags = [*upstream.flags(f"tls://localhost:{upstream.tls}"), "--upstream-ca", str(upstream.authority.file)]
+    listeners = ["--mqtt", ANY, "--mqtts", ANY, "--tls-cert", certificate, "--tls-key", key]
+    with leveret(tmp_path, *flags, *listeners) as server:
+        converse(port(server))
+        context = ssl.create_default_context(cafile=str(upstream.authority.file))
+        converse(port(server, "mqtts", "mqtts"), tls=context)
+        server.stop()
+
+
+def test_a_certificate_of_the_upstream_that_nobody_vouches_for_is_not_believed(tmp_path, upstream):
+    other = Authority(tmp_path / "other")
+    flags = [*upstream.flags(f"tls://localhost:{upstream.tls}"), "--upstream-ca", str(other.file)]
+    with leveret(tmp_path, *flags, "--mqtt", ANY) as server:
+        wire = MqttWire(port(server))
+        wire.connect("x")
+        assert wire.packet() is None
+        server.stop()
+
+
+def test_the_upstream_learns_where_a_client_comes_from(tmp_path):
+    """RabbitMQ calls a connection by the address that the header tells."""
+    (plain,) = free_ports(1)
+    settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{plain}", "mqtt.proxy_protocol = true", "proxy_protocol = true"]
+    rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_mqtt")
+    try:
+        flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-mqtt", f"tcp://127.0.0.1:{plain}"]
+        flags += ["--upstream-proxy-protocol", "v2", "--proxy-protocol", "v1", "--trusted-proxies", "127.0.0.1"]
+        with leveret(tmp_path, *flags, "--mqtt", ANY) as server:
+            wire = MqttWire(port(server))
+            wire.send(proxy_header("v1", AFAR))
+            wire.connect("behind")
+            assert wire.packet() == (CONNACK, b"\0\0")
+            assert f"{AFAR}:50000 -> " in rabbitmq.control("list_mqtt_connections", "conn_name")
+            wire.close()
+            server.stop()
+    finally:
+        rabbitmq.stop()
+
+
+def test_while_the_upstream_is_down_clients_are_let_go_and_then_come_in_again(tmp_path):
+    (plain,) = free_ports(1)
+    settings = [f"mqtt.listeners.tcp.1 = 127.0.0.1:{plain}"]
+    rabbitmq = RabbitMq(tmp_path / "rabbitmq", *settings, plugins="rabbitmq_mqtt")
+    flags = ["--upstream", rabbitmq.uri.replace("guest:guest@", ""), "--upstream-mqtt", f"tcp://127.0.0.1:{plain}"]
+    try:
+        with leveret(tmp_path, *flags, "--mqtt", ANY) as server:
+            client = MqttClient(port(server), "before", V311)
+            rabbitmq.end()
+            assert client.gone.wait(PATIENCE), "the end of the upstream's connection is the end of the client's"
+            client.client.loop_stop()
+            wire = MqttWire(port(server))
+            wire.connect("meanwhile")
+            assert wire.packet() is None
+            rabbitmq.start()
+            converse(port(server))
+            server.stop()
+    finally:
+        rabbitmq.stop()
+
+
+def test_who_connects_and_says_nothing_is_let_go(tmp_path):
+    with leveret(tmp_path, "--mqtt", ANY, "--handshake-timeout", "1s") as server:
+        assert MqttWire(port(server)).packet() is None
+        server.stop()

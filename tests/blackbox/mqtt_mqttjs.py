@@ -1,0 +1,70 @@
+"""mqtt.js from Node, over TCP and WebSocket: MQTT 3.1.1 on Leveret and on RabbitMQ, and 5.0 on Leveret, which RabbitMQ 3.10
+does not know."""
+
+import json
+import subprocess
+
+import pytest
+
+from harness.leveret import ROOT
+from harness.mqtt_broker import Broker
+from harness.mqtt_scenarios import MQTT_5, of_311
+
+HERE = ROOT / "tests" / "websocket"
+TRANSPORTS = ["tcp", "web"]
+
+
+class Observed:
+    """What the scenarios saw on one server, by version and transport; each is asked once."""
+
+    def __init__(self, kind, folder):
+        self.broker = Broker(kind, folder)
+        self.seen = {}
+
+    def of(self, module, transport):
+        if (module, transport) not in self.seen:
+            broker = self.broker
+            url = f"mqtt://127.0.0.1:{broker.mqtt}" if transport == "tcp" else f"ws://127.0.0.1:{broker.web_mqtt}/ws"
+            prefix = f"{module}-{transport}"
+            done = subprocess.run(
+                ["node", HERE / "mqtt_client.mjs", f"./{module}.mjs", url, prefix],
+                capture_output=True,
+                text=True,
+                timeout=600,
+            )
+            assert done.returncode == 0, done.stderr
+            self.seen[module, transport] = json.loads(done.stdout)
+        return self.seen[module, transport]
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory):
+    servers = {}
+
+    def of(kind):
+        if kind not in servers:
+            servers[kind] = Observed(kind, tmp_path_factory.mktemp(kind))
+        return servers[kind]
+
+    yield of
+    for server in servers.values():
+        server.broker.stop()
+
+
+@pytest.mark.parametrize("name", of_311("leveret"))
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("kind", ["leveret", "rabbitmq"])
+def test_mqtt_311(observed, kind, transport, name):
+    assert observed(kind).of("mqtt_scenarios", transport)[name] == of_311(kind, transport)[name]
+
+
+@pytest.mark.parametrize("name", MQTT_5)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_mqtt_5(observed, transport, name):
+    assert observed("leveret").of("mqtt5_scenarios", transport)[name] == MQTT_5[name]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(("module", "expected"), [("mqtt_scenarios", of_311("leveret")), ("mqtt5_scenarios", MQTT_5)])
+def test_every_scenario_is_judged(observed, module, expected, transport):
+    assert set(observed("leveret").of(module, transport)) == set(expected)

@@ -1,0 +1,50 @@
+"""@stomp/stompjs on a page in a real Chromium, wherever STOMP is served over WebSocket; beside it RabbitMQ's Web-STOMP."""
+
+import pytest
+
+from harness.browser import browser
+from harness.instances import leveret
+from harness.mqtt_broker import ANY, Broker, listening
+from harness.site import site
+
+EVERYTHING = {
+    "errors": [],
+    "version": "1.2",
+    "protocol": "v12.stomp",
+    "text": {"body": "größe", "own": "a:b\nc"},
+    "octets": True,
+    "redelivered": "true",
+    "committed": "committed",
+    "large": True,
+}
+RUN = "return await (await import('/stomp_conversation.mjs')).run(...args)"
+
+
+@pytest.fixture(scope="module")
+def origin():
+    with site() as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory, origin):
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        window.open(f"{origin}/mqtt_page.html")
+        yield window
+
+
+@pytest.mark.parametrize(("listener", "path"), [("web-stomp", "/ws"), ("ws", "/ws/stomp"), ("ws", "/")])
+def test_a_page_speaks_stomp(tmp_path, origin, window, listener, path):
+    with leveret(tmp_path, f"--{listener}", ANY, "--ws-origins", origin) as server:
+        assert window.run(RUN, f"ws://127.0.0.1:{listening(server, listener, 'ws')}{path}", "q") == EVERYTHING
+        server.stop()
+
+
+def test_rabbitmq_gives_a_page_the_same(tmp_path, window):
+    broker = Broker("rabbitmq", tmp_path)
+    try:
+        seen = window.run(RUN, f"ws://127.0.0.1:{broker.web_stomp}/ws", "q")
+    finally:
+        broker.stop()
+    # Binary messages, as it is told to send (harness/mqtt_broker.py), are texts to nobody but the client.
+    assert {**seen, "text": EVERYTHING["text"]} == EVERYTHING
