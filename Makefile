@@ -60,14 +60,15 @@ package: leveret
 # It is built, installed, started, upgraded, removed and purged in a copy of this machine, which takes root (as it also does
 # in `make scenarios`, where it is left out without).
 package-test: setup leveret
-	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
+	cd tests && $$([ $$(id -u) -eq 0 ] || echo sudo --preserve-env=PATH) env LEVERET_PACKAGE_TEST=1 ../.cache/venv/bin/python -m pytest blackbox/package_*.py $(ARGS)
 
 # One file that needs nothing of the system, for MUSL's triple; it takes musl-gcc (Debian: musl-tools).
 MUSL ?= $(shell uname -m)-unknown-linux-musl
 static:
 	rustup target add $(MUSL)
 	cargo build --release --locked --quiet --package leveret --target $(MUSL)
-	! readelf --dynamic target/$(MUSL)/release/leveret | grep NEEDED
+	readelf --dynamic target/$(MUSL)/release/leveret >target/$(MUSL)/release/leveret.dynamic
+	! grep NEEDED target/$(MUSL)/release/leveret.dynamic
 
 # Simulated power failures, kills and failing disks; `make unit` runs a few hundred of each.
 crash:

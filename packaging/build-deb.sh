@@ -54,7 +54,8 @@ control() {
         -e "s|@DEPENDS@|$(libraries)|" -e 's|, $||' "$here/debian/control.in" >"$debian/control"
     install -m 644 "$here/debian/conffiles" "$debian/conffiles"
     install -m 755 "$here"/debian/{postinst,prerm,postrm} "$debian"
-    (cd "$root" && find usr lib etc -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum) >"$debian/md5sums"
+    # Not of the conffile: dpkg knows what that was.
+    (cd "$root" && find usr lib -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum) >"$debian/md5sums"
     chmod 644 "$debian"/{control,md5sums}
     chmod 755 "$debian" "$root"/{etc,etc/leveret,lib,lib/systemd,lib/systemd/system,usr,usr/bin}
 }

@@ -1,6 +1,10 @@
 """`leveret ctl` on its own: passwords stay off the command line, mistakes are one line, output can be trusted."""
 
+import contextlib
+import os
+import select
 import subprocess
+import termios
 
 import pytest
 
@@ -55,6 +59,86 @@ def test_a_new_password_comes_from_standard_input(server):
     assert "s3cret" not in done.stdout + done.stderr
     Ctl(server.http)("set_user_tags", "piped", "management")
     Ctl(server.http, "piped", "s3cret")("authenticate_user")
+
+
+def test_a_password_is_typed_unseen_and_giving_up_leaves_a_terminal_that_shows_what_is_typed(server):
+    with at_terminal(server, "add_user", "typed") as (child, terminal):
+        terminal.expects("New password of typed: ")
+        assert not terminal.shows()
+        terminal.types("s3\x03")
+        out, error = child.communicate(timeout=30)
+        assert (child.returncode, out, error) == (1, "", "leveret: given up\n")
+        assert terminal.shows()
+    assert "typed" not in Ctl(server.http)("list_users")
+
+
+def test_a_new_password_is_typed_twice_and_is_not_empty(server):
+    with at_terminal(server, "add_user", "typed") as (child, terminal):
+        terminal.expects("New password of typed: ")
+        terminal.types("\n")
+        out, error = child.communicate(timeout=30)
+        assert (child.returncode, out) == (2, "") and "empty password" in error
+    with at_terminal(server, "add_user", "typed") as (child, terminal):
+        terminal.expects("New password of typed: ")
+        terminal.types("s3x\x7fcret\n")
+        terminal.expects("The same again: ")
+        terminal.types("s3cret\n")
+        assert child.communicate(timeout=30) == ("user 'typed' added\n", "")
+        assert terminal.shows() and "cret" not in terminal.seen
+    Ctl(server.http)("set_user_tags", "typed", "management")
+    Ctl(server.http, "typed", "s3cret")("authenticate_user")
+
+
+class Terminal:
+    """One that somebody sits at."""
+
+    def __init__(self):
+        self.hands, self.end = os.openpty()
+        self.seen = ""
+
+    def shows(self):
+        """Whether it shows what is typed, and makes signals of Ctrl-C."""
+        local = termios.tcgetattr(self.end)[3]
+        assert bool(local & termios.ECHO) == bool(local & termios.ISIG) == bool(local & termios.ICANON)
+        return bool(local & termios.ECHO)
+
+    def types(self, text):
+        os.write(self.hands, text.encode())
+
+    def expects(self, text):
+        while text not in self.seen:
+            assert select.select([self.hands], [], [], 30)[0], self.seen
+            self.seen += os.read(self.hands, 1024).decode()
+
+
+@contextlib.contextmanager
+def at_terminal(server, *arguments):
+    terminal = Terminal()
+    argv = ["setsid", "--ctty", "--wait", binary(), "ctl", "--url", server.http, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(argv, env=clean_environment(), stdin=terminal.end, **pipes)
+    try:
+        yield child, terminal
+    finally:
+        child.kill()
+        child.communicate()
+        os.close(terminal.hands)
+        os.close(terminal.end)
+
+
+def test_a_reason_that_would_not_arrive_is_refused(server):
+    for command in ("close_connection", "close_all_user_connections"):
+        code, out, error = run("ctl", "--url", server.http, command, "somebody", "größer")
+        assert (code, out) == (2, "") and "ASCII" in error
+
+
+def test_all_virtual_hosts_are_listed_whatever_the_usual_one_is(server):
+    ctl = Ctl(server.http)
+    ctl("add_vhost", "elsewhere")
+    rows = ctl("--quiet", "list_permissions", "--all-vhosts", LEVERET_CTL_VHOST="elsewhere")
+    assert "/\tguest\t" in rows
+    assert ctl("--quiet", "list_permissions", "--all-vhosts", "--vhost", "elsewhere") == rows
+    ctl("delete_vhost", "elsewhere")
 
 
 def test_nobody_there_is_told_in_one_line():

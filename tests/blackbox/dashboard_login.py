@@ -80,6 +80,32 @@ def test_logging_out_forgets_everything(visit):
     assert is_logged_out(visit)
 
 
+def test_logging_out_before_the_first_figures_ends_it_all_the_same(visit):
+    visit.open()
+    # The list of virtual hosts, which comes first, is held up until somebody has logged out.
+    script = """
+        const [fetch, setInterval] = [window.fetch, window.setInterval];
+        [window.asked, window.timers] = [[], 0];
+        window.setInterval = (...all) => (timers += 1, setInterval(...all));
+        window.fetch = async (url, ...rest) => {
+            asked.push(String(url));
+            const answer = await fetch(url, ...rest);
+            if (String(url).includes("/api/vhosts")) await new Promise((resolve) => (window.release = resolve));
+            return answer;
+        };
+    """
+    visit.window.evaluate(script)
+    visit.log_in()
+    visit.wait("window.release !== undefined")
+    visit.window.click("#logout")
+    visit.window.evaluate("asked.length = 0; release()")
+    # The menu is filled from the answer; what follows upon that follows at once.
+    visit.wait("document.querySelector('#vhost option') !== null")
+    visit.window.run("await new Promise((resolve) => setTimeout(resolve))")
+    assert is_logged_out(visit)
+    assert visit.window.evaluate("return [asked.length, timers, document.querySelector('#view').childElementCount]") == [0, 0, 0]
+
+
 def test_a_password_may_be_anything(visit, server):
     ask(server, "PUT", "users/%C3%A9l%C3%A8ve", {"password": "pä:ss wörd 🐇", "tags": "management"})
     visit.open()

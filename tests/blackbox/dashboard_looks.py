@@ -273,9 +273,10 @@ def test_it_is_pictured(visit, server):
         visit.window.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         picture = visit.window.screenshot()
         assert picture.startswith(b"\x89PNG")
-        assert len(picture) < 150_000
         assert visit.window.evaluate("return location.hash") == hash_of(place)
         if folder:
+            # What goes into the repository is small; elsewhere the fonts decide.
+            assert len(picture) < 150_000
             (Path(folder) / name).write_bytes(picture)
 
 

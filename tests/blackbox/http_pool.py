@@ -1,10 +1,13 @@
 """In front of an upstream the API shows clients, upstream connections, leases and limits, to this machine only."""
 
+import signal
+
 import pika
 import pytest
 
 from harness.management import leveret, path
 from harness.rabbitmq import RabbitMq
+from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Wire
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,7 @@ def test_there_is_no_broker_to_manage(pool):
 
 def test_a_name_that_is_not_this_machines_is_refused(pool):
     assert pool.status("GET", "leveret/clients", headers={"host": "rebound.example"}) == 403
+    assert pool.status("GET", "leveret/clients", headers={"x-forwarded-for": "10.0.0.1"}) == 403, "through a proxy"
 
 
 def test_a_drain_ends_the_process_in_order(tmp_path):
@@ -75,3 +79,17 @@ def test_a_drain_ends_the_process_in_order(tmp_path):
             connection.process_data_events(10)
         assert closed.value.reply_code == 320
         assert ours.server.child.wait(30) == 0
+
+
+def test_a_drain_over_http_is_no_signal(tmp_path):
+    with leveret(tmp_path, "--drain-timeout", "1h") as ours:
+        late = Wire(ours.server.port).handshake()
+        for _ in range(2):
+            assert ours.status("POST", "leveret/drain") == 204
+        late.expect(CONNECTION_CLOSE)
+        ours.server.child.send(signal.SIGTERM)
+        # As an orchestrator does that was told to drain first: it goes on, and is heard of.
+        ours.server.child.wait_line(r"draining; a second signal leaves at once")
+        assert ours.server.child.running()
+        late.send_method(0, CONNECTION_CLOSE_OK)
+        assert ours.server.child.wait() == 0

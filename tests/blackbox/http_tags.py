@@ -32,6 +32,12 @@ CHANGES = [
     ("PUT", "user-limits/m_management/max-connections", {"value": 50}),
     ("PUT", "parameters/vhost-limits/v1/limits", {"value": {"max-queues": 50}}),
     ("DELETE", "parameters/vhost-limits/v1/limits", None),
+    # The doors for administrators only have others beside them.
+    ("PUT", "parameters/operator_policy/v1/w1", {"value": {**LIMIT, "apply-to": "queues", "priority": 0}}),
+    ("DELETE", "parameters/operator_policy/v1/w1", None),
+    ("PUT", "parameters/operator_policy/%2F/w1", {"value": {**LIMIT, "apply-to": "queues", "priority": 0}}),
+    ("PUT", "global-parameters/cluster_name", {"value": "zz"}),
+    ("DELETE", "global-parameters/cluster_name", None),
     ("PUT", "global-parameters/w1", {"value": 5}),
     ("PUT", "exchanges/v1/x1", {"type": "direct"}),
     ("PUT", "exchanges/v1/n1", {"type": "direct"}),
@@ -84,6 +90,16 @@ def test_who_may_change(both):
     ours, theirs = both
     for method, path, body in CHANGES:
         assert as_all(ours, method, path, body) == as_all(theirs, method, path, body), (method, path)
+
+
+def test_limits_of_a_virtual_host_have_one_name(both):
+    ours, _ = both
+    ours.ask("PUT", "vhosts/v2")
+    ours.ask("PUT", "parameters/vhost-limits/v2/limits", {"value": {"max-queues": 1}})
+    assert ours.status("PUT", "parameters/vhost-limits/v2/other", {"value": {"max-queues": 9}}) == 400
+    assert ours.status("DELETE", "parameters/vhost-limits/v2/other") == 404
+    ours.ask("PUT", "permissions/v2/guest", GRANT | {"configure": ".*"})
+    assert [ours.status("PUT", f"queues/v2/{name}", {}) for name in ("q1", "q2")] == [201, 400], "it still holds"
 
 
 def test_nobody_comes_in_with_a_wrong_password_and_guessing_ends(both):

@@ -1,5 +1,6 @@
 """Metrics of single queues, connections and channels, of chosen families and virtual hosts, and on a listener of their own."""
 
+import contextlib
 import os
 import urllib.error
 import urllib.request
@@ -11,7 +12,8 @@ import pytest
 from harness.exposition import scrape
 from harness.instances import leveret
 from harness.metrics import wait_until
-from harness.rabbitmq import free_ports
+from harness.mqtt_client import MqttClient
+from harness.websocket import WebSocketWire
 
 QUEUES = 10_000
 SCRAPE_SECONDS = 0.1
@@ -85,12 +87,21 @@ def test_the_listener_of_the_metrics_has_nothing_else(server):
 
 
 def test_protocols_and_transports_are_told_apart(tmp_path):
-    [mqtt] = free_ports(1)
-    with leveret(tmp_path, "--mqtt", f"127.0.0.1:{mqtt}") as server:
-        with connected(server):
-            of = lambda: scrape(server.http + "/metrics")
-            assert of().value("leveret_protocol_connections", protocol="amqp", transport="tcp") == 1
-            wait_until(lambda: of().value("rabbitmq_connections") == 1)
+    kinds = {("amqp", "tcp"): 1, ("amqp", "websocket"): 2, ("mqtt", "tcp"): 1}
+    with leveret(tmp_path, "--mqtt", "127.0.0.1:0", "--ws", "127.0.0.1:0") as server, contextlib.ExitStack() as clients:
+        mqtt = int(server.child.wait_line(r"^mqtt +listening on mqtt://127\.0\.0\.1:(\d+)").group(1))
+        clients.enter_context(connected(server))
+        clients.enter_context(MqttClient(mqtt, "teller"))
+        for _ in range(kinds["amqp", "websocket"]):
+            clients.enter_context(WebSocketWire(server.ws_port)).handshake()
+
+        def counted():
+            samples = scrape(server.http + "/metrics").families["leveret_protocol_connections"]
+            return {(labels["protocol"], labels["transport"]): value for labels, value in samples}
+
+        wait_until(lambda: counted() == kinds)
+        assert scrape(server.http + "/metrics").value("rabbitmq_connections") == sum(kinds.values())
+        clients.close()
         server.stop()
 
 

@@ -3,6 +3,7 @@
 For what changes a whole system, such as installing a package. It takes root.
 """
 
+import functools
 import os
 import socket
 import subprocess
@@ -10,11 +11,14 @@ import time
 from pathlib import Path
 
 from harness.child import clean_environment
+from harness.leveret import ROOT
 
 COMMAND_SECONDS = 120
 START_SECONDS = 30
 
-# Writes go to memory. What is mounted below / is not part of the copy, but for the devices.
+SPACES = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork"]
+
+# Writes go to memory. What is mounted below / is not part of the copy, but for the devices and the checkout.
 PREPARE = """
 set -e
 mount -t tmpfs none {folder}
@@ -24,14 +28,24 @@ mount -t proc proc {folder}/root/proc
 mount --rbind /dev {folder}/root/dev
 for each in run tmp; do mount -t tmpfs none {folder}/root/$each; done
 chmod 1777 {folder}/root/tmp
+mkdir -p {folder}/root{checkout}
+mount --bind {checkout} {folder}/root{checkout}
+mount -o remount,bind,ro {folder}/root{checkout}
 ip link set lo up
 touch {folder}/ready
 exec sleep infinity
 """
 
 
-def is_possible():
-    return os.geteuid() == 0
+@functools.cache
+def why_impossible():
+    """What keeps this machine from being copied; nothing if that works. A container's root may be no more than a name."""
+    try:
+        probe = [*SPACES, "mount", "-t", "tmpfs", "none", "/mnt"]
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=START_SECONDS)
+    except OSError as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 
 
 class Machine:
@@ -41,8 +55,8 @@ class Machine:
         self.folder = folder
         folder.mkdir(parents=True)
         self.holder = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--pid", "--net", "--ipc", "--uts"]
-            + ["--fork", "--kill-child", "sh", "-c", PREPARE.format(folder=folder)],
+            ["setpriv", "--pdeathsig", "KILL", "--", *SPACES, "--kill-child"]
+            + ["sh", "-c", PREPARE.format(folder=folder, checkout=ROOT)],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -99,7 +113,12 @@ class Manager:
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(path))
+        # By way of its folder: the name of a socket has 107 octets at most (unix(7)), and those of a test's folders are long.
+        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+        try:
+            self.socket.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+        finally:
+            os.close(folder)
         os.chmod(path, 0o777)
 
     def __enter__(self):

@@ -5,14 +5,18 @@ import contextlib
 import http.client
 import json
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from harness.child import clean_environment
 from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq, free_ports
 
 SECONDS = 30
-ADMIN = "/usr/lib/rabbitmq/lib/rabbitmq_server-3.10.8/plugins/rabbitmq_management-3.10.8/priv/www/cli/rabbitmqadmin"
+PLUGINS = Path("/usr/lib/rabbitmq/lib")
+ADMIN = "rabbitmq_server-*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqadmin"
 
 
 class Management:
@@ -56,8 +60,12 @@ class Management:
 
     def admin(self, *arguments):
         """The script that RabbitMQ's management plug-in serves: exit code and output."""
-        argv = ["python3", ADMIN, "-H", self.host, "-P", str(self.port), *map(str, arguments)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS)
+        [script] = PLUGINS.glob(ADMIN)
+        argv = ["python3", script, "-H", self.host, "-P", str(self.port), *map(str, arguments)]
+        # In a home of its own, since it reads a file of settings there.
+        with tempfile.TemporaryDirectory() as home:
+            environment = clean_environment(HOME=home)
+            done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=SECONDS)
         return done.returncode, done.stdout + done.stderr
 
 

@@ -1,14 +1,15 @@
 //! The HTTP server: accepts, bounds and ends connections, and sends each request to its answer.
 //!
 //! A stranger who reaches the address can neither keep it from others nor make it grow: there is a bound on
-//! connections, and when it is reached the oldest makes room; a request's head has a size and a time; an answer that
-//! is not read is given up.
+//! connections, and when it is reached the oldest idle one makes room; a request's head has a size and a time; an
+//! answer that is not read is given up.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -82,16 +83,55 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 struct Service {
     inner: TowerToHyperService<Router>,
     caller: Caller,
+    work: Work,
 }
 
 impl hyper::service::Service<Request<Incoming>> for Service {
     type Response = Response;
     type Error = Infallible;
-    type Future = <TowerToHyperService<Router> as hyper::service::Service<Request<Incoming>>>::Future;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.caller);
-        self.inner.call(request)
+        let at_work = self.work.begin();
+        request.extensions_mut().insert(at_work.clone());
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await;
+            drop(at_work);
+            answer
+        })
+    }
+}
+
+/// How many requests of a connection are at work; with HTTP/1.1 one at most, but for an answer that is still sent.
+#[derive(Debug, Clone, Default)]
+struct Work(Arc<AtomicUsize>);
+
+/// Keeps a connection from having to make room: while a request is at work, and for as long as its answer says so.
+#[derive(Debug)]
+pub(crate) struct AtWork(Work);
+
+impl Work {
+    fn begin(&self) -> AtWork {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        AtWork(self.clone())
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl Clone for AtWork {
+    fn clone(&self) -> Self {
+        self.0.begin()
+    }
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -110,8 +150,9 @@ async fn serve_within(
         tokio::select! {
             () = &mut shutdown => break,
             stream = accept(&listener) => {
-                let service = Service { inner: router.clone(), caller: stream.caller() };
-                connections.admit(converse(limits, stream, service, draining.clone()));
+                let work = Work::default();
+                let service = Service { inner: router.clone(), caller: stream.caller(), work: work.clone() };
+                connections.admit(work, converse(limits, stream, service, draining.clone()));
             }
         }
     }
@@ -165,7 +206,7 @@ struct Connections {
     limit: usize,
     tasks: JoinSet<()>,
     /// Oldest first; some may have ended.
-    by_age: VecDeque<AbortHandle>,
+    by_age: VecDeque<(AbortHandle, Work)>,
 }
 
 impl Connections {
@@ -173,19 +214,23 @@ impl Connections {
         Self { limit, tasks: JoinSet::new(), by_age: VecDeque::new() }
     }
 
-    /// Runs a connection. At the limit the oldest one ends for it: an honest request takes milliseconds, so what is
-    /// oldest is idle, or there to keep others out.
-    fn admit(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a connection. At the limit the oldest one that is not at work ends for it: it is between requests, or there
+    /// to keep others out, for what a stranger may ask takes milliseconds. If all are at work, it is the new one that
+    /// ends: nobody's request is cut for who has only just come.
+    fn admit(&mut self, work: Work, connection: impl Future<Output = ()> + Send + 'static) {
         while self.tasks.try_join_next().is_some() {}
         if self.by_age.len() >= self.limit {
-            self.by_age.retain(|task| !task.is_finished());
+            self.by_age.retain(|(task, _)| !task.is_finished());
         }
-        if self.by_age.len() >= self.limit
-            && let Some(oldest) = self.by_age.pop_front()
-        {
+        if self.by_age.len() >= self.limit {
+            let idle = self.by_age.iter().position(|(_, work)| work.is_over());
+            let Some((oldest, _)) = idle.and_then(|idle| self.by_age.remove(idle)) else {
+                tracing::debug!("refused an HTTP connection, for all of them are at work");
+                return;
+            };
             oldest.abort();
         }
-        self.by_age.push_back(self.tasks.spawn(connection));
+        self.by_age.push_back((self.tasks.spawn(connection), work));
     }
 
     /// Waits for all to end, and after the bound ends them.

@@ -216,6 +216,45 @@ async fn at_the_limit_the_oldest_connection_makes_room() {
 }
 
 #[tokio::test]
+async fn at_the_limit_a_request_at_work_goes_on() {
+    let (begun, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
+    let end = Arc::new(tokio::sync::Notify::new());
+    let slow = Router::new().route("/healthz", get(async || "ok\n")).route(
+        "/slow",
+        get({
+            let end = Arc::clone(&end);
+            async move || {
+                begun.send(()).unwrap();
+                end.notified().await;
+                "ok\n"
+            }
+        }),
+    );
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let limits = Limits { connections: 2, ..PATIENT };
+    let server = tokio::spawn(serve_within(limits, listener.into(), slow, std::future::pending()));
+    let ask = b"GET /slow HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let mut first = TcpStream::connect(at).await.unwrap();
+    first.write_all(ask).await.unwrap();
+    has_begun.recv().await.unwrap();
+    let mut idle = TcpStream::connect(at).await.unwrap();
+    keep_alive_request(&mut idle).await;
+    let mut second = TcpStream::connect(at).await.unwrap();
+    second.write_all(ask).await.unwrap();
+    has_begun.recv().await.unwrap();
+    assert_eq!(read_to_end(&mut idle).await, "", "the idle one made room, though it is younger");
+    let mut third = TcpStream::connect(at).await.unwrap();
+    assert_eq!(read_to_end(&mut third).await, "", "no room");
+    end.notify_waiters();
+    for stream in [&mut first, &mut second] {
+        let answer = read_to_end(stream).await;
+        assert!(answer.ends_with("\r\n\r\nok\n"), "{answer}");
+    }
+    server.abort();
+}
+
+#[tokio::test]
 async fn shutting_down_closes_idle_connections_and_the_port() {
     let server = Server::start(PATIENT, 0).await;
     let mut idle = server.connect().await;

@@ -50,7 +50,11 @@ pub struct Broker {
     paging: Arc<Paging>,
     /// Where durable things are written down, if anywhere.
     store: OnceLock<Arc<Store>>,
+    vhost_watcher: OnceLock<VhostWatcher>,
 }
+
+/// Called with the name of a virtual host that has been deleted.
+type VhostWatcher = Box<dyn Fn(&str) + Send + Sync>;
 
 impl Broker {
     /// A new broker.
@@ -63,6 +67,7 @@ impl Broker {
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
             paging: Arc::new(Paging::new(config.paging_watermark, config.paging_waker)),
             store: OnceLock::new(),
+            vhost_watcher: OnceLock::new(),
         });
         if config.defaults {
             broker.add_defaults();
@@ -124,6 +129,18 @@ impl Broker {
 
     pub(crate) fn has_user(&self, name: &str) -> bool {
         self.users.account(name).is_some()
+    }
+
+    /// Lets `watcher` be called with the name of each virtual host that has been deleted, before there can be another one of
+    /// that name. Set once.
+    pub fn on_vhost_gone(&self, watcher: Box<dyn Fn(&str) + Send + Sync>) {
+        let _ = self.vhost_watcher.set(watcher);
+    }
+
+    pub(crate) fn tell_vhost_gone(&self, name: &str) {
+        if let Some(watcher) = self.vhost_watcher.get() {
+            watcher(name);
+        }
     }
 
     /// Opens a virtual host for a user.

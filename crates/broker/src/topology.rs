@@ -92,6 +92,8 @@ pub(crate) struct Topology {
     queue_names: HashMap<Arc<str>, u32, RandomState>,
     bindings: Slab<Binding>,
     hasher: RandomState,
+    /// The virtual host is deleted: nothing may be added.
+    is_closed: bool,
 }
 
 #[derive(Debug)]
@@ -195,6 +197,7 @@ impl Topology {
 
     /// Adds an exchange and returns its slot.
     pub(crate) fn insert_exchange(&mut self, exchange: Exchange) -> u32 {
+        debug_assert!(!self.is_closed, "the virtual host is deleted");
         let number = self.ledger.as_ref().filter(|_| exchange.durable).map(|ledger| {
             let number = ledger.new_number();
             ledger.exchange_declared(&exchange, number);
@@ -228,6 +231,7 @@ impl Topology {
     }
 
     pub(crate) fn insert_queue(&mut self, queue: Arc<Queue>) {
+        debug_assert!(!self.is_closed, "the virtual host is deleted");
         if let (Some(ledger), Some(number)) = (&self.ledger, queue.number()) {
             ledger.queue_declared(&queue, number);
         }

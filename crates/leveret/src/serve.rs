@@ -26,13 +26,13 @@ use crate::descriptors;
 use crate::identities;
 use crate::listen::bind;
 use crate::logs::LogLevel;
-use crate::manage::Manager;
+use crate::manage::{Hooks, Manager};
 use crate::mqtt::{MqttListeners, mqtt_config};
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
 use crate::reload::Reloader;
-use crate::signals;
+use crate::signals::{self, Drainer};
 use crate::status::Status;
 use crate::stomp::StompListeners;
 use crate::tls::Tls;
@@ -48,7 +48,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Result<(), ServeError> {
     let config = effective.config.clone();
     // Before anything is announced: who reads the announcement may send a signal at once.
-    let (mut drain, reload) = signals::catch().map_err(ServeError::Signals)?;
+    let (mut drain, drainer, reload) = signals::catch().map_err(ServeError::Signals)?;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
@@ -109,7 +109,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         notifier: notifier.clone(),
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
-    status.manage(management(&reloader, clock));
+    status.manage(management(&reloader, clock, drainer));
     let http = Http::serve(http, prometheus, &status);
     notifier.ready();
     tokio::spawn(notifier.clone().stay_alive());
@@ -134,7 +134,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
 }
 
 /// The management API of what the reloader changes.
-fn management(reloader: &Arc<Reloader>, clock: Clock) -> Arc<Api> {
+fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<Api> {
     let (of_limits, of_environment) = (Arc::clone(reloader), Arc::clone(reloader));
     let manager = Manager::new(
         reloader.server.clone(),
@@ -142,8 +142,11 @@ fn management(reloader: &Arc<Reloader>, clock: Clock) -> Arc<Api> {
         clock,
         reloader.levels.clone(),
         reloader.effective.lock().config.max_message_size.0,
-        move || limits(&of_limits.effective.lock().config),
-        move || of_environment.effective.lock().to_json(),
+        Hooks {
+            limits: Box::new(move || limits(&of_limits.effective.lock().config)),
+            environment: Box::new(move || of_environment.effective.lock().to_json()),
+            drainer,
+        },
     );
     let embedded = match &reloader.door {
         Door::Broker(broker) => Some(Arc::clone(broker)),

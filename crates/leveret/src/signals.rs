@@ -1,5 +1,6 @@
 //! Signals: the first SIGTERM or SIGINT asks for a drain, the second leaves at once; SIGHUP
-//! asks for files to be read again.
+//! asks for files to be read again. A drain may be asked for from within, too, which is no signal: whoever runs this
+//! process sends its first one later.
 
 use std::io;
 use std::sync::Arc;
@@ -13,6 +14,17 @@ const LEFT_AT_ONCE: i32 = 1;
 /// Whether the process was asked to drain. Clones see the same request.
 #[derive(Debug, Clone)]
 pub(crate) struct DrainRequest(watch::Receiver<bool>);
+
+/// Asks for a drain from within the process.
+#[derive(Debug, Clone)]
+pub(crate) struct Drainer(Arc<watch::Sender<bool>>);
+
+impl Drainer {
+    /// Asks for it; once is enough.
+    pub(crate) fn ask(&self) {
+        self.0.send_replace(true);
+    }
+}
 
 /// Requests to read files again; several that come close together are one.
 #[derive(Debug)]
@@ -30,7 +42,7 @@ impl ReloadRequests {
 /// # Errors
 ///
 /// A handler could not be installed.
-pub(crate) fn catch() -> io::Result<(DrainRequest, ReloadRequests)> {
+pub(crate) fn catch() -> io::Result<(DrainRequest, Drainer, ReloadRequests)> {
     let reload = Arc::new(Notify::new());
     let signals = Signals {
         terminate: signal(SignalKind::terminate())?,
@@ -39,8 +51,9 @@ pub(crate) fn catch() -> io::Result<(DrainRequest, ReloadRequests)> {
         reload: Arc::clone(&reload),
     };
     let (request, requested) = watch::channel(false);
-    tokio::spawn(signals.watch(request));
-    Ok((DrainRequest(requested), ReloadRequests(reload)))
+    let drainer = Drainer(Arc::new(request));
+    tokio::spawn(signals.watch(drainer.clone()));
+    Ok((DrainRequest(requested), drainer, ReloadRequests(reload)))
 }
 
 impl DrainRequest {
@@ -59,10 +72,10 @@ struct Signals {
 }
 
 impl Signals {
-    async fn watch(mut self, request: watch::Sender<bool>) {
+    async fn watch(mut self, drainer: Drainer) {
         let name = self.next().await;
         tracing::info!(signal = name, "draining; a second signal leaves at once");
-        request.send_replace(true);
+        drainer.ask();
         let name = self.next().await;
         tracing::warn!(signal = name, "leaving at once");
         std::process::exit(LEFT_AT_ONCE);

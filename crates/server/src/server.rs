@@ -261,6 +261,11 @@ impl Server {
         &self.shared.alarms
     }
 
+    /// Octets of the largest frame that clients may agree on.
+    pub fn frame_max(&self) -> u32 {
+        self.shared.config.frame_max
+    }
+
     /// The connections that clients have opened, in the order in which they came.
     pub fn open_connections(&self) -> Vec<Arc<OpenConnection>> {
         self.shared.registry.all()

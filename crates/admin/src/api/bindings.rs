@@ -1,12 +1,12 @@
 //! Bindings, and the keys that tell two of them between the same ends apart.
 
 use amqp::FieldTable;
-use broker::{Binding, BindingEnd, BindingView, arguments_of, json_of};
+use broker::{Binding, BindingEnd, BindingView, json_of};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::SESSION;
-use super::call::{Answer, Call, Reply, object, raw, short, text};
+use super::call::{Answer, Call, Reply, arguments, raw, short, text};
 use super::error::ApiError;
 use super::exchanges;
 use super::listing::list;
@@ -74,18 +74,17 @@ pub(super) fn one(call: &Call) -> Answer {
 
 /// `POST`: binds.
 pub(super) fn bind(call: &Call) -> Answer {
-    let body = call.object()?;
-    let arguments = arguments_of(&object(&body, "arguments")?);
-    let encoded = arguments.encode();
+    let seat = call.seat()?;
+    let mut body = call.object()?;
+    let arguments = arguments(call, &mut body)?;
     let (destination, is_queue) = destination(call);
     let key = short("routing_key", text(&body, "routing_key", "")?)?;
     let binding = Binding {
         source: exchanges::name(call.at("source")),
         destination,
         routing_key: key,
-        arguments: raw(&encoded)?,
+        arguments: raw(&arguments)?,
     };
-    let seat = call.seat()?;
     let ticket = match is_queue {
         true => {
             seat.check_bind_queue(&binding)?;
@@ -96,7 +95,7 @@ pub(super) fn bind(call: &Call) -> Answer {
             seat.vhost().bind_exchange(&binding)?
         }
     };
-    let key = properties_key(key, &arguments);
+    let key = properties_key(key, &binding.arguments.decode());
     let location = format!("{}/{}", quote(destination), quote(&key));
     Ok(Reply { location: Some(location), ..Reply::put(true) }.when_defined(ticket))
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use amqp::RawTable;
+use amqp::frame::max_body_payload;
 use axum::http::StatusCode;
-use broker::{Broker, Lsn, Seat, Section, Ticket, Timestamp, VirtualHost};
+use broker::{Broker, Lsn, Seat, Section, Ticket, Timestamp, VirtualHost, arguments_of};
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::Api;
 use super::error::ApiError;
 use super::login::User;
+use super::parts;
 
 /// A request whose sender may make it.
 pub(super) struct Call {
@@ -155,6 +157,11 @@ impl Call {
         }
     }
 
+    /// The parts of a large body with these names. What else is in it is passed over, and takes no memory.
+    pub(super) fn parts(&self, names: &'static [&'static str]) -> Result<Map<String, Value>, ApiError> {
+        parts::read(&self.body, names)
+    }
+
     /// Finishes a change of the definitions.
     pub(super) fn defined(&self, reply: Reply) -> Answer {
         Ok(reply.when_defined(self.broker()?.last_defined()))
@@ -208,13 +215,25 @@ pub(super) fn number(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// The object under a key; RabbitMQ takes an empty list for an empty object.
-pub(super) fn object(body: &Map<String, Value>, key: &str) -> Result<Map<String, Value>, ApiError> {
-    match body.get(key) {
+/// Takes the object under a key out of the body; RabbitMQ takes an empty list for an empty object.
+pub(super) fn object(body: &mut Map<String, Value>, key: &str) -> Result<Map<String, Value>, ApiError> {
+    match body.remove(key) {
         None | Some(Value::Null) => Ok(Map::new()),
-        Some(Value::Object(object)) => Ok(object.clone()),
+        Some(Value::Object(object)) => Ok(object),
         Some(Value::Array(items)) if items.is_empty() => Ok(Map::new()),
         Some(other) => Err(ApiError::bad_request(format!("{key} is not an object: {other}"))),
+    }
+}
+
+/// The arguments of a declaration, encoded.
+pub(super) fn arguments(call: &Call, body: &mut Map<String, Value>) -> Result<Vec<u8>, ApiError> {
+    let encoded = arguments_of(&object(body, "arguments")?).encode();
+    let most = max_body_payload(call.api.process.frame_max());
+    match encoded.len() {
+        length if length <= most => Ok(encoded),
+        length => Err(ApiError::bad_request(format!(
+            "the arguments have {length} octets, but {most} are the most that a client could send"
+        ))),
     }
 }
 

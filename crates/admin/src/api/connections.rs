@@ -63,7 +63,8 @@ pub(super) fn channel(call: &Call) -> Answer {
     let channel = channels.iter().find(|channel| channel.info.number == number).ok_or_else(missing)?;
     let mut shown = show_channel(call, channel);
     if let Some(shown) = shown.as_object_mut() {
-        shown.insert("consumer_details".into(), consumers_of_channel(call, channel.id, number).into());
+        let consumers = consumers_of_channel(call, channel.id, number, channel.info.consumers);
+        shown.insert("consumer_details".into(), consumers.into());
         shown.insert("deliveries".into(), json!([]));
         shown.insert("publishes".into(), json!([]));
     }

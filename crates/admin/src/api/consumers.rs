@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use broker::{ConsumerInfo, Queue};
+use broker::{ConsumerInfo, Queue, SessionId};
 use serde_json::{Map, Value, json};
 
 use super::call::{Answer, Call};
@@ -40,8 +40,8 @@ pub(super) fn consumers_of_queue(call: &Call, vhost: &str, queue: &Queue) -> Vec
     queue.consumers().iter().map(|info| show(call, vhost, queue, info, &known)).collect()
 }
 
-/// The consumers of a channel.
-pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16) -> Vec<Value> {
+/// The consumers of a channel, of which there are so many. The search ends when they are found.
+pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16, count: u64) -> Vec<Value> {
     let (Ok(broker), Some(found)) = (call.broker(), call.api.process.connection(connection)) else {
         return Vec::new();
     };
@@ -49,9 +49,11 @@ pub(super) fn consumers_of_channel(call: &Call, connection: u64, channel: u16) -
     let known = Connections::default();
     let mut shown = Vec::new();
     for listed in of_vhost(&queues, found.vhost()) {
-        let consumers = listed.queue.consumers();
-        let own = consumers.iter().filter(|info| info.session.0 == connection && info.channel == channel);
-        shown.extend(own.map(|info| show(call, found.vhost(), &listed.queue, info, &known)));
+        if shown.len() as u64 >= count {
+            break;
+        }
+        let own = listed.queue.consumers_of(SessionId(connection), channel);
+        shown.extend(own.iter().map(|info| show(call, found.vhost(), &listed.queue, info, &known)));
     }
     shown
 }

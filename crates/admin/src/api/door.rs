@@ -7,12 +7,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header, request};
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header, request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use percent_encoding::percent_decode_str;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, SemaphorePermit};
+use tokio::time::Instant;
 
 use super::Api;
 use super::call::{Call, Reply};
@@ -20,6 +21,7 @@ use super::durable;
 use super::error::ApiError;
 use super::login::{User, Who};
 use super::routes::{self, Action, Found, Size};
+use crate::http::AtWork;
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -38,16 +40,16 @@ pub(crate) fn router(api: Arc<Api>) -> Router {
 async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let answer = match answer(api, &head, body).await {
-        Ok(reply) => reply.into_response(),
+        Ok(response) => response,
         Err(error) => error.into_response(),
     };
     with_headers(answer)
 }
 
-async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Reply, ApiError> {
+async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Response, ApiError> {
     let found = routes::find(head.uri.path(), api.broker.is_some()).ok_or_else(ApiError::not_found)?;
     if head.method == Method::OPTIONS {
-        return Ok(Reply::no_content().allowing(found.allow()));
+        return Ok(response(Reply::no_content().allowing(found.allow()), None));
     }
     let Some(action) = found.action(&head.method) else {
         return Err(ApiError::method_not_allowed(found.allow()));
@@ -60,26 +62,51 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Repl
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
     let run = action.run;
-    let permit = Arc::clone(&api.threads).acquire_owned().await.map_err(|_| ApiError::internal())?;
+    let permit = thread(&api, &head.method, ANSWER_TIME).await?;
+    let (answers, at_work) = (Arc::clone(&api.answers), head.extensions.get::<AtWork>().cloned());
     let reply = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        run(&call)
+        let mut reply = run(&call)?;
+        // Counted before the next request may run.
+        let body = reply.body.take().map(|body| answers.keep(body, at_work));
+        drop(permit);
+        Ok::<_, ApiError>((reply, body))
     });
-    let reply = reply.await.map_err(|error| {
+    let (reply, body) = reply.await.map_err(|error| {
         tracing::error!(%error, path = head.uri.path(), "a request of the management API failed");
         ApiError::internal()
     })??;
     durable::wait(&api, reply.until).await?;
-    Ok(reply)
+    Ok(response(reply, body))
+}
+
+/// Waits for a thread, and before that for room for what it may answer.
+async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedSemaphorePermit, ApiError> {
+    // Those say nothing but whether it was done.
+    let is_short = matches!(*method, Method::PUT | Method::DELETE);
+    let deadline = Instant::now() + patience;
+    loop {
+        let permit = Arc::clone(&api.threads).acquire_owned().await.map_err(|_| ApiError::internal())?;
+        if is_short || api.answers.have_room() {
+            return Ok(permit);
+        }
+        // Threads are not for waiting.
+        drop(permit);
+        let room = tokio::time::timeout_at(deadline, api.answers.room()).await;
+        room.map_err(|_| ApiError::not_yet("too many answers wait for their readers"))?;
+    }
 }
 
 fn log_in(api: &Api, head: &request::Parts, action: &Action) -> Result<User, ApiError> {
     let nobody = Caller { ip: None, is_local: false };
     let caller = head.extensions.get::<Caller>().copied().unwrap_or(nobody);
+    // What holds for this machine alone (guest, and everything where there are no users) is neither for pages of others
+    // in a browser here, nor for whom a proxy here speaks.
+    let is_local = caller.is_local && names_this_machine(&head.headers) && !is_passed_on(&head.headers);
+    let caller = Caller { is_local, ..caller };
     match &api.broker {
         _ if action.who == Who::Everybody => Ok(User::operator()),
         Some(broker) => User::log_in(broker, &head.headers, caller, &api.attempts),
-        None if caller.is_local && names_this_machine(&head.headers) => Ok(User::operator()),
+        None if caller.is_local => Ok(User::operator()),
         None => Err(ApiError::remote()),
     }
 }
@@ -95,6 +122,13 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
     };
     let name = name.trim_start_matches('[').trim_end_matches(']');
     name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// Whether a proxy says that it asks for somebody else (RFC 7239, RFC 9110 for Via, and what was there before them).
+fn is_passed_on(headers: &HeaderMap) -> bool {
+    headers.keys().map(HeaderName::as_str).any(|name| {
+        matches!(name, "forwarded" | "via" | "x-real-ip" | "x-client-ip") || name.starts_with("x-forwarded")
+    })
 }
 
 /// A browser tells which page asks. Others' pages may not change anything, though the browser knows the password.
@@ -152,20 +186,19 @@ fn query(uri: &Uri) -> Vec<(String, String)> {
         .collect()
 }
 
-impl IntoResponse for Reply {
-    fn into_response(self) -> Response {
-        let mut response = match self.body {
-            None => self.status.into_response(),
-            Some(body) => (self.status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
-        };
-        let headers = response.headers_mut();
-        for (name, value) in [(header::LOCATION, self.location), (header::ALLOW, self.allow)] {
-            if let Some(value) = value.and_then(|value| value.parse().ok()) {
-                headers.insert(name, value);
-            }
+/// A reply as it is sent, with the body that was taken from it.
+fn response(reply: Reply, body: Option<Bytes>) -> Response {
+    let mut response = match body {
+        None => reply.status.into_response(),
+        Some(body) => (reply.status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [(header::LOCATION, reply.location), (header::ALLOW, reply.allow)] {
+        if let Some(value) = value.and_then(|value| value.parse().ok()) {
+            headers.insert(name, value);
         }
-        response
     }
+    response
 }
 
 fn with_headers(mut response: Response) -> Response {
@@ -187,8 +220,13 @@ const LARGE_BODY: usize = 64 << 20;
 /// For a body to come: 64 MiB at 18 Mbit/s.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
+/// For room for an answer: others take theirs within moments, or are stalled.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+
 #[cfg(test)]
 mod tests {
+    use super::super::answers::MOST_UNREAD;
+    use super::super::tests::world;
     use super::*;
 
     fn parts(method: &str, headers: &[(&str, &str)]) -> request::Parts {
@@ -217,6 +255,61 @@ mod tests {
         }
         assert!(!named("rebound.example:15673"));
         assert!(!named("127.0.0.1.example"));
+    }
+
+    fn guest(headers: &[(&str, &str)]) -> Result<User, ApiError> {
+        let (_, api) = world();
+        log_in_here(&api, [&[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")], headers].concat().as_slice())
+    }
+
+    fn nobody(headers: &[(&str, &str)]) -> Result<User, ApiError> {
+        log_in_here(&Api::new(None, Arc::clone(&world().1.process)), headers)
+    }
+
+    /// Over the loopback interface.
+    fn log_in_here(api: &Api, headers: &[(&str, &str)]) -> Result<User, ApiError> {
+        let mut head = parts("GET", headers);
+        head.extensions.insert(Caller { ip: "127.0.0.1".parse().ok(), is_local: true });
+        let found = routes::find("/api/overview", api.broker.is_some()).unwrap();
+        log_in(api, &head, found.action(&Method::GET).unwrap())
+    }
+
+    #[test]
+    fn guest_is_not_let_in_under_a_borrowed_name() {
+        assert!(guest(&[("host", "localhost:15672")]).is_ok());
+        assert!(guest(&[("host", "rebound.example:15672")]).is_err());
+        assert!(nobody(&[("host", "127.0.0.1:15673")]).is_ok());
+        assert!(nobody(&[("host", "rebound.example:15673")]).is_err());
+    }
+
+    #[test]
+    fn whom_a_proxy_speaks_for_is_not_at_this_machine() {
+        for name in ["forwarded", "via", "x-real-ip", "x-forwarded-for", "X-Forwarded-Host"] {
+            let headers = [("host", "127.0.0.1"), (name, "10.0.0.1")];
+            assert!(guest(&headers).is_err() && nobody(&headers).is_err(), "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_for_room_for_its_answer_and_one_without_does_not() {
+        let (_, api) = world();
+        let unread = api.answers.keep(vec![0; MOST_UNREAD], None);
+        let (at_once, an_hour) = (Duration::ZERO, Duration::from_secs(3600));
+        assert!(thread(&api, &Method::GET, at_once).await.is_err(), "given up in the end");
+        assert!(thread(&api, &Method::DELETE, at_once).await.is_ok());
+        let (got, ()) = tokio::join!(thread(&api, &Method::GET, an_hour), async { drop(unread) });
+        assert!(got.is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_counted_until_it_is_gone() {
+        let (_, api) = world();
+        let mut head = parts("GET", &[("authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")]);
+        head.extensions.insert(Caller { ip: None, is_local: true });
+        let response = answer(Arc::clone(&api), &head, Body::empty()).await.unwrap();
+        assert!(api.answers.unread() > 0);
+        drop(response);
+        assert_eq!(api.answers.unread(), 0);
     }
 
     #[test]

@@ -54,8 +54,8 @@ impl ApiError {
 
     /// 403 to who is not at this machine.
     pub(super) fn remote() -> Self {
-        let reason =
-            "without a broker of its own the API answers on the loopback interface and Unix sockets only";
+        let reason = "without a broker of its own the API answers on the loopback interface and Unix sockets only, \
+            and nobody through a proxy";
         Self::new(StatusCode::FORBIDDEN, "forbidden", reason)
     }
 

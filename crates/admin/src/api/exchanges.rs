@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use broker::{ExchangeDeclare, ExchangeView, VirtualHost, arguments_of, json_of};
+use broker::{ExchangeDeclare, ExchangeView, VirtualHost, json_of};
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call, Reply, flag, object, raw, short, text};
+use super::call::{Answer, Call, Reply, arguments, flag, raw, short, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
@@ -32,9 +32,9 @@ pub(super) fn one(call: &Call) -> Answer {
 
 /// `PUT /api/exchanges/{vhost}/{name}`.
 pub(super) fn declare(call: &Call) -> Answer {
-    let body = call.object()?;
-    let arguments = arguments_of(&object(&body, "arguments")?).encode();
     let seat = call.seat()?;
+    let mut body = call.object()?;
+    let arguments = arguments(call, &mut body)?;
     let declare = ExchangeDeclare {
         name: short("the exchange's name", call.at("name"))?,
         kind: text(&body, "type", "direct")?,

@@ -33,13 +33,13 @@ pub(super) fn set_of_vhost(call: &Call) -> Answer {
     call.defined(Reply::no_content())
 }
 
-/// `DELETE /api/vhost-limits/{vhost}/{name}`.
+/// `DELETE /api/vhost-limits/{vhost}/{name}`. As in RabbitMQ it may have been unlimited before.
 pub(super) fn clear_of_vhost(call: &Call) -> Answer {
     call.vhost()?;
     let _changing = call.api.changes.lock();
     let mut limits = limits_of_vhost(call, call.at("vhost"))?;
     if limits.remove(call.at("name")).is_none() {
-        return Err(ApiError::not_found());
+        return call.defined(Reply::no_content());
     }
     if limits.is_empty() {
         return call.undefine(Section::Parameters, &[call.at("vhost"), OF_VHOST[0], OF_VHOST[1]]);
@@ -69,25 +69,20 @@ pub(super) fn of_users(call: &Call) -> Answer {
 /// `PUT /api/user-limits/{user}/{name}`.
 pub(super) fn set_of_user(call: &Call) -> Answer {
     let value = value(call)?;
-    change_of_user(call, |limits| {
-        limits.insert(call.at("name").to_owned(), value);
-        true
-    })
+    change_of_user(call, |limits| _ = limits.insert(call.at("name").to_owned(), value))
 }
 
-/// `DELETE /api/user-limits/{user}/{name}`.
+/// `DELETE /api/user-limits/{user}/{name}`. As in RabbitMQ the user may have been unlimited before.
 pub(super) fn clear_of_user(call: &Call) -> Answer {
-    change_of_user(call, |limits| limits.remove(call.at("name")).is_some())
+    change_of_user(call, |limits| _ = limits.remove(call.at("name")))
 }
 
-fn change_of_user(call: &Call, change: impl FnOnce(&mut Map<String, Value>) -> bool) -> Answer {
+fn change_of_user(call: &Call, change: impl FnOnce(&mut Map<String, Value>)) -> Answer {
     let _changing = call.api.changes.lock();
     let user = call.broker()?.definition(Section::Users, &[call.at("user")]);
     let mut user = user.ok_or_else(ApiError::not_found)?;
     let mut limits = user["limits"].as_object().cloned().unwrap_or_default();
-    if !change(&mut limits) {
-        return Err(ApiError::not_found());
-    }
+    change(&mut limits);
     user["limits"] = Value::Object(limits);
     call.define(Section::Users, user)?;
     call.defined(Reply::no_content())

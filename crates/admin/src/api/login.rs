@@ -57,6 +57,10 @@ impl User {
         attempts: &Attempts,
     ) -> Result<Self, ApiError> {
         let (name, password) = credentials(headers).ok_or_else(ApiError::login_failed)?;
+        if name.len() > MAX_NAME {
+            // Nobody's, and neither remembered nor logged: it may be as long as a head.
+            return Err(ApiError::login_failed());
+        }
         let now = Instant::now();
         if !attempts.may_try(peer.ip, &name, now) {
             return Err(ApiError::too_many_attempts());
@@ -140,6 +144,9 @@ impl User {
     }
 }
 
+/// Octets of the longest name of a user: definitions with longer ones are refused.
+const MAX_NAME: usize = 255;
+
 const NOT_MEMBER: &str = "User not authorised to access virtual host";
 
 /// User and password of `Basic` (RFC 7617).
@@ -157,7 +164,9 @@ fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
+    use axum::http::{HeaderValue, StatusCode};
+    use axum::response::IntoResponse as _;
+    use broker::BrokerConfig;
 
     use super::*;
 
@@ -171,6 +180,22 @@ mod tests {
     fn a_password_may_hold_colons_and_a_name_may_not() {
         let value = format!("basic {}", STANDARD.encode("me:a:b"));
         assert_eq!(parsed(&value), Some(("me".to_owned(), b"a:b".to_vec())));
+    }
+
+    #[test]
+    fn a_name_that_nobody_can_have_is_refused_and_not_remembered() {
+        let broker = Broker::new(BrokerConfig::default());
+        let attempts = Attempts::default();
+        let tried = |length: usize| {
+            let credentials = STANDARD.encode(format!("{}:x", "n".repeat(length)));
+            let value = HeaderValue::from_str(&format!("Basic {credentials}")).unwrap();
+            let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+            let here = Caller { ip: None, is_local: true };
+            let refused = User::log_in(&broker, &headers, here, &attempts).unwrap_err();
+            (refused.into_response().status(), attempts.remembered())
+        };
+        assert_eq!(tried(MAX_NAME + 1), (StatusCode::UNAUTHORIZED, 0));
+        assert_eq!(tried(MAX_NAME), (StatusCode::UNAUTHORIZED, 1));
     }
 
     #[test]

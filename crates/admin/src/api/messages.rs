@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use amqp::content::max_properties_len;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use broker::{Body, Delivery, Fetched, Got, Publish, Queue, Seat, Waiter};
@@ -18,14 +19,25 @@ use super::properties;
 
 /// `POST /api/exchanges/{vhost}/{name}/publish`: answered when the message is where a confirm would find it.
 pub(super) fn publish(call: &Call) -> Answer {
-    let body = call.object()?;
-    require(&body, &["properties", "routing_key", "payload", "payload_encoding"])?;
-    let payload = payload(&body)?;
+    let seat = call.seat()?;
+    let mut body = call.parts(OF_A_MESSAGE)?;
+    require(&body, OF_A_MESSAGE)?;
+    let payload = payload(&mut body)?;
     if payload.len() as u64 > call.api.process.max_message_size() {
         return Err(ApiError::too_large());
     }
-    let properties = properties::read(&object(&body, "properties")?)?;
-    let seat = call.seat()?;
+    let properties = properties::read(object(&mut body, "properties")?)?;
+    let most = max_properties_len(call.api.process.frame_max());
+    if properties.len() > most {
+        let length = properties.len();
+        let reason =
+            format!("the properties have {length} octets, but {most} are the most that a frame takes");
+        return Err(ApiError::bad_request(reason));
+    }
+    // A client would wait. Requests that wait would keep others from being answered.
+    if call.api.process.blocks_publishers() || !seat.vhost().has_room() {
+        return Err(ApiError::not_yet("publishers are kept waiting for want of memory, disk space or speed"));
+    }
     let mut publisher = seat.vhost().publisher(seat.identity());
     let publish = Publish {
         exchange: exchanges::name(call.at("name")),
@@ -41,14 +53,19 @@ pub(super) fn publish(call: &Call) -> Answer {
     Ok(Reply::json(json!({"routed": routed})).when_stored(flushed.until))
 }
 
-fn payload(body: &Map<String, Value>) -> Result<Bytes, ApiError> {
-    let payload = text(body, "payload", "")?;
+/// Takes the payload out of the body: it may be large.
+fn payload(body: &mut Map<String, Value>) -> Result<Bytes, ApiError> {
+    let payload = match body.remove("payload") {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(payload)) => payload,
+        Some(_) => return Err(ApiError::bad_request("payload is not a text")),
+    };
     match text(body, "payload_encoding", "")? {
-        "string" => Ok(Bytes::copy_from_slice(payload.as_bytes())),
-        "base64" => {
-            let decoded = STANDARD.decode(payload);
-            decoded.map(Bytes::from).map_err(|_| ApiError::bad_request(json!(["not_base64", payload])))
-        }
+        "string" => Ok(Bytes::from(payload)),
+        "base64" => match STANDARD.decode(&payload) {
+            Ok(decoded) => Ok(Bytes::from(decoded)),
+            Err(_) => Err(ApiError::bad_request(json!(["not_base64", payload]))),
+        },
         other => Err(ApiError::bad_request(json!(["unsupported_encoding", other]))),
     }
 }
@@ -170,6 +187,9 @@ fn show(delivery: &Delivery, queue: &Queue, left: u64, wanted: &Wanted) -> Value
         "payload": payload, "payload_encoding": encoding,
     })
 }
+
+/// What a message to be published has to have.
+const OF_A_MESSAGE: &[&str] = &["properties", "routing_key", "payload", "payload_encoding"];
 
 /// Messages that one request gets at most: as many as a human looks at, and a script can ask again.
 const MOST_MESSAGES: usize = 10_000;

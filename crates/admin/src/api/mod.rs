@@ -3,6 +3,7 @@
 //!
 //! * `door`: a request is authenticated by its head, its body is read within bounds, and its route (`routes`) runs
 //!   on a thread that may wait for locks. The answer waits until what was changed is on disk (`durable`).
+//! * `answers`: a bound on answers that wait to be read.
 //! * `call`: what a route gets and gives. `login`: who may what. `listing`: pages, filters, sorting, columns.
 //! * Everything else: the routes, by what they are about.
 //! * [`Process`] and [`Connection`]: what the broker does not know, told by whoever joins it to listeners.
@@ -10,6 +11,7 @@
 //! Invariants: nobody's body is read before the login is good; no password is logged or shown; no list is gathered
 //! under one lock; a change that was answered survives a crash.
 
+mod answers;
 mod attempts;
 mod bindings;
 mod call;
@@ -29,6 +31,7 @@ mod messages;
 mod openapi;
 mod overview;
 mod parameters;
+mod parts;
 mod permissions;
 mod policies;
 mod process;
@@ -37,6 +40,7 @@ mod queues;
 mod routes;
 mod samples;
 mod snapshot;
+mod totals;
 mod users;
 mod vhosts;
 
@@ -57,13 +61,15 @@ pub struct Api {
     /// Definitions are changed one at a time, so that what is read, changed and written back is nobody else's.
     changes: Mutex<()>,
     samples: samples::Samples,
-    totals: Mutex<Option<overview::Totals>>,
+    totals: totals::Totals,
     queues: snapshot::Snapshot,
     attempts: attempts::Attempts,
     /// Requests at work.
     threads: Arc<Semaphore>,
     /// Large bodies in memory.
     large_bodies: Semaphore,
+    /// Those that are being sent.
+    answers: Arc<answers::Answers>,
 }
 
 impl Api {
@@ -74,11 +80,12 @@ impl Api {
             process,
             changes: Mutex::default(),
             samples: samples::Samples::default(),
-            totals: Mutex::default(),
+            totals: totals::Totals::default(),
             queues: snapshot::Snapshot::default(),
             attempts: attempts::Attempts::default(),
             threads: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
             large_bodies: Semaphore::new(LARGE_BODIES),
+            answers: Arc::default(),
         })
     }
 }

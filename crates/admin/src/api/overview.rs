@@ -1,7 +1,5 @@
 //! The broker as a whole: overview, node, names.
 
-use std::time::{Duration, Instant};
-
 use broker::{Broker, Section};
 use serde_json::{Map, Value, json};
 
@@ -9,6 +7,7 @@ use super::call::{Answer, Call, Reply, require};
 use super::error::ApiError;
 use super::listing::{list, select};
 use super::process::ListenerInfo;
+use super::totals::Sum;
 
 /// `GET /api/overview`.
 pub(super) fn overview(call: &Call) -> Answer {
@@ -201,41 +200,13 @@ fn object_totals(call: &Call) -> Value {
     }
 }
 
-/// What all queues hold together: the sum of many small looks, and with very many queues not taken for each request.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Totals {
-    pub(super) ready: u64,
-    pub(super) unacknowledged: u64,
-    taken: Instant,
-    cost: Duration,
-}
-
 fn queue_totals(call: &Call, broker: &Broker) -> Value {
-    let totals = {
-        let mut last = call.api.totals.lock();
-        let taken = match *last {
-            Some(totals) if totals.taken.elapsed() < totals.cost * REST => totals,
-            _ => count(call, broker),
-        };
-        *last = Some(taken);
-        taken
-    };
+    let Sum { ready, unacknowledged } = call.api.totals.get(&call.api.queues, broker).of_all();
     let (mut shown, samples) = (Map::new(), &call.api.samples);
-    samples.show(&mut shown, "queue_totals.messages", "messages", totals.ready + totals.unacknowledged);
-    samples.show(&mut shown, "queue_totals.ready", "messages_ready", totals.ready);
-    samples.show(&mut shown, "queue_totals.unacknowledged", "messages_unacknowledged", totals.unacknowledged);
+    samples.show(&mut shown, "queue_totals.messages", "messages", ready + unacknowledged);
+    samples.show(&mut shown, "queue_totals.ready", "messages_ready", ready);
+    samples.show(&mut shown, "queue_totals.unacknowledged", "messages_unacknowledged", unacknowledged);
     Value::Object(shown)
-}
-
-fn count(call: &Call, broker: &Broker) -> Totals {
-    let taken = Instant::now();
-    let (mut ready, mut unacknowledged) = (0, 0);
-    for listed in call.api.queues.get(broker).iter() {
-        let view = listed.queue.view();
-        ready += view.ready;
-        unacknowledged += view.unacknowledged;
-    }
-    Totals { ready, unacknowledged, taken, cost: taken.elapsed() }
 }
 
 fn show_node(call: &Call) -> Value {
@@ -278,9 +249,6 @@ fn show_node(call: &Call) -> Value {
 pub(super) const COMPATIBLE: &str = "3.10.8";
 
 const CLUSTER_NAME: &str = "cluster_name";
-
-/// Totals are taken anew after so many times as long as it took last: never more than a tenth of a processor's time.
-const REST: u32 = 10;
 
 const EXCHANGE_TYPES: &[(&str, &str)] = &[
     ("direct", "AMQP direct exchange, as per the AMQP specification"),

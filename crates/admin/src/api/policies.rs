@@ -81,7 +81,7 @@ pub(super) fn clear_operator(call: &Call) -> Answer {
 
 /// What a policy says, with what it leaves out.
 fn body(call: &Call) -> Result<Map<String, Value>, ApiError> {
-    let body = call.object()?;
+    let mut body = call.object()?;
     require(&body, &["pattern", "definition"])?;
     let priority = match body.get("priority") {
         None | Some(Value::Null) => 0,
@@ -89,7 +89,7 @@ fn body(call: &Call) -> Result<Map<String, Value>, ApiError> {
     };
     let mut entry = Map::new();
     entry.insert("pattern".to_owned(), text(&body, "pattern", "")?.into());
-    entry.insert("definition".to_owned(), Value::Object(object(&body, "definition")?));
+    entry.insert("definition".to_owned(), Value::Object(object(&mut body, "definition")?));
     entry.insert("priority".to_owned(), priority.into());
     entry.insert("apply-to".to_owned(), text(&body, "apply-to", "all")?.into());
     Ok(entry)

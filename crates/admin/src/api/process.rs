@@ -49,6 +49,12 @@ pub trait Process: Send + Sync + 'static {
     /// Octets of the largest message.
     fn max_message_size(&self) -> u64;
 
+    /// Octets of the largest frame that AMQP clients may agree on; 0 is no limit.
+    fn frame_max(&self) -> u32;
+
+    /// Whether an alarm, of memory or disk, keeps publishers waiting.
+    fn blocks_publishers(&self) -> bool;
+
     /// Limits and how often they were exceeded, as an object.
     fn limits(&self) -> Value;
 

@@ -9,7 +9,11 @@ use super::call::{number, object};
 use super::error::ApiError;
 
 /// Reads properties; what is unknown is left unread, as in RabbitMQ.
-pub(super) fn read(given: &Map<String, Value>) -> Result<Vec<u8>, ApiError> {
+pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
+    let headers = match given.get("headers") {
+        None | Some(Value::Null) => None,
+        Some(_) => Some(arguments_of(&object(&mut given, "headers")?).encode()),
+    };
     let text = |key: &str| match given.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.len() <= MOST_OCTETS => Ok(Some(text.as_str())),
@@ -29,10 +33,6 @@ pub(super) fn read(given: &Map<String, Value>) -> Result<Vec<u8>, ApiError> {
             let number = number(value).and_then(|number| u64::try_from(number).ok());
             Some(number.ok_or_else(|| ApiError::bad_request(format!("timestamp is not a number: {value}")))?)
         }
-    };
-    let headers = match given.get("headers") {
-        None | Some(Value::Null) => None,
-        Some(_) => Some(arguments_of(&object(given, "headers")?).encode()),
     };
     let headers = headers.as_deref().map(RawTable::check).transpose();
     let properties = Properties {
@@ -97,7 +97,7 @@ mod tests {
             "delivery_mode": 2, "priority": 9, "correlation_id": "c", "reply_to": "r", "expiration": "1000",
             "message_id": "m", "timestamp": 1, "type": "t", "user_id": "u", "app_id": "a", "cluster_id": "x",
         });
-        let octets = read(given.as_object().unwrap()).unwrap_or_else(|_| panic!());
+        let octets = read(given.as_object().unwrap().clone()).unwrap_or_else(|_| panic!());
         assert_eq!(show(&octets), given);
     }
 
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         for given in [json!({"delivery_mode": 256}), json!({"content_type": 1}), json!({"timestamp": -1})] {
-            assert!(read(given.as_object().unwrap()).is_err(), "{given}");
+            assert!(read(given.as_object().unwrap().clone()).is_err(), "{given}");
         }
     }
 }

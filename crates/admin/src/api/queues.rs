@@ -1,10 +1,10 @@
 //! Queues.
 
-use broker::{QueueDeclare, QueueKind, VirtualHost, arguments_of, json_of};
+use broker::{QueueDeclare, QueueKind, VirtualHost, json_of};
 use serde_json::{Map, Value, json};
 
 use super::SESSION;
-use super::call::{Answer, Call, Reply, flag, object, raw, short};
+use super::call::{Answer, Call, Reply, arguments, flag, raw, short};
 use super::connections::details;
 use super::consumers::consumers_of_queue;
 use super::error::ApiError;
@@ -44,9 +44,9 @@ pub(super) fn one(call: &Call) -> Answer {
 
 /// `PUT /api/queues/{vhost}/{name}`.
 pub(super) fn declare(call: &Call) -> Answer {
-    let body = call.object()?;
-    let arguments = arguments_of(&object(&body, "arguments")?).encode();
     let seat = call.seat()?;
+    let mut body = call.object()?;
+    let arguments = arguments(call, &mut body)?;
     let declare = QueueDeclare {
         name: short("the queue's name", call.at("name"))?,
         passive: false,

@@ -1,6 +1,7 @@
 //! Routes on a broker, without sockets.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -16,8 +17,14 @@ use super::login::User;
 use super::snapshot::Listed;
 use super::*;
 
+mod refused;
+
 /// A process in which nothing goes on.
-struct Quiet;
+#[derive(Default)]
+struct Quiet {
+    /// An alarm stands.
+    alarm: AtomicBool,
+}
 
 impl Process for Quiet {
     fn now(&self) -> Timestamp {
@@ -76,6 +83,14 @@ impl Process for Quiet {
         1 << 20
     }
 
+    fn frame_max(&self) -> u32 {
+        FRAME_MAX
+    }
+
+    fn blocks_publishers(&self) -> bool {
+        self.alarm.load(Ordering::Relaxed)
+    }
+
     fn limits(&self) -> Value {
         Value::Null
     }
@@ -87,9 +102,9 @@ impl Process for Quiet {
     fn drain(&self) {}
 }
 
-fn world() -> (Arc<Broker>, Arc<Api>) {
+pub(super) fn world() -> (Arc<Broker>, Arc<Api>) {
     let broker = Broker::new(BrokerConfig::default());
-    let api = Api::new(Some(Arc::clone(&broker)), Arc::new(Quiet));
+    let api = Api::new(Some(Arc::clone(&broker)), Arc::new(Quiet::default()));
     (broker, api)
 }
 
@@ -203,3 +218,6 @@ fn what_was_got_and_put_back_is_there_again() {
     assert_eq!(get("ack_requeue_false"), [(json!("one"), json!(true)), (json!("two"), json!(true))]);
     assert_eq!(get("ack_requeue_true"), []);
 }
+
+/// Of the process.
+const FRAME_MAX: u32 = 131_072;

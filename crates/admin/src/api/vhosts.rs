@@ -7,7 +7,7 @@ use super::call::{Answer, Call, Reply, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
-use super::snapshot::of_vhost;
+use super::totals::Sum;
 
 /// `GET /api/vhosts`.
 pub(super) fn all(call: &Call) -> Answer {
@@ -75,14 +75,8 @@ fn show(call: &Call, vhost: &VirtualHost) -> Value {
     put("metadata", json!({"description": description, "tags": tags}));
     put("tracing", json!(false));
     put("cluster_state", json!({call.api.process.node_name(): "running"}));
-    let (mut ready, mut unacknowledged) = (0, 0);
-    if let Some(broker) = &call.api.broker {
-        for listed in of_vhost(&call.api.queues.get(broker), vhost.name()) {
-            let view = listed.queue.view();
-            ready += view.ready;
-            unacknowledged += view.unacknowledged;
-        }
-    }
+    let totals = call.api.broker.as_ref().map(|broker| call.api.totals.get(&call.api.queues, broker));
+    let Sum { ready, unacknowledged } = totals.map(|totals| totals.of(vhost.name())).unwrap_or_default();
     put("messages", json!(ready + unacknowledged));
     put("messages_ready", json!(ready));
     put("messages_unacknowledged", json!(unacknowledged));

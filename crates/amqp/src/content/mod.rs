@@ -11,7 +11,7 @@ mod write;
 
 pub use assembler::{Assembler, Content, Progress};
 pub use whole::Whole;
-pub use write::{body_frames, content_wire_len, write_content};
+pub use write::{body_frames, content_wire_len, max_properties_len, write_content};
 
 use crate::error::{Fault, ReplyCode};
 

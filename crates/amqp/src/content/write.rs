@@ -28,6 +28,11 @@ pub fn write_content<'a>(
     }
 }
 
+/// Octets of the longest properties whose header frame fits `frame_max` (0: no limit).
+pub fn max_properties_len(frame_max: u32) -> usize {
+    max_body_payload(frame_max).saturating_sub(FIXED_HEADER_LEN)
+}
+
 /// Octets that header and body frames take on the wire.
 #[inline]
 pub fn content_wire_len(properties_len: usize, body_len: usize, frame_max: u32) -> usize {
@@ -109,6 +114,15 @@ mod tests {
             lent.push(end);
         }
         assert_eq!(lent, written);
+    }
+
+    #[test]
+    fn the_longest_properties_fill_a_frame() {
+        let properties = vec![0; max_properties_len(MIN_FRAME_MAX)];
+        let mut out = Vec::new();
+        write_content_header(&mut out, 1, 0, &properties);
+        assert_eq!(out.len(), MIN_FRAME_MAX as usize);
+        assert!(max_properties_len(0) > u32::MAX as usize, "no limit");
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl Serialize for Schedule {
     }
 }
 
-/// A schedule that a run had holds what [`Schedule::over`] made of it only in the run; its text is what tells it.
+/// A schedule that a run had holds what `Schedule::over` made of it only in the run; its text is what tells it.
 impl<'de> Deserialize<'de> for Schedule {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)

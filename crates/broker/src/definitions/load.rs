@@ -207,6 +207,10 @@ fn set_parameter(vhost: &Arc<VirtualHost>, entry: &Parameter, now: Timestamp) ->
             let definition = PolicyDefinition::parse_operator(&body.definition)?;
             vhost.set_operator_policy(policy_of(&entry.name, &body, definition)?, now);
         }
+        // One entry holds all limits: a second would take their place, and take them away when it goes.
+        "vhost-limits" if entry.name != "limits" => {
+            return Err(format!("vhost-limits are under the name 'limits', not '{}'", entry.name));
+        }
         "vhost-limits" => {
             let limits = Limits::deserialize(&entry.value).map_err(|error| error.to_string())?;
             if limits.max_channels.is_some() {

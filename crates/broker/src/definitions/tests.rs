@@ -95,6 +95,10 @@ fn the_entry_at_fault_is_named() {
             "parameter 's' in vhost 'v': component 'shovel' does not exist",
         ),
         (
+            r#"{"vhosts": [{"name": "v"}], "parameters": [{"component": "vhost-limits", "vhost": "v", "name": "x", "value": {}}]}"#,
+            "parameter 'x' in vhost 'v': vhost-limits are under the name 'limits', not 'x'",
+        ),
+        (
             r#"{"queues": [{"name": "q", "vhost": "v", "durable": true, "auto_delete": false}]}"#,
             "queue 'q' in vhost 'v': vhost 'v' does not exist",
         ),

@@ -125,6 +125,7 @@ impl Broker {
         }
         if let Some(vhost) = removed {
             vhost.tear_down();
+            self.tell_vhost_gone(name);
         }
     }
 }

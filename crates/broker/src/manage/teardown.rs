@@ -1,34 +1,75 @@
 //! The end of a virtual host.
 
-use std::sync::Arc;
+use store::catalogue::Section;
 
-use crate::queue::Queue;
+use crate::ledger::key;
 use crate::vhost::VirtualHost;
 
-impl VirtualHost {
-    /// Deletes everything in a virtual host that has lost its name. What connections that are still open declare in it
-    /// meanwhile goes, too, or is kept nowhere.
-    pub(crate) fn tear_down(&self) {
-        for _ in 0..ROUNDS {
-            let queues = self.all_queues();
-            let exchanges = self.doom_exchanges();
-            if queues.is_empty() && exchanges.is_empty() {
-                break;
-            }
-            for queue in queues {
-                self.delete_for_good(&queue);
-            }
-            self.finish_exchanges(exchanges);
-        }
-        self.keep_no_more();
-    }
+/// What is written down under the name of a virtual host; bindings are under numbers that are never given out again.
+const NAMED: [Section; 5] = [
+    Section::Exchanges,
+    Section::Queues,
+    Section::MqttSessions,
+    Section::MqttReceived,
+    Section::MqttRetained,
+];
 
-    fn delete_for_good(&self, queue: &Arc<Queue>) {
-        if queue.delete(false, false).is_ok() {
-            self.forget_queue(queue);
+impl VirtualHost {
+    /// Deletes everything in a virtual host that has lost its name. Connections that are still open can declare nothing in
+    /// it any more, nor write anything down for it, so that nothing is left to the next one of that name.
+    pub(crate) fn tear_down(&self) {
+        let exchanges = self.close();
+        if let Some(catalogue) = self.catalogue() {
+            for section in NAMED {
+                catalogue.delete_all(section, key(&[self.name()]));
+            }
         }
+        for queue in self.all_queues() {
+            // Whoever else has deleted it takes it out of the topology.
+            if queue.delete(false, false).is_ok() {
+                self.forget_queue(&queue);
+            }
+        }
+        self.finish_exchanges(exchanges);
     }
 }
 
-/// How often what was declared meanwhile is looked for.
-const ROUNDS: usize = 16;
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use store::disk::simulated::SimDisk;
+    use store::journal::Settings;
+    use store::{Store, StoreSettings};
+
+    use super::*;
+    use crate::{Broker, BrokerConfig, QueueDeclare, SessionId, Timestamp};
+
+    #[test]
+    fn a_queue_that_somebody_else_is_deleting_does_not_stay_on_disk_and_leaves_its_successor_there() {
+        let settings = StoreSettings::from(Settings::default());
+        let (store, mut rounds, recovered) =
+            Store::open(Arc::new(SimDisk::new(1, 1 << 30)), settings).unwrap();
+        let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
+        broker.restore(&store, recovered, Timestamp(1)).unwrap();
+        let declare = QueueDeclare { name: "q", durable: true, ..QueueDeclare::default() };
+        let mut written = || {
+            rounds.step();
+            let mut count = 0;
+            store.catalogue().scan(Section::Queues, |_, _| count += 1).unwrap();
+            count
+        };
+        let old = broker.add_vhost("v");
+        let queue = old.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
+        assert_eq!(written(), 1);
+        // Marked, and not taken out of the topology yet.
+        assert!(queue.delete(false, false).is_ok());
+        broker.remove_vhost("v");
+        old.tear_down();
+        assert_eq!(written(), 0);
+        let new = broker.add_vhost("v");
+        new.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap();
+        old.forget_queue(&queue);
+        assert_eq!(written(), 1);
+    }
+}

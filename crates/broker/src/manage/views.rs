@@ -81,15 +81,7 @@ impl VirtualHost {
 
     /// All exchanges, the default one included, in no order.
     pub fn all_exchanges(&self) -> Vec<ExchangeView> {
-        let default = ExchangeView {
-            name: "".into(),
-            kind: "direct",
-            durable: true,
-            auto_delete: false,
-            internal: false,
-            arguments: FieldTable::new(),
-        };
-        let (mut all, mut from) = (vec![default], Some(0));
+        let (mut all, mut from) = (vec![default_exchange()], Some(0));
         while let Some(at) = from {
             let mut found = Vec::new();
             from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
@@ -101,7 +93,7 @@ impl VirtualHost {
     /// The exchange with this name.
     pub fn exchange_view(&self, name: &str) -> Option<ExchangeView> {
         if name.is_empty() {
-            return self.all_exchanges().into_iter().next();
+            return Some(default_exchange());
         }
         self.with_topology(|topology| topology.exchange(name).map(|(_, exchange)| view_of(exchange)))
     }
@@ -188,6 +180,18 @@ impl Broker {
             }
         }
         (policy, operator, Value::Object(merged))
+    }
+}
+
+/// The same in all virtual hosts.
+fn default_exchange() -> ExchangeView {
+    ExchangeView {
+        name: "".into(),
+        kind: "direct",
+        durable: true,
+        auto_delete: false,
+        internal: false,
+        arguments: FieldTable::new(),
     }
 }
 

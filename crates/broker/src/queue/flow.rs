@@ -1,6 +1,7 @@
 //! What goes through a queue: messages in, to consumers, and back again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use sync::MutexGuard;
 
@@ -55,6 +56,7 @@ impl Queue {
         self.metrics.consumers.add(1);
         let entry =
             ConsumerEntry::new(spec.consumer, spec.session, spec.tag, spec.no_ack, exclusive, priority);
+        self.has_consumers.store(true, Ordering::Release);
         Ok(consumers.insert(entry))
     }
 
@@ -67,6 +69,7 @@ impl Queue {
         }
         self.metrics.consumers.sub(1);
         if state.consumers.is_empty() {
+            self.has_consumers.store(false, Ordering::Release);
             state.last_used = now;
             if self.properties.auto_delete && !state.deleted {
                 self.delete_locked(state);
@@ -138,13 +141,14 @@ impl Queue {
         got.map(Some)
     }
 
-    /// Settles deliveries of this queue.
-    pub fn ack(&self, deliveries: Vec<Delivery>) {
+    /// Settles deliveries of this queue. Returns how far the log of messages must get so that they do not come back: the end of
+    /// the very record; `None` if none of them is on disk.
+    pub fn ack(&self, deliveries: Vec<Delivery>) -> Option<Lsn> {
         self.metrics.messages_acked.add(deliveries.len());
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
         drop(state);
-        self.settle_stored(deliveries.iter());
+        self.settle_stored(deliveries.iter())
     }
 
     /// Puts deliveries back to where they were, marked as redelivered (reject, nack and recover with requeue, the end

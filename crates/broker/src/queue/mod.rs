@@ -65,6 +65,8 @@ pub struct Queue {
     lazy: AtomicBool,
     /// Set under the lock, read without it.
     deleted: AtomicBool,
+    /// Set under the lock, read without it: of very many queues most have no consumer.
+    has_consumers: AtomicBool,
     state: Mutex<QueueState>,
     /// See [`Queue::letters_turn`].
     letters_turn: Mutex<()>,
@@ -150,6 +152,7 @@ impl Queue {
             deadlines: new.deadlines,
             paging: new.paging,
             deleted: AtomicBool::new(false),
+            has_consumers: AtomicBool::new(false),
             state,
             letters_turn: Mutex::new(()),
         })
@@ -226,6 +229,19 @@ impl Queue {
 
     /// Its consumers.
     pub fn consumers(&self) -> Vec<ConsumerInfo> {
+        self.consumers_that(|_| true)
+    }
+
+    /// Those of its consumers that are of one channel.
+    pub fn consumers_of(&self, session: SessionId, channel: u16) -> Vec<ConsumerInfo> {
+        self.consumers_that(|entry| entry.session == session && entry.consumer.channel() == channel)
+    }
+
+    /// Without consumers it is not locked, so that to look through all queues for them keeps nobody waiting.
+    fn consumers_that(&self, wanted: impl Fn(&ConsumerEntry) -> bool) -> Vec<ConsumerInfo> {
+        if !self.has_consumers.load(Ordering::Acquire) {
+            return Vec::new();
+        }
         let state = self.state.lock();
         let info = |entry: &ConsumerEntry| ConsumerInfo {
             tag: entry.tag.to_string(),
@@ -237,7 +253,7 @@ impl Queue {
             channel: entry.consumer.channel(),
             prefetch: entry.consumer.prefetch(),
         };
-        state.consumers.iter().map(info).collect()
+        state.consumers.iter().filter(|entry| wanted(entry)).map(info).collect()
     }
 
     /// Whether it has been deleted. A deleted queue takes no message and has none.
@@ -345,6 +361,7 @@ impl Queue {
         }
         let messages = state.ready.take_all();
         let consumers = std::mem::take(&mut state.consumers);
+        self.has_consumers.store(false, Ordering::Release);
         let waiting = state.take_waiting();
         self.look_at_paging(&mut state, Timestamp::default());
         drop(state);

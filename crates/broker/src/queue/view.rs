@@ -25,3 +25,70 @@ impl Queue {
         (active, exclusive)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
+
+    use amqp::RawTable;
+
+    use super::*;
+    use crate::queue::{Consumer, Offer, Room};
+    use crate::{Broker, BrokerConfig, ConsumerSpec, QueueDeclare, SessionId, Timestamp};
+
+    /// Takes nothing on a channel.
+    struct On(u16);
+
+    impl Consumer for On {
+        fn accept(&self, _: &mut Offer<'_>) -> Room {
+            Room::Full
+        }
+        fn cancelled(&self) {}
+        fn channel(&self) -> u16 {
+            self.0
+        }
+    }
+
+    fn queue() -> Arc<Queue> {
+        let vhost = Broker::new(BrokerConfig::default()).vhost("/").unwrap();
+        let declare = QueueDeclare { name: "q", ..QueueDeclare::default() };
+        vhost.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue
+    }
+
+    #[test]
+    fn consumers_are_shown_by_channel_until_they_go() {
+        let queue = queue();
+        let consume = |session, channel: u16, tag| {
+            let (consumer, arguments) = (Arc::new(On(channel)), RawTable::EMPTY);
+            let session = SessionId(session);
+            let spec = ConsumerSpec { consumer, session, tag, no_ack: false, exclusive: false, arguments };
+            queue.consume(spec).unwrap()
+        };
+        let all = [consume(1, 1, "a"), consume(1, 2, "b"), consume(2, 1, "c")];
+        let tags =
+            |infos: Vec<crate::ConsumerInfo>| infos.into_iter().map(|info| info.tag).collect::<Vec<_>>();
+        assert_eq!(tags(queue.consumers_of(SessionId(1), 2)), ["b"]);
+        assert_eq!(tags(queue.consumers()).len(), 3);
+        queue.cancel(all[0], Timestamp(1));
+        assert_eq!(tags(queue.consumers()), ["b", "c"]);
+        all[1..].iter().for_each(|&id| queue.cancel(id, Timestamp(1)));
+        assert!(queue.consumers().is_empty());
+        consume(3, 1, "d");
+        assert_eq!(tags(queue.consumers_of(SessionId(3), 1)), ["d"]);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_queue_that_has_no_consumers_to_show() {
+        let queue = queue();
+        let (told, answer) = mpsc::sync_channel(1);
+        let busy = queue.state.lock();
+        let asked = queue.clone();
+        thread::spawn(move || {
+            told.send((asked.consumers().len(), asked.consumers_of(SessionId(1), 1).len()))
+        });
+        assert_eq!(answer.recv_timeout(Duration::from_secs(30)), Ok((0, 0)));
+        drop(busy);
+    }
+}

@@ -67,17 +67,23 @@ impl Topology {
         self.exchanges[exchange as usize].outgoing.iter().copied().collect()
     }
 
-    /// Takes the names from all exchanges, the standard ones included. What comes back must be given to
-    /// [`Topology::demolish`].
-    pub(crate) fn doom_all_exchanges(&mut self) -> Vec<Destination> {
+    fn doom_all_exchanges(&mut self) -> Vec<Destination> {
         let slots: Vec<u32> =
             self.exchanges.iter().filter(|(_, slot)| !slot.doomed).map(|(at, _)| at as u32).collect();
         slots.into_iter().map(|slot| self.doom_exchange(slot)).collect()
     }
 
-    /// From now on nothing is written down.
-    pub(crate) fn keep_no_more(&mut self) {
-        self.ledger = None;
+    /// Takes all names away, for good: nothing may be added from now on. What comes back must be given to
+    /// [`Topology::demolish`], and each queue be deleted.
+    pub(crate) fn close(&mut self) -> Vec<Destination> {
+        self.is_closed = true;
+        self.queue_names.clear();
+        self.doom_all_exchanges()
+    }
+
+    /// Whether nothing may be added any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 }
 

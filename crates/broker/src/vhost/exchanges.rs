@@ -20,7 +20,7 @@ impl VirtualHost {
     ///
     /// # Errors
     /// 503 unknown type; 403 the default exchange or a reserved name; 404 passive and missing; 406 inequivalent
-    /// arguments.
+    /// arguments; 530 the virtual host has been deleted.
     pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
         let name = &*strip_line_ends(declare.name);
         if declare.passive {
@@ -49,6 +49,7 @@ impl VirtualHost {
         }
         let policies = self.policies.read();
         let mut topology = self.topology.write();
+        self.check_stands(&topology)?;
         if let Some((_, exchange)) = topology.exchange(name) {
             self.check_equivalent(exchange, kind, declare, &arguments)?;
             return Ok(self.ticket(declare.durable));

@@ -1,10 +1,14 @@
 //! What `crate::manage` needs of a virtual host's inside.
 
+use std::sync::Arc;
+
+use store::catalogue::{Catalogue, Ticket};
+
 use super::VirtualHost;
+use crate::error::BrokerError;
 use crate::queue::Queue;
 use crate::time::Timestamp;
 use crate::topology::{Destination, Topology};
-use std::sync::Arc;
 
 impl VirtualHost {
     /// Looks at the topology, with its lock held: briefly.
@@ -34,10 +38,29 @@ impl VirtualHost {
         self.apply_policies(now);
     }
 
-    /// Takes the names of all exchanges away.
-    pub(crate) fn doom_exchanges(&self) -> Vec<Destination> {
+    /// Whether it has been deleted. A connection that has it open may find that at any time.
+    pub fn is_gone(&self) -> bool {
+        self.topology.read().is_closed()
+    }
+
+    /// Lets `note` write something down that belongs to the virtual host, unless that has been deleted: what bears its name
+    /// on disk is another's then. `note` must not call anything of the virtual host.
+    pub fn note(&self, note: impl FnOnce(&Catalogue) -> Ticket) -> Option<Ticket> {
+        let catalogue = self.catalogue()?;
+        // Held meanwhile, so that the deletion comes before this or after it.
+        let topology = self.topology.read();
+        (!topology.is_closed()).then(|| note(catalogue))
+    }
+
+    /// Refuses what would add to a virtual host that has been deleted. Asked with the topology locked.
+    pub(super) fn check_stands(&self, topology: &Topology) -> Result<(), BrokerError> {
+        if topology.is_closed() { Err(BrokerError::NoVirtualHost(self.name.to_string())) } else { Ok(()) }
+    }
+
+    /// Takes the names of all exchanges and queues away, for good: from now on nothing can be declared.
+    pub(crate) fn close(&self) -> Vec<Destination> {
         let mut topology = self.topology.write();
-        let doomed = topology.doom_all_exchanges();
+        let doomed = topology.close();
         self.topology_changed();
         doomed
     }
@@ -46,10 +69,5 @@ impl VirtualHost {
     pub(crate) fn finish_exchanges(&self, doomed: Vec<Destination>) {
         self.metrics.exchanges.sub(doomed.len());
         self.demolish(doomed);
-    }
-
-    /// From now on nothing of it is written down: its name may be another's by then.
-    pub(crate) fn keep_no_more(&self) {
-        self.topology.write().keep_no_more();
     }
 }

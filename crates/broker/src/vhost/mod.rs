@@ -320,3 +320,23 @@ const STANDARD_EXCHANGES: &[(&str, ExchangeKind, bool)] = &[
     ("amq.match", ExchangeKind::Headers, false),
     ("amq.rabbitmq.trace", ExchangeKind::Topic, true),
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::{Broker, BrokerConfig};
+
+    #[test]
+    fn the_default_exchange_is_shown_without_a_look_at_the_others() {
+        let vhost = Broker::new(BrokerConfig::default()).vhost("/").unwrap();
+        let (told, answer) = mpsc::sync_channel(1);
+        let changing = vhost.topology.write();
+        let asked = vhost.clone();
+        thread::spawn(move || told.send(asked.exchange_view("").map(|view| view.kind)));
+        assert_eq!(answer.recv_timeout(Duration::from_secs(30)), Ok(Some("direct")));
+        drop(changing);
+    }
+}

@@ -21,7 +21,8 @@ impl VirtualHost {
     /// Declares a queue.
     ///
     /// # Errors
-    /// 403 a reserved name; 404 passive and missing; 405 another session's; 406 inequivalent or wrong arguments.
+    /// 403 a reserved name; 404 passive and missing; 405 another session's; 406 inequivalent or wrong arguments; 530 the
+    /// virtual host has been deleted.
     pub fn declare_queue(
         self: &Arc<Self>,
         session: SessionId,
@@ -80,6 +81,7 @@ impl VirtualHost {
         let policies = self.policies.read();
         queue.set_arguments(policies.arguments_of(&queue));
         let mut topology = self.topology.write();
+        self.check_stands(&topology)?;
         if let Some((_, other)) = topology.queue(&name) {
             let other = other.clone();
             drop(topology);

@@ -1,8 +1,15 @@
 //! What an operator's tools read and change.
 
-use broker::{BindingEnd, Broker, BrokerConfig, Definitions, QueueDeclare, Section, SessionId, Timestamp};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use broker::{
+    Binding, BindingEnd, Broker, BrokerConfig, BrokerError, Definitions, ExchangeDeclare, QueueDeclare,
+    Section, SessionId, Store, Timestamp,
+};
 use serde_json::{Value, json};
-use std::sync::Arc;
+
+use crate::kept::kept;
 
 const NOW: Timestamp = Timestamp(1);
 const NOBODY: SessionId = SessionId(u64::MAX);
@@ -73,6 +80,79 @@ fn a_deleted_virtual_host_takes_everything_with_it() {
         assert!(broker.definitions_of(section, &[]).iter().all(|entry| entry["vhost"] != "v"), "{section:?}");
     }
     assert!(!broker.undefine(Section::VirtualHosts, &["v"], NOW), "it is gone");
+}
+
+/// Names of what is on disk in a section, but for the standard exchanges.
+fn written(store: &Store, section: Section) -> Vec<String> {
+    let mut found = Vec::new();
+    store.catalogue().scan(section, |key, _| found.push(key.escape_ascii().to_string())).unwrap();
+    found.retain(|key| !key.contains("amq."));
+    found
+}
+
+#[test]
+fn what_connections_declare_in_a_deleted_virtual_host_is_not_in_the_next_one_of_its_name() {
+    let mut kept = kept(1);
+    let broker = kept.world.broker.clone();
+    let vhost = broker.add_vhost("v");
+    let (declared, some_are_there) = mpsc::sync_channel(1);
+    let client = vhost.clone();
+    let declaring = thread::spawn(move || {
+        for number in 0.. {
+            let name = &*format!("q{number}");
+            let queue = QueueDeclare { name, durable: true, ..QueueDeclare::default() };
+            if let Err(error) = client.declare_queue(NOBODY, &queue, NOW) {
+                return error;
+            }
+            let exchange =
+                ExchangeDeclare { name, kind: "topic", durable: true, ..ExchangeDeclare::default() };
+            let binding = Binding { source: name, destination: name, ..Binding::default() };
+            let _ = client.declare_exchange(&exchange).and_then(|_| client.bind_queue(NOBODY, &binding));
+            let _ = declared.try_send(());
+        }
+        unreachable!("it is deleted before")
+    });
+    load(&broker, &json!({"vhosts": [{"name": "v"}]}));
+    some_are_there.recv().unwrap();
+    assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
+    assert_eq!(declaring.join().unwrap(), BrokerError::NoVirtualHost("v".to_owned()));
+    let exchange = ExchangeDeclare { name: "e", kind: "topic", durable: true, ..ExchangeDeclare::default() };
+    assert!(vhost.declare_exchange(&exchange).is_err() && vhost.is_gone());
+    let metrics = broker.metrics();
+    assert_eq!((metrics.queues.get(), metrics.bindings.get(), metrics.exchanges.get()), (0, 0, 6));
+
+    load(&broker, &json!({"vhosts": [{"name": "v"}]}));
+    kept.sync();
+    for section in [Section::Exchanges, Section::Queues, Section::Bindings] {
+        assert!(written(&kept.store, section).is_empty(), "{section:?}");
+    }
+    let again = kept.crash().world.broker.vhost("v").unwrap();
+    assert_eq!(again.all_queues().len(), 0);
+}
+
+#[test]
+fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_more_is() {
+    let mut kept = kept(3);
+    let broker = kept.world.broker.clone();
+    load(&broker, &json!({"vhosts": [{"name": "v"}, {"name": "va"}]}));
+    let (vhost, other) = (broker.vhost("v").unwrap(), broker.vhost("va").unwrap());
+    let sections = [Section::MqttSessions, Section::MqttReceived, Section::MqttRetained];
+    for section in sections {
+        assert!(vhost.note(|catalogue| catalogue.put(section, b"\x01vc".to_vec(), Vec::new())).is_some());
+        assert!(other.note(|catalogue| catalogue.put(section, b"\x02vac".to_vec(), Vec::new())).is_some());
+    }
+    // Some of it on disk already, and some not.
+    kept.sync();
+    vhost.note(|catalogue| catalogue.put(sections[0], b"\x01vd".to_vec(), Vec::new()));
+    assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));
+    load(&broker, &json!({"vhosts": [{"name": "v"}]}));
+    for section in sections {
+        assert!(vhost.note(|catalogue| catalogue.put(section, b"\x01vc".to_vec(), Vec::new())).is_none());
+    }
+    kept.sync();
+    for section in sections {
+        assert_eq!(written(&kept.store, section), ["\\x02vac"], "{section:?}");
+    }
 }
 
 #[test]

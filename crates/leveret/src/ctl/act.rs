@@ -58,8 +58,8 @@ pub(super) struct DeleteExchange {
 pub(super) struct CloseConnection {
     /// The connection
     name: String,
-    /// Why: the client is told
-    #[arg(default_value = REASON)]
+    /// Why: the client is told. Of the characters of ASCII
+    #[arg(default_value = REASON, value_parser = reason)]
     reason: String,
 }
 
@@ -67,8 +67,8 @@ pub(super) struct CloseConnection {
 pub(super) struct CloseAll {
     /// The user
     user: String,
-    /// Why: the clients are told
-    #[arg(default_value = REASON)]
+    /// Why: the clients are told. Of the characters of ASCII
+    #[arg(default_value = REASON, value_parser = reason)]
     reason: String,
 }
 
@@ -101,6 +101,14 @@ pub(super) fn run(command: &ActCommand, api: &Api, output: &Output) -> Result<()
     }
 }
 
+/// A reason as the header of a request can carry it (RFC 9110, section 5.5): others, servers drop without a word.
+fn reason(text: &str) -> Result<String, String> {
+    match text.chars().find(|each| !matches!(each, ' '..='~')) {
+        None => Ok(text.to_owned()),
+        Some(other) => Err(format!("'{}' cannot be sent: printable ASCII only", other.escape_default())),
+    }
+}
+
 /// The conditions that hold, as a query.
 fn query(conditions: &[(&str, bool)]) -> String {
     let wanted: Vec<_> =
@@ -111,6 +119,14 @@ fn query(conditions: &[(&str, bool)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reason_that_would_not_arrive_is_refused() {
+        assert_eq!(reason("moved to rack 7 (~noon)").as_deref(), Ok("moved to rack 7 (~noon)"));
+        for text in ["größer", "two\nlines", "\u{7f}"] {
+            assert!(reason(text).is_err(), "{text:?}");
+        }
+    }
 
     #[test]
     fn only_conditions_that_are_wanted_are_asked_for() {

@@ -65,8 +65,9 @@ pub(super) enum ListCommand {
 pub(super) struct InVhost {
     #[command(flatten)]
     vhost: super::Vhost,
-    /// Of every virtual host, which is a column then
-    #[arg(long, conflicts_with = "vhost")]
+    /// Of every virtual host, which is a column then; whatever --vhost says
+    // No conflict with --vhost: a variable may have set that one.
+    #[arg(long)]
     all_vhosts: bool,
     /// What to show of each
     columns: Vec<String>,

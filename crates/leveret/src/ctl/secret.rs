@@ -2,10 +2,10 @@
 //! machine can read.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _};
+use std::io::{self, BufRead, BufReader, IsTerminal as _, Write as _};
 use std::path::Path;
 
-use rustix::termios::{self, LocalModes, OptionalActions};
+use rustix::termios::{self, LocalModes, OptionalActions, SpecialCodeIndex};
 
 use crate::Failure;
 
@@ -52,6 +52,9 @@ pub(super) fn new_password(user: &str, file: Option<&Path>) -> Result<String, Fa
     let no_terminal = || Failure::Usage(format!("no password for '{user}': set {NEW}"));
     let mut terminal = Terminal::open().ok_or_else(no_terminal)?;
     let password = terminal.ask(&format!("New password of {user}: "))?;
+    if password.is_empty() {
+        return Err(Failure::Usage("an empty password lets nobody in".to_owned()));
+    }
     if terminal.ask("The same again: ")? != password {
         return Err(Failure::Usage("the two passwords are not the same".to_owned()));
     }
@@ -81,26 +84,67 @@ impl Terminal {
         OpenOptions::new().read(true).write(true).open("/dev/tty").ok().map(Self)
     }
 
-    /// Asks, without showing what is typed.
+    /// Asks, without showing what is typed. Ctrl-C is read here like any key: a signal would end the process and leave a
+    /// terminal behind that shows nothing.
     fn ask(&mut self, prompt: &str) -> Result<String, Failure> {
         let shown = termios::tcgetattr(&self.0).map_err(Failure::run)?;
         let mut hidden = shown.clone();
-        hidden.local_modes.remove(LocalModes::ECHO);
-        write!(self.0, "{prompt}").and_then(|()| self.0.flush()).map_err(Failure::run)?;
+        hidden.local_modes.remove(LocalModes::ECHO | LocalModes::ISIG);
+        // Line by line, nobody would learn of Ctrl-C before the end of the line.
+        hidden.local_modes.remove(LocalModes::ICANON);
+        (hidden.special_codes[SpecialCodeIndex::VMIN], hidden.special_codes[SpecialCodeIndex::VTIME]) =
+            (1, 0);
         termios::tcsetattr(&self.0, OptionalActions::Flush, &hidden).map_err(Failure::run)?;
-        let mut line = String::new();
-        let read = BufReader::new(&self.0).read_line(&mut line);
+        let asked = write!(self.0, "{prompt}").and_then(|()| self.0.flush());
+        let read = asked.and_then(|()| typed(BufReader::new(&self.0)));
         let restored = termios::tcsetattr(&self.0, OptionalActions::Flush, &shown);
         let _ = writeln!(self.0);
-        read.map_err(Failure::run)?;
+        let line = read.map_err(Failure::run)?;
         restored.map_err(Failure::run)?;
-        Ok(line.trim_end_matches(['\n', '\r']).to_owned())
+        line
     }
 }
+
+/// A line as it is typed, key by key.
+fn typed(terminal: impl BufRead) -> io::Result<Result<String, Failure>> {
+    let mut line = Vec::new();
+    for octet in terminal.bytes() {
+        match octet? {
+            b'\n' | b'\r' | END => break,
+            INTERRUPT | QUIT => return Ok(Err(Failure::Run("given up".to_owned()))),
+            ERASE | BACKSPACE => erase(&mut line),
+            KILL => line.clear(),
+            octet => line.push(octet),
+        }
+    }
+    Ok(String::from_utf8(line).map_err(|_| Failure::Usage("the password is not valid UTF-8".to_owned())))
+}
+
+/// Takes the last character away, which may be several octets.
+fn erase(line: &mut Vec<u8>) {
+    while line.pop().is_some_and(|octet| octet & 0xc0 == 0x80) {}
+}
+
+// What keys send unless somebody has chosen others (stty(1)): Ctrl-C, Ctrl-D, Backspace (two kinds), Ctrl-U, Ctrl-\.
+const INTERRUPT: u8 = 3;
+const END: u8 = 4;
+const BACKSPACE: u8 = 8;
+const KILL: u8 = 21;
+const QUIT: u8 = 28;
+const ERASE: u8 = 127;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn keys_that_erase_and_give_up_are_understood() {
+        let typed = |keys: &str| typed(keys.as_bytes()).unwrap();
+        assert!(matches!(typed("s3kü\u{7f}\u{8}cret\nmore"), Ok(line) if line == "s3cret"));
+        assert!(matches!(typed("\u{7f}wrong\u{15}right\r"), Ok(line) if line == "right"));
+        assert!(matches!(typed("\u{4}"), Ok(line) if line.is_empty()));
+        assert!(matches!(typed("s3\u{3}cret\n"), Err(Failure::Run(_))));
+    }
 
     #[test]
     fn a_file_gives_its_first_line() {

@@ -1,5 +1,6 @@
 //! An open connection as the API shows it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use admin::{ChannelInfo, Connection, ConnectionInfo};
@@ -30,14 +31,14 @@ impl Connection for Shown {
         let connection = &self.0;
         let negotiated = connection.negotiated();
         let (peer_host, peer_port) = match connection.peer() {
-            Peer::Ip(peer) => (peer.ip().to_canonical().to_string(), peer.port()),
+            Peer::Ip(peer) => (canonical(peer).ip().to_string(), peer.port()),
             Peer::Unix => (String::new(), 0),
         };
         let local = connection.local();
         ConnectionInfo {
             peer_host,
             peer_port,
-            host: local.map(|local| local.ip().to_canonical().to_string()).unwrap_or_default(),
+            host: local.map(|local| canonical(local).ip().to_string()).unwrap_or_default(),
             port: local.map_or(0, |local| local.port()),
             tls: connection.is_tls(),
             websocket: connection.is_websocket(),
@@ -74,12 +75,21 @@ pub(super) fn is_named(connection: &OpenConnection, wanted: &str) -> bool {
 
 /// As RabbitMQ names connections: `peer:port -> host:port`.
 fn name(connection: &OpenConnection) -> String {
-    match (connection.peer(), connection.local()) {
-        (Peer::Ip(peer), Some(local)) => format!("{peer} -> {local}"),
-        (Peer::Ip(peer), None) => format!("{peer} -> unix #{}", connection.id()),
+    name_of(connection.peer(), connection.local(), connection.id())
+}
+
+fn name_of(peer: Peer, local: Option<SocketAddr>, id: u64) -> String {
+    match (peer, local) {
+        (Peer::Ip(peer), Some(local)) => format!("{} -> {}", canonical(peer), canonical(local)),
+        (Peer::Ip(peer), None) => format!("{} -> unix #{id}", canonical(peer)),
         // Unix sockets have no port that would tell them apart.
-        (Peer::Unix, _) => format!("unix #{}", connection.id()),
+        (Peer::Unix, _) => format!("unix #{id}"),
     }
+}
+
+/// Who comes over IPv4 to a listener of both families has an address of IPv4, as in everything else that is shown.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 fn channel(status: &ChannelStatus) -> ChannelInfo {
@@ -91,5 +101,24 @@ fn channel(status: &ChannelStatus) -> ChannelInfo {
         transactional: status.transactional,
         consumers: status.consumers as u64,
         unacknowledged: status.unacknowledged as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_address_has_one_form_in_names() {
+        let mapped = |port| address(&format!("[::ffff:127.0.0.1]:{port}"));
+        let name = name_of(Peer::Ip(mapped(5000)), Some(mapped(5672)), 1);
+        assert_eq!(name, "127.0.0.1:5000 -> 127.0.0.1:5672");
+        assert_eq!(name_of(Peer::Ip(mapped(5000)), None, 7), "127.0.0.1:5000 -> unix #7");
+        let six = name_of(Peer::Ip(address("[::1]:1")), Some(address("[::1]:2")), 1);
+        assert_eq!(six, "[::1]:1 -> [::1]:2");
     }
 }

@@ -5,17 +5,16 @@ mod listeners;
 mod pool;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use admin::{ApiProcess, Connection, Counters, ListenerInfo, NodeInfo};
 use broker::{FrontEnd, Timestamp};
-use rustix::process::{Signal, getpid, kill_process};
 use serde_json::{Map, Value, json};
 use server::{Clock, Door, Limits, Resource, Scopes, Server};
 
 use crate::alarms::Levels;
 use crate::announce::announced;
+use crate::signals::Drainer;
 use connection::Shown;
 
 /// The running process as the API sees it.
@@ -27,11 +26,17 @@ pub(crate) struct Manager {
     node: String,
     started: Instant,
     max_message_size: u64,
+    hooks: Hooks,
+}
+
+/// What others know or do.
+pub(crate) struct Hooks {
     /// Tells the limits that hold now.
-    limits: Box<dyn Fn() -> Limits + Send + Sync>,
+    pub(crate) limits: Box<dyn Fn() -> Limits + Send + Sync>,
     /// Tells the settings in effect.
-    environment: Box<dyn Fn() -> Value + Send + Sync>,
-    is_draining: AtomicBool,
+    pub(crate) environment: Box<dyn Fn() -> Value + Send + Sync>,
+    /// Shuts down.
+    pub(crate) drainer: Drainer,
 }
 
 impl Manager {
@@ -41,8 +46,7 @@ impl Manager {
         clock: Clock,
         levels: Option<Arc<Levels>>,
         max_message_size: u64,
-        limits: impl Fn() -> Limits + Send + Sync + 'static,
-        environment: impl Fn() -> Value + Send + Sync + 'static,
+        hooks: Hooks,
     ) -> Arc<Self> {
         Arc::new(Self {
             server,
@@ -52,9 +56,7 @@ impl Manager {
             node: node_name(),
             started: Instant::now(),
             max_message_size,
-            limits: Box::new(limits),
-            environment: Box::new(environment),
-            is_draining: AtomicBool::new(false),
+            hooks,
         })
     }
 }
@@ -150,8 +152,18 @@ impl ApiProcess for Manager {
         self.max_message_size
     }
 
+    fn frame_max(&self) -> u32 {
+        self.server.frame_max()
+    }
+
+    fn blocks_publishers(&self) -> bool {
+        let alarms = self.server.alarms();
+        [Resource::Memory, Resource::Disk].into_iter().any(|resource| alarms.is_raised(resource))
+    }
+
     fn limits(&self) -> Value {
-        let Limits { connections, connection_rate, channels, receive_rate, alarm_only } = (self.limits)();
+        let Limits { connections, connection_rate, channels, receive_rate, alarm_only } =
+            (self.hooks.limits)();
         let exceeded: Map<String, Value> =
             self.server.exceeded().iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
         json!({
@@ -163,16 +175,11 @@ impl ApiProcess for Manager {
     }
 
     fn environment(&self) -> Value {
-        (self.environment)()
+        (self.hooks.environment)()
     }
 
     fn drain(&self) {
-        // A second signal would leave at once.
-        if !self.is_draining.swap(true, Ordering::Relaxed)
-            && let Err(error) = kill_process(getpid(), Signal::TERM)
-        {
-            tracing::error!(%error, "cannot ask this process to drain");
-        }
+        self.hooks.drainer.ask();
     }
 }
 

@@ -219,7 +219,7 @@ impl Client {
             Some([payload]) if publish.retain => {
                 self.publisher.check(amqp)?;
                 let payload = payload.clone();
-                hub.retain(self.vhost().name(), publish.topic, &message, payload, self.now)?
+                hub.retain(self.vhost(), publish.topic, &message, payload, self.now)?
             }
             _ => None,
         };
@@ -246,9 +246,9 @@ impl Client {
         let until = flushed.until.unwrap_or_default();
         let key = received_key(&self.owner, packet_id);
         let refused = !flushed.refused.is_empty();
-        let noted = self.store().filter(|_| !refused).map(|store| {
-            let value = Note::new(until.0, &before, &shares).encode();
-            store.catalogue().put(Section::MqttReceived, key, value)
+        let value = (!refused).then(|| Note::new(until.0, &before, &shares).encode());
+        let noted = value.and_then(|value| {
+            self.vhost().note(|catalogue| catalogue.put(Section::MqttReceived, key, value))
         });
         let then = if refused { refused_by_queue(packet_id) } else { Then::Accept { packet_id, matched } };
         self.wait(then, (flushed.until, noted.max(ticket)));
@@ -290,8 +290,9 @@ impl Client {
     /// A message of QoS 2 was released by the client.
     pub(super) fn released(&mut self, packet_id: u16) {
         let key = received_key(&self.owner, packet_id);
-        let store = self.store().filter(|_| self.is_kept());
-        let ticket = store.map(|store| store.catalogue().delete(Section::MqttReceived, key));
+        let vhost = self.is_kept().then(|| self.vhost());
+        let ticket =
+            vhost.and_then(|vhost| vhost.note(|catalogue| catalogue.delete(Section::MqttReceived, key)));
         self.wait(Then::Complete { packet_id }, (None, ticket));
     }
 
@@ -314,7 +315,8 @@ impl Client {
         if !self.is_kept() {
             return None;
         }
-        self.hub.put_session(&self.owner, encode(session, &self.moving, self.expiry, None, None))
+        let value = encode(session, &self.moving, self.expiry, None, None);
+        self.hub.put_session(&self.owner, self.vhost(), value)
     }
 
     /// Whether nothing waits for the disk.
@@ -339,7 +341,7 @@ impl Client {
         if will_delay.is_zero()
             && let Some(will) = will.take()
         {
-            self.hub.publish_will(&self.owner, &user, &will, self.now);
+            self.hub.publish_will(&self.owner, self.vhost(), &user, &will, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
         let kept = Kept {
@@ -355,10 +357,10 @@ impl Client {
             will: will.map(|will| PendingWill { will, user, due }),
         };
         let left = if kept.expiry == 0 {
-            self.hub.end(&self.owner, kept, self.now);
+            self.hub.end(&self.owner, self.vhost(), kept, self.now);
             None
         } else {
-            self.hub.write_down(&self.owner, &kept);
+            self.hub.write_down(&self.owner, self.vhost(), &kept);
             Some(Box::new(kept))
         };
         self.hub.release(&self.owner, &self.claim, left);

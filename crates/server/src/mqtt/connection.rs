@@ -204,7 +204,9 @@ impl Connection {
         };
         let owner = Arc::new(login.owner());
         let claim = Claim::new(&self.outbox);
-        self.hub.claim(&owner, &claim);
+        if let Some(vhost) = login.vhost() {
+            self.hub.claim(&owner, vhost, &claim);
+        }
         self.phase = Phase::Claiming(Box::new(Claiming { login, owner, claim }));
         self.intent = Intent::Pause;
         self.claimed(now);
@@ -264,7 +266,7 @@ impl Connection {
         let mut session = None;
         match kept {
             Some(kept) if self.engine.wants_session() => session = Some(client.adopt(*kept)),
-            Some(kept) => self.hub.end(&owner, *kept, at),
+            Some(kept) => self.hub.end(&owner, client.vhost(), *kept, at),
             None => {}
         }
         let mut out = Vec::new();
@@ -581,7 +583,7 @@ impl Protocol for Connection {
         self.claimed(now);
         let Phase::Open(client) = &mut self.phase else { return };
         client.set_time(now);
-        if client.claim().is_superseded() {
+        if client.claim().is_superseded() && !client.vhost().is_gone() {
             return self.disconnect(ReasonCode::SessionTakenOver);
         }
         if self
@@ -589,6 +591,7 @@ impl Protocol for Connection {
             .as_ref()
             .is_some_and(|registered| registered.connection().take_close_reason().is_some())
             || client.has_lost_a_queue()
+            || client.claim().is_superseded()
         {
             return self.disconnect(ReasonCode::AdministrativeAction);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{BodyView, ConsumerId, Delivery, Lsn, Queue, Ticket};
+use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket};
 use bytes::Bytes;
 use mqtt::server::{Connection as Engine, Output, Undeliverable};
 use mqtt::session::{Message, Stage, Subscription};
@@ -14,7 +14,7 @@ use super::client::Client;
 use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
 use super::kept::Held;
-use super::message::{self, left, to_mqtt};
+use super::message::{self, left, payload_of, to_mqtt};
 use super::subscriptions::{Class, Match, Verdict};
 use super::waiting::{RetainedDelivery, Then};
 
@@ -94,17 +94,32 @@ impl Client {
         }
         let Some(store) = self.store().cloned() else { return (None, None) };
         let _together = store.together();
-        let tags: Vec<u64> = moved.iter().map(|(tag, _)| *tag).collect();
-        moved.into_iter().for_each(|(_, held)| self.moved(held));
-        let mut until = None;
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
-        if !tags.is_empty() {
-            self.settle_all();
-            let end = store.end();
-            self.moving.extend(tags.into_iter().map(|tag| (tag, end)));
-            until = Some(end);
-        }
+        let until = self.move_out(moved);
         (until, self.write_down(engine.session()))
+    }
+
+    /// Lets queues that others share go of messages which the session has from now on. Each queue does so in a record of its own,
+    /// and a crash may leave one and not the next: so a message is the session's once its own queue's record is on disk, no
+    /// sooner and no later. Returns the end of the last of them.
+    fn move_out(&mut self, mut moved: Vec<(u64, Held)>) -> Option<Lsn> {
+        let mut until = None;
+        for source in &self.sources {
+            let of_source = moved.extract_if(.., |(_, held)| Arc::ptr_eq(&held.queue, &source.queue));
+            let (tags, deliveries): (Vec<u64>, Vec<Delivery>) =
+                of_source.map(|(tag, held)| (tag, held.delivery)).unzip();
+            if tags.is_empty() {
+                continue;
+            }
+            self.inbox.settled(source.key, deliveries.len());
+            // A message that is not on disk is in no queue after a crash: the session alone has it.
+            if let Some(lsn) = source.queue.ack(deliveries) {
+                self.moving.extend(tags.into_iter().map(|tag| (tag, lsn)));
+                until = until.max(Some(lsn));
+            }
+        }
+        debug_assert!(moved.is_empty(), "a message came from a queue that is not consumed");
+        until
     }
 
     fn has_room(&self, noted: &Noted) -> bool {
@@ -284,7 +299,7 @@ impl Client {
     /// The client has a message.
     pub(super) fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
         if let Some(held) = self.held.remove(&tag) {
-            self.moved(held);
+            self.done_with(held);
         }
         if to_be_released {
             // Before the session is written down: then it holds the message until its queue does not.
@@ -293,11 +308,11 @@ impl Client {
         }
     }
 
-    /// The session has a message for good that others might have got, too.
-    pub(super) fn moved(&mut self, held: Held) {
+    /// The queue of a message is to let go of it.
+    fn done_with(&mut self, held: Held) {
         match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &held.queue)) {
             Some(at) => self.settle(at, held.delivery),
-            None => held.queue.ack(vec![held.delivery]),
+            None => _ = held.queue.ack(vec![held.delivery]),
         }
     }
 
@@ -310,11 +325,6 @@ impl Client {
 
     /// Gives back to the queues what is done with, and lets them deliver more.
     pub(super) fn flush_settled(&mut self) {
-        self.settle_all();
-        self.resume_sources();
-    }
-
-    fn settle_all(&mut self) {
         for source in &mut self.sources {
             let settled = std::mem::take(&mut source.settled);
             if !settled.is_empty() {
@@ -322,6 +332,7 @@ impl Client {
                 source.queue.ack(settled);
             }
         }
+        self.resume_sources();
     }
 
     /// Lets queues deliver that wait for room.
@@ -376,14 +387,6 @@ impl Class {
             Self::Qos0 => QoS::AtMostOnce,
             Self::Qos1 => QoS::AtLeastOnce,
         }
-    }
-}
-
-fn payload_of(body: BodyView<'_>) -> Bytes {
-    match body {
-        BodyView::Inline(octets) => Bytes::copy_from_slice(octets),
-        BodyView::Chunks([chunk]) => chunk.clone(),
-        BodyView::Chunks(chunks) => Bytes::from(chunks.concat()),
     }
 }
 

@@ -4,7 +4,12 @@
 //! one has it, that one is told to go, and hands it over when it does ([`Hub::release`]). What belongs to nobody is kept
 //! until its time is over ([`Hub::expire`]).
 //!
-//! Lock order: the list of sessions, then a claimant's slot. No queue is called with either held.
+//! A virtual host that is deleted takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its connections
+//! may live on for a moment, when another one may have its name: so they bring along which one they mean, and what they
+//! do for one that is gone comes to nothing.
+//!
+//! Lock order: the list of sessions, then a claimant's slot; either or the list of retained messages, then a virtual host's
+//! topology. No queue is called with any of them held.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -108,7 +113,31 @@ impl Claim {
 impl Hub {
     pub(super) fn new(broker: Arc<Broker>, config: MqttConfig, clock: Clock) -> Arc<Self> {
         let (sessions, retained, changed) = Default::default();
-        Arc::new(Self { broker, config, clock, sessions, retained, changed })
+        let hub = Arc::new(Self { broker, config, clock, sessions, retained, changed });
+        let weak = Arc::downgrade(&hub);
+        let forget = move |vhost: &str| {
+            if let Some(hub) = weak.upgrade() {
+                hub.forget_vhost(vhost);
+            }
+        };
+        hub.broker.on_vhost_gone(Box::new(forget));
+        hub
+    }
+
+    /// A virtual host has been deleted, with what was on disk of it: its sessions and retained messages go.
+    fn forget_vhost(&self, vhost: &str) {
+        let mut sessions = self.sessions.lock();
+        sessions.due.retain(|(_, owner)| *owner.vhost != *vhost);
+        sessions.groups.retain(|(of, _), _| **of != *vhost);
+        let gone: Vec<_> = sessions.slots.extract_if(|owner, _| *owner.vhost == *vhost).collect();
+        drop(sessions);
+        for (_, slot) in gone {
+            if let Slot::Taken { by, next } = slot {
+                by.supersede();
+                next.iter().for_each(|next| next.supersede());
+            }
+        }
+        self.retained.write().remove(vhost);
     }
 
     pub(super) fn store(&self) -> Option<&Arc<Store>> {
@@ -119,19 +148,29 @@ impl Hub {
         &self.broker
     }
 
-    /// The retained messages of a virtual host.
-    pub(super) fn retained(&self, vhost: &str) -> Arc<Retained> {
-        if let Some(found) = self.retained.read().get(vhost) {
+    /// The retained messages of a virtual host; none of one that is gone.
+    pub(super) fn retained(&self, vhost: &Arc<VirtualHost>) -> Arc<Retained> {
+        let retained = self.retained.read();
+        let is_gone = vhost.is_gone();
+        if let Some(found) = retained.get(vhost.name()).filter(|_| !is_gone) {
             return Arc::clone(found);
         }
-        let name: Arc<str> = vhost.into();
-        let new = || Arc::new(Retained::new(&name, self.store()));
-        Arc::clone(self.retained.write().entry(Arc::clone(&name)).or_insert_with(new))
+        drop(retained);
+        let new = || Arc::new(Retained::new(vhost));
+        let mut retained = self.retained.write();
+        if vhost.is_gone() {
+            return new();
+        }
+        Arc::clone(retained.entry(vhost.name().into()).or_insert_with(new))
     }
 
-    /// Asks for a session. The claim's outbox is nudged when it is granted, or superseded by another one.
-    pub(super) fn claim(&self, owner: &Arc<Owner>, claim: &Arc<Claim>) {
+    /// Asks for a session. The claim's outbox is nudged when it is granted, or superseded by another one; at once if the
+    /// virtual host is gone.
+    pub(super) fn claim(&self, owner: &Arc<Owner>, vhost: &VirtualHost, claim: &Arc<Claim>) {
         let mut sessions = self.sessions.lock();
+        if vhost.is_gone() {
+            return claim.supersede();
+        }
         let slot = sessions.slots.remove(owner);
         let slot = match slot {
             Some(Slot::Taken { by, next }) => {
@@ -197,70 +236,75 @@ impl Hub {
             };
             sessions.due.pop_first();
             let Some(Slot::Kept(mut kept)) = sessions.slots.remove(&owner) else { continue };
+            // As long as a session of it is listed, no other one has its name.
+            let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             if kept.ends().is_some_and(|end| end <= now) {
                 // A client that comes meanwhile waits, lest its queue be deleted.
                 let by = Claim::new(&Arc::new(Outbox::new(0)));
                 sessions.slots.insert(Arc::clone(&owner), Slot::Taken { by: Arc::clone(&by), next: None });
                 drop(sessions);
-                self.end(&owner, *kept, now);
+                self.end(&owner, &vhost, *kept, now);
                 self.release(&owner, &by, None);
                 continue;
             }
             let will = kept.will.take();
-            self.write_down(&owner, &kept);
+            self.write_down(&owner, &vhost, &kept);
             self.keep(&mut sessions, &owner, kept);
             drop(sessions);
             if let Some(will) = will {
-                self.publish_will(&owner, &will.user, &will.will, now);
+                self.publish_will(&owner, &vhost, &will.user, &will.will, now);
             }
         }
     }
 
     /// Ends a session that nobody has: its queue and subscriptions go, and its will is published.
-    pub(super) fn end(&self, owner: &Owner, kept: Kept, now: Timestamp) {
+    pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: Kept, now: Timestamp) {
         let Kept { session, held, groups, partial, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
-            self.publish_will(owner, &user, &will, now);
+            self.publish_will(owner, vhost, &user, &will, now);
         }
         for held in held.into_values() {
             held.queue.requeue(vec![held.delivery], now);
         }
-        if let Some(vhost) = self.broker.vhost(&owner.vhost) {
-            for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
-                // Gone already, or somebody else's by now.
-                let _ = vhost.delete_queue(NOBODY, &queue, false, false);
-            }
+        for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
+            // Gone already, or somebody else's by now.
+            let _ = vhost.delete_queue(NOBODY, &queue, false, false);
         }
-        groups.iter().for_each(|queue| self.leave_group(&owner.vhost, queue));
-        if let Some(store) = self.store() {
-            let key = disk::key(&[&owner.vhost, &owner.client_id]);
+        groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue));
+        vhost.note(|catalogue| {
             for packet_id in session.received().chain(partial.iter().map(|partial| partial.packet_id)) {
-                store.catalogue().delete(Section::MqttReceived, received_key(owner, packet_id));
+                catalogue.delete(Section::MqttReceived, received_key(owner, packet_id));
             }
-            store.catalogue().delete(Section::MqttSessions, key);
-        }
+            catalogue.delete(Section::MqttSessions, disk::key(&[&owner.vhost, &owner.client_id]))
+        });
     }
 
     /// Writes a session down that nobody has.
-    pub(super) fn write_down(&self, owner: &Owner, kept: &Kept) -> Option<Ticket> {
+    pub(super) fn write_down(&self, owner: &Owner, vhost: &VirtualHost, kept: &Kept) -> Option<Ticket> {
         let value = encode(&kept.session, &kept.moving, kept.expiry, Some(kept.since), kept.will.as_ref());
-        self.put_session(owner, value)
+        self.put_session(owner, vhost, value)
     }
 
-    pub(super) fn put_session(&self, owner: &Owner, value: Vec<u8>) -> Option<Ticket> {
+    pub(super) fn put_session(&self, owner: &Owner, vhost: &VirtualHost, value: Vec<u8>) -> Option<Ticket> {
         let key = disk::key(&[&owner.vhost, &owner.client_id]);
-        Some(self.store()?.catalogue().put(Section::MqttSessions, key, value))
+        vhost.note(|catalogue| catalogue.put(Section::MqttSessions, key, value))
     }
 
     /// A session shares a queue from now on.
-    pub(super) fn join_group(&self, vhost: &Arc<str>, queue: &str) {
-        *self.sessions.lock().groups.entry((Arc::clone(vhost), queue.into())).or_default() += 1;
+    pub(super) fn join_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str) {
+        let mut sessions = self.sessions.lock();
+        if !vhost.is_gone() {
+            *sessions.groups.entry((Arc::clone(&owner.vhost), queue.into())).or_default() += 1;
+        }
     }
 
     /// A session does not share a queue any more, which goes with the last one.
-    pub(super) fn leave_group(&self, vhost: &Arc<str>, queue: &str) {
+    pub(super) fn leave_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str) {
         let mut sessions = self.sessions.lock();
-        let key = (Arc::clone(vhost), queue.into());
+        if vhost.is_gone() {
+            return;
+        }
+        let key = (Arc::clone(&owner.vhost), queue.into());
         let Some(count) = sessions.groups.get_mut(&key) else { return };
         *count -= 1;
         if *count > 0 {
@@ -268,25 +312,40 @@ impl Hub {
         }
         sessions.groups.remove(&key);
         drop(sessions);
-        if let Some(found) = self.broker.vhost(vhost) {
-            // In use if somebody has come to share it meanwhile.
-            let _ = found.delete_queue(NOBODY, queue, true, false);
-        }
+        // In use if somebody has come to share it meanwhile.
+        let _ = vhost.delete_queue(NOBODY, queue, true, false);
     }
 
-    /// Publishes the will of a client that is gone.
-    pub(super) fn publish_will(&self, owner: &Owner, user: &str, will: &StoredWill, now: Timestamp) {
-        if let Err(error) = self.try_will(owner, user, will, now) {
+    /// Publishes the will of a client that is gone; but nobody's whose virtual host is.
+    pub(super) fn publish_will(
+        &self,
+        owner: &Owner,
+        vhost: &Arc<VirtualHost>,
+        user: &str,
+        will: &StoredWill,
+        now: Timestamp,
+    ) {
+        if vhost.is_gone() {
+            return;
+        }
+        if let Err(error) = self.try_will(owner, vhost, user, will, now) {
             tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "a will could not be published");
         }
     }
 
-    fn try_will(&self, owner: &Owner, user: &str, will: &StoredWill, now: Timestamp) -> Result<(), String> {
+    fn try_will(
+        &self,
+        owner: &Owner,
+        vhost: &Arc<VirtualHost>,
+        user: &str,
+        will: &StoredWill,
+        now: Timestamp,
+    ) -> Result<(), String> {
         // It was the client's when it connected, from wherever that was.
         let identity = self.broker.authenticate_external(user, true).map_err(|why| why.to_string())?;
         let identity = identity.as_client(&owner.client_id);
-        let vhost: Arc<VirtualHost> =
-            self.broker.open(&identity, &owner.vhost).map_err(|error| error.to_string())?;
+        // He may have lost his permissions since.
+        self.broker.open(&identity, &owner.vhost).map_err(|error| error.to_string())?;
         let properties = will.properties.as_properties();
         let message =
             Incoming { qos: will.qos, dup: false, retain: will.retain, properties, client_id: None };
@@ -300,7 +359,7 @@ impl Hub {
         publisher.flush(now);
         if will.retain {
             let [payload] = body;
-            let retained = self.retain(vhost.name(), &will.topic, &message, payload, now);
+            let retained = self.retain(vhost, &will.topic, &message, payload, now);
             retained.map_err(|retained::Full| "too much is retained")?;
         }
         Ok(())
@@ -309,7 +368,7 @@ impl Hub {
     /// Retains a message, or with an empty one forgets what was retained. Returns what to wait for.
     pub(super) fn retain(
         &self,
-        vhost: &str,
+        vhost: &Arc<VirtualHost>,
         topic: &str,
         message: &Incoming<'_>,
         payload: Bytes,
@@ -342,15 +401,23 @@ impl Hub {
         let mut wrong = None;
         let mut found = HashMap::new();
         let mut changed = Vec::new();
+        // Of virtual hosts that were deleted when their MQTT clients' things were not, by an earlier version.
+        let mut orphans = Vec::new();
         let catalogue = store.catalogue();
         let scanned =
             catalogue.scan(Section::MqttRetained, |key, value| match retained::decode(key, value) {
-                Some((vhost, message)) => self.retained(vhost).restore(message),
+                Some((vhost, message)) => match self.broker.vhost(vhost) {
+                    Some(vhost) => self.retained(&vhost).restore(message),
+                    None => orphans.push((Section::MqttRetained, key.to_vec())),
+                },
                 None => wrong = Some(key.to_vec()),
             });
         scanned.map_err(|error| error.to_string())?;
         let scanned = catalogue.scan(Section::MqttSessions, |key, value| {
             match disk::names::<2>(key).zip(Kept::decode(value, now)) {
+                Some(([vhost, _], _)) if self.broker.vhost(vhost).is_none() => {
+                    orphans.push((Section::MqttSessions, key.to_vec()));
+                }
                 Some(([vhost, client_id], mut kept)) => {
                     if kept.forget_what_did_not_move(store.opened_at()) {
                         changed.push((vhost.into(), client_id.into()));
@@ -363,10 +430,11 @@ impl Hub {
         scanned.map_err(|error| error.to_string())?;
         for (vhost, client_id) in changed {
             let owner = Owner { vhost, client_id };
-            if let Some(kept) = found.get(&owner) {
-                self.write_down(&owner, kept);
+            if let Some((kept, vhost)) = found.get(&owner).zip(self.broker.vhost(&owner.vhost)) {
+                self.write_down(&owner, &vhost, kept);
             }
         }
+        orphans.into_iter().for_each(|(section, key)| _ = catalogue.delete(section, key));
         self.load_received(store, &mut found)?;
         if let Some(key) = wrong {
             return Err(format!("mqtt: '{}' cannot be read", key.escape_ascii()));

@@ -1,6 +1,8 @@
 //! CONNECT: who the client is, where it goes, and how long its session lasts.
 
-use broker::{BrokerError, LoginRefused, Seat};
+use std::sync::Arc;
+
+use broker::{BrokerError, LoginRefused, Seat, VirtualHost};
 use mqtt::ReasonCode;
 use mqtt::packet::Connect;
 use mqtt::server::split_user_name;
@@ -140,6 +142,11 @@ impl Login {
     /// Whose session it is.
     pub(super) fn owner(&self) -> Owner {
         Owner { vhost: (*self.vhost).into(), client_id: self.client_id.clone() }
+    }
+
+    /// The virtual host, once the client may come in.
+    pub(super) fn vhost(&self) -> Option<&Arc<VirtualHost>> {
+        self.seat.as_ref().map(Seat::vhost)
     }
 
     pub(super) fn take_seat(&mut self) -> Option<Seat> {

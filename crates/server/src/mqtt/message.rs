@@ -22,7 +22,8 @@ use std::time::Duration;
 
 use amqp::properties::{PERSISTENT, ShortBytes};
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
-use broker::Timestamp;
+use broker::{BodyView, Timestamp};
+use bytes::Bytes;
 use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
 use mqtt::{Property, PropertyList, QoS, ReasonCode};
 
@@ -234,6 +235,15 @@ fn level(qos: QoS) -> i8 {
 /// How long a message is of use from now on.
 pub(super) fn left(expires: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
     expires.map(|at| Duration::from_millis(at.0.saturating_sub(now.0)))
+}
+
+/// A body as the payload that it is, without a copy where it lies in one piece.
+pub(super) fn payload_of(body: BodyView<'_>) -> Bytes {
+    match body {
+        BodyView::Inline(octets) => Bytes::copy_from_slice(octets),
+        BodyView::Chunks([chunk]) => chunk.clone(),
+        BodyView::Chunks(chunks) => Bytes::from(chunks.concat()),
+    }
 }
 
 #[cfg(test)]

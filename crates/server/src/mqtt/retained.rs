@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use broker::{Section, Store, Ticket, Timestamp};
+use broker::{Section, Ticket, Timestamp, VirtualHost};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::topic::TopicFilter;
@@ -48,8 +48,7 @@ pub(super) struct Full;
 
 /// The retained messages of a virtual host.
 pub(super) struct Retained {
-    vhost: Arc<str>,
-    store: Option<Arc<Store>>,
+    vhost: Arc<VirtualHost>,
     tree: RwLock<Tree>,
 }
 
@@ -66,8 +65,8 @@ struct Node {
 }
 
 impl Retained {
-    pub(super) fn new(vhost: &Arc<str>, store: Option<&Arc<Store>>) -> Self {
-        Self { vhost: Arc::clone(vhost), store: store.cloned(), tree: RwLock::default() }
+    pub(super) fn new(vhost: &Arc<VirtualHost>) -> Self {
+        Self { vhost: Arc::clone(vhost), tree: RwLock::default() }
     }
 
     /// Retains a message in place of the one that its topic had. Returns what to wait for.
@@ -83,8 +82,7 @@ impl Retained {
     pub(super) fn clear(&self, topic: &str) -> Option<Ticket> {
         let mut tree = self.tree.write();
         tree.clear(topic).then_some(())?;
-        let store = self.store.as_ref()?;
-        Some(store.catalogue().delete(Section::MqttRetained, key(&self.vhost, topic)))
+        self.vhost.note(|catalogue| catalogue.delete(Section::MqttRetained, key(self.vhost.name(), topic)))
     }
 
     /// The messages of the topics that a filter matches, at `now`.
@@ -106,9 +104,8 @@ impl Retained {
     }
 
     fn write_down(&self, message: &RetainedMessage) -> Option<Ticket> {
-        let store = self.store.as_ref()?;
-        let key = key(&self.vhost, &message.topic);
-        Some(store.catalogue().put(Section::MqttRetained, key, encode(message)))
+        let key = key(self.vhost.name(), &message.topic);
+        self.vhost.note(|catalogue| catalogue.put(Section::MqttRetained, key, encode(message)))
     }
 }
 
@@ -213,9 +210,14 @@ const FORM: u8 = 1;
 
 #[cfg(test)]
 mod tests {
+    use broker::{Broker, BrokerConfig};
     use mqtt::Property;
 
     use super::*;
+
+    fn nothing_retained() -> Retained {
+        Retained::new(&Broker::new(BrokerConfig::default()).vhost("/").unwrap())
+    }
 
     fn message(topic: &str, payload: &[u8]) -> RetainedMessage {
         RetainedMessage {
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn what_is_found_is_what_the_filter_matches() {
-        let retained = Retained::new(&"/".into(), None);
+        let retained = nothing_retained();
         for topic in TOPICS {
             retained.set(message(topic, b"1")).unwrap();
         }
@@ -257,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_last_one_stays_and_nothing_is_left_of_what_is_cleared() {
-        let retained = Retained::new(&"/".into(), None);
+        let retained = nothing_retained();
         for payload in [b"1", b"2"] {
             retained.set(message("a/b", payload)).unwrap();
         }
@@ -274,7 +276,7 @@ mod tests {
 
     #[test]
     fn what_is_too_old_is_not_found() {
-        let retained = Retained::new(&"/".into(), None);
+        let retained = nothing_retained();
         retained.set(RetainedMessage { expires: Some(Timestamp(100)), ..message("old", b"") }).unwrap();
         retained.set(RetainedMessage { expires: Some(Timestamp(101)), ..message("young", b"") }).unwrap();
         assert_eq!(found(&retained, "#"), ["young"]);
@@ -282,7 +284,7 @@ mod tests {
 
     #[test]
     fn they_take_a_bounded_room() {
-        let retained = Retained::new(&"/".into(), None);
+        let retained = nothing_retained();
         let large = vec![0; MAX_OCTETS / 2];
         retained.set(message("a", &large)).unwrap();
         assert_eq!(retained.set(message("b", &large)), Err(Full));

@@ -1,5 +1,6 @@
 //! Whole conversations of MQTT clients with the embedded broker, stepped without sockets.
 
+mod deleted_vhost;
 mod torn;
 
 use std::sync::Arc;

@@ -151,7 +151,7 @@ impl Client {
         self.seat.check_read_queue(name)?;
         let is_shared = matches!(kind, Kind::Shared(_));
         if is_shared && !self.groups.iter().any(|group| **group == *name) {
-            self.hub.join_group(&self.owner.vhost, name);
+            self.hub.join_group(&self.owner, self.vhost(), name);
             self.groups.push(name.into());
         }
         let found = self.vhost().queue(self.session_id, name).ok();
@@ -248,7 +248,7 @@ impl Client {
         self.detach(&name);
         if let Some(at) = self.groups.iter().position(|group| **group == *name) {
             self.groups.swap_remove(at);
-            self.hub.leave_group(&self.owner.vhost, &name);
+            self.hub.leave_group(&self.owner, self.vhost(), &name);
         }
     }
 
@@ -270,7 +270,7 @@ impl Client {
 
     fn find_retained(&self, request: &Request, found: &mut Vec<RetainedDelivery>) {
         let Ok(filter) = TopicFilter::parse(&request.text, false) else { return };
-        let messages = self.hub.retained(self.vhost().name()).matching(&filter, self.now);
+        let messages = self.hub.retained(self.vhost()).matching(&filter, self.now);
         let (qos, identifier) = (request.options.qos, request.identifier);
         found.extend(messages.into_iter().map(|message| RetainedDelivery { message, qos, identifier }));
     }

@@ -213,7 +213,7 @@ impl Settlement {
         let queue = Arc::clone(&first.queue);
         let deliveries = unsettled.into_iter().map(|(_, entry)| entry.delivery).collect();
         match self {
-            Self::Ack => queue.ack(deliveries),
+            Self::Ack => _ = queue.ack(deliveries),
             Self::Requeue => queue.requeue(deliveries, now),
             Self::Reject => queue.reject(deliveries, now),
         }

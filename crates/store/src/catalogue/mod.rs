@@ -10,6 +10,7 @@ mod check;
 mod rebuild;
 mod section;
 
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -71,8 +72,14 @@ struct Pending {
 struct Change {
     section: Section,
     key: Box<[u8]>,
-    /// `None` deletes.
-    value: Option<Box<[u8]>>,
+    deed: Deed,
+}
+
+enum Deed {
+    Put(Box<[u8]>),
+    Delete,
+    /// All that begins with the key.
+    DeleteAll,
 }
 
 struct Writer {
@@ -149,12 +156,17 @@ impl Catalogue {
 
     /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
-        self.note(Change { section, key: key.into(), value: Some(value.into()) })
+        self.note(Change { section, key: key.into(), deed: Deed::Put(value.into()) })
     }
 
     /// Notes that a definition is gone.
     pub fn delete(&self, section: Section, key: Vec<u8>) -> Ticket {
-        self.note(Change { section, key: key.into(), value: None })
+        self.note(Change { section, key: key.into(), deed: Deed::Delete })
+    }
+
+    /// Notes that all definitions are gone whose keys begin with `prefix`: those that were noted before this, too.
+    pub fn delete_all(&self, section: Section, prefix: Vec<u8>) -> Ticket {
+        self.note(Change { section, key: prefix.into(), deed: Deed::DeleteAll })
     }
 
     /// The last change noted so far.
@@ -216,9 +228,15 @@ impl Catalogue {
             for section in sections.filter(|&section| left.iter().any(|change| change.section == section)) {
                 let mut table = transaction.open_table(section.table())?;
                 for change in left.iter().filter(|change| change.section == section) {
-                    match &change.value {
-                        Some(value) => drop(table.insert(&*change.key, &**value)?),
-                        None => drop(table.remove(&*change.key)?),
+                    match &change.deed {
+                        Deed::Put(value) => drop(table.insert(&*change.key, &**value)?),
+                        Deed::Delete => drop(table.remove(&*change.key)?),
+                        Deed::DeleteAll => {
+                            let end = end_of(&change.key);
+                            let end = end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                            table
+                                .retain_in::<&[u8], _>((Bound::Included(&*change.key), end), |_, _| false)?;
+                        }
                     }
                 }
             }
@@ -250,6 +268,14 @@ impl Writer {
         // Just set.
         self.database.as_ref().ok_or(CatalogueError::Database(redb::Error::DatabaseClosed))
     }
+}
+
+/// The first key behind those that begin with `prefix`, if there can be one.
+fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|octet| *octet != u8::MAX)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end)
 }
 
 /// Opens the file.

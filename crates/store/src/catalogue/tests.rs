@@ -107,6 +107,28 @@ fn only_what_was_committed_is_there_after_a_restart() {
 }
 
 #[test]
+fn all_that_begins_alike_goes_whether_it_is_on_disk_or_not_and_nothing_that_comes_later() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+    let put = |key: &[u8]| catalogue.put(Section::Queues, key.to_vec(), Vec::new());
+    let keys = || content(&catalogue, Section::Queues).into_keys().collect::<Vec<_>>();
+    for key in [&b"a"[..], b"a\xff", b"a\xff\x00", b"b", b"a\xfe\xff", b"\xff", b"\xff\xff1"] {
+        put(key);
+    }
+    catalogue.commit_pending().expect("commit");
+    put(b"a\xff\xff");
+    catalogue.delete_all(Section::Queues, b"a\xff".to_vec());
+    put(b"a\xff2");
+    catalogue.delete_all(Section::Bindings, b"b".to_vec());
+    catalogue.commit_pending().expect("commit");
+    assert_eq!(keys(), [&b"a"[..], b"a\xfe\xff", b"a\xff2", b"b", b"\xff", b"\xff\xff1"]);
+    catalogue.delete_all(Section::Queues, b"\xff\xff".to_vec());
+    catalogue.delete_all(Section::Queues, b"a".to_vec());
+    catalogue.commit_pending().expect("commit");
+    assert_eq!(keys(), [&b"b"[..], b"\xff"]);
+}
+
+#[test]
 fn changes_that_could_not_be_committed_are_committed_later_and_in_order() {
     let folder = tempfile::tempdir().expect("a folder");
     let fails = Arc::new(AtomicBool::new(false));

@@ -100,6 +100,7 @@ class App {
   #vhosts;
   #view = null;
   #leaving = new AbortController();
+  #stopped = false;
   #timer;
   /** The refresh under way; another that is asked for meanwhile comes after it. */
   #busy = null;
@@ -114,17 +115,21 @@ class App {
 
   async start() {
     if (!this.#sampler.isProxy) await this.#vhosts.read().catch((error) => complain(error.message));
+    // Somebody may have logged out meanwhile.
+    if (this.#stopped) return;
     this.show();
     this.#timer = setInterval(() => document.hidden || this.refreshNow(), INTERVAL);
   }
 
   stop() {
+    this.#stopped = true;
     clearInterval(this.#timer);
     this.#leaving.abort();
   }
 
   /** Shows what the address names. */
   show() {
+    if (this.#stopped) return;
     this.#leaving.abort();
     this.#leaving = new AbortController();
     const place = here();
@@ -148,6 +153,7 @@ class App {
 
   /** Reads everything anew; what is asked for during that is done once more after it. */
   refreshNow() {
+    if (this.#stopped) return;
     if (this.#busy) {
       this.#again = true;
       return;

@@ -4,13 +4,25 @@ use super::*;
 
 /// The disk after a crash in the middle of a write: the last record of the log of messages is not whole.
 fn torn(disk: &SimDisk) -> SimDisk {
+    torn_at(disk, log_end(disk) - 1)
+}
+
+/// The disk after a crash when the log of messages had been written up to here.
+fn torn_at(disk: &SimDisk, at: usize) -> SimDisk {
     let torn = disk.kill();
-    let log = torn.files().into_iter().filter(|name| name.contains("journal")).max().unwrap();
-    torn.damage(&log, |octets| {
-        let last = octets.iter().rposition(|octet| *octet != 0).unwrap();
-        octets[last] ^= 1;
-    });
+    torn.damage(&log(&torn), |octets| octets[at..].fill(0));
     torn
+}
+
+/// Where the log of messages ends, but for zeros.
+fn log_end(disk: &SimDisk) -> usize {
+    let (mut end, copy) = (0, disk.kill());
+    copy.damage(&log(&copy), |octets| end = octets.iter().rposition(|octet| *octet != 0).unwrap() + 1);
+    end
+}
+
+fn log(disk: &SimDisk) -> String {
+    disk.files().into_iter().filter(|name| name.contains("journal")).max().unwrap()
 }
 
 #[test]
@@ -87,4 +99,49 @@ fn a_message_that_a_torn_log_has_left_to_a_shared_queue_is_not_the_sessions_too(
         assert_eq!(copies.len(), 1, "{came:?}");
         assert_eq!(copies[0].ends_with("dup"), by_session);
     }
+}
+
+#[test]
+fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever_the_log_is_torn() {
+    const FILTERS: [&str; 2] = ["$share/g/t", "$share/h/t"];
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut worker = world.connected(Version::V5, "w1", 60);
+    for filter in FILTERS {
+        worker.subscribe_at(&mut world, filter, QoS::ExactlyOnce);
+    }
+    let mut writer = world.connected(Version::V311, "writer", 1);
+    writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
+    let before = log_end(&disk);
+    // Both are taken in one go, and each queue writes down that it has let go of its own.
+    assert_eq!(worker.received(&mut world), ["publish t ExactlyOnce 1", "publish t ExactlyOnce 2"]);
+    let after = log_end(&disk);
+    std::mem::forget((worker, writer));
+    drop(world);
+
+    let mut by_session = Vec::new();
+    // Records are longer than this.
+    for at in (before..after).step_by(8) {
+        let mut world = World::on(&torn_at(&disk, at));
+        let mut first = world.client(Version::V5);
+        let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+        let properties = list.as_properties();
+        let connect = Connect { clean_start: false, properties, ..Connect::new(Version::V5, "w1") };
+        let mut came = first.send(&mut world, Packet::Connect(Box::new(connect)));
+        let mut other = world.connected(Version::V5, "w2", 60);
+        for filter in FILTERS {
+            came.append(&mut other.subscribe_at(&mut world, filter, QoS::ExactlyOnce));
+        }
+        came.append(&mut first.received(&mut world));
+        let copies = came.iter().filter(|packet| packet.starts_with("publish"));
+        let (again, anew): (Vec<_>, Vec<_>) = copies.partition(|packet| packet.ends_with("dup"));
+        assert_eq!(again.len() + anew.len(), FILTERS.len(), "torn at {at}: {came:?}");
+        by_session.push(again.len());
+    }
+    by_session.dedup();
+    assert_eq!(
+        by_session,
+        [0, 1],
+        "without its last record the first queue has let go, and the second has not"
+    );
 }

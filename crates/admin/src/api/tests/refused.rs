@@ -1,0 +1,102 @@
+//! What is refused, and what is not, of messages, arguments and limits.
+
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+
+use super::*;
+
+const DEFAULT_EXCHANGE: &[(&str, &str)] = &[("vhost", "/"), ("name", "amq.default")];
+
+fn status(answer: call::Answer) -> StatusCode {
+    match answer {
+        Ok(reply) => reply.status,
+        Err(error) => error.into_response().status(),
+    }
+}
+
+fn message(properties: &Value) -> Value {
+    json!({"properties": properties, "routing_key": "q", "payload": "x", "payload_encoding": "string"})
+}
+
+fn publish(api: &Arc<Api>, message: &Value) -> StatusCode {
+    status(messages::publish(&call(api, DEFAULT_EXCHANGE, &[], message)))
+}
+
+#[test]
+fn properties_that_no_frame_takes_are_not_published() {
+    let (broker, api) = world();
+    declare(&broker, "q");
+    let headers = |octets: usize| message(&json!({"headers": {"h": "x".repeat(octets)}}));
+    // Around the text: frame 8, class, weight and size 12, flags 2, length 4, key 2, letter 1, length 4.
+    let most = FRAME_MAX as usize - 33;
+    assert_eq!(publish(&api, &headers(most)), StatusCode::OK);
+    assert_eq!(publish(&api, &headers(most + 1)), StatusCode::BAD_REQUEST);
+    assert_eq!(publish(&api, &headers(most * 10)), StatusCode::BAD_REQUEST);
+    assert_eq!(broker.vhost("/").unwrap().find_queue("q").unwrap().message_count(), 1);
+}
+
+#[test]
+fn properties_are_not_read_if_they_are_very_long() {
+    let (broker, api) = world();
+    declare(&broker, "q");
+    let zeros = vec![0; 1 << 20];
+    assert_eq!(publish(&api, &message(&json!({"headers": {"a": zeros}}))), StatusCode::BAD_REQUEST);
+    let mut others = message(&json!({}));
+    others["unknown"] = json!(zeros);
+    assert_eq!(publish(&api, &others), StatusCode::OK);
+}
+
+#[test]
+fn nothing_is_published_while_an_alarm_stands() {
+    let broker = Broker::new(BrokerConfig::default());
+    let process = Arc::new(Quiet::default());
+    let api = Api::new(Some(Arc::clone(&broker)), Arc::clone(&process) as Arc<dyn Process>);
+    declare(&broker, "q");
+    process.alarm.store(true, Ordering::Relaxed);
+    assert_eq!(publish(&api, &message(&json!({}))), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(broker.vhost("/").unwrap().find_queue("q").unwrap().message_count(), 0);
+    process.alarm.store(false, Ordering::Relaxed);
+    assert_eq!(publish(&api, &message(&json!({}))), StatusCode::OK);
+}
+
+#[test]
+fn arguments_that_no_client_could_send_are_refused() {
+    let (broker, api) = world();
+    declare(&broker, "q");
+    let with = |count: usize| {
+        let arguments: serde_json::Map<_, _> = (0..count).map(|n| (format!("k{n}"), json!(n))).collect();
+        json!({"arguments": arguments})
+    };
+    let names = [("vhost", "/"), ("name", "new"), ("source", "amq.headers"), ("destination", "q")];
+    let routes: [fn(&Call) -> call::Answer; 3] = [queues::declare, exchanges::declare, bindings::bind];
+    for (at, run) in routes.into_iter().enumerate() {
+        let answer = |count| status(run(&call(&api, &names, &[], &with(count))));
+        assert_eq!(answer(50_000), StatusCode::BAD_REQUEST, "route {at}");
+        assert_eq!(answer(50), StatusCode::CREATED, "route {at}");
+    }
+}
+
+#[test]
+fn a_limit_that_is_not_set_can_be_lifted() {
+    let (_, api) = world();
+    let of = |key: &'static str, value: &str| {
+        let names = [(key, value), ("name", if key == "user" { "max-connections" } else { "max-queues" })];
+        let call = call(&api, &names, &[], &json!({}));
+        status(if key == "user" { limits::clear_of_user(&call) } else { limits::clear_of_vhost(&call) })
+    };
+    assert_eq!(of("user", "guest"), StatusCode::NO_CONTENT);
+    assert_eq!(of("vhost", "/"), StatusCode::NO_CONTENT);
+    assert_eq!(of("user", "nobody"), StatusCode::NOT_FOUND);
+    assert_eq!(of("vhost", "nowhere"), StatusCode::NOT_FOUND);
+}
+
+#[test]
+fn virtual_hosts_show_what_their_own_queues_hold() {
+    let (broker, api) = world();
+    declare(&broker, "q");
+    assert!(vhosts::set(&call(&api, &[("vhost", "other")], &[], &json!({}))).is_ok());
+    assert_eq!(publish(&api, &message(&json!({}))), StatusCode::OK);
+    let all = shown(vhosts::all(&call(&api, &[], &[], &json!({}))));
+    let held = |at: usize| (all[at]["name"].as_str(), all[at]["messages_ready"].as_u64());
+    assert_eq!((held(0), held(1)), ((Some("/"), Some(1)), (Some("other"), Some(0))));
+}

@@ -1,0 +1,137 @@
+//! A virtual host that is deleted, and made again: nothing of the first is in the second.
+
+use broker::{Section, Timestamp};
+
+use super::*;
+
+/// Deletes the virtual host `/`, and makes another one.
+fn make_again(world: &World) {
+    let broker = world.hub.broker();
+    assert!(broker.undefine(Section::VirtualHosts, &["/"], Timestamp(1)));
+    broker.add_defaults();
+}
+
+/// How many definitions of MQTT's are on disk.
+fn written(world: &mut World) -> usize {
+    for _ in 0..3 {
+        world.round();
+    }
+    let mut count = 0;
+    for section in [Section::MqttSessions, Section::MqttReceived, Section::MqttRetained] {
+        world.hub.store().unwrap().catalogue().scan(section, |_, _| count += 1).unwrap();
+    }
+    count
+}
+
+fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
+    let mut client = world.client(Version::V311);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V311, name) };
+    let answers = client.send(world, Packet::Connect(Box::new(connect)));
+    (client, answers)
+}
+
+fn retain(client: &mut Client, world: &mut World) -> Vec<String> {
+    let kept = Publish { retain: true, ..message("kept", QoS::AtLeastOnce, 3) };
+    client.send(world, Packet::Publish(kept))
+}
+
+#[test]
+fn sessions_and_retained_messages_go_with_their_virtual_host() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut away = world.connected(Version::V311, "away", 1);
+    away.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    away.publish(&mut world, "t", QoS::ExactlyOnce, 5);
+    assert_eq!(retain(&mut away, &mut world), ["puback 3 success"]);
+    drop(away);
+    let mut mortal = world.connected(Version::V5, "mortal", 60);
+    mortal.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    drop(mortal);
+    assert!(written(&mut world) >= 4 && world.hub.next_deadline().is_some());
+    make_again(&world);
+    assert_eq!((written(&mut world), world.hub.next_deadline()), (0, None));
+    let (mut client, answers) = resumed(&mut world, "away");
+    assert_eq!(answers, ["connack Success"]);
+    assert_eq!(client.subscribe_at(&mut world, "#", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+    drop((client, world));
+
+    let mut world = World::on(&disk);
+    let (mut client, answers) = resumed(&mut world, "mortal");
+    assert_eq!(answers, ["connack Success"]);
+    assert_eq!(client.subscribe_at(&mut world, "#", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+}
+
+#[test]
+fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_next_one() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut old = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let will = ::mqtt::packet::Will {
+        qos: QoS::AtMostOnce,
+        retain: true,
+        properties: Properties::NONE,
+        topic: "will",
+        payload: b"gone",
+    };
+    let connect =
+        Connect { will: Some(will), properties: list.as_properties(), ..Connect::new(Version::V5, "me") };
+    old.send(&mut world, Packet::Connect(Box::new(connect)));
+    old.subscribe_at(&mut world, "$share/g/t", QoS::AtLeastOnce);
+    make_again(&world);
+    let (mut new, answers) = resumed(&mut world, "me");
+    assert_eq!(answers, ["connack Success"], "and nobody is waited for");
+    new.subscribe_at(&mut world, "will", QoS::AtLeastOnce);
+    let before = written(&mut world);
+    // What it has sent before it hears of it.
+    let mut octets = Vec::new();
+    let kept = Publish { retain: true, ..message("kept", QoS::ExactlyOnce, 3) };
+    kept.encode(Version::V5, &mut octets);
+    old.connection.handle_input(&octets, old.now);
+    let told = old.received(&mut world);
+    assert!(told.iter().any(|packet| packet == "disconnect Administrative action"), "{told:?}");
+    drop(old);
+    assert_eq!(written(&mut world), before);
+    assert!(new.received(&mut world).is_empty(), "not even the will");
+    drop(new);
+    let (mut new, answers) = resumed(&mut world, "me");
+    assert_eq!(answers, ["connack Success present"]);
+    assert_eq!(new.subscribe_at(&mut world, "#", QoS::AtLeastOnce), ["suback Granted QoS 1"]);
+}
+
+#[test]
+fn who_waits_for_a_session_of_a_deleted_virtual_host_is_refused() {
+    let mut world = World::new();
+    let holder = world.connected(Version::V5, "me", 60);
+    let mut waiting = world.client(Version::V5);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V5, "me") };
+    assert!(waiting.send(&mut world, Packet::Connect(Box::new(connect))).is_empty());
+    make_again(&world);
+    assert_eq!(waiting.look(), ["connack Session taken over"]);
+    drop((holder, waiting));
+    let (_, answers) = resumed(&mut world, "me");
+    assert_eq!(answers, ["connack Success"]);
+}
+
+#[test]
+fn what_an_earlier_version_has_left_of_a_deleted_virtual_host_is_cleared_away() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut client = world.connected(Version::V311, "me", 1);
+    retain(&mut client, &mut world);
+    drop(client);
+    let store = Arc::clone(world.hub.store().unwrap());
+    let mut copied = Vec::new();
+    for section in [Section::MqttSessions, Section::MqttRetained] {
+        let catalogue = store.catalogue();
+        catalogue.scan(section, |key, value| copied.push((section, key.to_vec(), value.to_vec()))).unwrap();
+    }
+    assert_eq!(copied.len(), 2);
+    for (section, mut key, value) in copied {
+        key[1] = b'?';
+        store.catalogue().put(section, key, value);
+    }
+    assert_eq!(written(&mut world), 4);
+    drop((store, world));
+    assert_eq!(written(&mut World::on(&disk)), 2);
+}
