@@ -103,6 +103,7 @@ fn two_queues(own_limit: usize, channel_limit: usize, no_ack: bool) {
             key,
             tag: name.into(),
             no_ack,
+            prefetch: 0,
             queue: Arc::clone(&queue),
             form: BasicDeliver,
         };
