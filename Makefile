@@ -34,8 +34,10 @@ leveret:
 	cargo build --release --locked --quiet --package leveret
 
 # Narrow it down with ARGS, for example: make scenarios ARGS="--target leveret --client pika -k confirms"
+# How many files run beside each other; what is narrowed down runs alone, and shows its output as it comes.
+WORKERS ?= $(if $(ARGS),0,2)
 scenarios: setup leveret
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Random programs on RabbitMQ and on Leveret, compared step by step; for more: make differential PROGRAMS=100000 SEED=7.
 # A failing program is printed as lines of JSON; in a file: make differential ARGS="--replay file".
@@ -112,7 +114,7 @@ check: $(DENY)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 $(DENY):
-	cargo install cargo-deny --quiet --locked --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)
+	cargo install cargo-deny --quiet --locked --debug --version $(DENY_VERSION) --root .cache/cargo-deny-$(DENY_VERSION)
 
 run:
 	cargo run --release --locked -- serve
