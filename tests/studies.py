@@ -1,6 +1,6 @@
 """Every study of `leveret bench` in one report: RabbitMQ, Leveret's broker, and Leveret's pool in front of that RabbitMQ.
 
-    make studies                             # some 25 minutes; the machine should have nothing else to do
+    make studies                             # some 15 minutes; the machine should have nothing else to do
     make studies ARGS="--quick --into DIR"   # a few minutes, to see that it works
 
 Writes report.html and results.csv into docs/benchmarks/studies. What each study is told besides its defaults is in
@@ -20,17 +20,17 @@ from harness.rabbitmq import RabbitMq, free_ports
 # By default each study takes the time that its figures need on a machine of one's own: more than two hours in all. These
 # numbers leave every place of the published studies in, and measure it less often or for a shorter time.
 SETTINGS = {
-    "publish": "--rounds 3 --time 0.4",
-    "proxy": "--rounds 3 --time 1",
-    "strategies": "--rounds 3",
-    "stream": "--rounds 5 --time 4",
-    "routing": "--limit-seconds 0.3 --queues 12 --bindings 9",
-    "churn": "--rounds 3 --time 0.6",
+    "publish": "--rounds 2 --time 0.3",
+    "proxy": "--rounds 2 --time 0.6",
+    "strategies": "--rounds 2",
+    "stream": "--rounds 3 --time 3",
+    "routing": "--limit-seconds 0.2 --queues 11 --bindings 8",
+    "churn": "--rounds 2 --time 0.5",
 }
 # Seconds at each number of WebSocket connections, and what a process has open besides their sockets.
-HOLD = 20
+HOLD = 10
 SPARE = 256
-LEVELS = [5_000, 15_000, 20_000]
+LEVELS = [5_000, 15_000]
 # What is larger does not belong into a repository.
 MOST_OCTETS = 500_000
 
