@@ -1,8 +1,6 @@
 """@cloudamqp/amqp-client on a page of its own, in a real Chromium: it works at the broker and through the pool, and comes
 back after a restart of the broker behind the pool."""
 
-import http.server
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,38 +8,27 @@ import pytest
 from harness.browser import browser
 from harness.child import Child
 from harness.instances import leveret
-from harness.leveret import ROOT
 from harness.rabbitmq import READY, SERVER, RabbitMq
+from harness.site import HERE, Files
+from harness.site import site as serving
 
-HERE = ROOT / "tests" / "websocket"
 CLIENT = HERE / "node_modules" / "@cloudamqp" / "amqp-client" / "dist"
 COUNT = 300
 PAGE = "/page.html"
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
+class WithClient(Files):
     """Our own files, and under /client/ the client as it is published for browsers."""
-
-    extensions_map = {".html": "text/html", ".mjs": "text/javascript"}
 
     def translate_path(self, path):
         folder = CLIENT if path.startswith("/client/") else HERE
         return str(folder / Path(path).name)
 
-    def log_message(self, *_):
-        """Says nothing."""
-
 
 @pytest.fixture(scope="module")
 def site():
-    """The origin of a web server with the page."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(WithClient) as origin:
+        yield origin
 
 
 @pytest.fixture(scope="module")

@@ -3,26 +3,7 @@
 import pika
 import pytest
 
-from harness.dashboard import Visit, ask, dashboard
-from harness.instances import leveret
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield window
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with leveret(tmp_path_factory.mktemp("server")) as server:
-        yield server
-        server.stop()
-
-
-@pytest.fixture
-def visit(window, server):
-    return Visit(window, server)
+from harness.dashboard import ask, server, visit, window
 
 
 def row_of(visit, column, text):
@@ -144,10 +125,7 @@ def test_a_connection_is_shown_and_closed(visit, server):
     visit.go("connections")
     follow = "[...document.querySelectorAll('#view tbody a')].find((each) => each.textContent === '<b>the one</b>').click()"
     visit.window.evaluate(follow)
-    visit.wait("document.querySelector('#view h1').textContent.startsWith('Connection ')")
-    visit.settle()
-    visit.press("Close connection")
-    visit.answer("Close connection", reason="maintenance – soon")
+    visit.close_connection("maintenance – soon")
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="maintenance"):
         connection.process_data_events(time_limit=30)
     visit.wait("location.hash === '#/connections'")

@@ -1,27 +1,6 @@
 """Logging in to the dashboard: with what is right and what is wrong, what is kept where, and who gets to see what."""
 
-import pytest
-
-from harness.dashboard import Visit, ask, dashboard
-from harness.instances import leveret
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield window
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with leveret(tmp_path_factory.mktemp("server")) as server:
-        yield server
-        server.stop()
-
-
-@pytest.fixture
-def visit(window, server):
-    return Visit(window, server)
+from harness.dashboard import ask, server, visit, window
 
 
 def places(visit):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pika
 import pytest
 
-from harness.dashboard import Visit, ask, dashboard, hash_of
+from harness.dashboard import Visit, ask, hash_of, window
 from harness.instances import leveret
 
 ENTER = "\ue007"
@@ -40,12 +40,6 @@ BINDINGS = [
     ("events", "q", "search-index", ""),
     ("audit", "q", "audit-log", "login"),
 ]
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield window
 
 
 @pytest.fixture(scope="module")

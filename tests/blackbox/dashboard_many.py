@@ -3,7 +3,7 @@
 import pika
 import pytest
 
-from harness.dashboard import Visit, dashboard
+from harness.dashboard import Visit, window
 from harness.instances import leveret
 
 QUEUES = 10_000
@@ -19,9 +19,8 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def visit(tmp_path_factory, server):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield Visit(window, server)
+def visit(window, server):
+    return Visit(window, server)
 
 
 def declare(server):

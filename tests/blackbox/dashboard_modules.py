@@ -2,18 +2,15 @@
 
 import pytest
 
-from harness.dashboard import dashboard
-from harness.instances import leveret
+from harness.dashboard import server, window
 
 NAMES = ["", "~", "~~", "a/b", "%2F", "a?b=c&d#e", "..", " ", "\n", "héllo 🐇", "__proto__", "'\"<>"]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with leveret(tmp_path_factory.mktemp("server")) as server, dashboard(tmp_path_factory.mktemp("browser")) as window:
-        window.open(server.http + "/")
-        yield window
-        server.stop()
+def page(window, server):
+    window.open(server.http + "/")
+    return window
 
 
 def test_every_name_comes_back_from_its_address(page):

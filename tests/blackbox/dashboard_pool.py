@@ -5,14 +5,8 @@ import contextlib
 import pika
 import pytest
 
-from harness.dashboard import Visit, dashboard
+from harness.dashboard import Visit, window
 from harness.instances import leveret
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield window
 
 
 def connect(stack, server, name):
@@ -70,10 +64,7 @@ def test_clients_are_listed_and_can_be_closed(tmp_path, targets, window):
         [row] = visit.rows()
         assert (row["Client"], row["User"], row["Virtual host"]) == ("<b>ada</b>", "guest", "/")
         visit.window.evaluate("document.querySelector('#view tbody a').click()")
-        visit.wait("document.querySelector('#view h1').textContent.startsWith('Connection ')")
-        visit.settle()
-        visit.press("Close connection")
-        visit.answer("Close connection", reason="enough")
+        visit.close_connection("enough")
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="enough"):
             connection.process_data_events(time_limit=30)
         stack.pop_all()

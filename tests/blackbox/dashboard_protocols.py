@@ -1,16 +1,8 @@
 """What is spoken where, on the dashboard's overview; and the way from it to the page that tries messages out."""
 
-import pytest
-
-from harness.dashboard import Visit, dashboard
+from harness.dashboard import Visit, window
 from harness.instances import leveret
 from harness.wire import Wire
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield window
 
 
 def test_connections_are_counted_by_protocol_and_transport(tmp_path, window):

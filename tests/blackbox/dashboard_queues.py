@@ -1,9 +1,6 @@
 """What can be done on the dashboard to queues, exchanges and bindings, whatever they are called."""
 
-import pytest
-
-from harness.dashboard import Visit, ask, dashboard
-from harness.instances import leveret
+from harness.dashboard import ask, server, visit, window
 
 HOSTILE = [
     '<img src=x onerror="window.hacked = 1">',
@@ -19,24 +16,6 @@ HOSTILE = [
     "'\"`${window.hacked = 1}",
     "x" * 255,
 ]
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory):
-    with dashboard(tmp_path_factory.mktemp("browser")) as window:
-        yield window
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with leveret(tmp_path_factory.mktemp("server")) as server:
-        yield server
-        server.stop()
-
-
-@pytest.fixture
-def visit(window, server):
-    return Visit(window, server)
 
 
 def declare(visit, name, **fields):

@@ -2,11 +2,10 @@
 
 import pytest
 
-from harness.browser import browser
 from harness.instances import leveret
 from harness.mqtt_broker import ANY, Broker, listening
 from harness.mqtt_scenarios import MQTT_5, of_311
-from harness.site import site
+from harness.site import origin, window
 
 RUN = """
     const seen = {};
@@ -18,19 +17,6 @@ RUN = """
 # Of each module those that need a page's patience only; Node goes through all of them.
 OLD = ["every_quality", "wildcards", "retained", "will", "kept_session", "takeover", "refusals", "order_and_size", "reconnecting"]
 NEW = [name for name in MQTT_5 if name != "assigned_name"]
-
-
-@pytest.fixture(scope="module")
-def origin():
-    with site() as origin:
-        yield origin
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory, origin):
-    with browser(tmp_path_factory.mktemp("browser")) as window:
-        window.open(f"{origin}/mqtt_page.html")
-        yield window
 
 
 def seen(window, module, url, names, prefix):

@@ -2,35 +2,12 @@
 
 import pytest
 
-from harness.browser import browser
 from harness.instances import leveret
 from harness.mqtt_broker import ANY, Broker, listening
-from harness.site import site
+from harness.site import origin, window
+from harness.stomp_client import EVERYTHING
 
-EVERYTHING = {
-    "errors": [],
-    "version": "1.2",
-    "protocol": "v12.stomp",
-    "text": {"body": "größe", "own": "a:b\nc"},
-    "octets": True,
-    "redelivered": "true",
-    "committed": "committed",
-    "large": True,
-}
 RUN = "return await (await import('/stomp_conversation.mjs')).run(...args)"
-
-
-@pytest.fixture(scope="module")
-def origin():
-    with site() as origin:
-        yield origin
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory, origin):
-    with browser(tmp_path_factory.mktemp("browser")) as window:
-        window.open(f"{origin}/mqtt_page.html")
-        yield window
 
 
 @pytest.mark.parametrize(("listener", "path"), [("web-stomp", "/ws"), ("ws", "/ws/stomp"), ("ws", "/")])

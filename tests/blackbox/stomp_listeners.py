@@ -14,7 +14,7 @@ from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import ROOT, run
 from harness.rabbitmq import RabbitMq, free_ports
-from harness.stomp_client import Client, Wire
+from harness.stomp_client import EVERYTHING, Client, Wire
 
 STOMPJS = ROOT / "tests" / "websocket" / "stomp_client.mjs"
 ANY = "127.0.0.1:0"
@@ -33,18 +33,6 @@ def stompjs(url, queue):
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-EVERYTHING = {
-    "errors": [],
-    "version": "1.2",
-    "protocol": "v12.stomp",
-    "text": {"body": "größe", "own": "a:b\nc"},
-    "octets": True,
-    "redelivered": "true",
-    "committed": "committed",
-    "large": True,
-}
 
 
 @pytest.mark.parametrize("compression", ["off", "on"])
@@ -204,13 +192,7 @@ def test_in_front_of_rabbitmq_stomp_is_relayed_or_refused(tmp_path):
             command, headers, _ = wire.connect()
             assert (command, headers["server"].partition("/")[0]) == ("CONNECTED", "RabbitMQ")
             wire.close()
-            client = Client(port(server))
-            client.subscribe("/queue/relayed", ack="client-individual")
-            client.send("/queue/relayed", "x" * 300_000, persistent="true")
-            frame = client.message()
-            assert frame.body == "x" * 300_000
-            client.acknowledge(frame)
-            client.do("disconnect")
+            converse(port(server))
             for url in (f"ws://127.0.0.1:{port(server, 'web-stomp', 'ws')}/ws", f"ws://127.0.0.1:{server.ws_port}/ws/stomp"):
                 seen = stompjs(url, "web")
                 # Octets of the upstream come as binary messages, whatever they are.

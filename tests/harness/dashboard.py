@@ -6,7 +6,10 @@ import urllib.parse
 import urllib.request
 from base64 import b64encode
 
+import pytest
+
 from harness.browser import browser
+from harness.instances import leveret
 
 # A page whose policy is broken says so by events, and to the console; both are kept from the first moment.
 WATCH = """
@@ -23,6 +26,27 @@ def dashboard(folder):
         window.run_first(WATCH)
         window.resize(1180, 900)
         yield window
+
+
+# Fixtures, for those who import them: a browser and a broker for each file, and a visitor.
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with dashboard(tmp_path_factory.mktemp("browser")) as window:
+        yield window
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with leveret(tmp_path_factory.mktemp("server")) as server:
+        yield server
+        server.stop()
+
+
+@pytest.fixture
+def visit(window, server):
+    return Visit(window, server)
 
 
 class Visit:
@@ -52,6 +76,13 @@ class Visit:
         self.log_in(user, password)
         self.settle()
         return self
+
+    def close_connection(self, reason):
+        """From the page of a connection that has just been followed to."""
+        self.wait("document.querySelector('#view h1').textContent.startsWith('Connection ')")
+        self.settle()
+        self.press("Close connection")
+        self.answer("Close connection", reason=reason)
 
     def go(self, *place, query=""):
         """Goes to a place and waits until it shows its figures."""

@@ -4,6 +4,9 @@ import contextlib
 import http.server
 import threading
 
+import pytest
+
+from harness.browser import browser
 from harness.leveret import ROOT
 
 HERE = ROOT / "tests" / "websocket"
@@ -20,9 +23,9 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def site():
+def site(files=Files):
     """The origin, for the length of a `with`."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), files)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -31,3 +34,19 @@ def site():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+# Fixtures, for those who import them: such a server for each file, and a browser on its page for MQTT and STOMP.
+
+
+@pytest.fixture(scope="module")
+def origin():
+    with site() as origin:
+        yield origin
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory, origin):
+    with browser(tmp_path_factory.mktemp("browser")) as window:
+        window.open(f"{origin}/mqtt_page.html")
+        yield window

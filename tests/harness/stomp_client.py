@@ -7,6 +7,17 @@ import socket
 import stomp
 
 SECONDS = 30
+# What tests/websocket/stomp_conversation.mjs tells when everything is as it should be.
+EVERYTHING = {
+    "errors": [],
+    "version": "1.2",
+    "protocol": "v12.stomp",
+    "text": {"body": "größe", "own": "a:b\nc"},
+    "octets": True,
+    "redelivered": "true",
+    "committed": "committed",
+    "large": True,
+}
 PROTOCOLS = {"1.0": stomp.Connection10, "1.1": stomp.Connection11, "1.2": stomp.Connection12}
 
 

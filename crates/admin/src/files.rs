@@ -1,7 +1,13 @@
 //! Files of the pages, which are part of the program: there is nothing to build and nothing to install.
 
+use std::sync::Arc;
+
+use axum::Router;
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+
+use crate::Source;
 
 /// A file as it is served.
 #[derive(Debug, Clone, Copy)]
@@ -19,9 +25,17 @@ pub(crate) const CSS: &str = "text/css; charset=utf-8";
 pub(crate) const SCRIPT: &str = "text/javascript; charset=utf-8";
 pub(crate) const PICTURE: &str = "image/svg+xml";
 
+/// The routes of a page's files, all under its policy.
+pub(crate) fn routes(files: &'static [File], policy: HeaderValue) -> Router<Arc<dyn Source>> {
+    files.iter().fold(Router::new(), |router, file| {
+        let policy = policy.clone();
+        router.route(file.path, get(move || std::future::ready(file.response(policy))))
+    })
+}
+
 impl File {
     /// The answer, with the policy of the page that the file belongs to.
-    pub(crate) fn response(&self, policy: HeaderValue) -> Response {
+    fn response(&self, policy: HeaderValue) -> Response {
         let headers = [
             (header::CONTENT_TYPE, HeaderValue::from_static(self.kind)),
             (header::CONTENT_SECURITY_POLICY, policy),

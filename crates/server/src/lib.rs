@@ -33,6 +33,8 @@ mod preface;
 mod registry;
 mod relay;
 mod server;
+#[cfg(test)]
+mod simulated;
 mod stomp;
 mod websocket;
 

@@ -8,16 +8,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::HeaderValue;
-use axum::routing::get;
 
 use crate::Source;
-use crate::files::{CSS, File, HTML, PICTURE, SCRIPT};
+use crate::files::{CSS, File, HTML, PICTURE, SCRIPT, routes};
 
 /// The routes of the dashboard.
 pub(crate) fn router() -> Router<Arc<dyn Source>> {
-    FILES
-        .iter()
-        .fold(Router::new(), |router, file| router.route(file.path, get(async || file.response(POLICY))))
+    routes(&FILES, POLICY)
 }
 
 /// Only this server's scripts, styles and pictures, and requests to this server alone. Names of queues are chosen by
@@ -29,11 +26,15 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
      trusted-types 'none'",
 );
 
+/// Where the colours are, and what they say of a state, for every page.
+pub(crate) const COLOURS: &str = "/dashboard/colours.css";
+
 #[rustfmt::skip]
-const FILES: [File; 39] = [
+static FILES: [File; 40] = [
     File { path: "/", kind: HTML, text: include_str!("static/index.html") },
     File { path: "/dashboard/api.js", kind: SCRIPT, text: include_str!("static/api.js") },
     File { path: "/dashboard/base.css", kind: CSS, text: include_str!("static/base.css") },
+    File { path: COLOURS, kind: CSS, text: include_str!("static/colours.css") },
     File { path: "/dashboard/dom.js", kind: SCRIPT, text: include_str!("static/dom.js") },
     File { path: "/dashboard/format.js", kind: SCRIPT, text: include_str!("static/format.js") },
     File { path: "/dashboard/graph.js", kind: SCRIPT, text: include_str!("static/graph.js") },

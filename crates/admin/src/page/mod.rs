@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use crate::Source;
-use crate::files::{CSS, File, HTML, SCRIPT};
+use crate::files::{CSS, File, HTML, SCRIPT, routes};
 
 /// The ports of the listeners that a page can speak AMQP to; `None` for one that is off or has no port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,8 +25,7 @@ pub struct WebSocketPorts {
 
 /// The routes of the page.
 pub(crate) fn router() -> Router<Arc<dyn Source>> {
-    let page = Router::new().route("/page/listeners.json", get(listeners));
-    FILES.iter().fold(page, |page, file| page.route(file.path, get(async || file.response(POLICY))))
+    routes(&FILES, POLICY).route("/page/listeners.json", get(listeners))
 }
 
 /// `GET /page/listeners.json`: where the page's connections go.
@@ -43,7 +42,7 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
      base-uri 'none'; form-action 'none'",
 );
 
-const FILES: [File; 9] = [
+static FILES: [File; 9] = [
     File { path: "/messages", kind: HTML, text: include_str!("static/index.html") },
     File { path: "/page/style.css", kind: CSS, text: include_str!("static/style.css") },
     File { path: "/page/main.js", kind: SCRIPT, text: include_str!("static/main.js") },
@@ -61,6 +60,6 @@ mod tests {
 
     #[test]
     fn every_file_that_is_referred_to_is_served_and_none_is_from_elsewhere() {
-        crate::files::assert_complete(&FILES, &["/page/listeners.json"]);
+        crate::files::assert_complete(&FILES, &["/page/listeners.json", crate::dashboard::COLOURS]);
     }
 }

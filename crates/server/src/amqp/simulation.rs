@@ -20,33 +20,17 @@ use broker::{Broker, BrokerConfig};
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::connection::Connection;
-use crate::door::{Clock, Door};
+use crate::door::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
-use crate::server::{Server, ServerConfig, Shared};
-
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
-const FRAME_MAX: u32 = 4096;
+use crate::server::Shared;
+use crate::simulated::{self, CONSUMER_TIMEOUT, FRAME_MAX, HANDSHAKE_TIMEOUT};
 
 fn server() -> Arc<Shared> {
     server_of(Broker::new(BrokerConfig::default()))
 }
 
 fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
-    let config = ServerConfig {
-        limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 1 }.into(),
-        channel_max: 10,
-        frame_max: FRAME_MAX,
-        heartbeat: 0,
-        max_message_size: 20_000,
-        outbox_limit: 1 << 20,
-        handshake_timeout: HANDSHAKE_TIMEOUT,
-        write_timeout: Duration::from_secs(10),
-        consumer_timeout: CONSUMER_TIMEOUT,
-        access_log: None,
-    };
-    let door = Door::Broker(broker);
-    Server::new(config, door, Clock::start(), "test").shared()
+    simulated::server_of(broker, Clock::start(), 1).shared()
 }
 
 /// A client and the server's end of its connection.

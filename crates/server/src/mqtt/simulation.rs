@@ -4,7 +4,7 @@ mod deleted_vhost;
 mod torn;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ::mqtt::packet::{
     Ack, AckKind, Connect, Disconnect, Payload, Publish, Requests, Subscribe, SubscribeOptions,
@@ -20,9 +20,10 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::hub::Hub;
 use super::{Connection, MqttConfig};
-use crate::door::{Clock, Door};
+use crate::door::Clock;
 use crate::limits::{ConnectionCounter, ConnectionLimits};
-use crate::server::{Server, ServerConfig, Shared};
+use crate::server::Shared;
+use crate::simulated::server_of;
 
 /// A server, and perhaps its disk, whose rounds the test does.
 struct World {
@@ -53,20 +54,8 @@ impl World {
     }
 
     fn of(broker: Arc<Broker>, rounds: Option<Rounds>) -> Self {
-        let config = ServerConfig {
-            limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 0 }.into(),
-            channel_max: 10,
-            frame_max: 4096,
-            heartbeat: 0,
-            max_message_size: 20_000,
-            outbox_limit: 1 << 20,
-            handshake_timeout: Duration::from_secs(10),
-            write_timeout: Duration::from_secs(10),
-            consumer_timeout: Duration::from_secs(1800),
-            access_log: None,
-        };
         let clock = Clock::start();
-        let server = Server::new(config, Door::Broker(Arc::clone(&broker)), clock, "test");
+        let server = server_of(Arc::clone(&broker), clock, 0);
         let config = MqttConfig {
             vhost: "/".to_owned(),
             anonymous_user: Some("guest".to_owned()),

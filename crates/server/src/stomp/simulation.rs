@@ -5,7 +5,7 @@ mod limits;
 mod sessions;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use broker::{Broker, BrokerConfig};
 use stomp::{Decoder, Version};
@@ -15,29 +15,15 @@ use super::connection::Connection;
 use crate::alarms::Resource;
 use crate::door::{Clock, Door};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
-use crate::server::{Server, ServerConfig, Shared};
-
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
+use crate::server::Shared;
+use crate::simulated::{self, HANDSHAKE_TIMEOUT};
 
 fn server() -> Arc<Shared> {
     server_of(Broker::new(BrokerConfig::default()))
 }
 
 fn server_of(broker: Arc<Broker>) -> Arc<Shared> {
-    let config = ServerConfig {
-        limits: ConnectionLimits { total: 0, per_ip: 0, per_user: 2 }.into(),
-        channel_max: 10,
-        frame_max: 4096,
-        heartbeat: 0,
-        max_message_size: 20_000,
-        outbox_limit: 1 << 20,
-        handshake_timeout: HANDSHAKE_TIMEOUT,
-        write_timeout: Duration::from_secs(10),
-        consumer_timeout: CONSUMER_TIMEOUT,
-        access_log: None,
-    };
-    Server::new(config, Door::Broker(broker), Clock::start(), "test").shared()
+    simulated::server_of(broker, Clock::start(), 2).shared()
 }
 
 /// A client and the server's end of its connection.

@@ -1,0 +1,31 @@
+//! The server that simulations of sessions step without sockets: its numbers are small, so that tests reach them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::Broker;
+
+use crate::door::{Clock, Door};
+use crate::limits::ConnectionLimits;
+use crate::server::{Server, ServerConfig};
+
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
+pub(crate) const FRAME_MAX: u32 = 4096;
+
+/// A server without listeners, where a user may have `per_user` connections; 0 is no limit.
+pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> Server {
+    let config = ServerConfig {
+        limits: ConnectionLimits { total: 0, per_ip: 0, per_user }.into(),
+        channel_max: 10,
+        frame_max: FRAME_MAX,
+        heartbeat: 0,
+        max_message_size: 20_000,
+        outbox_limit: 1 << 20,
+        handshake_timeout: HANDSHAKE_TIMEOUT,
+        write_timeout: Duration::from_secs(10),
+        consumer_timeout: CONSUMER_TIMEOUT,
+        access_log: None,
+    };
+    Server::new(config, Door::Broker(broker), clock, "test")
+}
