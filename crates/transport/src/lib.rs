@@ -1,6 +1,7 @@
 //! Byte streams and their buffers: what every connection of Leveret, to a client or to an upstream, is made of.
 //!
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
+//! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing little pieces.
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
 //! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
@@ -17,6 +18,7 @@
 mod buffer;
 mod drive;
 mod outbox;
+mod paced;
 mod stream;
 pub mod tls;
 mod turn;
@@ -24,5 +26,6 @@ mod turn;
 pub use buffer::OutBuf;
 pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger};
 pub use outbox::Outbox;
+pub use paced::Paced;
 pub use stream::{ConnectOptions, Peer, Stream};
 pub use turn::turn_to_end;

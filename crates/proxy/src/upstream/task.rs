@@ -1,6 +1,6 @@
 //! The task of an upstream connection: what the broker sends goes to the clients it is for.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{basic, channel, connection};
 use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 use parking_lot::Mutex;
-use transport::{Ended, Intent, Outbox, Protocol, Stream};
+use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::Limits;
@@ -70,8 +70,11 @@ pub(crate) fn spawn(
         }),
     });
     pool.add(upstream.clone());
+    let frames = Arc::new(AtomicU64::new(0));
+    let stream = Paced::new(stream, frames.clone());
     let task = Task {
         upstream: upstream.clone(),
+        frames,
         pool: Arc::downgrade(pool),
         heartbeat: Heartbeat::new(limits.heartbeat_secs, now),
         idle_timeout: config.idle_timeout,
@@ -84,7 +87,7 @@ pub(crate) fn spawn(
     upstream
 }
 
-async fn run(mut task: Task, mut stream: Stream, write_timeout: Duration) {
+async fn run(mut task: Task, mut stream: Paced, write_timeout: Duration) {
     let outbox = task.upstream.outbox.clone();
     // Reading goes on whatever waits to be written: the broker stops reading when it is not read.
     let ended = transport::drive(&mut stream, &mut task, &outbox, usize::MAX, write_timeout).await;
@@ -107,6 +110,8 @@ fn lost(ended: &Ended) -> Fault {
 /// The protocol of an upstream connection that is open.
 struct Task {
     upstream: Arc<Upstream>,
+    /// Frames taken so far, by which the stream knows how the broker gathers them.
+    frames: Arc<AtomicU64>,
     pool: Weak<Pool>,
     heartbeat: Heartbeat,
     idle_timeout: Duration,
@@ -152,6 +157,7 @@ impl Protocol for Task {
             state.phase = Phase::Ended;
         }
         drop(state);
+        self.frames.fetch_add(frames, Ordering::Relaxed);
         if let Some(pool) = self.pool.upgrade() {
             add(&pool.counters().frames_from_upstreams, frames);
             add(&pool.counters().octets_from_upstreams, taken as u64);

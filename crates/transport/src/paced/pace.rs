@@ -1,0 +1,195 @@
+//! When reading is to wait: found out by trying.
+
+use std::time::{Duration, Instant};
+
+/// For how long what arrives is watched before it is decided whether to wait: long enough for a rate to compare with.
+const WATCH: Duration = Duration::from_millis(8);
+/// Reads in that time from which on waiting saves wake-ups.
+const BUSY_READS: u32 = 32;
+/// Things, such as frames, that a read brings on average from which on the sender itself is gathering them: each waits for
+/// others anyway. Eight small AMQP deliveries.
+const GATHERED: u64 = 24;
+/// Octets that a read brings on average from which on it is worth its wake-up by itself.
+const WORTHWHILE: u64 = 16 * 1024;
+/// How long reading waits. The runtime's timer knows no shorter time, and makes up to twice as much of it.
+pub(super) const WAIT: Duration = Duration::from_millis(1);
+/// Reads, each after a wait, over which it is found out whether as much arrives as before.
+const TRIAL: u32 = 8;
+/// Reads after a wait until what arrives without waiting is measured again.
+const RENEW: u32 = 256;
+/// A smaller share of the former rate means that the sender waits for answers, which wait for us: a prefetch window.
+const AS_MUCH: f64 = 0.85;
+/// For how long waiting is not tried again after that, at first and at most: each time twice as long.
+const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+
+/// The pace at which one stream is read.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Since when what arrives is counted.
+    since: Instant,
+    reads: u32,
+    octets: u64,
+    /// How many things had been taken at that time.
+    taken: u64,
+    /// Octets a second that arrived when nothing waited; `None` while nothing waits.
+    before: Option<f64>,
+    /// Reads after a wait, since `before` was measured.
+    waited: u32,
+    /// Waiting is not tried before.
+    not_before: Instant,
+    back_off: Duration,
+}
+
+impl Pace {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            reads: 0,
+            octets: 0,
+            taken: 0,
+            before: None,
+            waited: 0,
+            not_before: now,
+            back_off: BACK_OFF[0],
+        }
+    }
+
+    /// So many octets were read, and so many things had been taken from what was read before. Returns whether the next
+    /// read is to wait.
+    pub(super) fn read(&mut self, octets: usize, taken: u64, now: Instant) -> bool {
+        self.reads += 1;
+        self.octets += octets as u64;
+        match self.before {
+            None => self.watch(taken, now),
+            Some(before) => self.judge(before, taken, now),
+        }
+        self.before.is_some()
+    }
+
+    fn watch(&mut self, taken: u64, now: Instant) {
+        let elapsed = now.saturating_duration_since(self.since);
+        if elapsed < WATCH {
+            return;
+        }
+        let reads = u64::from(self.reads);
+        let gathered = taken.saturating_sub(self.taken) >= GATHERED * reads;
+        // A longer time has seen a silence, or a thread that was held up: there is nothing to compare with.
+        let whole = elapsed < 2 * WATCH;
+        let worthwhile = self.octets >= WORTHWHILE * reads;
+        if self.reads >= BUSY_READS && gathered && whole && !worthwhile && now >= self.not_before {
+            self.before = Some(self.octets as f64 / elapsed.as_secs_f64());
+            self.waited = 0;
+        }
+        self.count_anew(taken, now);
+    }
+
+    fn judge(&mut self, before: f64, taken: u64, now: Instant) {
+        self.waited += 1;
+        if self.reads < TRIAL {
+            return;
+        }
+        let elapsed = now.saturating_duration_since(self.since);
+        if (self.octets as f64) < before * AS_MUCH * elapsed.as_secs_f64() {
+            self.before = None;
+            self.not_before = now + self.back_off;
+            self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
+        } else {
+            self.back_off = BACK_OFF[0];
+            if self.waited >= RENEW {
+                self.before = None;
+            }
+        }
+        self.count_anew(taken, now);
+    }
+
+    fn count_anew(&mut self, taken: u64, now: Instant) {
+        self.since = now;
+        self.reads = 0;
+        self.octets = 0;
+        self.taken = taken;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sender whose stream is read by a clock of its own.
+    struct Simulation {
+        pace: Pace,
+        now: Instant,
+        taken: u64,
+        /// Reads that waited, and all.
+        waits: u32,
+        reads: u32,
+    }
+
+    impl Simulation {
+        fn new() -> Self {
+            let now = Instant::now();
+            Self { pace: Pace::new(now), now, taken: 0, waits: 0, reads: 0 }
+        }
+
+        /// Reads for `time` from a sender that writes `octets` and `things` every `apart`, until `window` octets wait to
+        /// be read.
+        fn run(&mut self, time: Duration, apart: Duration, octets: u64, things: u64, window: u64) {
+            let end = self.now + time;
+            let mut waits = false;
+            while self.now < end {
+                let passed = if waits { 2 * WAIT } else { apart };
+                let writes = (passed.as_nanos() / apart.as_nanos()) as u64;
+                let arrived = (writes * octets).min(window);
+                self.now += passed;
+                self.reads += 1;
+                self.waits += u32::from(waits);
+                waits = self.pace.read(arrived as usize, self.taken, self.now);
+                self.taken += arrived * things / octets;
+            }
+        }
+    }
+
+    const MANY: Duration = Duration::from_micros(100);
+
+    #[test]
+    fn a_stream_of_gathered_messages_is_read_after_waits() {
+        let mut it = Simulation::new();
+        it.run(Duration::from_secs(1), MANY, 1000, 48, u64::MAX);
+        assert!(it.waits > 400 && it.reads < 700, "{} of {}", it.waits, it.reads);
+    }
+
+    #[test]
+    fn single_messages_large_ones_and_few_never_wait() {
+        for (apart, octets, things) in
+            [(MANY, 80, 3), (MANY, 20_000, 48), (Duration::from_millis(1), 1000, 48)]
+        {
+            let mut it = Simulation::new();
+            it.run(Duration::from_secs(1), apart, octets, things, u64::MAX);
+            assert_eq!(it.waits, 0, "{octets} octets, {things} things every {apart:?}");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_waits_for_answers_is_soon_left_alone() {
+        let mut it = Simulation::new();
+        it.run(Duration::from_secs(10), MANY, 1000, 48, 8000);
+        assert!((8..100).contains(&it.waits), "{}", it.waits);
+    }
+
+    #[test]
+    fn whoever_has_learnt_to_wait_for_answers_is_tried_again() {
+        let mut it = Simulation::new();
+        it.run(Duration::from_secs(5), MANY, 1000, 48, 8000);
+        let before = it.waits;
+        it.run(Duration::from_secs(5), MANY, 1000, 48, u64::MAX);
+        assert!(it.waits - before > 1000, "{}", it.waits - before);
+    }
+
+    #[test]
+    fn a_stream_that_ends_is_not_waited_for() {
+        let mut it = Simulation::new();
+        it.run(Duration::from_secs(1), MANY, 1000, 48, u64::MAX);
+        let before = it.waits;
+        it.run(Duration::from_secs(10), Duration::from_millis(10), 100, 3, u64::MAX);
+        assert!(it.waits - before <= 2 * TRIAL, "{}", it.waits - before);
+    }
+}
