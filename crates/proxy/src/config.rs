@@ -6,6 +6,7 @@ use std::time::Duration;
 use transport::tls::ClientTls;
 
 use crate::identities::Identities;
+use crate::resolver::{Resolver, SystemResolver};
 
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +40,8 @@ impl std::fmt::Display for UpstreamAddress {
 pub struct PoolConfig {
     /// The brokers. New connections go to the address with the fewest of those that answer; a name may have several.
     pub upstreams: Vec<UpstreamAddress>,
+    /// What their names stand for.
+    pub resolver: Arc<dyn Resolver>,
     /// How they are reached.
     pub transport: UpstreamTransport,
     /// How long a handshake with some credentials speaks for clients that present the same ones.
@@ -76,11 +79,17 @@ pub struct PoolConfig {
     /// Octets of incomplete messages of all clients together, held until they are complete. What goes beyond streams on
     /// connections of its clients' own, of which there is a bounded number.
     pub staging_total_max: usize,
+    /// Octets that wait for a place, of all clients together: while a connection is being opened, or until an outage ends.
+    /// From here on those are not read that have something waiting.
+    pub held_total_max: usize,
     /// What clients with certificates are upstream.
     pub identities: Arc<Identities>,
     /// Octets that may wait for a client on connections that it shares before its consumers go on on a connection of its
     /// own. A consumer whose limit of unacknowledged messages stands for more is there from the start; with 0 all are.
     pub consumer_budget: usize,
+    /// Octets that may wait for all clients together, and some KiB for each on top; `None` for a multiple of
+    /// `consumer_budget`.
+    pub waiting_total_max: Option<usize>,
     /// Octets waiting for one upstream connection from which on its clients are no longer read.
     pub outbox_limit: usize,
 }
@@ -90,6 +99,7 @@ impl PoolConfig {
     pub fn new(upstreams: Vec<UpstreamAddress>) -> Self {
         Self {
             upstreams,
+            resolver: Arc::new(SystemResolver),
             transport: UpstreamTransport::default(),
             auth_ttl: Duration::from_secs(30),
             connect_timeout: Duration::from_secs(10),
@@ -109,9 +119,23 @@ impl PoolConfig {
             // For hundreds of clients that send large messages over slow lines; thousands that never finish theirs must not
             // take all the memory.
             staging_total_max: 256 * 1024 * 1024,
+            // As much as of what is kept to be sent again: in an outage that comes to wait here.
+            held_total_max: 256 * 1024 * 1024,
             identities: Arc::default(),
             consumer_budget: 4 * 1024 * 1024,
+            waiting_total_max: None,
             outbox_limit: 1024 * 1024,
         }
     }
+
+    /// Octets that may wait for all clients together.
+    pub(crate) fn waiting_total_max(&self) -> usize {
+        let budgets = || WAITING_BUDGETS.saturating_mul(self.consumer_budget.max(WAITING_BUDGET_MIN));
+        self.waiting_total_max.unwrap_or_else(budgets)
+    }
 }
+
+/// How many clients' budgets may wait in all: that many slow consumers have all they may, more of them have less each.
+const WAITING_BUDGETS: usize = 64;
+/// What counts as a budget at least: connections that belong to one client need room whatever may wait on shared ones.
+const WAITING_BUDGET_MIN: usize = 1024 * 1024;

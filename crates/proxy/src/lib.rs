@@ -22,7 +22,8 @@
 //!
 //! A client gets *its own* connection, unused until then or new, when one of its channels
 //! - consumes without a bound, or gets messages, so that a slow client holds up nobody else (P3), and when more waits for
-//!   a client of a shared connection than the budget allows: then its consumers move, and nothing is delivered meanwhile;
+//!   a client of a shared connection than the budget allows, or than all that waits leaves room for: then its consumers
+//!   move, and nothing is delivered meanwhile;
 //! - consumes exclusively, from direct reply-to, or with arguments that RabbitMQ may fail over;
 //! - declares an exclusive queue, which belongs to the connection (P4); from then on all its channels that name queues
 //!   are there;
@@ -49,8 +50,8 @@
 //! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with `basic.nack`.
 //! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to is closed with
 //!   406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
-//! - Any other fault ends the client whose own connection it was on. On a shared one nobody can tell who is to blame:
-//!   clients with something under way there go on with it on connections of their own, where a fault that comes again
+//! - Any other fault ends the client whose own connection it was on. On a shared one nobody can tell who is to blame, for
+//!   `connection.close` names no channel, and with 541 no method either: clients with something under way there go on with it on connections of their own, where a fault that comes again
 //!   ends the one who brings it about; all others go on as after a loss. Whoever waits for nothing but messages goes on
 //!   after 541 INTERNAL_ERROR in any case, with pauses: quorum queues fail so while they choose a leader.
 //! - Clients wait for `outage_max` at most, and then hear 320. Those with nothing under way do not notice.
@@ -64,7 +65,10 @@
 //!   was answered. Or after the broker has confirmed its close.
 //! - A channel that was opened longer than `auth_ttl` ago is not leased to another client, for brokers remember on a
 //!   channel what its user was allowed to do.
-//! - What is kept to be sent again is bounded, for each client and for all; above that a client is not read.
+//! - What is kept to be sent again is bounded, for each client and for all, and so is what waits for a place; above that a
+//!   client is not read.
+//! - What waits for clients to read it is bounded likewise. The more waits for all, the less may wait for each: then the client, or its
+//!   own connection, is not read, or its consumers move to one.
 //! - Shared connections never wait for a client; a client's own connection waits for nobody else. A client waits only for
 //!   the connections that carry, or would carry next, what it sends.
 //! - A broker that said `connection.blocked` is waited for, however long it reads nothing.
@@ -91,8 +95,10 @@ mod link;
 mod metrics;
 mod pool;
 mod refusal;
+mod resolver;
 pub mod session;
 mod upstream;
+mod waiting;
 
 pub use config::{PoolConfig, UpstreamAddress, UpstreamTransport};
 pub use histogram::{BOUNDS, Durations};
@@ -100,5 +106,6 @@ pub use identities::Identities;
 pub use metrics::PoolMetrics;
 pub use pool::{ClientInfo, ClientSide, Login, Pool};
 pub use refusal::Refusal;
+pub use resolver::{Resolver, Resolving, SystemResolver};
 pub use session::Session;
 pub use upstream::UpstreamView;

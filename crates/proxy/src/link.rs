@@ -11,6 +11,7 @@ use transport::Outbox;
 
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
+use crate::waiting::{ALWAYS, Waiting};
 
 /// What an upstream connection's task sends to: the client's outbox for what passes through, and a queue of events
 /// for what changes the session's state.
@@ -19,6 +20,8 @@ pub(crate) struct ClientLink {
     /// The number of the client's connection; 0 for nobody.
     pub(crate) client: u64,
     pub(crate) outbox: Arc<Outbox>,
+    /// What waits for all clients, this one's outbox included.
+    pub(crate) waiting: Arc<Waiting>,
     /// The client's negotiated frame_max; 0 is no limit.
     pub(crate) frame_max: u32,
     /// The client knows `basic.cancel` from the server.
@@ -82,10 +85,13 @@ impl ClientLink {
         frame_max: u32,
         capabilities: amqp::Capabilities,
         kept_by_all: Arc<AtomicUsize>,
+        waiting: Arc<Waiting>,
     ) -> Self {
+        outbox.count_in(waiting.tally());
         Self {
             client,
             outbox,
+            waiting,
             frame_max,
             cancel_notify: capabilities.consumer_cancel_notify,
             blocked_notify: capabilities.connection_blocked,
@@ -102,7 +108,7 @@ impl ClientLink {
     /// Stands for a client that is gone: what is sent to it goes nowhere.
     pub(crate) fn nobody() -> Arc<Self> {
         let outbox = Arc::new(Outbox::new(0));
-        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), Arc::default());
+        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), Arc::default(), Arc::default());
         link.leave();
         Arc::new(link)
     }
@@ -179,14 +185,31 @@ impl ClientLink {
         may()
     }
 
+    /// Whether the client's own connection may be read for it. After a no, [`crate::Session::handle_room`] is called when
+    /// it may.
+    pub(crate) fn has_room(&self) -> bool {
+        self.outbox.has_room_below(self.outbox.limit().min(self.waiting.allowance()))
+    }
+
+    /// Whether the client may ask for more: what it asked for so far has not taken all that all clients leave to it. After
+    /// a no, [`crate::Session::handle_room`] is called when it may.
+    pub(crate) fn may_ask(&self) -> bool {
+        self.outbox.has_room_below(self.waiting.allowance())
+    }
+
     /// Passes on octets that came from an upstream. On a shared connection nobody waits for this client: past
     /// [`CLIENT_BACKLOG_MAX`] it is given up.
-    pub(crate) fn deliver(&self, octets: Vec<u8>, shared: bool) {
-        if shared && self.outbox.backlog() > CLIENT_BACKLOG_MAX {
+    pub(crate) fn deliver(&self, mut octets: Vec<u8>, shared: bool) {
+        let backlog = self.outbox.backlog();
+        if shared && backlog > CLIENT_BACKLOG_MAX {
             if !self.overflowed.swap(true, Ordering::Relaxed) {
                 self.tell(Event::Overflowed);
             }
             return;
+        }
+        if backlog > ALWAYS {
+            // It will wait a while, and only what is in it counts.
+            octets.shrink_to_fit();
         }
         self.outbox.append(|buf| buf.push(octets.into()));
     }

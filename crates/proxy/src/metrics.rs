@@ -51,6 +51,8 @@ pub struct PoolMetrics {
     pub channels_recovered: u64,
     /// Channels whose consumers went on on a connection of the client's own, because the client was too slow to share one.
     pub consumers_moved: u64,
+    /// Of those, the channels whose clients were within their own budget, but too much waited for all clients together.
+    pub consumers_squeezed: u64,
     /// Channels that had published outside confirm mode when their upstream connection was lost, or closed for an error:
     /// what they had on its way may be lost, and nobody will say so.
     pub channels_unconfirmed: u64,
@@ -58,6 +60,10 @@ pub struct PoolMetrics {
     pub octets_kept: usize,
     /// Octets of messages that clients have not sent completely, held until they are.
     pub octets_staged: usize,
+    /// Octets of clients whose channels wait for an upstream connection.
+    pub octets_held: usize,
+    /// Octets that clients have not read yet.
+    pub octets_waiting: usize,
     /// Upstream connections that are being opened.
     pub opening_connections: usize,
     /// Logins that a broker refused.

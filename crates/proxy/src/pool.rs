@@ -30,6 +30,7 @@ use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
 use crate::session::Session;
 use crate::upstream::{self, Begun, Upstream, UpstreamView};
+use crate::waiting::Waiting;
 
 /// Connections to the upstream brokers, and the door through which clients come to them.
 #[derive(Debug)]
@@ -44,11 +45,15 @@ pub struct Pool {
     doorkeeper: Doorkeeper,
     counters: Counters,
     next_id: AtomicU64,
-    endpoints: Endpoints,
+    endpoints: Arc<Endpoints>,
     /// Octets of clients' frames that are kept to be sent again.
     kept: Arc<AtomicUsize>,
     /// Octets of messages that clients have not sent completely.
     staged: AtomicUsize,
+    /// Octets that wait for a place.
+    held: AtomicUsize,
+    /// Octets that clients have not read.
+    waiting: Arc<Waiting>,
     /// Whether the last attempt to reach a broker succeeded.
     reachable: AtomicBool,
     draining: AtomicBool,
@@ -101,15 +106,17 @@ impl Pool {
     pub fn new(config: PoolConfig) -> Arc<Self> {
         Arc::new(Self {
             identities: ArcSwap::new(Arc::clone(&config.identities)),
+            waiting: Arc::new(Waiting::new(config.waiting_total_max())),
+            endpoints: Arc::new(Endpoints::new(config.resolver.clone())),
             config,
             connections: Mutex::default(),
             count: AtomicUsize::new(0),
             doorkeeper: Doorkeeper::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
-            endpoints: Endpoints::default(),
             kept: Arc::default(),
             staged: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             reachable: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             growing: AtomicBool::new(false),
@@ -307,6 +314,9 @@ impl Pool {
             queueing: counters.queueing.read(),
             octets_kept: self.kept.load(Ordering::Relaxed),
             octets_staged: self.staged.load(Ordering::Relaxed),
+            octets_held: self.held.load(Ordering::Relaxed),
+            octets_waiting: self.waiting.octets(),
+            consumers_squeezed: self.waiting.squeezed(),
             addresses,
             addresses_down,
         }
@@ -362,6 +372,16 @@ impl Pool {
     /// Octets of messages that clients have not sent completely.
     pub(crate) fn staged(&self) -> &AtomicUsize {
         &self.staged
+    }
+
+    /// Octets that wait for a place.
+    pub(crate) fn held(&self) -> &AtomicUsize {
+        &self.held
+    }
+
+    /// What clients have not read.
+    pub(crate) fn waiting(&self) -> &Arc<Waiting> {
+        &self.waiting
     }
 
     /// Octets of clients' frames that are kept to be sent again.

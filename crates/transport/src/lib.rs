@@ -4,6 +4,7 @@
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing little pieces.
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
+//! - [`Tally`]: what waits in several of them together.
 //! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
 //!   and writes what gathered in the outbox, once per batch.
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
@@ -20,6 +21,7 @@ mod drive;
 mod outbox;
 mod paced;
 mod stream;
+mod tally;
 pub mod tls;
 mod turn;
 
@@ -28,4 +30,5 @@ pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger};
 pub use outbox::Outbox;
 pub use paced::Paced;
 pub use stream::{ConnectOptions, Peer, Stream};
+pub use tally::Tally;
 pub use turn::turn_to_end;

@@ -2,12 +2,14 @@
 
 // A count that nothing waits for need not be tried in every order.
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sync::{AtomicWaker, Mutex};
 
 use crate::buffer::OutBuf;
+use crate::tally::Tally;
 
 /// Where tasks leave octets for a connection's peer; the connection's own task writes them out ([`crate::drive`]).
 ///
@@ -20,12 +22,15 @@ pub struct Outbox {
     backlog: AtomicUsize,
     /// Octets that the peer's socket has ever taken.
     sent: AtomicU64,
+    /// Where the backlog is added up with that of others.
+    tally: OnceLock<Arc<Tally>>,
     /// Wakes the connection's task.
     waker: AtomicWaker,
     /// Somebody wants the connection's task to look at its protocol, without octets to write.
     nudged: AtomicBool,
-    /// Somebody was told that there is no room, and waits to hear that there is again.
-    starved: AtomicBool,
+    /// Somebody was told that there is no room, and waits to hear that there is again: the highest limit that was asked
+    /// about, or 0.
+    starved: AtomicUsize,
     /// Octets of backlog from which on [`Outbox::has_room`] says no.
     limit: usize,
 }
@@ -46,10 +51,21 @@ impl Outbox {
             inner: Mutex::default(),
             backlog: AtomicUsize::new(0),
             sent: AtomicU64::new(0),
+            tally: OnceLock::new(),
             waker: AtomicWaker::new(),
             nudged: AtomicBool::new(false),
-            starved: AtomicBool::new(false),
+            starved: AtomicUsize::new(0),
             limit,
+        }
+    }
+
+    /// Has the backlog counted in `tally` as well, from now on until the connection ends. The first call counts; nothing may
+    /// be being written at that time.
+    pub fn count_in(&self, tally: &Arc<Tally>) {
+        // Under the lock, so that what is there already is counted once, and nothing when the connection has ended.
+        let inner = self.inner.lock();
+        if !inner.closed && self.tally.set(tally.clone()).is_ok() {
+            tally.add(self.backlog());
         }
     }
 
@@ -64,7 +80,7 @@ impl Outbox {
         let before = inner.buf.len();
         let result = write(&mut inner.buf);
         let after = inner.buf.len();
-        self.backlog.fetch_add(after - before, Ordering::Relaxed);
+        self.add_to_backlog(after - before);
         let wake = after > 0 && !inner.scheduled;
         inner.scheduled |= wake;
         drop(inner);
@@ -84,14 +100,20 @@ impl Outbox {
     /// after a no, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the limit.
     #[inline]
     pub fn has_room(&self) -> bool {
-        if self.backlog() < self.limit {
+        self.has_room_below(self.limit)
+    }
+
+    /// The same with a lower limit than the outbox's own; after a no the backlog has to fall to half of it.
+    #[inline]
+    pub fn has_room_below(&self, limit: usize) -> bool {
+        if self.backlog() < limit {
             return true;
         }
         // First leave word, then look again: the writer first writes, then looks for word. Both change the backlog in
         // between, this side by nothing. Whose change is second sees what the other did before, so nobody waits for a
         // call that never comes.
-        self.starved.store(true, Ordering::Relaxed);
-        self.backlog.fetch_add(0, Ordering::AcqRel) < self.limit
+        self.starved.fetch_max(limit.max(1), Ordering::Relaxed);
+        self.backlog.fetch_add(0, Ordering::AcqRel) < limit
     }
 
     /// Octets that the peer's socket has taken so far.
@@ -136,9 +158,10 @@ impl Outbox {
 
     /// Whether somebody waits for room and there is some now.
     pub(crate) fn take_starved(&self) -> bool {
-        self.starved.load(Ordering::Relaxed)
-            && self.backlog.load(Ordering::Relaxed) <= self.limit / 2
-            && self.starved.swap(false, Ordering::AcqRel)
+        let limit = self.starved.load(Ordering::Relaxed);
+        limit > 0
+            && self.backlog.load(Ordering::Relaxed) <= limit / 2
+            && self.starved.swap(0, Ordering::AcqRel) > 0
     }
 
     pub(crate) fn register(&self, context: &Context<'_>) {
@@ -165,20 +188,44 @@ impl Outbox {
 
     /// The writer put what it took into another form, of another length.
     pub(crate) fn reframed(&self, before: usize, after: usize) {
-        self.backlog.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        self.add_to_backlog(after.wrapping_sub(before));
     }
 
     /// The writer got rid of `octets`.
     pub(crate) fn written(&self, octets: usize) {
         self.backlog.fetch_sub(octets, Ordering::AcqRel);
+        if let Some(tally) = self.tally.get() {
+            tally.remove(octets);
+        }
         self.sent.fetch_add(octets as u64, Ordering::Relaxed);
     }
 
     /// The connection has ended.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
+        if let (false, Some(tally)) = (inner.closed, self.tally.get()) {
+            tally.remove(self.backlog());
+        }
         inner.closed = true;
         inner.buf = OutBuf::default();
+    }
+
+    /// Adds to the backlog, or takes from it if `octets` has wrapped around.
+    #[inline]
+    fn add_to_backlog(&self, octets: usize) {
+        self.backlog.fetch_add(octets, Ordering::Relaxed);
+        if let Some(tally) = self.tally.get() {
+            tally.add(octets);
+        }
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        // A connection whose task was dropped has not closed it.
+        if self.tally.get().is_some() {
+            self.close();
+        }
     }
 }
 
@@ -220,6 +267,43 @@ mod tests {
         outbox.written(5);
         assert!(outbox.take_starved());
         assert!(!outbox.take_starved());
+    }
+
+    #[test]
+    fn who_asked_about_less_room_hears_when_half_of_that_is_free() {
+        let outbox = Outbox::new(100);
+        outbox.append(|buf| buf.tail().extend_from_slice(&[0; 40]));
+        assert!(outbox.has_room() && !outbox.has_room_below(20));
+        outbox.written(29);
+        assert!(!outbox.take_starved(), "11 are more than half of 20");
+        outbox.written(1);
+        assert!(outbox.take_starved());
+        assert!(outbox.has_room_below(20) && !outbox.take_starved());
+    }
+
+    #[test]
+    fn the_tally_of_several_is_the_sum_of_what_waits_in_those_that_are_open() {
+        let tally = Arc::new(Tally::default());
+        let [first, second] = [(), ()].map(|()| Outbox::new(10));
+        first.append(|buf| buf.tail().extend_from_slice(b"before"));
+        first.count_in(&tally);
+        first.count_in(&tally);
+        assert_eq!(tally.octets(), 6);
+        second.count_in(&tally);
+        second.append(|buf| buf.tail().extend_from_slice(b"four"));
+        second.reframed(4, 3);
+        first.reframed(6, 8);
+        assert_eq!(tally.octets(), 8 + 3);
+        first.written(5);
+        assert_eq!(tally.octets(), 3 + 3);
+        first.close();
+        first.close();
+        first.append(|_| unreachable!());
+        assert_eq!(tally.octets(), 3);
+        drop(second);
+        assert_eq!(tally.octets(), 0);
+        first.count_in(&tally);
+        assert_eq!(tally.octets(), 0);
     }
 
     #[test]

@@ -50,6 +50,16 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             "Octets of messages that clients have not sent completely, held until they are.",
             metrics.octets_staged,
         ),
+        (
+            "leveret_upstream_held_bytes",
+            "Octets of clients that wait for an upstream connection, or for an outage to end.",
+            metrics.octets_held,
+        ),
+        (
+            "leveret_upstream_unread_bytes",
+            "Octets that wait for clients of the pool to read them.",
+            metrics.octets_waiting,
+        ),
     ] {
         out.gauge(name, help, value as u64);
     }
@@ -106,6 +116,11 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             "leveret_upstream_moved_consumers_total",
             "Channels whose consumers were too slow for a shared upstream connection and got one of their own.",
             metrics.consumers_moved,
+        ),
+        (
+            "leveret_upstream_squeezed_consumers_total",
+            "Of those, the ones that had to because too much waited for all clients together.",
+            metrics.consumers_squeezed,
         ),
         (
             "leveret_upstream_unconfirmed_channels_total",

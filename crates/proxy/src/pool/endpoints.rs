@@ -1,5 +1,8 @@
 //! The addresses of the brokers: which there are, which of them answer, and which is next.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
@@ -12,6 +15,7 @@ use tokio::sync::Notify;
 
 use super::Pool;
 use crate::config::UpstreamAddress;
+use crate::resolver::Resolver;
 use crate::upstream;
 
 /// One address of a broker.
@@ -25,9 +29,12 @@ pub(crate) struct Endpoint {
 
 /// All of them. Those that do not answer are asked again in the background, ever less often, until they do; clients are
 /// sent there only while there is no other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Endpoints {
+    resolver: Arc<dyn Resolver>,
     known: Mutex<Vec<Known>>,
+    /// When names were last looked up.
+    asked: Mutex<Vec<(UpstreamAddress, Instant)>>,
     /// Which of equals is next.
     turn: AtomicUsize,
     /// One answers again.
@@ -37,6 +44,7 @@ pub(super) struct Endpoints {
 #[derive(Debug)]
 struct Known {
     endpoint: Endpoint,
+    /// When its name was last found to stand for it.
     resolved_at: Instant,
     connections: usize,
     /// Failures, one soon after the other.
@@ -67,13 +75,21 @@ impl std::fmt::Display for Endpoint {
 }
 
 impl Endpoints {
+    pub(super) fn new(resolver: Arc<dyn Resolver>) -> Self {
+        Self {
+            resolver,
+            known: Mutex::default(),
+            asked: Mutex::default(),
+            turn: AtomicUsize::new(0),
+            healed: Notify::new(),
+        }
+    }
+
     /// The addresses in the order in which to try them: those that answer, with the fewest connections first, then the
     /// others, with the fewest failures first.
-    pub(super) async fn in_order(&self, configured: &[UpstreamAddress]) -> Vec<Endpoint> {
+    pub(super) async fn in_order(self: &Arc<Self>, configured: &[UpstreamAddress]) -> Vec<Endpoint> {
         for address in configured {
-            if self.is_stale(address) {
-                self.resolve(address).await;
-            }
+            self.look_up(address).await;
         }
         let known = self.known.lock();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % known.len().max(1);
@@ -85,39 +101,83 @@ impl Endpoints {
         order.into_iter().map(|known| known.endpoint.clone()).collect()
     }
 
-    fn is_stale(&self, address: &UpstreamAddress) -> bool {
-        let known = self.known.lock();
-        let mut of_address = known.iter().filter(|known| known.endpoint.address == *address);
-        let is_name = address.host.parse::<IpAddr>().is_err();
-        of_address.next().is_none_or(|known| is_name && known.resolved_at.elapsed() > NAME_HOLDS)
+    /// Looks a name up when it is time. Whoever has addresses to go on with does not wait for long.
+    async fn look_up(self: &Arc<Self>, address: &UpstreamAddress) {
+        let has_some = self.known.lock().iter().any(|known| known.endpoint.address == *address);
+        if has_some && !self.is_due(address) {
+            return;
+        }
+        let (endpoints, address) = (self.clone(), address.clone());
+        let lookup = tokio::spawn(async move { endpoints.resolve(&address).await });
+        if has_some {
+            // What comes later is for those who come later.
+            let _ = tokio::time::timeout(LOOKUP_PATIENCE, lookup).await;
+        } else {
+            // It ends by itself; a panic would have been told.
+            let _ = lookup.await;
+        }
+    }
+
+    /// Whether the caller is to look a name up again: one at a time, whether that succeeds or not.
+    fn is_due(&self, address: &UpstreamAddress) -> bool {
+        if address.host.parse::<IpAddr>().is_ok() {
+            return false;
+        }
+        let (mut asked, now) = (self.asked.lock(), Instant::now());
+        match asked.iter_mut().find(|(other, _)| other == address) {
+            Some((_, at)) if now < *at + self.resolver.holds() => false,
+            Some((_, at)) => {
+                *at = now;
+                true
+            }
+            None => {
+                asked.push((address.clone(), now));
+                true
+            }
+        }
     }
 
     /// Looks a name up. What it stood for before stays when that fails, and where connections are.
     async fn resolve(&self, address: &UpstreamAddress) {
-        let lookup = tokio::net::lookup_host((address.host.as_str(), address.port));
-        let sockets: Vec<SocketAddr> = match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
-            Ok(Ok(sockets)) => sockets.collect(),
-            Ok(Err(error)) => return tracing::warn!(%address, %error, "upstream name not found"),
-            Err(_) => return tracing::warn!(%address, "no answer about the upstream's name in time"),
-        };
+        let lookup = self.resolver.resolve(&address.host, address.port);
+        match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
+            Ok(Ok(sockets)) if !sockets.is_empty() => self.resolved(address, &sockets),
+            Ok(Ok(_)) => tracing::warn!(%address, "upstream name stands for no address"),
+            Ok(Err(error)) => tracing::warn!(%address, %error, "upstream name not found"),
+            Err(_) => tracing::warn!(%address, "no answer about the upstream's name in time"),
+        }
+    }
+
+    fn resolved(&self, address: &UpstreamAddress, sockets: &[SocketAddr]) {
         let (mut known, now) = (self.known.lock(), Instant::now());
         known.retain(|known| {
-            let gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
-            !gone || known.connections > 0 || known.down
+            let is_gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
+            // Names may stand for some of their addresses at a time, so one that is down is not forgotten at once.
+            let is_missed = known.down && now < known.resolved_at + FORGOTTEN_AFTER;
+            !is_gone || known.connections > 0 || is_missed
         });
-        for socket in sockets {
+        let mut is_more = false;
+        for &socket in sockets {
             let endpoint = Endpoint { address: address.clone(), socket };
             match known.iter_mut().find(|known| known.endpoint == endpoint) {
                 Some(known) => known.resolved_at = now,
-                None => known.push(Known {
-                    endpoint,
-                    resolved_at: now,
-                    connections: 0,
-                    failures: 0,
-                    failed_at: None,
-                    down: false,
-                }),
+                None => {
+                    is_more = true;
+                    known.push(Known {
+                        endpoint,
+                        resolved_at: now,
+                        connections: 0,
+                        failures: 0,
+                        failed_at: None,
+                        down: false,
+                    });
+                }
             }
+        }
+        drop(known);
+        if is_more {
+            // Nothing is known against it: those who wait for an upstream may try it.
+            self.healed.notify_waiters();
         }
     }
 
@@ -219,6 +279,10 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
             Err(error) => {
                 tracing::debug!(%endpoint, %error, "upstream still does not answer");
                 pool.endpoints.with(&endpoint, Known::count_failure);
+                // Its name may stand for others by now, and nobody else asks while none answers.
+                let endpoints = pool.endpoints.clone();
+                drop(pool);
+                endpoints.look_up(&endpoint.address).await;
             }
         }
     }
@@ -238,54 +302,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// Failures further apart than this are not a row of them.
 const FAILURES_COUNT_WITHIN: Duration = Duration::from_secs(30);
-/// How long the addresses of a name are used before it is looked up again.
-const NAME_HOLDS: Duration = Duration::from_secs(10);
-/// How long looking a name up may take; those known already are used meanwhile by those who come later.
+/// How long looking a name up may take.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_back_off_grows_up_to_a_limit_and_jitters_downwards_only() {
-        for random in [0, u64::MAX / 2, u64::MAX] {
-            for (failures, longest) in [(1, BACKOFF_MIN), (2, BACKOFF_MIN * 2), (100, BACKOFF_MAX)] {
-                let pause = backoff(failures, random);
-                assert!(pause >= longest / 2 && pause <= longest, "{failures}: {pause:?}");
-            }
-        }
-    }
-
-    fn address(host: &str, port: u16) -> UpstreamAddress {
-        UpstreamAddress { host: host.to_owned(), port, tls: false }
-    }
-
-    #[tokio::test]
-    async fn those_that_answer_come_first_and_of_them_the_least_used() {
-        let endpoints = Endpoints::default();
-        let configured = [address("127.0.0.1", 1), address("127.0.0.1", 2), address("::1", 3)];
-        let all = endpoints.in_order(&configured).await;
-        let by_port = |port| all.iter().find(|endpoint| endpoint.socket.port() == port).unwrap();
-        endpoints.opened(by_port(1));
-        endpoints.opened(by_port(1));
-        endpoints.opened(by_port(2));
-        let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
-        endpoints.failed(&pool, by_port(3));
-        let order = endpoints.in_order(&configured).await;
-        assert_eq!(order.iter().map(|endpoint| endpoint.socket.port()).collect::<Vec<_>>(), [2, 1, 3]);
-        assert_eq!(endpoints.count(), (3, 1));
-        endpoints.answers(by_port(3));
-        assert_eq!(endpoints.in_order(&configured).await[0].socket.port(), 3);
-    }
-
-    #[tokio::test]
-    async fn a_name_stands_for_all_of_its_addresses() {
-        let endpoints = Endpoints::default();
-        let configured = [address("localhost", 1)];
-        let expected: Vec<_> = tokio::net::lookup_host(("localhost", 1)).await.unwrap().collect();
-        let found: Vec<_> =
-            endpoints.in_order(&configured).await.into_iter().map(|endpoint| endpoint.socket).collect();
-        assert!(!found.is_empty() && expected.iter().all(|socket| found.contains(socket)), "{found:?}");
-    }
-}
+/// How long somebody waits for that who knows some addresses: normally it takes milliseconds.
+const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
+/// An address that does not answer, and that its name has not stood for so long, is nobody's any more.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);

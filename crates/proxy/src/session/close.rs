@@ -42,6 +42,7 @@ impl Session {
         let returning = self.life == Life::Returning;
         self.life = Life::Ended;
         self.staged = 0;
+        self.held = 0;
         self.flush();
         let mut dirty = self.exclusive || self.rekeyed;
         let mut leftovers = Vec::new();

@@ -13,10 +13,12 @@ mod output;
 mod place;
 mod recovery;
 mod secret;
+#[cfg(test)]
+mod tests;
 mod whole;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::channel::{ChannelStep, ChannelTable};
@@ -68,12 +70,16 @@ pub struct Session {
     /// A broker closed a connection that this client shared for an error that may have been this client's.
     suspect: bool,
     output: Output,
+    /// Memory for the frames of the next message, within a batch: an idle session holds no buffer (S3).
+    spare: Vec<u8>,
     /// Octets of incomplete messages.
     staged: usize,
     /// What of it is counted among that of all clients.
     staged_counted: usize,
     /// Octets of frames whose channels wait for a place.
     held: usize,
+    /// What of it is counted among that of all clients.
+    held_counted: usize,
     next_lease: u64,
     /// Since when upstream connections are lost without the broker having answered for anything in between.
     in_trouble_since: Option<Instant>,
@@ -111,7 +117,8 @@ impl Session {
         };
         let frame_max = client.negotiated.frame_max;
         let kept = pool.kept().clone();
-        let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept);
+        let waiting = pool.waiting().clone();
+        let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting);
         Self {
             pool,
             credentials,
@@ -126,9 +133,11 @@ impl Session {
             exclusive: false,
             suspect: false,
             output: Output::default(),
+            spare: Vec::new(),
             staged: 0,
             staged_counted: 0,
             held: 0,
+            held_counted: 0,
             next_lease: 1,
             in_trouble_since: None,
             pause: Duration::ZERO,
@@ -168,16 +177,9 @@ impl Session {
     pub fn flush(&mut self) {
         self.output.hand_over();
         self.output.count(self.pool.counters());
-        self.count_staged();
-    }
-
-    fn count_staged(&mut self) {
-        if self.staged != self.staged_counted {
-            let all = self.pool.staged();
-            all.fetch_add(self.staged, Ordering::Relaxed);
-            all.fetch_sub(self.staged_counted, Ordering::Relaxed);
-            self.staged_counted = self.staged;
-        }
+        self.spare = Vec::new();
+        recount(self.pool.staged(), self.staged, &mut self.staged_counted);
+        recount(self.pool.held(), self.held, &mut self.held_counted);
     }
 
     /// Whether so much more may be held of messages that are not complete.
@@ -197,8 +199,9 @@ impl Session {
         result
     }
 
-    /// The client's outbox has room again: its own upstream connection is read again.
+    /// The client's outbox has room again: its own upstream connection is read again, and so is it itself.
     pub fn handle_room(&mut self) {
+        self.link.outbox.nudge();
         if let Leg::Ready(upstream) = &self.own {
             upstream.outbox.nudge();
         }
@@ -208,7 +211,8 @@ impl Session {
     /// connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
         let config = self.pool.config();
-        self.held < HELD_LIMIT
+        self.may_hold()
+            && self.link.may_ask()
             && self.link.may_keep(config.replay_client_max, config.replay_total_max)
             && self.attached.iter().all(|upstream| {
                 let is_own = self.own.upstream().is_some_and(|own| Arc::ptr_eq(own, upstream));
@@ -219,6 +223,12 @@ impl Session {
                 };
                 has_room || !self.sends_to(upstream) || upstream.has_room(&self.link, share)
             })
+    }
+
+    /// Whether more may wait for a place. After a no there is something that waits, and an event tells when that has one.
+    fn may_hold(&self) -> bool {
+        let all = || self.pool.held().load(Ordering::Relaxed);
+        self.held == 0 || (self.held < HELD_LIMIT && all() < self.pool.config().held_total_max)
     }
 
     /// The upstream connections of its channels, each by its broker's address and its number, as in the log.
@@ -431,6 +441,7 @@ impl Session {
         }
         let before = channel.partial.len();
         if before == 0 {
+            channel.partial = std::mem::take(&mut self.spare);
             channel.partial.reserve(PARTIAL_CAPACITY);
         }
         put_frame(&mut channel.partial, frame.kind, 0, frame.payload, 0);
@@ -443,11 +454,9 @@ impl Session {
         self.staged -= message.len();
         self.find_place(number, false)?;
         self.pass_on_stored(number, &message)?;
-        if message.capacity() <= PARTIAL_REUSED
-            && let Some(channel) = self.channels.get_mut(number)
-        {
+        if message.capacity() <= PARTIAL_REUSED {
             message.clear();
-            channel.partial = message;
+            self.spare = message;
         }
         Ok(())
     }
@@ -480,6 +489,15 @@ impl Drop for Session {
     }
 }
 
+/// Corrects a sum over all sessions by what has changed of one since it was `counted`.
+fn recount(all: &AtomicUsize, now: usize, counted: &mut usize) {
+    if now != *counted {
+        all.fetch_add(now, Ordering::Relaxed);
+        all.fetch_sub(*counted, Ordering::Relaxed);
+        *counted = now;
+    }
+}
+
 #[cold]
 fn unexpected(content: Content) -> Fault {
     let (text, ids) = match content {
@@ -496,5 +514,5 @@ fn unexpected(content: Content) -> Fault {
 const HELD_LIMIT: usize = 1024 * 1024;
 /// First capacity for a message's frames: most methods with their headers fit.
 const PARTIAL_CAPACITY: usize = 256;
-/// A buffer no larger than this is kept by its channel for the next message.
+/// A buffer no larger than this serves the next message of the batch; a larger one might wait there for little.
 const PARTIAL_REUSED: usize = 1024;

@@ -8,6 +8,7 @@ use amqp::{Frame, Method};
 use super::slot::Lease;
 use crate::frames::{copy_frame, put_frame};
 use crate::link::ClientLink;
+use crate::waiting::ALWAYS;
 
 /// Consecutive frames for one client, handed over at once.
 pub(super) struct Run {
@@ -28,9 +29,20 @@ impl Run {
     /// Whether so much would wait for a client, with a message of this size, that it does not get it.
     #[inline]
     pub(super) fn is_over_budget(&self, link: &Arc<ClientLink>, size: u64) -> bool {
+        if !self.shared {
+            return false;
+        }
         let is_its = self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, link));
         let gathered = if is_its { self.octets.len() } else { 0 };
-        self.shared && size.saturating_add((link.outbox.backlog() + gathered) as u64) > self.budget as u64
+        let waiting = size.saturating_add((link.outbox.backlog() + gathered) as u64);
+        if waiting > self.budget as u64 {
+            return true;
+        }
+        let is_squeezed = waiting > ALWAYS as u64 && waiting > link.waiting.allowance() as u64;
+        if is_squeezed {
+            link.waiting.count_squeezed();
+        }
+        is_squeezed
     }
 
     #[inline]

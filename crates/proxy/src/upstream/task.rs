@@ -291,7 +291,7 @@ impl Task {
         let state = self.upstream.state.lock();
         state.phase == Phase::Open
             && !state.returning
-            && state.owner.as_ref().is_some_and(|owner| !owner.outbox.has_room())
+            && state.owner.as_ref().is_some_and(|owner| !owner.has_room())
     }
 
     /// The broker broke the protocol.

@@ -22,3 +22,4 @@ mod only_the_offender_ends;
 mod several_upstreams_share_the_load;
 mod upstreams_see_who_is_behind;
 mod warm_path_needs_no_round_trip;
+mod what_waits_for_all_is_bounded;

@@ -1,10 +1,12 @@
 //! P7: several upstreams share the connections; one that fails is left alone until it answers again.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use amqp::method::basic;
-use proxy::{Pool, PoolConfig, UpstreamAddress};
+use parking_lot::Mutex;
+use proxy::{Pool, PoolConfig, Resolver, Resolving, UpstreamAddress};
 use tokio::net::TcpListener;
 
 use crate::common::{Broker, Client, Manners, login, until};
@@ -13,6 +15,36 @@ async fn two() -> (Broker, Broker, PoolConfig) {
     let (one, other) = (Broker::start(Manners::default()).await, Broker::start(Manners::default()).await);
     let config = PoolConfig::new(vec![one.address.clone(), other.address.clone()]);
     (one, other, config)
+}
+
+/// One name for brokers, which stands for what it is told to from then on.
+#[derive(Debug)]
+struct Name(Mutex<Vec<SocketAddr>>);
+
+impl Name {
+    fn of(brokers: &[&Broker]) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(sockets(brokers))))
+    }
+
+    fn config(self: &Arc<Self>) -> PoolConfig {
+        let address = UpstreamAddress { host: "brokers.test".to_owned(), port: 5672, tls: false };
+        PoolConfig { resolver: self.clone(), ..PoolConfig::new(vec![address]) }
+    }
+}
+
+impl Resolver for Name {
+    fn resolve<'r>(&'r self, host: &'r str, port: u16) -> Resolving<'r> {
+        assert_eq!((host, port), ("brokers.test", 5672));
+        Box::pin(async { Ok(self.0.lock().clone()) })
+    }
+
+    fn holds(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+fn sockets(brokers: &[&Broker]) -> Vec<SocketAddr> {
+    brokers.iter().map(|broker| ([127, 0, 0, 1], broker.address.port).into()).collect()
 }
 
 /// A client with a connection of its own.
@@ -91,4 +123,69 @@ async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
     let refusal = login(&alone, "user", "right").await.unwrap_err();
     let text = format!("upstream unreachable: 127.0.0.1:{port}: no answer in time");
     assert!(refusal.to_string().contains(&text), "{refusal}");
+}
+
+#[tokio::test]
+async fn p7_a_name_with_several_addresses_is_as_many_upstreams() {
+    let (mut one, other, _) = two().await;
+    let pool = Pool::new(Name::of(&[&one, &other]).config());
+    let mut clients = Vec::new();
+    for _ in 0..5 {
+        clients.push(consumer(&pool).await);
+    }
+    assert_eq!((one.logins(), other.logins()), (3, 3), "five of their own, and the shared one");
+
+    // One of them is gone: whoever comes goes to the other one, which only one had to find out.
+    one.go_away().await;
+    for _ in 0..6 {
+        clients.push(consumer(&pool).await);
+    }
+    assert_eq!((one.logins(), other.logins()), (3, 9));
+    assert_eq!((pool.metrics().addresses, pool.metrics().addresses_down), (2, 1));
+    assert_eq!(pool.metrics().connect_failures, 1);
+
+    // It is back, and gets those who come then, for it has the fewest.
+    one.come_back().await;
+    until("its return", || pool.metrics().addresses_down == 0).await;
+    for _ in 0..6 {
+        clients.push(consumer(&pool).await);
+    }
+    assert_eq!((one.logins(), other.logins()), (9, 9));
+}
+
+#[tokio::test]
+async fn p7_clients_follow_a_name_to_addresses_that_are_all_new() {
+    let (mut one, mut other, _) = two().await;
+    let name = Name::of(&[&one]);
+    let pool = Pool::new(name.config());
+    let mut client = consumer(&pool).await;
+    one.go_away().await;
+    *name.0.lock() = sockets(&[&other]);
+    for _ in 0..2 {
+        drop(one.next_connection().await);
+    }
+    let mut moved = other.next_connection().await;
+    moved.expect("channel.open").await;
+    moved.expect("basic.consume").await;
+    moved.deliver(1, "", 1, b"x");
+    assert_eq!(client.expect_delivery().await, (1, b"x".to_vec()));
+}
+
+#[tokio::test]
+async fn p7_clients_in_an_outage_follow_a_name_that_changes_meanwhile() {
+    let (mut one, mut other, _) = two().await;
+    let name = Name::of(&[&one]);
+    let pool = Pool::new(name.config());
+    let mut client = consumer(&pool).await;
+    one.go_away().await;
+    for _ in 0..2 {
+        drop(one.next_connection().await);
+    }
+    until("its absence", || pool.metrics().connect_failures > 0).await;
+    *name.0.lock() = sockets(&[&other]);
+    let mut moved = other.next_connection().await;
+    moved.expect("channel.open").await;
+    moved.expect("basic.consume").await;
+    moved.deliver(1, "", 1, b"x");
+    assert_eq!(client.expect_delivery().await, (1, b"x".to_vec()));
 }

@@ -1,0 +1,142 @@
+use std::io;
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::resolver::{Resolving, SystemResolver};
+
+#[test]
+fn the_back_off_grows_up_to_a_limit_and_jitters_downwards_only() {
+    for random in [0, u64::MAX / 2, u64::MAX] {
+        for (failures, longest) in [(1, BACKOFF_MIN), (2, BACKOFF_MIN * 2), (100, BACKOFF_MAX)] {
+            let pause = backoff(failures, random);
+            assert!(pause >= longest / 2 && pause <= longest, "{failures}: {pause:?}");
+        }
+    }
+}
+
+fn address(host: &str, port: u16) -> UpstreamAddress {
+    UpstreamAddress { host: host.to_owned(), port, tls: false }
+}
+
+/// Names stand for what they are told to; nothing holds.
+#[derive(Debug, Default)]
+struct Names {
+    sockets: Mutex<Vec<SocketAddr>>,
+    fails: AtomicBool,
+    hangs: AtomicBool,
+    asked: AtomicUsize,
+}
+
+impl Resolver for Names {
+    fn resolve<'r>(&'r self, _host: &'r str, _port: u16) -> Resolving<'r> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async {
+            if self.hangs.load(Ordering::SeqCst) {
+                std::future::pending::<()>().await;
+            }
+            if self.fails.load(Ordering::SeqCst) {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            Ok(self.sockets.lock().clone())
+        })
+    }
+
+    fn holds(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+impl Names {
+    fn new(ports: &[u16]) -> (Arc<Self>, Arc<Endpoints>) {
+        let names = Arc::new(Self::default());
+        names.stand_for(ports);
+        (names.clone(), Arc::new(Endpoints::new(names)))
+    }
+
+    fn stand_for(&self, ports: &[u16]) {
+        *self.sockets.lock() = ports.iter().map(|&port| ([127, 0, 0, 1], port).into()).collect();
+    }
+}
+
+async fn ports(endpoints: &Arc<Endpoints>, configured: &[UpstreamAddress]) -> Vec<u16> {
+    let order = endpoints.in_order(configured).await;
+    order.into_iter().map(|endpoint| endpoint.socket.port()).collect()
+}
+
+#[tokio::test]
+async fn those_that_answer_come_first_and_of_them_the_least_used() {
+    let endpoints = Arc::new(Endpoints::new(Arc::new(SystemResolver)));
+    let configured = [address("127.0.0.1", 1), address("127.0.0.1", 2), address("::1", 3)];
+    let all = endpoints.in_order(&configured).await;
+    let by_port = |port| all.iter().find(|endpoint| endpoint.socket.port() == port).unwrap();
+    endpoints.opened(by_port(1));
+    endpoints.opened(by_port(1));
+    endpoints.opened(by_port(2));
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    endpoints.failed(&pool, by_port(3));
+    assert_eq!(ports(&endpoints, &configured).await, [2, 1, 3]);
+    assert_eq!(endpoints.count(), (3, 1));
+    endpoints.answers(by_port(3));
+    assert_eq!(ports(&endpoints, &configured).await[0], 3);
+}
+
+#[tokio::test]
+async fn a_name_stands_for_all_of_its_addresses() {
+    let endpoints = Arc::new(Endpoints::new(Arc::new(SystemResolver)));
+    let configured = [address("localhost", 1)];
+    let expected: Vec<_> = tokio::net::lookup_host(("localhost", 1)).await.unwrap().collect();
+    let found: Vec<_> =
+        endpoints.in_order(&configured).await.into_iter().map(|endpoint| endpoint.socket).collect();
+    assert!(!found.is_empty() && expected.iter().all(|socket| found.contains(socket)), "{found:?}");
+}
+
+#[tokio::test]
+async fn the_addresses_of_a_name_take_turns() {
+    let (_, endpoints) = Names::new(&[1, 2, 3]);
+    let mut counts = [0; 4];
+    for _ in 0..30 {
+        let next = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
+        counts[usize::from(next.socket.port())] += 1;
+        endpoints.opened(&next);
+    }
+    assert_eq!(counts[1..], [10, 10, 10]);
+}
+
+#[tokio::test]
+async fn an_address_that_a_name_no_longer_stands_for_goes_when_nobody_is_there() {
+    let (names, endpoints) = Names::new(&[1, 2, 3]);
+    let configured = [address("brokers", 9)];
+    let all = endpoints.in_order(&configured).await;
+    endpoints.opened(&all[0]);
+    let in_use = all[0].socket.port();
+    names.stand_for(&[4]);
+    assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
+    endpoints.closed(&all[0]);
+    assert_eq!(ports(&endpoints, &configured).await, [4]);
+}
+
+#[tokio::test]
+async fn one_that_is_down_and_gone_from_its_name_is_forgotten_after_a_while() {
+    let (names, endpoints) = Names::new(&[1]);
+    let configured = [address("brokers", 9)];
+    let gone = endpoints.in_order(&configured).await.remove(0);
+    endpoints.with(&gone, Known::count_failure);
+    names.stand_for(&[2]);
+    assert_eq!(ports(&endpoints, &configured).await, [2, 1]);
+    endpoints.with(&gone, |known| known.resolved_at -= FORGOTTEN_AFTER);
+    assert_eq!(ports(&endpoints, &configured).await, [2]);
+}
+
+#[tokio::test]
+async fn a_lookup_that_fails_or_hangs_leaves_what_is_known() {
+    let (names, endpoints) = Names::new(&[1]);
+    let configured = [address("brokers", 9)];
+    assert_eq!(ports(&endpoints, &configured).await, [1]);
+    names.stand_for(&[]);
+    assert_eq!(ports(&endpoints, &configured).await, [1]);
+    names.fails.store(true, Ordering::SeqCst);
+    assert_eq!(ports(&endpoints, &configured).await, [1]);
+    names.hangs.store(true, Ordering::SeqCst);
+    assert_eq!(ports(&endpoints, &configured).await, [1]);
+    assert_eq!(names.asked.load(Ordering::SeqCst), 4);
+}
