@@ -12,6 +12,9 @@ use crate::common::{golden_lines, golden_methods, unhex};
 /// Per target; enough to reach every branch of the bodies, within a second in a debug build.
 const MUTATIONS: usize = 3000;
 
+/// Octets that mean something.
+const TELLING: [u8; 7] = [0, 1, 4, 0x7f, 0x80, 0xce, 0xff];
+
 /// What the mutations of a target start from: octets of other implementations, and whole conversations.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let hex = |kind| golden_lines(kind).map(|fields| unhex(&fields[0])).collect::<Vec<_>>();
@@ -42,16 +45,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
 #[test]
 fn the_targets_hold_on_the_corpus_and_its_mutations() {
     for (name, body) in bodies::TARGETS {
-        let corpus = corpus(name);
-        corpus.iter().for_each(|seed| body(seed));
-        let mut random = Random(0x9E37_79B9_7F4A_7C15);
-        for _ in 0..MUTATIONS {
-            let mut input = corpus[random.below(corpus.len())].clone();
-            for _ in 0..=random.below(4) {
-                mutate(&mut input, &mut random);
-            }
-            body(&input);
-        }
+        mutations::hold_on(&corpus(name), MUTATIONS, &TELLING, body);
     }
 }
 
@@ -109,39 +103,4 @@ fn messages() -> Vec<u8> {
     }
     frame::write_method(&mut out, 1, channel::Close::default());
     out
-}
-
-fn mutate(input: &mut Vec<u8>, random: &mut Random) {
-    let at = random.below(input.len() + 1);
-    match random.below(6) {
-        0 => input.truncate(at),
-        1 => input.insert(at, random.octet()),
-        2 => drop(input.splice(at.., input.clone().into_iter().skip(random.below(at + 1)))),
-        3 if at < input.len() => drop(input.remove(at)),
-        4 if at < input.len() => input[at] ^= 1 << random.below(8),
-        _ if at < input.len() => {
-            input[at] = [0, 1, 4, 0x7f, 0x80, 0xce, 0xff, random.octet()][random.below(8)]
-        }
-        _ => {}
-    }
-}
-
-/// Xorshift: the same sequence every time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn octet(&mut self) -> u8 {
-        (self.next() >> 32) as u8
-    }
 }

@@ -5,6 +5,9 @@ use crate::bodies;
 /// Per target; enough to reach every branch of the bodies, within seconds in a debug build.
 const MUTATIONS: usize = 3000;
 
+/// Octets that mean something.
+const TELLING: [u8; 9] = [0, b'\n', b'\r', b':', b'\\', b'@', b'/', b'1', 0xff];
+
 /// Conversations of clients of all versions.
 fn corpus() -> Vec<Vec<u8>> {
     ["1.0", "1.1", "1.2"]
@@ -34,51 +37,6 @@ fn corpus() -> Vec<Vec<u8>> {
 #[test]
 fn the_targets_hold_on_the_corpus_and_its_mutations() {
     for (_, body) in bodies::TARGETS {
-        let corpus = corpus();
-        corpus.iter().for_each(|seed| body(seed));
-        let mut random = Random(0x9E37_79B9_7F4A_7C15);
-        for _ in 0..MUTATIONS {
-            let mut input = corpus[random.below(corpus.len())].clone();
-            for _ in 0..=random.below(4) {
-                mutate(&mut input, &mut random);
-            }
-            body(&input);
-        }
-    }
-}
-
-fn mutate(input: &mut Vec<u8>, random: &mut Random) {
-    let at = random.below(input.len() + 1);
-    match random.below(5) {
-        0 => input.truncate(at),
-        1 => input.insert(at, random.octet()),
-        2 if at < input.len() => drop(input.remove(at)),
-        3 if at < input.len() => input[at] ^= 1 << random.below(8),
-        _ if at < input.len() => {
-            input[at] =
-                [0, b'\n', b'\r', b':', b'\\', b'@', b'/', b'1', 0xff, random.octet()][random.below(10)];
-        }
-        _ => {}
-    }
-}
-
-/// Xorshift: the same sequence every time.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// A number below `bound`.
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn octet(&mut self) -> u8 {
-        (self.next() >> 32) as u8
+        mutations::hold_on(&corpus(), MUTATIONS, &TELLING, body);
     }
 }
