@@ -21,6 +21,7 @@ from harness.rabbitmq import RabbitMq
 
 BROKERS = ["leveret", "rabbitmq"]
 PROXY = ["direct", "proxy"]
+NEARLY_DIRECT = ["--expect", "ratio(proxy/direct)>=0.85"]
 DURABLE = ["--size", "1024", "--persistent"]
 # Name, what is compared, and how `leveret bench stream` is called.
 STUDIES = {
@@ -34,8 +35,8 @@ STUDIES = {
         BROKERS,
         ["--size", "16", "--auto-ack", "--producers", "10", "--consumers", "10", "--queues", "10"],
     ),
-    "through the proxy: 16 bytes, 1:1, automatic acks": (PROXY, ["--size", "16", "--auto-ack"]),
-    "through the proxy: 1 KiB, 1:1, automatic acks": (PROXY, ["--size", "1024", "--auto-ack"]),
+    "through the proxy: 16 bytes, 1:1, automatic acks": (PROXY, ["--size", "16", "--auto-ack", *NEARLY_DIRECT]),
+    "through the proxy: 1 KiB, 1:1, automatic acks": (PROXY, ["--size", "1024", "--auto-ack", *NEARLY_DIRECT]),
     "durable: 1 KiB, persistent, 10 producers with 1,000 confirms in flight, 10 consumers that ack, one queue": (
         BROKERS,
         [*DURABLE, "--producers", "10", "--consumers", "10", "--confirms", "1000"]

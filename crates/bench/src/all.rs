@@ -4,7 +4,6 @@ use std::io::{self, IsTerminal};
 use std::time::Instant;
 
 use clap::{Args, Command, FromArgMatches, ValueEnum};
-use serde::Serialize;
 
 use crate::Outcome;
 use crate::churn::{self, ChurnArguments};
@@ -16,7 +15,7 @@ use crate::strategies::{self, StrategiesArguments};
 use crate::stream::{self, StreamArguments, watch_as_study};
 use crate::study::Watch;
 use crate::study::arguments::OutputArguments;
-use crate::study::results::{Results, write_all};
+use crate::study::results::{Results, write_several};
 use crate::study::systems::{System, SystemArguments, Systems};
 use crate::usage::check;
 use crate::websockets::{self, WebSocketsArguments};
@@ -67,13 +66,6 @@ enum Part {
     Websockets,
 }
 
-/// Everything as JSON.
-#[derive(Serialize)]
-struct Whole<'r> {
-    study: &'static str,
-    studies: &'r [Results],
-}
-
 /// A study whose arguments were found good, still to be made.
 type Job = Box<dyn FnOnce(Watch<'_>) -> Result<Results, Error>>;
 
@@ -116,10 +108,7 @@ impl AllArguments {
     /// That of the first study that failed, after the others were written.
     pub(crate) fn write(&self, Found { results, failure }: Found) -> Result<Outcome, Error> {
         if !results.is_empty() {
-            let texts: Vec<String> =
-                results.iter().map(|study| format!("## {}\n\n{}", study.title(), study.text())).collect();
-            let whole = Whole { study: "all", studies: &results };
-            write_all(&results, "Leveret's studies", &whole, &texts.join("\n"), &self.outputs)?;
+            write_several(&results, "Leveret's studies", &self.outputs)?;
         }
         match failure {
             Some(error) => Err(error),

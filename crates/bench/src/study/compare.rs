@@ -1,13 +1,14 @@
-//! `bench compare`: two runs of a study drawn together.
+//! `bench compare`: two runs of a study, or of all, drawn together.
 
 use std::fs;
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Deserialize;
 
 use super::arguments::OutputArguments;
 use super::report::{CellReport, StudyReport};
-use super::results::Results;
+use super::results::{Results, write_several};
 use crate::error::Error;
 use crate::machine::Machine;
 use crate::report::Report;
@@ -16,7 +17,8 @@ use crate::routing::report::RoutingReport;
 use crate::table::describe;
 use crate::websockets::report::WebSocketsReport;
 
-/// Put two runs of the same study side by side, as written by --json or --output
+/// Put two runs of the same study side by side, as written by --json or --output; or of several, each study beside its
+/// namesake
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CompareArguments {
     /// The run that ratios are relative to
@@ -35,8 +37,51 @@ impl CompareArguments {
             let text = text.map_err(|error| named(error.to_string()))?;
             serde_json::from_str(&text).map_err(|error| named(format!("no study's results: {error}")))
         });
-        both(a?, b?)?.write(&self.outputs)
+        match (a?, b?) {
+            (Run::One(a), Run::One(b)) => both(*a, *b)?.write(&self.outputs),
+            (a, b) => {
+                let (pairs, alone) = paired(a.studies(), b.studies())?;
+                alone.iter().for_each(|left| eprintln!("{left}: only one of the runs has it"));
+                write_several(&pairs, "Two runs of Leveret's studies", &self.outputs)
+            }
+        }
     }
+}
+
+/// What one command has found.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Run {
+    /// `bench all`.
+    All {
+        studies: Vec<Results>,
+    },
+    One(Box<Results>),
+}
+
+impl Run {
+    fn studies(self) -> Vec<Results> {
+        match self {
+            Self::All { studies } => studies,
+            Self::One(study) => vec![*study],
+        }
+    }
+}
+
+/// Each study of the first run beside its namesake of the second, and the names of those that have none.
+fn paired(a: Vec<Results>, mut b: Vec<Results>) -> Result<(Vec<Results>, Vec<String>), Error> {
+    let (mut pairs, mut alone) = (Vec::new(), Vec::new());
+    for study in a {
+        match b.iter().position(|other| other.name() == study.name()) {
+            Some(at) => pairs.push(both(study, b.remove(at))?),
+            None => alone.push(format!("A:{}", study.name())),
+        }
+    }
+    alone.extend(b.iter().map(|study| format!("B:{}", study.name())));
+    if pairs.is_empty() {
+        return Err(Error::Usage(format!("the runs have no study in common: {}", alone.join(", "))));
+    }
+    Ok((pairs, alone))
 }
 
 /// Two runs of the same study as one.
@@ -185,6 +230,31 @@ mod tests {
         let (a, mut b) = (report(), report());
         b.study = "churn".into();
         assert!(both(Results::Cells(a), Results::Cells(b)).unwrap_err().is_usage());
+    }
+
+    fn named(name: &str) -> Results {
+        Results::Cells(StudyReport { study: name.into(), ..report() })
+    }
+
+    #[test]
+    fn of_runs_of_all_each_study_stands_beside_its_namesake() {
+        let (a, b) =
+            (["publish", "proxy", "churn"].map(named), ["churn", "publish", "strategies"].map(named));
+        let whole = |studies: &[Results]| {
+            let text = serde_json::json!({"study": "all", "studies": studies}).to_string();
+            serde_json::from_str::<Run>(&text).unwrap().studies()
+        };
+        let (pairs, alone) = paired(whole(&a), whole(&b)).unwrap();
+        assert_eq!(pairs.iter().map(Results::name).collect::<Vec<_>>(), ["publish", "churn"]);
+        assert_eq!(alone, ["A:proxy", "B:strategies"]);
+        let Results::Cells(first) = &pairs[0] else { panic!() };
+        assert_eq!((first.cells[0].system.as_str(), first.systems.len()), ("A:direct", 4));
+        // And one study beside those of another run.
+        let one = serde_json::from_str::<Run>(&serde_json::to_string(&named("churn")).unwrap()).unwrap();
+        assert!(matches!(one, Run::One(_)));
+        assert_eq!(paired(one.studies(), whole(&b)).unwrap().0.len(), 1);
+        let nothing = paired(whole(&a[1..2]), whole(&b[..1])).unwrap_err();
+        assert!(nothing.is_usage() && nothing.to_string().contains("A:proxy, B:churn"), "{nothing}");
     }
 
     #[test]

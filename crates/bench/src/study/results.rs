@@ -100,8 +100,26 @@ impl Results {
     }
 }
 
+/// Several studies as JSON.
+#[derive(Serialize)]
+struct Whole<'r> {
+    study: &'static str,
+    studies: &'r [Results],
+}
+
+/// Writes one report of several studies.
+pub(crate) fn write_several(
+    studies: &[Results],
+    title: &str,
+    outputs: &OutputArguments,
+) -> Result<(), Error> {
+    let text = |study: &Results| format!("## {}\n\n{}", study.title(), study.text());
+    let texts: Vec<String> = studies.iter().map(text).collect();
+    write_all(studies, title, &Whole { study: "all", studies }, &texts.join("\n"), outputs)
+}
+
 /// Writes the results of several studies as one page, one CSV, and `whole` as JSON.
-pub(crate) fn write_all(
+fn write_all(
     studies: &[Results],
     title: &str,
     whole: &impl Serialize,

@@ -1,6 +1,7 @@
 //! Processes by name and by systemd unit, from `/proc`.
 
 use std::fs;
+use std::path::Path;
 
 /// What the kernel keeps of a process's name.
 const NAME_LEN: usize = 15;
@@ -8,14 +9,21 @@ const NAME_LEN: usize = 15;
 /// Ids of the processes with this name, as `ps -o comm` shows it; this one, which measures, is none of them.
 pub(super) fn by_name(name: &str) -> Vec<u32> {
     let known = &name.as_bytes()[..name.len().min(NAME_LEN)];
-    matching("comm", |comm| !known.is_empty() && comm.trim_end().as_bytes() == known)
+    matching(Path::new(PROC), "comm", |comm| !known.is_empty() && comm.trim_end().as_bytes() == known)
 }
 
 /// Ids of the processes of a systemd unit; `.service` may be left out. As their control group tells, so that no
 /// privileges are needed.
 pub(super) fn by_unit(unit: &str) -> Vec<u32> {
+    by_unit_in(Path::new(PROC), unit)
+}
+
+/// Where the kernel tells of processes.
+const PROC: &str = "/proc";
+
+fn by_unit_in(proc: &Path, unit: &str) -> Vec<u32> {
     let unit = if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") };
-    matching("cgroup", |groups| belongs_to(groups, &unit))
+    matching(proc, "cgroup", |groups| belongs_to(groups, &unit))
 }
 
 /// Whether a process with these control groups, see cgroups(7), belongs to a unit or a group below it.
@@ -26,12 +34,12 @@ fn belongs_to(groups: &str, unit: &str) -> bool {
         .any(|path| path.split('/').any(|p| p == unit))
 }
 
-fn matching(file: &str, matches: impl Fn(&str) -> bool) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+fn matching(proc: &Path, file: &str, matches: impl Fn(&str) -> bool) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(proc) else { return Vec::new() };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let pids = pids.filter(|pid| *pid != std::process::id());
-    pids.filter(|pid| fs::read_to_string(format!("/proc/{pid}/{file}")).is_ok_and(|text| matches(&text)))
-        .collect()
+    let told = |pid: &u32| fs::read_to_string(proc.join(pid.to_string()).join(file));
+    pids.filter(|pid| told(pid).is_ok_and(|text| matches(&text))).collect()
 }
 
 #[cfg(test)]
@@ -63,5 +71,33 @@ mod tests {
         assert!(belongs_to(groups, "rabbitmq-server.service"));
         assert!(!belongs_to(groups, "server.service") && !belongs_to(groups, "rabbitmq-server"));
         assert!(by_unit("none-such").is_empty());
+    }
+
+    #[test]
+    fn processes_of_a_unit_are_found_in_both_kinds_of_control_groups() {
+        let proc = tempfile::tempdir().unwrap();
+        let unified = "0::/system.slice/it.service\n";
+        let several = "9:name=systemd:/system.slice/it.service/worker\n4:memory:/\n0::/\n";
+        for (pid, groups) in [
+            ("11", unified),
+            ("12", several),
+            ("13", "0::/system.slice/bit.service\n"),
+            ("14", "0::/it.service.d\n"),
+            ("self", unified),
+            (&std::process::id().to_string(), unified),
+        ] {
+            fs::create_dir(proc.path().join(pid)).unwrap();
+            fs::write(proc.path().join(pid).join("cgroup"), groups).unwrap();
+        }
+        // It has ended while they were looked at.
+        fs::create_dir(proc.path().join("15")).unwrap();
+        for unit in ["it", "it.service"] {
+            let mut found = by_unit_in(proc.path(), unit);
+            found.sort_unstable();
+            assert_eq!(found, [11, 12], "{unit}");
+        }
+        assert!(by_unit_in(proc.path(), "system").is_empty());
+        assert_eq!(by_unit_in(proc.path(), "bit"), [13]);
+        assert!(by_unit_in(&proc.path().join("none"), "it").is_empty());
     }
 }
