@@ -1,6 +1,6 @@
 """The capacity figures of docs/benchmarks.md: very many WebSocket connections, each with a subscription of its own, a
 message now and then, and heartbeats, on Leveret's broker, through a relay of ours, and on RabbitMQ's Web-MQTT and
-Web-STOMP, one after the other; and idle MQTT clients on Leveret and on RabbitMQ in one run.
+Web-STOMP, one after the other; idle MQTT clients on Leveret and on RabbitMQ in one run; and a million MQTT subscriptions.
 
     make capacity                 # everything, about half an hour
     make capacity ARGS="--quick"  # to see that it works
@@ -106,11 +106,19 @@ def abandoned(_folder, options, most):
 
 def in_memory(_folder, options, _most):
     """More sessions than a process may have sockets, over streams that are memory."""
-    count = 2_000 if options.quick else 200_000
+    measurement(options, "very_many", LEVERET_SESSIONS=2_000 if options.quick else 200_000)
+
+
+def subscriptions(_folder, options, _most):
+    """A million MQTT subscriptions in one process: memory, and what a message costs that has to find one of them."""
+    measurement(options, "million", LEVERET_SUBSCRIPTIONS=20_000 if options.quick else 1_000_000)
+
+
+def measurement(options, name, **environment):
     profile = [] if options.quick else ["--release"]
     command = ["cargo", "test", *profile, "--locked", "--quiet", "--package", "server", "--lib", "--"]
-    command += ["--ignored", "--nocapture", "very_many"]
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "LEVERET_SESSIONS": str(count)})
+    environment = {key: str(value) for key, value in environment.items()}
+    subprocess.run([*command, "--ignored", "--nocapture", name], check=True, cwd=ROOT, env={**os.environ, **environment})
 
 
 def test(file, *arguments, **environment):
@@ -126,6 +134,7 @@ STUDIES = [
     ("tls", tls),
     ("abandoned", abandoned),
     ("in-memory", in_memory),
+    ("subscriptions", subscriptions),
 ]
 
 

@@ -14,7 +14,7 @@ main() {
     [ -d tests/amqplib/node_modules ] && [ -d tests/websocket/node_modules ] || rm -f "$stamps"/npm-*
     step npm tests/{amqplib,websocket}/package{,-lock}.json -- node_packages
     step java tests/java/pom.xml tests/java/src/*.java -- java_driver
-    step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{load,hostile}/*.go -- go_driver
+    step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{holding,hostile,load}/*.go -- go_driver
     # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests.
     cargo build --quiet --locked --package lapin-scenarios
 }
@@ -117,7 +117,7 @@ java_driver() {
 
 go_driver() {
     (cd tests/go && go vet ./... && go build -mod=readonly -o "$cache/go/scenarios" . &&
-        go build -mod=readonly -o "$cache/go/" ./load ./hostile)
+        go build -mod=readonly -o "$cache/go/" ./holding ./hostile ./load)
 }
 
 main

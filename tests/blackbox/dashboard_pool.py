@@ -1,12 +1,17 @@
 """The dashboard in front of an upstream: what the pool has to tell, and nothing of what only a broker has."""
 
 import contextlib
+import signal
 
 import pika
 import pytest
 
-from harness.dashboard import Visit, window
+from harness.dashboard import PALE, Visit, window
 from harness.instances import leveret
+
+ENTER = "\ue007"
+TAB = "\ue004"
+ESCAPE = "\ue00c"
 
 
 def connect(stack, server, name):
@@ -77,4 +82,120 @@ def test_an_upstream_that_is_away_is_told(tmp_path, window):
         visit.settle()
         visit.wait("document.querySelector('#view .verdict').textContent === 'not reachable'")
         assert visit.text("#view h1") == "Overview"
+        server.stop()
+
+
+def limited(folder, targets, *flags):
+    return leveret(folder, "--upstream", f"amqp://127.0.0.1:{targets['rabbitmq'].port}", *flags)
+
+
+def bars(visit):
+    """The bars that are shown: their words, and whether they are full."""
+    script = """
+        return Object.fromEntries([...document.querySelectorAll("#view .bar")].filter((each) => each.checkVisibility())
+            .map((each) => [each.querySelector("meter").ariaLabel,
+                [each.querySelector(".what").textContent, !each.querySelector(".badge").hidden]]));
+    """
+    return visit.window.evaluate(script)
+
+
+def refreshed(visit):
+    """Looks at the server now rather than in a few seconds."""
+    visit.window.evaluate("document.getElementById('view').dispatchEvent(new Event('refresh'))")
+
+
+def test_limits_are_shown_with_what_is_in_use(tmp_path, targets, window):
+    flags = ["--max-connections", "3", "--max-channels-per-user", "50", "--limits-mode", "alarm"]
+    with limited(tmp_path, targets, *flags) as server, contextlib.ExitStack() as stack:
+        connect(stack, server, "first")
+        visit = Visit(window, server).open(("limits",))
+        visit.settle()
+        assert "Limits" in places(visit)
+        assert visit.text("#view .badge") == "alarm only"
+        shown = bars(visit)
+        assert shown["Connections in all"] == ["1 of 3", False]
+        assert shown["Channels of one user"] == ["1 of 50", False]
+        assert shown["Upstream connections"][0].endswith(" of 4,096")
+        for name in ("second", "third", "one too many"):
+            connect(stack, server, name)
+        refreshed(visit)
+        visit.wait("[...document.querySelectorAll('#view .bar .what')].some((each) => each.textContent === '4 of 3')")
+        assert bars(visit)["Connections in all"][1], "it is full, and says so"
+        rows = {row["Limit"]: row for row in visit.rows()}
+        told = lambda limit: [rows[limit][column] for column in ("In use", "Most", "Exceeded")]
+        assert told("Connections in all") == ["4", "3", "1"]
+        assert told("Channels from one address") == ["4", "no limit", "0"]
+        assert len(rows) == 12
+        assert visit.violations() == [] and visit.window.complaints() == []
+        stack.close()
+        server.stop()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_limits_are_readable_by_light_and_dark_and_on_a_phone(tmp_path, targets, window, scheme):
+    with limited(tmp_path, targets) as server:
+        window.prefer(scheme)
+        try:
+            visit = Visit(window, server).open(("limits",))
+            visit.settle()
+            assert window.evaluate(PALE) == []
+            visit.press("Drain")
+            visit.wait("document.querySelector('dialog[open]')")
+            assert window.evaluate(PALE) == []
+            window.become_phone()
+            assert visit.overflow() == 0
+            visit.press("Cancel", "dialog")
+            visit.wait("!document.querySelector('dialog')")
+            assert visit.overflow() == 0
+        finally:
+            window.become_desktop()
+            window.prefer("light")
+        server.stop()
+
+
+def test_a_drain_is_asked_for_twice_and_then_done_by_keyboard_alone(tmp_path, targets, window):
+    with limited(tmp_path, targets) as server, contextlib.ExitStack() as stack:
+        connection = connect(stack, server, "client")
+        visit = Visit(window, server).open(("limits",))
+        visit.settle()
+        # From the heading, which has the focus, it is the first that is reached.
+        window.evaluate("document.querySelector('#view h1').focus()")
+        window.press([TAB])
+        assert window.evaluate("return document.activeElement.textContent") == "Drain"
+        window.press([ENTER])
+        visit.wait("document.querySelector('dialog[open]')")
+        assert "every client is told to go" in visit.text("dialog")
+        window.press([ESCAPE])
+        visit.wait("!document.querySelector('dialog')")
+        assert window.evaluate("return document.activeElement.textContent") == "Drain"
+        # Nobody has been told anything.
+        connection.channel().close()
+
+        window.press([ENTER])
+        visit.wait("document.querySelector('dialog[open]')")
+        window.evaluate("document.querySelector('dialog button').focus()")
+        assert window.evaluate("return document.activeElement.textContent") == "Drain"
+        window.press([ENTER])
+        visit.wait("!document.querySelector('dialog')")
+        visit.wait("document.getElementById('notice').textContent.includes('The server drains')")
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
+            connection.process_data_events(time_limit=30)
+        assert closed.value.reply_code == 320
+        stack.pop_all()
+        assert server.child.wait() == 0, server.tail()
+
+
+def test_limits_that_change_under_it_are_shown(tmp_path, targets, window):
+    file = tmp_path / "leveret.toml"
+    file.write_text("max_connections = 10\n")
+    with limited(tmp_path / "server", targets, "--config", file) as server:
+        visit = Visit(window, server).open(("limits",))
+        visit.settle()
+        assert bars(visit)["Connections in all"][0] == "0 of 10"
+        file.write_text('max_connections = 20\nlimits_mode = "alarm"\n')
+        server.child.send(signal.SIGHUP)
+        server.child.wait_line("SIGHUP: no TLS is configured")
+        refreshed(visit)
+        visit.wait("document.querySelector('#view .bar .what').textContent === '0 of 20'")
+        assert visit.text("#view .badge") == "alarm only"
         server.stop()

@@ -43,6 +43,7 @@ def test_every_path_is_there(tmp_path):
             for name in ("name", "node", "user", "component", "source", "destination", "exchange", "props"):
                 concrete = concrete.replace("{" + name + "}", "nope")
             concrete = concrete.replace("{port}", "1").replace("{protocol}", "amqp")
+            concrete = concrete.replace("{within}", "1").replace("{unit}", "days")
             status, headers, _ = ours.ask("OPTIONS", concrete)
             allowed = set(headers["allow"].split(", ")) - {"HEAD", "OPTIONS"}
             assert (status, allowed) == (200, {name.upper() for name in operations} - {"PARAMETERS"}), path

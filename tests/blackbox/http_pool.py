@@ -61,6 +61,24 @@ def test_limits_are_shown(pool):
     assert limits["mode"] == "enforce" and limits["exceeded"]["connections"] == 0
 
 
+def test_the_present_use_of_limits_is_shown(pool):
+    nothing = {"total": 0, "per_ip": 0, "per_user": 0}
+    idle = pool.eventually("leveret/limits", lambda limits: limits["in_use"]["connections"] == nothing)
+    assert idle["in_use"]["channels"] == nothing
+    connections = [pika.BlockingConnection(pika.URLParameters(pool.server.uri)) for _ in range(3)]
+    try:
+        for _ in range(2):
+            connections[0].channel().queue_declare("", exclusive=False, auto_delete=True)
+        told = pool.get("leveret/limits", user=None)
+        assert told["in_use"]["connections"] == {"total": 3, "per_ip": 3, "per_user": 3}
+        assert told["in_use"]["channels"] == {"total": 2, "per_ip": 2, "per_user": 2}
+        assert told["upstream"]["connections"]["total"] == 4096 and told["upstream"]["connections"]["in_use"] >= 1
+        assert told["upstream"]["replay_bytes"]["total"] == 256 << 20
+    finally:
+        for connection in connections:
+            connection.close()
+
+
 def test_there_is_no_broker_to_manage(pool):
     for path_of_broker in ("queues", "users", "definitions", "exchanges/%2F", "nodes"):
         assert pool.status("GET", path_of_broker) == 404

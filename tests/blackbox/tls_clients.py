@@ -1,4 +1,4 @@
-"""AMQP over TLS with the Java and the Go client: the same answers, certificates by name, and client certificates as logins."""
+"""AMQP over TLS with the Java and the Go client: the same answers, certificates by name, and by certificate a login."""
 
 import json
 import urllib.parse
@@ -28,7 +28,7 @@ def server(tmp_path_factory, authority):
     files = [flag for certificate, key in pairs for flag in ("--tls-cert", certificate, "--tls-key", key)]
     folder = tmp_path_factory.mktemp("server")
     verify = ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
-    names = ["guest", "CN=worker,O=Hares"]
+    names = ["guest", *(f"CN={by} worker,O=Hares" for by in CLIENTS)]
     permissions = [permission(name, configure=".*", write=".*", read=".*") for name in names]
     users = [user(name, "administrator") for name in names]
     definitions = folder / "definitions.json"
@@ -39,9 +39,9 @@ def server(tmp_path_factory, authority):
         server.stop()
 
 
-def uri(server, authority, credentials="guest:guest@", **options):
+def uri(server, authority, credentials="guest:guest@", host="localhost", **options):
     query = urllib.parse.urlencode({"cacertfile": authority.file, **options}, safe="/")
-    return f"amqps://{credentials}localhost:{server.tls_port}/%2f?{query}"
+    return f"amqps://{credentials}{host}:{server.tls_port}/%2f?{query}"
 
 
 @pytest.mark.parametrize("by", CLIENTS)
@@ -51,19 +51,32 @@ def test_the_answers_are_those_without_tls(drivers, server, authority, by, scena
     assert observed == expected_of(by, EXPECTED)[scenario]
 
 
-def test_a_name_is_answered_by_its_certificate(drivers, server, authority):
-    # Java asks for no name that has no dot.
-    named = uri(server, authority, server_name_indication="second.example")
-    assert drivers["go"].observe("connect", named) == expected_of("go", EXPECTED)["connect"]
+@pytest.mark.parametrize("by", CLIENTS)
+def test_a_name_is_answered_by_its_certificate(drivers, server, authority, by):
+    # No certificate is for the address, so that it is the name that has to fit.
+    named = lambda name: uri(server, authority, host="127.0.0.1", server_name_indication=name)
+    assert drivers[by].observe("connect", named("second.example")) == expected_of(by, EXPECTED)["connect"]
+    with pytest.raises(AssertionError, match="certificate|subject alternative"):
+        drivers[by].observe("connect", named("unknown.example"))
 
 
-def test_a_client_certificate_is_a_login(drivers, server, authority):
-    subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, "worker")]
-    pair = authority.issue("worker", subject=subject)
+@pytest.mark.parametrize("by", CLIENTS)
+def test_a_client_certificate_is_a_login(drivers, server, authority, by):
+    subject = [(NameOID.ORGANIZATION_NAME, "Hares"), (NameOID.COMMON_NAME, f"{by} worker")]
+    pair = authority.issue(f"{by}-worker", subject=subject)
     shown = {"certfile": pair.certificate, "keyfile": pair.key}
     external = uri(server, authority, "", auth_mechanism="external", **shown)
-    assert drivers["go"].observe("connect", external) == expected_of("go", EXPECTED)["connect"]
-    server.child.wait_line("connection opened.*CN=worker,O=Hares")
+    assert drivers[by].observe("connect", external) == expected_of(by, EXPECTED)["connect"]
+    server.child.wait_line(f"connection opened.*CN={by} worker,O=Hares")
+
+
+@pytest.mark.parametrize("by", CLIENTS)
+def test_a_certificate_that_is_nobodys_is_no_login(drivers, server, authority, by):
+    pair = authority.issue(f"{by}-nobody")
+    shown = {"certfile": pair.certificate, "keyfile": pair.key}
+    with pytest.raises(AssertionError, match="(?i)auth|ACCESS_REFUSED|403"):
+        drivers[by].observe("connect", uri(server, authority, "", auth_mechanism="external", **shown))
+    server.check()
 
 
 @pytest.mark.parametrize("by", CLIENTS)

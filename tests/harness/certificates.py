@@ -32,22 +32,22 @@ class Pair:
 
 
 class Authority:
-    def __init__(self, folder, name="authority"):
+    def __init__(self, folder, name="authority", days=3650):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.subject = subject_of([(NameOID.COMMON_NAME, name)])
         self.key = ec.generate_private_key(ec.SECP256R1())
         basic = x509.BasicConstraints(ca=True, path_length=None)
-        builder = started(self.subject, self.subject, self.key).add_extension(basic, critical=True)
+        builder = started(self.subject, self.subject, self.key, days).add_extension(basic, critical=True)
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False):
-        """A certificate for servers and clients alike, in files called `name`."""
+    def issue(self, name, names=("localhost", "127.0.0.1"), subject=None, expired=False, days=1):
+        """A certificate for servers and clients alike, in files called `name`; it ends in so many days."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = subject_of(subject or [(NameOID.COMMON_NAME, name)])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        builder = started(subject, self.subject, key, expired).add_extension(usage, critical=False)
+        builder = started(subject, self.subject, key, -1 if expired else days).add_extension(usage, critical=False)
         if names:
             alternative = x509.SubjectAlternativeName([general(each) for each in names])
             builder = builder.add_extension(alternative, critical=False)
@@ -75,9 +75,8 @@ def general(name):
         return x509.DNSName(name)
 
 
-def started(subject, issuer, key, expired=False):
+def started(subject, issuer, key, days):
     now = datetime.datetime.now(datetime.timezone.utc)
-    end = now - DAY if expired else now + DAY
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -85,5 +84,5 @@ def started(subject, issuer, key, expired=False):
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - 2 * DAY)
-        .not_valid_after(end)
+        .not_valid_after(now + days * DAY)
     )

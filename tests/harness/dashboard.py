@@ -19,6 +19,29 @@ WATCH = """
 """
 
 
+# Texts with a contrast of less than 4.5 to what is behind them (WCAG 2.1, 1.4.3).
+PALE = """
+    const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const luminance = (colour) => {
+        const [r, g, b] = channels(colour).map((part) => part / 255)
+            .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (element) => {
+        const colour = getComputedStyle(element).backgroundColor;
+        return channels(colour)[3] === 0 && element.parentElement ? ground(element.parentElement) : colour;
+    };
+    const hasText = (element) => [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    const pale = [];
+    for (const element of document.querySelectorAll("body *:not(svg *, option, noscript)")) {
+        if (!hasText(element) || !element.checkVisibility() || element.closest("[aria-disabled]")) continue;
+        const [one, other] = [getComputedStyle(element).color, ground(element)].map(luminance).sort((a, b) => b - a);
+        if ((one + 0.05) / (other + 0.05) < 4.5) pale.push(element.outerHTML.slice(0, 200));
+    }
+    return pale;
+"""
+
+
 @contextlib.contextmanager
 def dashboard(folder):
     """A browser that notes whatever the page's policy forbids."""

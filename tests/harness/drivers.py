@@ -23,6 +23,12 @@ COMMANDS = {
     "lapin": [Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "lapin-scenarios"],
 }
 
+# Programs that hold one connection open, and send each line that they are told through it.
+HOLDING = {
+    "java": [*COMMANDS["java"][:-1], "Holding"],
+    "go": [CACHE / "go" / "holding"],
+}
+
 
 class Driver:
     def __init__(self, client, folder):

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::api::{self, Caller};
-use crate::listener::{Listener, Stream};
+use crate::listener::{Arrived, Listener};
 use crate::stall::StallTimeout;
 use crate::{Source, dashboard, health, metrics, page};
 
@@ -53,7 +53,8 @@ pub async fn serve_metrics(
 struct Limits {
     /// Open connections.
     connections: usize,
-    /// From the first moment a request may come, so between requests too, to the end of its head.
+    /// From the first moment a request may come, so between requests too, to the end of its head. As much before that for
+    /// the handshake of TLS.
     head: Duration,
     /// Without one octet of an answer being taken.
     stall: Duration,
@@ -83,8 +84,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 struct Service {
     inner: TowerToHyperService<Router>,
     caller: Caller,
+    is_over_tls: bool,
     work: Work,
 }
+
+/// Among the extensions of a request that came over TLS.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OverTls;
 
 impl hyper::service::Service<Request<Incoming>> for Service {
     type Response = Response;
@@ -93,6 +99,9 @@ impl hyper::service::Service<Request<Incoming>> for Service {
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         request.extensions_mut().insert(self.caller);
+        if self.is_over_tls {
+            request.extensions_mut().insert(OverTls);
+        }
         let at_work = self.work.begin();
         request.extensions_mut().insert(at_work.clone());
         let answer = self.inner.call(request);
@@ -141,7 +150,7 @@ async fn serve_within(
     router: Router,
     shutdown: impl Future<Output = ()>,
 ) {
-    let router = TowerToHyperService::new(router);
+    let router = TowerToHyperService::new(strict(router, listener.strict()));
     let mut connections = Connections::new(limits.connections);
     // Nothing is sent: that the sender is gone is the message.
     let (open, draining) = watch::channel(());
@@ -149,10 +158,11 @@ async fn serve_within(
     loop {
         tokio::select! {
             () = &mut shutdown => break,
-            stream = accept(&listener) => {
+            arrived = accept(&listener) => {
                 let work = Work::default();
-                let service = Service { inner: router.clone(), caller: stream.caller(), work: work.clone() };
-                connections.admit(work, converse(limits, stream, service, draining.clone()));
+                let (caller, is_over_tls) = (arrived.caller(), arrived.is_over_tls());
+                let service = Service { inner: router.clone(), caller, is_over_tls, work: work.clone() };
+                connections.admit(work, converse(limits, arrived, service, draining.clone()));
             }
         }
     }
@@ -160,10 +170,10 @@ async fn serve_within(
     connections.finish(limits.drain).await;
 }
 
-async fn accept(listener: &Listener) -> Stream {
+async fn accept(listener: &Listener) -> Arrived {
     loop {
         match listener.accept().await {
-            Ok(stream) => return stream,
+            Ok(arrived) => return arrived,
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot accept an HTTP connection");
@@ -180,7 +190,16 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | NotConnected | InvalidInput)
 }
 
-async fn converse(limits: Limits, stream: Stream, service: Service, mut draining: watch::Receiver<()>) {
+async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draining: watch::Receiver<()>) {
+    let stream = tokio::select! {
+        stream = tokio::time::timeout(limits.head, arrived.stream()) => stream,
+        _ = draining.changed() => return,
+    };
+    let stream = match stream {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return tracing::debug!(%error, "HTTP connection ended"),
+        Err(_) => return tracing::debug!("HTTP connection ended: no TLS handshake in time"),
+    };
     let stream = TokioIo::new(StallTimeout::new(stream, limits.stall));
     let mut connection = pin!(
         http1::Builder::new()
@@ -279,6 +298,18 @@ const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 5] = [
     ),
 ];
 
+/// Adds to every answer over TLS for how long this host is to be asked that way only. It is never told without being
+/// asked for: it holds for all ports of the host, those without TLS included, and cannot be taken back.
+fn strict(router: Router, strict: Option<Duration>) -> Router {
+    let Some(strict) = strict else { return router };
+    let value = HeaderValue::try_from(format!("max-age={}", strict.as_secs()));
+    let value = value.unwrap_or(HeaderValue::from_static("max-age=0"));
+    router.layer(middleware::map_response(move |mut response: Response| {
+        response.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, value.clone());
+        std::future::ready(response)
+    }))
+}
+
 async fn with_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.extend(SECURITY_HEADERS);
@@ -289,3 +320,6 @@ async fn with_security_headers(mut response: Response) -> Response {
 #[cfg(test)]
 #[path = "http_tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "http_tls_tests.rs"]
+mod tls_tests;

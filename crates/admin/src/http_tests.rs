@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::{MetricsWriter, Readiness, Wanted, WebSocketPorts};
 
-const PATIENT: Limits = Limits {
+pub(super) const PATIENT: Limits = Limits {
     connections: 16,
     head: Duration::from_secs(60),
     stall: Duration::from_secs(60),
@@ -37,28 +37,30 @@ impl Source for Told {
 }
 
 /// A server on a free port, and what ends it.
-struct Server {
+pub(super) struct Server {
     port: u16,
     source: Arc<Told>,
-    shutdown: oneshot::Sender<()>,
-    task: JoinHandle<()>,
+    pub(super) shutdown: oneshot::Sender<()>,
+    pub(super) task: JoinHandle<()>,
 }
 
 impl Server {
     async fn start(limits: Limits, padding: usize) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        Self::start_on(Listener::tcp("127.0.0.1", 0).await.unwrap(), limits, padding).await
+    }
+
+    pub(super) async fn start_on(listener: Listener, limits: Limits, padding: usize) -> Self {
+        let port = listener.local_addr().unwrap().unwrap().port();
         let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding });
         let (shutdown, told) = oneshot::channel();
         let told = async {
             let _ = told.await;
         };
-        let task =
-            tokio::spawn(serve_within(limits, listener.into(), router(Arc::clone(&source) as _), told));
+        let task = tokio::spawn(serve_within(limits, listener, router(Arc::clone(&source) as _), told));
         Self { port, source, shutdown, task }
     }
 
-    async fn connect(&self) -> TcpStream {
+    pub(super) async fn connect(&self) -> TcpStream {
         TcpStream::connect(("127.0.0.1", self.port)).await.unwrap()
     }
 

@@ -1,7 +1,7 @@
 //! The HTTP side of Leveret: `/healthz`, `/readyz`, `/metrics`, the management API under `/api`, the dashboard at `/` and a
 //! page at `/messages` to try out AMQP over WebSocket.
 //!
-//! * [`serve`] (`http`) keeps the connections: limits, time-outs, security headers, shutdown.
+//! * [`serve`] (`http`) keeps the connections, over TLS or not: limits, time-outs, security headers, shutdown.
 //! * `health` answers the probes, `metrics` writes Prometheus' text format, `process` measures this process.
 //! * `api` is the management API under `/api`.
 //! * `dashboard` is what people see of the API, `page` where a visitor's browser speaks AMQP over WebSocket; the files of
@@ -27,7 +27,8 @@ mod stall;
 use std::sync::Arc;
 
 pub use api::{
-    Api, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo, Process as ApiProcess,
+    Api, CertificateFile, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo,
+    Process as ApiProcess, TlsListener,
 };
 pub use health::Readiness;
 pub use http::{serve, serve_metrics};

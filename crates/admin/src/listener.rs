@@ -1,29 +1,36 @@
-//! Where HTTP connections come from: a TCP port or a Unix socket.
+//! Where HTTP connections come from: a TCP port or a Unix socket, with or without TLS.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use transport::Stream;
+use transport::tls::ServerTls;
 
 use crate::api::Caller;
 
 /// A bound listener. A Unix socket's file is removed when the listener is dropped.
 #[derive(Debug)]
-pub enum Listener {
-    /// A TCP port.
+pub struct Listener {
+    socket: Socket,
+    tls: Option<Arc<ServerTls>>,
+    /// How long browsers are told to come by TLS only; zero tells nothing.
+    strict: Duration,
+}
+
+#[derive(Debug)]
+enum Socket {
     Tcp(TcpListener),
-    /// A Unix socket.
     Unix(UnixSocket),
 }
 
 /// A listening Unix socket and its file.
 #[derive(Debug)]
-pub struct UnixSocket {
+struct UnixSocket {
     listener: UnixListener,
     path: PathBuf,
 }
@@ -35,7 +42,7 @@ impl Listener {
     ///
     /// The host has no address, or none of its addresses can be bound.
     pub async fn tcp(host: &str, port: u16) -> io::Result<Self> {
-        TcpListener::bind((host, port)).await.map(Self::Tcp)
+        TcpListener::bind((host, port)).await.map(Self::from)
     }
 
     /// Listens on a Unix socket, in place of one that an ended process left behind.
@@ -46,7 +53,18 @@ impl Listener {
     pub async fn unix(path: &Path) -> io::Result<Self> {
         remove_stale(path).await?;
         let listener = UnixListener::bind(path)?;
-        Ok(Self::Unix(UnixSocket { listener, path: path.to_owned() }))
+        Ok(Self::plain(Socket::Unix(UnixSocket { listener, path: path.to_owned() })))
+    }
+
+    fn plain(socket: Socket) -> Self {
+        Self { socket, tls: None, strict: Duration::ZERO }
+    }
+
+    /// The same, over TLS. For `strict`, browsers are told to come to this host by TLS only (RFC 6797), whatever the port;
+    /// zero tells them nothing.
+    #[must_use]
+    pub fn over_tls(self, tls: Arc<ServerTls>, strict: Duration) -> Self {
+        Self { tls: Some(tls), strict, ..self }
     }
 
     /// The TCP address that was bound, `None` for a Unix socket.
@@ -55,28 +73,30 @@ impl Listener {
     ///
     /// The system does not tell.
     pub fn local_addr(&self) -> io::Result<Option<SocketAddr>> {
-        match self {
-            Self::Tcp(listener) => listener.local_addr().map(Some),
-            Self::Unix(_) => Ok(None),
+        match &self.socket {
+            Socket::Tcp(listener) => listener.local_addr().map(Some),
+            Socket::Unix(_) => Ok(None),
         }
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<Stream> {
-        match self {
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                // Answers are written whole; waiting to fill a packet would only delay them.
-                stream.set_nodelay(true)?;
-                Ok(Stream::Tcp(stream))
-            }
-            Self::Unix(socket) => Ok(Stream::Unix(socket.listener.accept().await?.0)),
-        }
+    /// What every answer says of it, if it says anything.
+    pub(crate) fn strict(&self) -> Option<Duration> {
+        (self.tls.is_some() && self.strict > Duration::ZERO).then_some(self.strict)
+    }
+
+    pub(crate) async fn accept(&self) -> io::Result<Arrived> {
+        let stream = match &self.socket {
+            // Answers are written whole; waiting to fill a packet would only delay them, and so this does not.
+            Socket::Tcp(listener) => Stream::from_tcp(listener.accept().await?.0)?,
+            Socket::Unix(socket) => Stream::Unix(socket.listener.accept().await?.0),
+        };
+        Ok(Arrived { stream, tls: self.tls.clone() })
     }
 }
 
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Self {
-        Self::Tcp(listener)
+        Self::plain(Socket::Tcp(listener))
     }
 }
 
@@ -84,6 +104,36 @@ impl Drop for UnixSocket {
     fn drop(&mut self) {
         // It may be gone already; there is nobody to tell.
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A connection that was accepted, before TLS.
+pub(crate) struct Arrived {
+    stream: Stream,
+    tls: Option<Arc<ServerTls>>,
+}
+
+impl Arrived {
+    /// Who is at the other end.
+    pub(crate) fn caller(&self) -> Caller {
+        if let Stream::Unix(_) = self.stream {
+            return Caller { ip: None, is_local: true };
+        }
+        let ip = self.stream.addresses().map(|(_, peer)| peer.ip().to_canonical());
+        Caller { ip, is_local: ip.is_some_and(|ip| ip.is_loopback()) }
+    }
+
+    pub(crate) fn is_over_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// The stream that HTTP is spoken on, after the handshake if there is TLS: it takes as long as the client wants it to.
+    pub(crate) async fn stream(self) -> io::Result<Stream> {
+        match self.tls {
+            // Whom a client's certificate names is no login here.
+            Some(tls) => Ok(tls.accept(self.stream).await?.stream),
+            None => Ok(self.stream),
+        }
     }
 }
 
@@ -96,61 +146,6 @@ async fn remove_stale(path: &Path) -> io::Result<()> {
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
         _ => Ok(()),
-    }
-}
-
-/// An accepted connection.
-pub(crate) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Stream {
-    /// Who is at the other end.
-    pub(crate) fn caller(&self) -> Caller {
-        match self {
-            Self::Tcp(stream) => {
-                let ip = stream.peer_addr().ok().map(|peer| peer.ip().to_canonical());
-                Caller { ip, is_local: ip.is_some_and(|ip| ip.is_loopback()) }
-            }
-            Self::Unix(_) => Caller { ip: None, is_local: true },
-        }
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            Self::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(context),
-            Self::Unix(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(context),
-        }
     }
 }
 

@@ -88,7 +88,9 @@ impl MetricsWriter {
         self.sample(&format!("{name}_count"), labels, None, count.into());
     }
 
-    pub(crate) fn into_text(self) -> String {
+    /// What was written.
+    #[must_use]
+    pub fn into_text(self) -> String {
         self.text
     }
 

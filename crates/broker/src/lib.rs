@@ -12,7 +12,8 @@
 //! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
 //!   in batches. [`Message`]: one immutable object for all its queues.
 //! - [`Queue`]: ready messages in order, and its consumers, which are whatever implements [`Consumer`].
-//! - `deadlines` and [`Timestamp`]: time, which the caller brings. [`Metrics`]: counters.
+//! - `deadlines` and [`Timestamp`]: time, which the caller brings. [`Metrics`]: counters; `rates`: those of single queues
+//!   and exchanges, with rates.
 //!
 //! # How to use it
 //!
@@ -61,6 +62,7 @@ mod persistence;
 mod policies;
 mod publisher;
 mod queue;
+mod rates;
 mod replies;
 mod routing;
 mod table_view;
@@ -93,6 +95,7 @@ pub use queue::{
     Consumer, ConsumerId, ConsumerInfo, ConsumerSpec, Delivery, Fetched, Got, Offer, Queue, QueueProperties,
     Room,
 };
+pub use rates::{Count, Leaving, MessageCounts, Passing, Publishing};
 pub use replies::{REPLY_QUEUE, is_reply_name};
 pub use routing::ExchangeKind;
 pub use time::Timestamp;

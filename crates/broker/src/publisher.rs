@@ -15,11 +15,12 @@ use crate::metrics::{FrontEnd, Published};
 use crate::permissions::Grant;
 use crate::persistence::KeptMessages;
 use crate::queue::Queue;
+use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 use crate::users::Identity;
-use crate::vhost::VirtualHost;
+use crate::vhost::{Found, VirtualHost};
 
 /// `basic.publish` with its content.
 #[derive(Debug, Clone, Copy)]
@@ -79,14 +80,25 @@ pub struct Publisher {
     /// What requests are to be answered to.
     reply_queue: Option<Arc<str>>,
     now: Timestamp,
+    /// What went along routes from the exchange of the last one, and is still to be counted there.
+    through: Through,
     front_end: FrontEnd,
     /// It counts among those that have published.
     has_published: bool,
 }
 
+/// Messages published to an exchange, and places in queues that they led to.
+#[derive(Default)]
+struct Through {
+    published: u64,
+    enqueued: u64,
+}
+
 /// Where messages with one exchange and routing key, and perhaps the same headers, go.
 struct Route {
     exchange: Arc<str>,
+    /// Of the exchange.
+    flow: Arc<ExchangeFlow>,
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
     /// Replies alone do not count as routed (RabbitMQ, "Direct Reply-to").
@@ -118,6 +130,7 @@ impl Publisher {
             shares: None,
             reply_queue: None,
             now: Timestamp::default(),
+            through: Through::default(),
             front_end: FrontEnd::default(),
             has_published: false,
         }
@@ -202,6 +215,9 @@ impl Publisher {
         let same = self.route.as_ref().is_some_and(|last| Arc::ptr_eq(last, &route));
         if !same {
             self.hand_over();
+            if self.route.as_ref().is_some_and(|last| !Arc::ptr_eq(&last.flow, &route.flow)) {
+                self.count_through();
+            }
             self.route = Some(route.clone());
         }
         self.flushed.count += 1;
@@ -210,6 +226,7 @@ impl Publisher {
             self.published().publishers.add(1);
         }
         if route.queues.is_empty() {
+            self.through.published += 1;
             self.vhost.metrics().messages_unroutable.add(1);
             self.published().unroutable.add(1);
             return Ok(false);
@@ -262,8 +279,8 @@ impl Publisher {
         let whole = self.find_route(&publish, &inspected, generation)?;
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
         let queues = whole.queues.iter().filter(lacks).cloned().collect();
-        let (exchange, key) = (whole.exchange.clone(), whole.key.clone());
-        let route = Arc::new(Route { exchange, key, queues, counts: whole.counts, scope: Scope::Once });
+        let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
+        let route = Arc::new(Route { exchange, flow, key, queues, counts: whole.counts, scope: Scope::Once });
         self.follow(route, publish, &inspected)
     }
 
@@ -271,6 +288,7 @@ impl Publisher {
     pub fn flush(&mut self, now: Timestamp) -> Flushed {
         self.now = now;
         self.hand_over();
+        self.count_through();
         let mut flushed = std::mem::take(&mut self.flushed);
         flushed.refused.sort_unstable();
         flushed.refused.dedup();
@@ -298,7 +316,7 @@ impl Publisher {
         keys.push(publish.routing_key);
         keys.extend(inspected.copies.iter().chain(&inspected.blind_copies).copied());
         let routed = Routed { keys: &keys, headers: inspected.headers, properties: publish.properties };
-        let (exchange, mut routes, generation) = self.vhost.route(publish.exchange, routed)?;
+        let Found { exchange, flow, mut routes, generation } = self.vhost.route(publish.exchange, routed)?;
         let counts = !routes.queues.is_empty();
         let replies = publish.exchange.is_empty() && keys.iter().any(|key| is_reply_name(key));
         if replies {
@@ -314,12 +332,22 @@ impl Publisher {
             false => Scope::Key,
         };
         let key = publish.routing_key.into();
-        let route = Arc::new(Route { exchange, key, queues: routes.queues, counts, scope });
+        let route = Arc::new(Route { exchange, flow, key, queues: routes.queues, counts, scope });
         // Changed permissions make for a new generation: what was allowed at an older one is not remembered.
         if !matches!(route.scope, Scope::Once) && generation == allowed_at {
             self.routes.insert(&route, generation);
         }
         Ok(route)
+    }
+
+    /// Counts what has gone through an exchange: once for all that came together, for others publish to it, too.
+    fn count_through(&mut self) {
+        let Through { published, enqueued } = std::mem::take(&mut self.through);
+        if published > 0
+            && let Some(route) = &self.route
+        {
+            route.flow.add(published, enqueued, self.now);
+        }
     }
 
     /// Gives the batch to each queue of its route, in order, taking each queue's lock once.
@@ -331,6 +359,9 @@ impl Publisher {
         // The batch holds the latest publishes, one after the other: an unroutable one takes another route.
         let first = self.flushed.count - self.batch.len() as u64;
         self.batch_bytes = 0;
+        let count = self.batch.len() as u64;
+        self.through.published += count;
+        self.through.enqueued += if route.counts { count * route.queues.len() as u64 } else { 0 };
         self.vhost.metrics().messages_routed.add(self.batch.len());
         self.published().routed.add(self.batch.len());
         let Some((last, others)) = route.queues.split_last() else { return };
@@ -376,6 +407,7 @@ fn note_share(shares: &mut Option<Vec<Share>>, queue: &Queue, until: Option<Lsn>
 impl Drop for Publisher {
     fn drop(&mut self) {
         self.hand_over();
+        self.count_through();
         if self.has_published {
             self.published().publishers.sub(1);
         }

@@ -8,7 +8,7 @@
 mod walk;
 
 use std::hash::BuildHasher;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use amqp::FieldTable;
 use foldhash::fast::RandomState;
@@ -17,6 +17,7 @@ use slab::Slab;
 
 use crate::ledger::Ledger;
 use crate::queue::Queue;
+use crate::rates::ExchangeFlow;
 use crate::routing::{ExchangeKind, Pattern, Routed, Router};
 
 /// What an exchange was declared as.
@@ -30,6 +31,15 @@ pub(crate) struct Exchange {
     /// Where messages go that match no binding: by its arguments or a policy.
     pub(crate) alternate: Option<Arc<str>>,
     pub(crate) arguments: FieldTable,
+    /// What goes through it, once something does.
+    pub(crate) flow: OnceLock<Arc<ExchangeFlow>>,
+}
+
+impl Exchange {
+    /// Where to count what goes through it.
+    pub(crate) fn flow(&self) -> Arc<ExchangeFlow> {
+        Arc::clone(self.flow.get_or_init(Arc::default))
+    }
 }
 
 /// A queue or an exchange, as the end of a binding: a slot number with the kind in the top bit.
@@ -94,6 +104,8 @@ pub(crate) struct Topology {
     hasher: RandomState,
     /// The virtual host is deleted: nothing may be added.
     is_closed: bool,
+    /// Messages published to exchanges that are gone.
+    published_before: u64,
 }
 
 #[derive(Debug)]
@@ -336,7 +348,7 @@ impl Topology {
             let Some(id) = next else {
                 match what.slot() {
                     (false, slot) => drop(self.queues.remove(slot as usize)),
-                    (true, slot) => drop(self.exchanges.remove(slot as usize)),
+                    (true, slot) => self.drop_exchange(slot),
                 }
                 return (removed, true);
             };
@@ -344,6 +356,16 @@ impl Topology {
             removed += 1;
         }
         (removed, false)
+    }
+
+    fn drop_exchange(&mut self, slot: u32) {
+        let gone = self.exchanges.remove(slot as usize).exchange;
+        self.published_before += gone.flow.get().map_or(0, |flow| flow.published());
+    }
+
+    /// Messages published to exchanges that are gone.
+    pub(crate) fn published_before(&self) -> u64 {
+        self.published_before
     }
 
     /// Follows a message from an exchange (`None`: the default exchange) to its queues: through bindings between

@@ -4,20 +4,31 @@ use std::io::Write as _;
 
 use parking_lot::Mutex;
 
-/// Name and URL of each listener that was announced.
-static ANNOUNCED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+/// A listener that scripts have been told of.
+#[derive(Debug, Clone)]
+pub(crate) struct Announced {
+    /// As scripts read it: `web-mqtt`.
+    pub(crate) name: String,
+    pub(crate) url: String,
+    /// Over TLS, which the URL of a Unix socket does not tell.
+    pub(crate) is_tls: bool,
+}
+
+/// The listeners that were announced, in order.
+static ANNOUNCED: Mutex<Vec<Announced>> = Mutex::new(Vec::new());
 
 /// Prints `NAME  listening on URL` and flushes, so that whoever started the process can read the port at once.
 ///
 /// A closed standard output is no reason to stop serving.
-pub(crate) fn announce(name: &str, url: &str) {
-    ANNOUNCED.lock().push((name.to_owned(), url.to_owned()));
+pub(crate) fn announce(name: &str, scheme: &str, url: &str) {
+    let is_tls = matches!(scheme, "amqps" | "mqtts" | "stomps" | "wss" | "https");
+    ANNOUNCED.lock().push(Announced { name: name.to_owned(), url: url.to_owned(), is_tls });
     let mut output = std::io::stdout().lock();
     let _ = write!(output, "{}", line(name, url)).and_then(|()| output.flush());
 }
 
-/// The listeners of this process, by the names that scripts read, and their URLs.
-pub(crate) fn announced() -> Vec<(String, String)> {
+/// The listeners of this process.
+pub(crate) fn announced() -> Vec<Announced> {
     ANNOUNCED.lock().clone()
 }
 

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use clap::Args;
 use hyper::Method;
+use transport::tls::ClientTlsConfig;
 
 use crate::Failure;
-use crate::config::{Effective, Flags, ListenAddr};
+use crate::config::{Config, Effective, Flags, ListenAddr};
 use crate::http_client::{Ask, Endpoint, HttpClient};
 
 /// How to ask.
@@ -15,7 +16,7 @@ pub(crate) struct HealthArguments {
     /// Ask whether clients should be sent to it (/readyz), instead of whether it is alive (/healthz)
     #[arg(long)]
     ready: bool,
-    /// The settings of the server, of which `http` tells where it is.
+    /// The settings of the server, of which `http` tells where it is, or `https` where that is off.
     #[command(flatten)]
     pub(crate) flags: Flags,
 }
@@ -25,9 +26,11 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks; the answer is the exit code.
 pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
-    let endpoint =
-        endpoint(&effective.config.http).map_err(|reason| Failure::Usage(format!("http: {reason}")))?;
-    let client = HttpClient::new(endpoint, None, TIMEOUT).map_err(Failure::run)?;
+    let Config { http, https, .. } = &effective.config;
+    let is_tls = *http == ListenAddr::Off && matches!(https, ListenAddr::Tcp { .. });
+    let (key, listen) = if is_tls { ("https", https) } else { ("http", http) };
+    let endpoint = endpoint(listen, is_tls).map_err(|reason| Failure::Usage(format!("{key}: {reason}")))?;
+    let client = HttpClient::new(endpoint, BELIEVING, TIMEOUT).map_err(Failure::run)?;
     let path = if arguments.ready { "/readyz" } else { "/healthz" };
     let ask = Ask { method: Method::GET, path, body: None, header: None };
     let answer =
@@ -41,8 +44,13 @@ pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<
     }
 }
 
+/// The certificate is for the name that others know, not for an address of this machine; and nothing is told that somebody
+/// else may not hear.
+const BELIEVING: ClientTlsConfig =
+    ClientTlsConfig { authorities: None, certificate: None, server_name: None, verify: false };
+
 /// Where a server that listens there is found on this machine.
-fn endpoint(listen: &ListenAddr) -> Result<Endpoint, String> {
+fn endpoint(listen: &ListenAddr, tls: bool) -> Result<Endpoint, String> {
     match listen {
         ListenAddr::Off => Err("is off, there is nobody to ask".to_owned()),
         ListenAddr::Tcp { port: 0, .. } => Err("is a port that the system chooses".to_owned()),
@@ -53,7 +61,7 @@ fn endpoint(listen: &ListenAddr) -> Result<Endpoint, String> {
                 "::" => "::1",
                 host => host,
             };
-            Ok(Endpoint::Host { host: host.to_owned(), port: *port, tls: false, prefix: String::new() })
+            Ok(Endpoint::Host { host: host.to_owned(), port: *port, tls, prefix: String::new() })
         }
     }
 }
@@ -66,12 +74,12 @@ mod tests {
     fn a_server_on_every_address_is_found_on_the_one_of_this_machine() {
         let found = |host: &str| {
             let listen = ListenAddr::Tcp { host: host.to_owned(), port: 15672 };
-            endpoint(&listen).unwrap().to_string()
+            endpoint(&listen, false).unwrap().to_string()
         };
         assert_eq!(found("0.0.0.0"), "http://127.0.0.1:15672");
         assert_eq!(found("::"), "http://[::1]:15672");
         assert_eq!(found("10.0.0.1"), "http://10.0.0.1:15672");
-        assert!(endpoint(&ListenAddr::Off).is_err());
-        assert!(endpoint(&ListenAddr::Tcp { host: "::1".to_owned(), port: 0 }).is_err());
+        assert!(endpoint(&ListenAddr::Off, false).is_err());
+        assert!(endpoint(&ListenAddr::Tcp { host: "::1".to_owned(), port: 0 }, true).is_err());
     }
 }

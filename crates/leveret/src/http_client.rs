@@ -1,6 +1,7 @@
 //! A small blocking HTTP client, for `leveret ctl` and `leveret health`: a connection for each request, over TCP, TLS or a
 //! Unix socket.
 
+use std::error::Error as _;
 use std::path::PathBuf;
 use std::time::Duration;
 use std::{fmt, io};
@@ -143,23 +144,15 @@ impl fmt::Display for HostAndPort<'_> {
 }
 
 impl HttpClient {
-    /// A client that gives up on a request after `timeout`, its answer included. `authorities` are the certificates that
-    /// are believed over TLS; those of the system if none are given.
+    /// A client that gives up on a request after `timeout`, its answer included. `files` say whom it believes and who it is
+    /// over TLS.
     ///
     /// # Errors
-    /// The authorities cannot be read, or the system has no resources.
-    pub(crate) fn new(
-        endpoint: Endpoint,
-        authorities: Option<PathBuf>,
-        timeout: Duration,
-    ) -> io::Result<Self> {
+    /// A file cannot be used, or the system has no resources.
+    pub(crate) fn new(endpoint: Endpoint, files: ClientTlsConfig, timeout: Duration) -> io::Result<Self> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let tls = match &endpoint {
-            Endpoint::Host { tls: true, .. } => {
-                let files =
-                    ClientTlsConfig { authorities, certificate: None, server_name: None, verify: true };
-                Some(ClientTls::load(files).map_err(io::Error::other)?.0)
-            }
+            Endpoint::Host { tls: true, .. } => Some(ClientTls::load(files).map_err(io::Error::other)?.0),
             _ => None,
         };
         Ok(Self { runtime, endpoint, tls, authorization: None, timeout })
@@ -189,10 +182,10 @@ impl HttpClient {
     async fn exchange(&self, ask: Ask<'_>) -> io::Result<Answer> {
         let request = self.request(ask)?;
         let stream = TokioIo::new(self.connect().await?);
-        let (mut sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
+        let (mut sender, connection) = http1::handshake(stream).await.map_err(cause)?;
         // Ends with the client's runtime, if not by itself.
         tokio::spawn(connection);
-        let answer = sender.send_request(request).await.map_err(io::Error::other)?;
+        let answer = sender.send_request(request).await.map_err(cause)?;
         let status = answer.status().as_u16();
         let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
         Ok(Answer { status, body: body.map_err(io::Error::other)?.to_bytes() })
@@ -229,6 +222,14 @@ impl HttpClient {
                 }
             }
         }
+    }
+}
+
+/// What the socket or TLS said, where hyper alone says only that something did not work.
+fn cause(error: hyper::Error) -> io::Error {
+    match error.source() {
+        Some(source) => io::Error::other(source.to_string()),
+        None => io::Error::other(error),
     }
 }
 

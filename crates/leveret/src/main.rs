@@ -11,6 +11,7 @@ mod data_folder;
 mod definitions;
 mod descriptors;
 mod health;
+mod http;
 mod http_client;
 mod identities;
 mod listen;

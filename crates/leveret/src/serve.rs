@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use admin::{Api, Source, WebSocketPorts};
+use admin::{Api, WebSocketPorts};
 use broker::{Broker, BrokerConfig};
 use parking_lot::Mutex;
 use proxy::{Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
@@ -13,20 +13,19 @@ use server::{
     AccessLogWriter, Clock, Door, Limits, Listener, Preface, Routes, Scopes, Server, ServerConfig,
     TrustedProxies, WebSocketConfig,
 };
-use tokio::sync::{Notify, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
 
 use crate::alarms::{self, Sampler};
-use crate::announce::announce;
 use crate::config::{
     Config, Effective, Flags, InboundHeader, Limit, LimitsMode, ListenAddr, OutboundHeader, VerifyClient,
 };
 use crate::data_folder::{self, DataFolder, FillError};
 use crate::descriptors;
+use crate::http::{Http, HttpListeners};
 use crate::identities;
 use crate::listen::bind;
 use crate::logs::LogLevel;
-use crate::manage::{Hooks, Manager};
+use crate::manage::{Hooks, Manager, PoolLimits};
 use crate::mqtt::{MqttListeners, mqtt_config};
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
@@ -79,9 +78,14 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     let relay_listeners = relays.listen(&config).await?;
     let websocket_ports = WebSocketPorts { ws: port_of(ws.as_ref()), wss: port_of(wss.as_ref()) };
     let levels = sampler.as_ref().map(|sampler| Arc::clone(sampler.levels()));
-    let status = Arc::new(Status::new(server.clone(), door.clone(), websocket_ports, levels.clone()));
-    let http = listen_for_http("http", &config.http).await?;
-    let prometheus = listen_for_http("prometheus", &config.prometheus).await?;
+    let status = Arc::new(Status::new(
+        server.clone(),
+        door.clone(),
+        websocket_ports,
+        levels.clone(),
+        tls.server.clone(),
+    ));
+    let http_listeners = HttpListeners::bind(&config, &tls).await?;
     if let Some(listener) = amqp {
         server.listen(listener, Preface { proxies: trusted_proxies(&config), tls: None });
     }
@@ -110,7 +114,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
-    let http = Http::serve(http, prometheus, &status);
+    let http = Http::serve(http_listeners, &status);
     notifier.ready();
     tokio::spawn(notifier.clone().stay_alive());
 
@@ -135,16 +139,22 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
 
 /// The management API of what the reloader changes.
 fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<Api> {
+    let config = reloader.effective.lock().config.clone();
     let (of_limits, of_environment) = (Arc::clone(reloader), Arc::clone(reloader));
     let manager = Manager::new(
         reloader.server.clone(),
         reloader.door.clone(),
         clock,
         reloader.levels.clone(),
-        reloader.effective.lock().config.max_message_size.0,
+        config.max_message_size.0,
         Hooks {
+            pool_limits: PoolLimits {
+                connections: config.upstream_connections_total,
+                replay_bytes: config.upstream_replay_total.0,
+            },
             limits: Box::new(move || limits(&of_limits.effective.lock().config)),
             environment: Box::new(move || of_environment.effective.lock().to_json()),
+            certificates: reloader.tls.server.clone(),
             drainer,
         },
     );
@@ -153,41 +163,6 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
         Door::Upstream(_) => None,
     };
     Api::new(embedded, manager)
-}
-
-/// The HTTP listeners at work.
-struct Http {
-    /// Its end is what the task waits for.
-    may_end: oneshot::Sender<()>,
-    task: Option<JoinHandle<()>>,
-}
-
-impl Http {
-    fn serve(
-        http: Option<admin::Listener>,
-        prometheus: Option<admin::Listener>,
-        status: &Arc<Status>,
-    ) -> Self {
-        let source = || Arc::clone(status) as Arc<dyn Source>;
-        let (may_end, end) = oneshot::channel();
-        let task = http.map(|listener| {
-            tokio::spawn(admin::serve(listener, source(), async {
-                let _ = end.await;
-            }))
-        });
-        if let Some(listener) = prometheus {
-            // To the end of the process: nobody waits for a scrape.
-            tokio::spawn(admin::serve_metrics(listener, source(), std::future::pending()));
-        }
-        Self { may_end, task }
-    }
-
-    async fn end(self) {
-        drop(self.may_end);
-        if let Some(task) = self.task {
-            let _ = task.await;
-        }
-    }
 }
 
 /// Watches memory and disk for the embedded broker.
@@ -463,23 +438,4 @@ fn port_of(listener: Option<&Listener>) -> Option<u16> {
         Listener::Tcp(tcp) => tcp.local_addr().ok().map(|address| address.port()),
         Listener::Unix(..) => None,
     }
-}
-
-/// Binds and announces an HTTP listener, unless it is off.
-async fn listen_for_http(
-    key: &'static str,
-    address: &ListenAddr,
-) -> Result<Option<admin::Listener>, ServeError> {
-    let bound = match address {
-        ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { host, port } => admin::Listener::tcp(host, *port).await,
-        ListenAddr::Unix(path) => admin::Listener::unix(path).await,
-    };
-    let failed = |error| ServeError::Listen { key, address: address.clone(), error };
-    let listener = bound.map_err(failed)?;
-    match listener.local_addr().map_err(failed)? {
-        Some(bound) => announce(key, &format!("http://{bound}")),
-        None => announce(key, &address.to_string()),
-    }
-    Ok(Some(listener))
 }

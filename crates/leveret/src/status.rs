@@ -2,6 +2,7 @@
 
 mod alarms;
 mod broker;
+mod certificates;
 mod identity;
 mod objects;
 mod pool;
@@ -13,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use ::server::{Door, Server};
 use admin::{Api, MetricsWriter, Readiness, Source, Wanted, WebSocketPorts};
+use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
 
@@ -23,6 +25,8 @@ pub(crate) struct Status {
     websocket_ports: WebSocketPorts,
     /// Of the embedded broker.
     levels: Option<Arc<Levels>>,
+    /// Of listeners over TLS.
+    tls: Option<Arc<ServerTls>>,
     draining: AtomicBool,
     management: OnceLock<Arc<Api>>,
 }
@@ -33,12 +37,14 @@ impl Status {
         door: Door,
         websocket_ports: WebSocketPorts,
         levels: Option<Arc<Levels>>,
+        tls: Option<Arc<ServerTls>>,
     ) -> Self {
         Self {
             server,
             door,
             websocket_ports,
             levels,
+            tls,
             draining: AtomicBool::new(false),
             management: OnceLock::new(),
         }
@@ -58,6 +64,7 @@ impl Status {
         let draining = u64::from(self.draining.load(Ordering::Relaxed));
         out.gauge("leveret_draining", "Whether this process is shutting down.", draining);
         server::write(&self.server, out);
+        certificates::write(self.tls.as_deref(), out);
         match &self.door {
             Door::Broker(embedded) => {
                 broker::write(embedded, out);

@@ -1,10 +1,11 @@
 //! The files of TLS: loaded at start-up, read again on SIGHUP.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use transport::tls::{
-    CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig, ServerTls,
-    ServerTlsConfig, TlsError, TlsFile,
+    AuthoritiesInfo, CertificateFiles, CertificateInfo, ClientCertificates, ClientTls, ClientTlsConfig,
+    Expiry, InUse, ServerTls, ServerTlsConfig, TlsError, TlsFile,
 };
 
 use crate::config::{Config, RelayEntry, RelayUrl, VerifyClient};
@@ -29,8 +30,8 @@ impl Tls {
     pub(crate) fn load(config: &Config) -> Result<Self, String> {
         let mut tls = Self::default();
         if let Some(files) = server_files(config) {
-            let (server, certificates) = ServerTls::load(files).map_err(|error| of_server(&error))?;
-            certificates.iter().for_each(log_certificate);
+            let server = ServerTls::load(files).map_err(|error| of_server(&error))?;
+            log_in_use(&server.in_use());
             tls.server = Some(Arc::new(server));
         }
         if let Some(files) = client_files(config) {
@@ -54,7 +55,7 @@ impl Tls {
     pub(crate) fn reload(&self) {
         if let Some(server) = &self.server {
             match server.reload() {
-                Ok(certificates) => certificates.iter().for_each(log_certificate),
+                Ok(()) => log_in_use(&server.in_use()),
                 Err(error) => log_failure(&of_server(&error)),
             }
         }
@@ -131,14 +132,55 @@ fn of_client(error: &TlsError) -> String {
     format!("{key}: {error}")
 }
 
-fn log_certificate(certificate: &CertificateInfo) {
-    if certificate.in_time {
-        tracing::info!(%certificate, "TLS certificate read");
-    } else {
-        tracing::warn!(%certificate, "TLS certificate read, but this is not the time that it is valid in");
+fn log_in_use(in_use: &InUse) {
+    in_use.certificates.iter().for_each(log_certificate);
+    if let Some(AuthoritiesInfo { path, ends }) = &in_use.authorities
+        && let Some(Expiry { text, .. }) = ends_soon(ends, SystemTime::now())
+    {
+        let path = path.display();
+        tracing::warn!(file = %path, expires = text, "an authority of client certificates expires within 30 days");
     }
 }
 
+fn log_certificate(certificate: &CertificateInfo) {
+    if !certificate.in_time {
+        tracing::warn!(%certificate, "TLS certificate read, but this is not the time that it is valid in");
+    } else if let Some(Expiry { text, .. }) = ends_soon(&certificate.ends, SystemTime::now()) {
+        tracing::warn!(
+            %certificate, expires = text, "TLS certificate read, but it, or one of its chain, expires within 30 days"
+        );
+    } else {
+        tracing::info!(%certificate, "TLS certificate read");
+    }
+}
+
+/// The first to end, if that is soon, or over.
+fn ends_soon(ends: &[Expiry], now: SystemTime) -> Option<&Expiry> {
+    let soon = (now + WARNING).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let soon = i64::try_from(soon).unwrap_or(i64::MAX);
+    ends.iter().filter(|end| end.at < soon).min_by_key(|end| end.at)
+}
+
+/// Time enough to have a certificate renewed by hand; those that are renewed by a program are replaced sooner.
+const WARNING: Duration = Duration::from_hours(30 * 24);
+
 fn log_failure(reason: &str) {
     tracing::error!(reason, "TLS stays as it was");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_within_thirty_days_ends_soon() {
+        let ends = |days: &[i64]| {
+            let end = |day: &i64| Expiry { at: day * 86_400, text: day.to_string() };
+            let ends: Vec<_> = days.iter().map(end).collect();
+            ends_soon(&ends, UNIX_EPOCH + Duration::from_hours(24 * 100)).map(|end| end.text.clone())
+        };
+        assert_eq!(ends(&[130, 5000]), None);
+        assert_eq!(ends(&[5000, 129]).as_deref(), Some("129"), "of its chain");
+        assert_eq!(ends(&[129, 99, 110]).as_deref(), Some("99"), "over, in fact");
+    }
 }

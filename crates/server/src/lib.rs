@@ -41,7 +41,7 @@ mod websocket;
 pub use access::{AccessFormat, AccessLog, AccessLogWriter, AccessTarget};
 pub use alarms::{Alarms, Resource};
 pub use door::{Clock, Door};
-pub use limits::{ConnectionCounter, ConnectionLimits, Exceeded, LimitReached, Limits, Place, Scopes};
+pub use limits::{ConnectionCounter, ConnectionLimits, Exceeded, InUse, LimitReached, Limits, Place, Scopes};
 pub use listener::{Listener, SocketFile};
 pub use metrics::{Confirms, Counter, Metrics};
 pub use mqtt::MqttConfig;

@@ -3,17 +3,21 @@
 //! A connection and its channels write down what changes as it changes, in atomics; whoever looks takes no lock that a
 //! session needs for more than a moment.
 
+mod octets;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Bound;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use amqp::handshake::Negotiated;
 use amqp::{FieldTable, RawTable};
+use broker::{MessageCounts, Publishing, Timestamp};
 use parking_lot::Mutex;
 use transport::{Outbox, Peer};
 
+use self::octets::OctetRates;
 use crate::amqp::deliveries::Deliveries;
 
 /// All open connections, by number.
@@ -39,6 +43,7 @@ pub struct OpenConnection {
     /// By number. Most connections have one, for which a tree would take more.
     channels: Mutex<Vec<Arc<OpenChannel>>>,
     outbox: Arc<Outbox>,
+    octet_rates: OctetRates,
     asked_to_close: AtomicBool,
     close_reason: Mutex<Option<Box<str>>>,
 }
@@ -79,6 +84,8 @@ pub(crate) struct OpenChannel {
     pub(crate) global_prefetch: AtomicU16,
     pub(crate) confirms: AtomicBool,
     pub(crate) transactional: AtomicBool,
+    /// Most channels either publish or consume.
+    publishing: OnceLock<Box<Publishing>>,
 }
 
 /// What a channel is about at one moment.
@@ -167,6 +174,7 @@ impl OpenConnection {
             received: AtomicU64::new(0),
             channels: Mutex::default(),
             outbox: Arc::clone(opening.outbox),
+            octet_rates: OctetRates::default(),
             asked_to_close: AtomicBool::new(false),
             close_reason: Mutex::default(),
         })
@@ -253,6 +261,18 @@ impl OpenConnection {
         channels.iter().map(|channel| channel.status()).collect()
     }
 
+    /// The same, and what went through each as of `now`; `None` if nothing ever did.
+    pub fn channels_counted(&self, now: Timestamp) -> Vec<(ChannelStatus, Option<MessageCounts>)> {
+        let channels = self.channels.lock().clone();
+        channels.iter().map(|channel| (channel.status(), channel.counts(now))).collect()
+    }
+
+    /// Octets that came from the client and went to it, per second, since somebody last asked some seconds ago; zero when
+    /// asked for the first time.
+    pub fn octet_rates(&self, now: Timestamp) -> (f64, f64) {
+        self.octet_rates.look(self.received(), self.sent(), now)
+    }
+
     /// How many channels it has.
     pub fn channel_count(&self) -> usize {
         self.channels.lock().len()
@@ -300,11 +320,27 @@ impl OpenChannel {
             global_prefetch: AtomicU16::new(0),
             confirms: AtomicBool::new(false),
             transactional: AtomicBool::new(false),
+            publishing: OnceLock::new(),
         })
     }
 
     pub(crate) fn number(&self) -> u16 {
         self.number
+    }
+
+    /// What is published on it.
+    pub(crate) fn publishing(&self) -> &Publishing {
+        self.publishing.get_or_init(Box::default)
+    }
+
+    fn counts(&self, now: Timestamp) -> Option<MessageCounts> {
+        let (passed, publishing) = (self.deliveries.passed(now), self.publishing.get());
+        if passed.is_none() && publishing.is_none() {
+            return None;
+        }
+        let mut counts = passed.unwrap_or_default();
+        publishing.into_iter().for_each(|publishing| publishing.add_to(&mut counts, now));
+        Some(counts)
     }
 
     fn status(&self) -> ChannelStatus {

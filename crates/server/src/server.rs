@@ -21,7 +21,7 @@ use crate::alarms::Alarms;
 use crate::amqp::connection::Connection;
 use crate::client::{Client, Spoken};
 use crate::door::{Clock, Door};
-use crate::limits::{ConnectionCounter, Exceeded, LimitReached, Limits, Place};
+use crate::limits::{ConnectionCounter, Exceeded, InUse, LimitReached, Limits, Place};
 use crate::listener::Listener;
 use crate::metrics::Metrics;
 use crate::mqtt::{self, Hub, MqttConfig};
@@ -284,6 +284,11 @@ impl Server {
     /// From now on these are the limits; connections that are open stay.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.counter.set_limits(limits);
+    }
+
+    /// How much of what is limited is in use.
+    pub fn in_use(&self) -> InUse {
+        self.shared.counter.in_use()
     }
 
     /// Which limits were exceeded, how often.

@@ -10,6 +10,7 @@ use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
 use super::process::{ChannelInfo, Connection};
+use super::stats;
 
 /// `GET /api/connections`, and those of a virtual host.
 pub(super) fn all(call: &Call) -> Answer {
@@ -44,12 +45,12 @@ pub(super) fn close(call: &Call) -> Answer {
 /// `GET /api/connections/{name}/channels`.
 pub(super) fn channels_of(call: &Call) -> Answer {
     let named = Named::of(find(call)?);
-    show_channels(call, channels_in(&named))
+    show_channels(call, channels_in(call, &named))
 }
 
 /// `GET /api/channels`, and those of a virtual host.
 pub(super) fn channels(call: &Call) -> Answer {
-    show_channels(call, visible(call).iter().flat_map(channels_in).collect())
+    show_channels(call, visible(call).iter().flat_map(|named| channels_in(call, named)).collect())
 }
 
 /// `GET /api/channels/{name}`.
@@ -59,7 +60,7 @@ pub(super) fn channel(call: &Call) -> Answer {
     let number: u16 = number.trim_end_matches(')').parse().map_err(|_| missing())?;
     let connection = call.api.process.connection_named(connection).ok_or_else(missing)?;
     check_visible(call, &*connection)?;
-    let channels = channels_in(&Named::of(connection));
+    let channels = channels_in(call, &Named::of(connection));
     let channel = channels.iter().find(|channel| channel.info.number == number).ok_or_else(missing)?;
     let mut shown = show_channel(call, channel);
     if let Some(shown) = shown.as_object_mut() {
@@ -130,6 +131,7 @@ fn show_all(call: &Call, connections: Vec<Named>) -> Answer {
 fn show(call: &Call, named: &Named) -> Value {
     let connection = &*named.connection;
     let info = connection.info();
+    let (received, sent) = connection.octet_rates(call.now());
     let user_provided_name = info.client_properties.get("connection_name").cloned();
     let mut shown = json!({
         "name": named.name, "node": call.api.process.node_name(), "state": "running", "type": "network",
@@ -138,7 +140,7 @@ fn show(call: &Call, named: &Named) -> Value {
         "peer_port": info.peer_port, "auth_mechanism": info.mechanism, "channel_max": info.channel_max,
         "frame_max": info.frame_max, "timeout": info.heartbeat, "connected_at": info.connected_at,
         "channels": info.channels, "client_properties": info.client_properties, "recv_oct": info.received,
-        "send_oct": info.sent,
+        "send_oct": info.sent, "recv_oct_details": {"rate": received}, "send_oct_details": {"rate": sent},
         "send_pend": info.backlog, "ssl": info.tls, "ssl_cipher": null, "ssl_hash": null,
         "ssl_key_exchange": null, "ssl_protocol": null, "peer_cert_issuer": null, "peer_cert_subject": null,
         "peer_cert_validity": null, "websocket": info.websocket,
@@ -159,7 +161,7 @@ struct Channel {
     info: ChannelInfo,
 }
 
-fn channels_in(named: &Named) -> Vec<Channel> {
+fn channels_in(call: &Call, named: &Named) -> Vec<Channel> {
     let connection = &*named.connection;
     let details = details(connection);
     let show = |info: ChannelInfo| Channel {
@@ -170,7 +172,7 @@ fn channels_in(named: &Named) -> Vec<Channel> {
         connection: details.clone(),
         info,
     };
-    connection.channels().into_iter().map(show).collect()
+    connection.channels(call.now()).into_iter().map(show).collect()
 }
 
 fn show_channels(call: &Call, channels: Vec<Channel>) -> Answer {
@@ -195,5 +197,8 @@ fn show_channel(call: &Call, channel: &Channel) -> Value {
     put("global_prefetch_count", json!(info.global_prefetch));
     put("consumer_count", json!(info.consumers));
     put("messages_unacknowledged", json!(info.unacknowledged));
+    if let Some(stats) = info.counts.as_ref().and_then(stats::of_channel) {
+        put("message_stats", stats);
+    }
     Value::Object(shown)
 }

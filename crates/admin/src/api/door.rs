@@ -21,7 +21,7 @@ use super::durable;
 use super::error::ApiError;
 use super::login::{User, Who};
 use super::routes::{self, Action, Found, Size};
-use crate::http::AtWork;
+use crate::http::{AtWork, OverTls};
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -139,7 +139,10 @@ fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
     let Some(origin) = head.headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
     let host = head.headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    // A page without TLS may come from anybody on the way. Without TLS here there may be some in front.
+    let is_over_tls = head.extensions.get::<OverTls>().is_some();
     match (origin, host) {
+        (Some((scheme, _)), _) if is_over_tls && scheme != "https" => Err(ApiError::foreign()),
         (Some((_, origin)), Some(host)) if origin.eq_ignore_ascii_case(host) => Ok(()),
         _ => Err(ApiError::foreign()),
     }
@@ -245,6 +248,19 @@ mod tests {
         assert!(check_origin(&parts("GET", &foreign)).is_ok(), "which it cannot read");
         assert!(check_origin(&parts("POST", &[("host", "a:1"), ("origin", "http://a:1")])).is_ok());
         assert!(check_origin(&parts("POST", &[("host", "a:1")])).is_ok(), "no browser");
+    }
+
+    #[test]
+    fn over_tls_a_page_without_tls_is_somebody_elses() {
+        let changed = |origin| {
+            let mut head = parts("POST", &[("host", "a:1"), ("origin", origin)]);
+            let without = check_origin(&head).is_ok();
+            head.extensions.insert(OverTls);
+            (without, check_origin(&head).is_ok())
+        };
+        assert_eq!(changed("https://a:1"), (true, true));
+        assert_eq!(changed("http://a:1"), (true, false));
+        assert_eq!(changed("https://b:1"), (false, false));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::call::{Answer, Call, Reply, arguments, flag, raw, short, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
+use super::stats;
 
 /// `GET /api/exchanges`, and those of a virtual host.
 pub(super) fn all(call: &Call) -> Answer {
@@ -16,13 +17,13 @@ pub(super) fn all(call: &Call) -> Answer {
     for vhost in call.vhosts()? {
         items.extend(vhost.all_exchanges().into_iter().map(|view| (Arc::clone(&vhost), view)));
     }
-    list(call, items, |(vhost, view)| (vhost.name(), &view.name), |(vhost, view)| show(vhost, view))
+    list(call, items, |(vhost, view)| (vhost.name(), &view.name), |(vhost, view)| show(call, vhost, view))
 }
 
 /// `GET /api/exchanges/{vhost}/{name}`.
 pub(super) fn one(call: &Call) -> Answer {
     let (vhost, view) = find(call)?;
-    let mut shown = show(&vhost, &view);
+    let mut shown = show(call, &vhost, &view);
     if let Some(shown) = shown.as_object_mut() {
         shown.insert("incoming".to_owned(), json!([]));
         shown.insert("outgoing".to_owned(), json!([]));
@@ -70,14 +71,19 @@ fn find(call: &Call) -> Result<(Arc<VirtualHost>, ExchangeView), ApiError> {
     Ok((vhost, view))
 }
 
-fn show(vhost: &VirtualHost, view: &ExchangeView) -> Value {
+fn show(call: &Call, vhost: &VirtualHost, view: &ExchangeView) -> Value {
     let mut shown = json!({
         "name": &*view.name, "vhost": vhost.name(), "type": view.kind, "durable": view.durable,
         "auto_delete": view.auto_delete, "internal": view.internal, "arguments": json_of(&view.arguments),
         "user_who_performed_action": "rmq-internal",
     });
-    if let (Some(shown), Some(policy)) = (shown.as_object_mut(), vhost.policy_of_exchange(&view.name)) {
-        shown.insert("policy".to_owned(), policy.into());
+    if let Some(shown) = shown.as_object_mut() {
+        if let Some(policy) = vhost.policy_of_exchange(&view.name) {
+            shown.insert("policy".to_owned(), policy.into());
+        }
+        if let Some(stats) = view.flow(call.now()).and_then(stats::of_exchange) {
+            shown.insert("message_stats".to_owned(), stats);
+        }
     }
     shown
 }

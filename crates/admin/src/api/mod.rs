@@ -15,6 +15,7 @@ mod answers;
 mod attempts;
 mod bindings;
 mod call;
+mod certificates;
 mod connections;
 mod consumers;
 mod definitions;
@@ -40,6 +41,7 @@ mod queues;
 mod routes;
 mod samples;
 mod snapshot;
+mod stats;
 mod totals;
 mod users;
 mod vhosts;
@@ -51,7 +53,10 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub(crate) use door::{Caller, router};
-pub use process::{ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo, Process};
+pub use process::{
+    CertificateFile, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo, Process,
+    TlsListener,
+};
 
 /// The management API of one process.
 pub struct Api {

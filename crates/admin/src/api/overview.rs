@@ -121,7 +121,7 @@ fn listeners(call: &Call, node: &str) -> Value {
 
 fn contexts(call: &Call, node: &str) -> Value {
     let listeners = call.api.process.listeners();
-    let http = listeners.iter().filter(|listener| listener.protocol == "http");
+    let http = listeners.iter().filter(|listener| matches!(listener.protocol, "http" | "https"));
     let show = |listener: &ListenerInfo| {
         json!({
             "node": node, "description": "Leveret", "path": "/", "ip": listener.host,
@@ -201,7 +201,8 @@ fn object_totals(call: &Call) -> Value {
 }
 
 fn queue_totals(call: &Call, broker: &Broker) -> Value {
-    let Sum { ready, unacknowledged } = call.api.totals.get(&call.api.queues, broker).of_all();
+    let Sum { ready, unacknowledged, .. } =
+        call.api.totals.get(&call.api.queues, broker, call.now()).of_all();
     let (mut shown, samples) = (Map::new(), &call.api.samples);
     samples.show(&mut shown, "queue_totals.messages", "messages", ready + unacknowledged);
     samples.show(&mut shown, "queue_totals.ready", "messages_ready", ready);

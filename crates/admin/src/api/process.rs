@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::Timestamp;
+use broker::{MessageCounts, Timestamp};
 use serde_json::Value;
 
 /// The process that all of it is in. None of this may block for long.
@@ -21,6 +21,9 @@ pub trait Process: Send + Sync + 'static {
 
     /// Where clients come in.
     fn listeners(&self) -> Vec<ListenerInfo>;
+
+    /// Those of them that are over TLS, and any others, with what they show now.
+    fn tls_listeners(&self) -> Vec<TlsListener>;
 
     /// What listeners and sessions have counted.
     fn counters(&self) -> Counters;
@@ -82,8 +85,11 @@ pub trait Connection: Send + Sync {
     /// Everything about it.
     fn info(&self) -> ConnectionInfo;
 
-    /// Its channels.
-    fn channels(&self) -> Vec<ChannelInfo>;
+    /// Its channels, and what went through them as of `now`.
+    fn channels(&self, now: Timestamp) -> Vec<ChannelInfo>;
+
+    /// Octets received and sent per second, since somebody last asked.
+    fn octet_rates(&self, now: Timestamp) -> (f64, f64);
 
     /// Ends it: the client is told 320 CONNECTION_FORCED with this text.
     fn close(&self, reason: &str);
@@ -145,6 +151,8 @@ pub struct ChannelInfo {
     pub consumers: u64,
     /// Deliveries that have not been settled.
     pub unacknowledged: u64,
+    /// What went through it; `None` if nothing did, or nobody counts.
+    pub counts: Option<MessageCounts>,
 }
 
 /// A listener.
@@ -156,6 +164,26 @@ pub struct ListenerInfo {
     pub host: String,
     /// The port.
     pub port: u16,
+}
+
+/// A listener over TLS.
+#[derive(Debug, Clone, Default)]
+pub struct TlsListener {
+    /// Where it is.
+    pub listener: ListenerInfo,
+    /// What it shows, by the names that clients ask for.
+    pub certificates: Vec<CertificateFile>,
+    /// Whose client certificates it believes, if it asks for any.
+    pub authorities: Option<CertificateFile>,
+}
+
+/// A file with certificates.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CertificateFile {
+    /// Its path.
+    pub path: String,
+    /// When each of them ends: seconds since 1970, and the same as text (`2026-01-31 9:05:00`).
+    pub ends: Vec<(i64, String)>,
 }
 
 /// The machine and its resources.

@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::listing::list_sorted;
 use super::overview::columns;
 use super::snapshot::{Listed, of_vhost};
+use super::stats;
 
 /// `GET /api/queues`, and those of a virtual host.
 pub(super) fn all(call: &Call) -> Answer {
@@ -104,7 +105,8 @@ fn find(call: &Call) -> Result<Listed, ApiError> {
 
 fn show(call: &Call, listed: &Listed) -> Value {
     let Listed { vhost, queue } = listed;
-    let (properties, view) = (queue.properties(), queue.view());
+    let properties = queue.properties();
+    let (view, counts) = queue.view_counted(call.now());
     let mut shown = Map::new();
     let mut put = |key: &str, value: Value| shown.insert(key.to_owned(), value);
     put("name", json!(&**queue.name()));
@@ -127,6 +129,9 @@ fn show(call: &Call, listed: &Listed) -> Value {
     put("single_active_consumer_tag", json!(active));
     put("exclusive_consumer_tag", json!(exclusive));
     put("recoverable_slaves", Value::Null);
+    if let Some(stats) = counts.as_ref().and_then(stats::of_queues) {
+        put("message_stats", stats);
+    }
     put_policies(call, vhost, listed, &mut put);
     if let Some(owner) = properties.owner.and_then(|owner| call.api.process.connection(owner.0)) {
         put("owner_pid_details", details(&*owner));

@@ -8,8 +8,8 @@ use super::login::Who::{
     self, Administrator, Anyone, AnyoneMonitors, Everybody, Member, Monitoring, Policymaker,
 };
 use super::{
-    bindings, connections, consumers, definitions, exchanges, health, leveret, limits, messages, openapi,
-    overview, parameters, permissions, policies, queues, users, vhosts,
+    bindings, certificates, connections, consumers, definitions, exchanges, health, leveret, limits,
+    messages, openapi, overview, parameters, permissions, policies, queues, users, vhosts,
 };
 
 /// A path and what can be done with it.
@@ -318,6 +318,9 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("health/checks/local-alarms", &[get(Anyone, health::alarms, "No alarm stands")]),
     anywhere("health/checks/port-listener/{port}", &[get(Anyone, health::port, "Somebody listens on a port")]),
     anywhere("health/checks/protocol-listener/{protocol}", &[get(Anyone, health::protocol, "Somebody listens for a protocol")]),
+    anywhere("health/checks/certificate-expiration/{within}/{unit}", &[
+        get(Anyone, certificates::expiration, "No certificate of a listener expires within so many days, weeks, months or years"),
+    ]),
     route("health/checks/virtual-hosts", &[get(Anyone, health::fine, "All virtual hosts are up")]),
     route("health/checks/node-is-mirror-sync-critical", &[get(Anyone, health::single, "Nothing depends on this node alone that could be elsewhere")]),
     route("health/checks/node-is-quorum-critical", &[get(Anyone, health::single, "The same for quorum queues")]),

@@ -1,7 +1,7 @@
 //! Routes on a broker, without sockets.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -17,6 +17,7 @@ use super::login::User;
 use super::snapshot::Listed;
 use super::*;
 
+mod rates;
 mod refused;
 
 /// A process in which nothing goes on.
@@ -24,11 +25,13 @@ mod refused;
 struct Quiet {
     /// An alarm stands.
     alarm: AtomicBool,
+    /// Milliseconds that have passed.
+    later: AtomicU64,
 }
 
 impl Process for Quiet {
     fn now(&self) -> Timestamp {
-        Timestamp(1)
+        Timestamp(1).after(self.later.load(Ordering::Relaxed))
     }
 
     fn version(&self) -> &str {
@@ -44,6 +47,10 @@ impl Process for Quiet {
     }
 
     fn listeners(&self) -> Vec<ListenerInfo> {
+        Vec::new()
+    }
+
+    fn tls_listeners(&self) -> Vec<TlsListener> {
         Vec::new()
     }
 

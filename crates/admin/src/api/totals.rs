@@ -1,11 +1,11 @@
-//! What all queues hold together, and those of each virtual host: sums of many small looks, which with very many queues
-//! are not taken for each request.
+//! What all queues hold together, and those of each virtual host, and what came and went there: sums of many small looks,
+//! which with very many queues are not taken for each request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::Broker;
+use broker::{Broker, MessageCounts, Timestamp};
 use parking_lot::Mutex;
 
 use super::snapshot::Snapshot;
@@ -22,21 +22,22 @@ struct Taken {
     sums: Arc<Sums>,
 }
 
-/// What the queues of each virtual host hold. Those without messages are left out.
+/// What the queues of each virtual host hold, and what went through them.
 #[derive(Debug, Default)]
 pub(super) struct Sums(HashMap<Box<str>, Sum>);
 
-/// Messages in some queues.
+/// Messages in some queues, and what was published to their virtual hosts and became of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) ready: u64,
     pub(super) unacknowledged: u64,
+    pub(super) counts: MessageCounts,
 }
 
 impl Totals {
     /// The sums, as of a short time ago at most.
-    pub(super) fn get(&self, queues: &Snapshot, broker: &Broker) -> Arc<Sums> {
-        self.get_at(Instant::now, || Sums::count(queues, broker))
+    pub(super) fn get(&self, queues: &Snapshot, broker: &Broker, now: Timestamp) -> Arc<Sums> {
+        self.get_at(Instant::now, || Sums::count(queues, broker, now))
     }
 
     fn get_at(&self, clock: impl Fn() -> Instant, count: impl FnOnce() -> Sums) -> Arc<Sums> {
@@ -54,11 +55,11 @@ impl Totals {
 }
 
 impl Sums {
-    fn count(queues: &Snapshot, broker: &Broker) -> Self {
+    fn count(queues: &Snapshot, broker: &Broker, now: Timestamp) -> Self {
         let mut sums = HashMap::<Box<str>, Sum>::new();
         for listed in queues.get(broker).iter() {
-            let view = listed.queue.view();
-            if view.ready == 0 && view.unacknowledged == 0 {
+            let (view, counts) = listed.queue.view_counted(now);
+            if view.ready == 0 && view.unacknowledged == 0 && counts.is_none() {
                 continue;
             }
             let sum = match sums.get_mut(listed.vhost.name()) {
@@ -67,6 +68,13 @@ impl Sums {
             };
             sum.ready += view.ready;
             sum.unacknowledged += view.unacknowledged;
+            sum.counts += counts.unwrap_or_default();
+        }
+        for vhost in broker.vhosts() {
+            let counts = &mut sums.entry(vhost.name().into()).or_default().counts;
+            *counts += vhost.counts_of_gone_queues();
+            // Each message once, however many queues it went to.
+            counts.publish = vhost.published(now);
         }
         Self(sums)
     }
@@ -77,10 +85,13 @@ impl Sums {
     }
 
     pub(super) fn of_all(&self) -> Sum {
-        self.0.values().fold(Sum::default(), |all, sum| Sum {
-            ready: all.ready + sum.ready,
-            unacknowledged: all.unacknowledged + sum.unacknowledged,
-        })
+        let mut all = Sum::default();
+        for sum in self.0.values() {
+            all.ready += sum.ready;
+            all.unacknowledged += sum.unacknowledged;
+            all.counts += sum.counts;
+        }
+        all
     }
 }
 

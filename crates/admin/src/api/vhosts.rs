@@ -7,6 +7,7 @@ use super::call::{Answer, Call, Reply, text};
 use super::error::ApiError;
 use super::listing::list;
 use super::overview::columns;
+use super::stats;
 use super::totals::Sum;
 
 /// `GET /api/vhosts`.
@@ -75,10 +76,15 @@ fn show(call: &Call, vhost: &VirtualHost) -> Value {
     put("metadata", json!({"description": description, "tags": tags}));
     put("tracing", json!(false));
     put("cluster_state", json!({call.api.process.node_name(): "running"}));
-    let totals = call.api.broker.as_ref().map(|broker| call.api.totals.get(&call.api.queues, broker));
-    let Sum { ready, unacknowledged } = totals.map(|totals| totals.of(vhost.name())).unwrap_or_default();
+    let totals =
+        call.api.broker.as_ref().map(|broker| call.api.totals.get(&call.api.queues, broker, call.now()));
+    let Sum { ready, unacknowledged, counts } =
+        totals.map(|totals| totals.of(vhost.name())).unwrap_or_default();
     put("messages", json!(ready + unacknowledged));
     put("messages_ready", json!(ready));
     put("messages_unacknowledged", json!(unacknowledged));
+    if let Some(stats) = stats::of_queues(&counts) {
+        put("message_stats", stats);
+    }
     Value::Object(shown)
 }

@@ -30,7 +30,7 @@ pub(crate) const POLICY: HeaderValue = HeaderValue::from_static(
 pub(crate) const COLOURS: &str = "/dashboard/colours.css";
 
 #[rustfmt::skip]
-static FILES: [File; 40] = [
+static FILES: [File; 41] = [
     File { path: "/", kind: HTML, text: include_str!("static/index.html") },
     File { path: "/dashboard/api.js", kind: SCRIPT, text: include_str!("static/api.js") },
     File { path: "/dashboard/base.css", kind: CSS, text: include_str!("static/base.css") },
@@ -62,6 +62,7 @@ static FILES: [File; 40] = [
     File { path: "/dashboard/views/clients.js", kind: SCRIPT, text: include_str!("static/views/clients.js") },
     File { path: "/dashboard/views/connections.js", kind: SCRIPT, text: include_str!("static/views/connections.js") },
     File { path: "/dashboard/views/exchanges.js", kind: SCRIPT, text: include_str!("static/views/exchanges.js") },
+    File { path: "/dashboard/views/limits.js", kind: SCRIPT, text: include_str!("static/views/limits.js") },
     File { path: "/dashboard/views/overview.js", kind: SCRIPT, text: include_str!("static/views/overview.js") },
     File { path: "/dashboard/views/picture.js", kind: SCRIPT, text: include_str!("static/views/picture.js") },
     File { path: "/dashboard/views/policies.js", kind: SCRIPT, text: include_str!("static/views/policies.js") },

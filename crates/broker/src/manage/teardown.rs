@@ -6,12 +6,13 @@ use crate::ledger::key;
 use crate::vhost::VirtualHost;
 
 /// What is written down under the name of a virtual host; bindings are under numbers that are never given out again.
-const NAMED: [Section; 5] = [
+const NAMED: [Section; 6] = [
     Section::Exchanges,
     Section::Queues,
     Section::MqttSessions,
     Section::MqttReceived,
     Section::MqttRetained,
+    Section::MqttOwed,
 ];
 
 impl VirtualHost {

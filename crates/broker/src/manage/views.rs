@@ -8,6 +8,8 @@ use store::catalogue::Section;
 
 use crate::broker::Broker;
 use crate::queue::Queue;
+use crate::rates::{Count, ExchangeFlow};
+use crate::time::Timestamp;
 use crate::topology::{Destination, Exchange, Topology};
 use crate::vhost::VirtualHost;
 
@@ -26,6 +28,14 @@ pub struct ExchangeView {
     pub internal: bool,
     /// As they were sent.
     pub arguments: FieldTable,
+    flow: Option<Arc<ExchangeFlow>>,
+}
+
+impl ExchangeView {
+    /// Messages published to it, and places in queues that they led to, as of `now`; `None` if nothing was ever published.
+    pub fn flow(&self, now: Timestamp) -> Option<(Count, Count)> {
+        self.flow.as_ref()?.read(now)
+    }
 }
 
 /// What a queue holds at one moment.
@@ -81,7 +91,7 @@ impl VirtualHost {
 
     /// All exchanges, the default one included, in no order.
     pub fn all_exchanges(&self) -> Vec<ExchangeView> {
-        let (mut all, mut from) = (vec![default_exchange()], Some(0));
+        let (mut all, mut from) = (vec![self.default_exchange()], Some(0));
         while let Some(at) = from {
             let mut found = Vec::new();
             from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
@@ -93,9 +103,37 @@ impl VirtualHost {
     /// The exchange with this name.
     pub fn exchange_view(&self, name: &str) -> Option<ExchangeView> {
         if name.is_empty() {
-            return Some(default_exchange());
+            return Some(self.default_exchange());
         }
         self.with_topology(|topology| topology.exchange(name).map(|(_, exchange)| view_of(exchange)))
+    }
+
+    /// The same in all virtual hosts, but for what goes through it.
+    fn default_exchange(&self) -> ExchangeView {
+        ExchangeView {
+            name: "".into(),
+            kind: "direct",
+            durable: true,
+            auto_delete: false,
+            internal: false,
+            arguments: FieldTable::new(),
+            flow: Some(self.default_flow().clone()),
+        }
+    }
+
+    /// Messages published in the virtual host, as of `now`. It goes through all exchanges.
+    pub fn published(&self, now: Timestamp) -> Count {
+        let total = self.with_topology(|topology| topology.published_before());
+        let mut published = Count { total, recent: 0 };
+        let mut add = |flow: &ExchangeFlow| published += flow.read(now).unwrap_or_default().0;
+        add(self.default_flow());
+        let mut from = Some(0);
+        while let Some(at) = from {
+            let mut found = Vec::new();
+            from = self.with_topology(|topology| topology.exchanges_from(at, STEP, &mut found));
+            found.iter().filter_map(|exchange| exchange.flow.get()).for_each(|flow| add(flow));
+        }
+        published
     }
 
     /// The queue with this name, whoever it belongs to: to be shown, not to be used.
@@ -183,18 +221,6 @@ impl Broker {
     }
 }
 
-/// The same in all virtual hosts.
-fn default_exchange() -> ExchangeView {
-    ExchangeView {
-        name: "".into(),
-        kind: "direct",
-        durable: true,
-        auto_delete: false,
-        internal: false,
-        arguments: FieldTable::new(),
-    }
-}
-
 fn view_of(exchange: &Exchange) -> ExchangeView {
     ExchangeView {
         name: exchange.name.clone(),
@@ -203,6 +229,7 @@ fn view_of(exchange: &Exchange) -> ExchangeView {
         auto_delete: exchange.auto_delete,
         internal: exchange.internal,
         arguments: exchange.arguments.clone(),
+        flow: exchange.flow.get().cloned(),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::arguments::QueueKind;
 use crate::inspect::with_headers;
 use crate::message::Message;
 use crate::persistence::Marks;
+use crate::rates::Leaving;
 use crate::time::Timestamp;
 
 /// The receiving end of a consumer.
@@ -152,7 +153,8 @@ pub enum Fetched {
 pub struct Offer<'a> {
     pub(super) ready: &'a mut ReadyStore,
     /// In milliseconds, as messages expire.
-    pub(super) now: u64,
+    pub(super) expired_by: u64,
+    pub(super) now: Timestamp,
     /// How many it may still take in this turn.
     pub(super) allowance: usize,
     pub(super) taken: usize,
@@ -186,9 +188,14 @@ impl Offer<'_> {
         if self.is_over() { None } else { self.ready.front().map(|delivery| delivery.message.body_len()) }
     }
 
+    /// What was taken so far, to be counted, and when.
+    pub fn taken(&self) -> (Leaving, Timestamp) {
+        (Leaving::delivered(self.taken, self.no_ack, self.redelivered), self.now)
+    }
+
     /// Whether others are to have their turn, or the queue has to drop what has come to its head.
     fn is_over(&self) -> bool {
         self.allowance == 0
-            || self.taken > 0 && self.ready.front().is_some_and(|next| next.expires <= self.now)
+            || self.taken > 0 && self.ready.front().is_some_and(|next| next.expires <= self.expired_by)
     }
 }

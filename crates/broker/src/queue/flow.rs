@@ -16,6 +16,7 @@ use crate::error::BrokerError;
 use crate::message::Message;
 use crate::names::Resource;
 use crate::persistence::{Keeping, Kept};
+use crate::rates::Leaving;
 use crate::time::Timestamp;
 
 /// What [`Queue::append`] leads to.
@@ -126,9 +127,13 @@ impl Queue {
             Got { delivery, remaining: state.ready.len() as u64 }
         });
         match &got {
-            None => self.metrics.gets_empty.add(1),
+            None => {
+                state.passing.add(0, Leaving::got_nothing(), now);
+                self.metrics.gets_empty.add(1);
+            }
             Some(got) => {
                 state.unacked += u64::from(!no_ack);
+                state.passing.add(0, Leaving::got(no_ack, got.delivery.redelivered()), now);
                 if let Some(marks) = state.marks(&mut effects) {
                     got.delivery.mark_taken(no_ack, marks);
                 }
@@ -143,10 +148,13 @@ impl Queue {
 
     /// Settles deliveries of this queue. Returns how far the log of messages must get so that they do not come back: the end of
     /// the very record; `None` if none of them is on disk.
-    pub fn ack(&self, deliveries: Vec<Delivery>) -> Option<Lsn> {
+    pub fn ack(&self, deliveries: Vec<Delivery>, now: Timestamp) -> Option<Lsn> {
         self.metrics.messages_acked.add(deliveries.len());
         let mut state = self.state.lock();
         state.unacked = state.unacked.saturating_sub(deliveries.len() as u64);
+        if !deliveries.is_empty() && !state.deleted {
+            state.passing.add(0, Leaving::acked(deliveries.len()), now);
+        }
         drop(state);
         self.settle_stored(deliveries.iter())
     }
@@ -244,6 +252,8 @@ impl Queue {
         }
         // Before anybody can settle them.
         let until = keeping.and_then(Keeping::write);
+        // RabbitMQ counts what was routed here, and does not count dead letters.
+        effects.published = if budget.is_none() { taken + refusals } else { 0 };
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);
@@ -311,6 +321,9 @@ impl Queue {
         self.look_at_paging(&mut state, now);
         self.schedule(&mut state);
         effects.share_budget();
+        if effects.published > 0 || effects.delivered > 0 {
+            state.passing.add(effects.published, effects.leaving(), now);
+        }
         let Effects { mut dead, mut marks, delivered, delivered_auto_ack, redelivered, .. } = effects;
         let mut lined_up = false;
         if !dead.is_empty() {

@@ -360,12 +360,18 @@ impl Queue {
             self.deadlines.remove(scheduled, self.id);
         }
         let messages = state.ready.take_all();
+        let passed = std::mem::take(&mut state.passing);
         let consumers = std::mem::take(&mut state.consumers);
         self.has_consumers.store(false, Ordering::Release);
         let waiting = state.take_waiting();
         self.look_at_paging(&mut state, Timestamp::default());
         drop(state);
         waiting.iter().for_each(|waiter| waiter.wake());
+        if let Some(passed) = passed.last_read()
+            && let Some(home) = self.home.upgrade()
+        {
+            home.queue_has_passed(passed);
+        }
         self.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
         messages.len() as u64

@@ -9,6 +9,7 @@ use super::ready::ReadyStore;
 use crate::arguments::{Overflow, QueueArguments};
 use crate::message::Message;
 use crate::persistence::Marks;
+use crate::rates::{Leaving, Passing};
 use crate::time::Timestamp;
 
 pub(super) struct QueueState {
@@ -29,6 +30,8 @@ pub(super) struct QueueState {
     pub(super) paging: PagingState,
     /// While somebody sends dead letters on: those that came since, which have to wait for the ones before.
     letters: Option<Vec<DeadLetter>>,
+    /// What has come and gone.
+    pub(super) passing: Passing,
 }
 
 /// A message that a queue has dropped and that may go to a dead-letter exchange.
@@ -61,6 +64,8 @@ pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
     /// What all of `dead` together may lead to, if a letter is what the step was about.
     pub(super) budget: Option<u32>,
+    /// Messages from publishers.
+    pub(super) published: usize,
     pub(super) delivered: usize,
     pub(super) delivered_auto_ack: usize,
     pub(super) redelivered: usize,
@@ -71,6 +76,12 @@ pub(crate) struct Effects {
 impl Effects {
     pub(super) fn bury(&mut self, message: Arc<Message>, reason: DeathReason, stored: Option<u64>) {
         self.dead.push(DeadLetter { message, reason, stored, budget: MAX_LETTERS_OF_A_CAUSE });
+    }
+
+    /// What was delivered.
+    pub(super) fn leaving(&self) -> Leaving {
+        let (deliver_no_ack, redeliver) = (self.delivered_auto_ack, self.redelivered);
+        Leaving { deliver: self.delivered - deliver_no_ack, deliver_no_ack, redeliver, ..Leaving::default() }
     }
 
     /// Shares between the letters what they may lead to.
@@ -95,6 +106,7 @@ impl QueueState {
             next_position: 0,
             paging: PagingState::default(),
             letters: None,
+            passing: Passing::default(),
         }
     }
 
@@ -198,8 +210,8 @@ impl QueueState {
     /// [Serves consumers](Self::pump) with messages that have come at `now`: what a consumer can take at once has not
     /// expired, however short its life. Only where older messages have, they are not to slip through.
     pub(super) fn pump_arrivals(&mut self, now: Timestamp, effects: &mut Effects) {
-        let now = if self.sweeping.is_some() { now } else { JUST_CAME };
-        self.pump(now, effects);
+        let expired_by = if self.sweeping.is_some() { now } else { JUST_CAME };
+        self.serve(expired_by, now, effects);
     }
 
     /// Gives messages to consumers as long as there are messages, and consumers with room: those of the highest
@@ -208,8 +220,12 @@ impl QueueState {
     /// What has expired by `now` is dropped when it comes to the head; when that is very much, this ends early and
     /// returns false.
     pub(super) fn pump(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
+        self.serve(now, now, effects)
+    }
+
+    fn serve(&mut self, expired_by: Timestamp, now: Timestamp, effects: &mut Effects) -> bool {
         loop {
-            if !self.drop_expired(now, effects) {
+            if !self.drop_expired(expired_by, effects) {
                 return false;
             }
             if self.ready.is_empty() {
@@ -224,7 +240,9 @@ impl QueueState {
             let allowance = if alone { MAX_TURN } else { 1 };
             let marks = self.keeps.then_some(&mut effects.marks);
             let (ready, no_ack) = (&mut self.ready, entry.no_ack);
-            let mut offer = Offer { ready, now: now.0, allowance, taken: 0, redelivered: 0, no_ack, marks };
+            let expired_by = expired_by.0;
+            let mut offer =
+                Offer { ready, expired_by, now, allowance, taken: 0, redelivered: 0, no_ack, marks };
             let room = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
             match entry.no_ack {

@@ -1,19 +1,21 @@
 //! What a queue shows of itself.
 
 use super::Queue;
+use super::state::QueueState;
 use crate::manage::QueueView;
+use crate::rates::MessageCounts;
+use crate::time::Timestamp;
 
 impl Queue {
     /// Its counts, read at one moment.
     pub fn view(&self) -> QueueView {
+        self.state.lock().view()
+    }
+
+    /// The same, and what came and went as of `now`; `None` if nothing ever did.
+    pub fn view_counted(&self, now: Timestamp) -> (QueueView, Option<MessageCounts>) {
         let state = self.state.lock();
-        QueueView {
-            ready: state.ready.len() as u64,
-            unacknowledged: state.unacked,
-            ready_bytes: state.ready.bytes(),
-            paged: state.ready.on_disk().messages,
-            consumers: state.consumers.len() as u64,
-        }
+        (state.view(), state.passing.read(now))
     }
 
     /// The tag of the consumer that alone is served (`x-single-active-consumer`), and of the one that keeps others out.
@@ -23,6 +25,18 @@ impl Queue {
         let exclusive =
             state.consumers.iter().find(|entry| entry.exclusive).map(|entry| entry.tag.to_string());
         (active, exclusive)
+    }
+}
+
+impl QueueState {
+    fn view(&self) -> QueueView {
+        QueueView {
+            ready: self.ready.len() as u64,
+            unacknowledged: self.unacked,
+            ready_bytes: self.ready.bytes(),
+            paged: self.ready.on_disk().messages,
+            consumers: self.consumers.len() as u64,
+        }
     }
 }
 
@@ -36,7 +50,7 @@ mod tests {
 
     use super::*;
     use crate::queue::{Consumer, Offer, Room};
-    use crate::{Broker, BrokerConfig, ConsumerSpec, QueueDeclare, SessionId, Timestamp};
+    use crate::{Broker, BrokerConfig, ConsumerSpec, QueueDeclare, SessionId};
 
     /// Takes nothing on a channel.
     struct On(u16);

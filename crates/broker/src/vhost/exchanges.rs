@@ -1,6 +1,7 @@
 //! Exchanges and the bindings between them, and the part of binding that queues share.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use amqp::{FieldTable, RawTable, ReplyCode};
 use store::catalogue::Ticket;
@@ -62,6 +63,7 @@ impl VirtualHost {
             internal: declare.internal,
             alternate: policies.alternate_of(name, &arguments),
             arguments,
+            flow: OnceLock::new(),
         });
         self.topology_changed();
         self.metrics.exchanges.add(1);

@@ -7,6 +7,7 @@ use store::catalogue::{Catalogue, Ticket};
 use super::VirtualHost;
 use crate::error::BrokerError;
 use crate::queue::Queue;
+use crate::rates::{ExchangeFlow, MessageCounts};
 use crate::time::Timestamp;
 use crate::topology::{Destination, Topology};
 
@@ -14,6 +15,20 @@ impl VirtualHost {
     /// Looks at the topology, with its lock held: briefly.
     pub(crate) fn with_topology<R>(&self, look: impl FnOnce(&Topology) -> R) -> R {
         look(&self.topology.read())
+    }
+
+    pub(crate) fn default_flow(&self) -> &Arc<ExchangeFlow> {
+        &self.default_flow
+    }
+
+    /// A queue is gone in which so much came and went.
+    pub(crate) fn queue_has_passed(&self, counts: MessageCounts) {
+        *self.gone.lock() += counts;
+    }
+
+    /// What came and went in queues that are gone.
+    pub fn counts_of_gone_queues(&self) -> MessageCounts {
+        *self.gone.lock()
     }
 
     /// The names of the policy and the operator policy that hold for a queue.

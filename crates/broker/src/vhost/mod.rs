@@ -32,6 +32,7 @@ use crate::permissions::{Access, ClientName, Grant, Grants};
 use crate::policies::PolicyTable;
 use crate::publisher::Publisher;
 use crate::queue::Queue;
+use crate::rates::{ExchangeFlow, MessageCounts};
 use crate::replies::ReplyQueues;
 use crate::routing::{ExchangeKind, Routed};
 use crate::topology::{Destination, Exchange, Routes, Topology};
@@ -99,6 +100,15 @@ pub struct DeclaredQueue {
     pub ticket: Ticket,
 }
 
+/// What [`VirtualHost::route`] finds.
+pub(crate) struct Found {
+    pub(crate) exchange: Arc<str>,
+    pub(crate) flow: Arc<ExchangeFlow>,
+    pub(crate) routes: Routes,
+    /// That it holds for.
+    pub(crate) generation: u64,
+}
+
 /// A virtual host. All its methods may be called from any thread.
 pub struct VirtualHost {
     name: Arc<str>,
@@ -119,6 +129,10 @@ pub struct VirtualHost {
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
+    /// What goes through the default exchange, which is not in the topology.
+    default_flow: Arc<ExchangeFlow>,
+    /// What came and went in queues that are gone.
+    gone: Mutex<MessageCounts>,
 }
 
 impl VirtualHost {
@@ -142,6 +156,8 @@ impl VirtualHost {
             metrics,
             deadlines,
             paging,
+            default_flow: Arc::default(),
+            gone: Mutex::default(),
         });
         let mut topology = vhost.topology.write();
         for (name, kind, internal) in STANDARD_EXCHANGES {
@@ -154,6 +170,7 @@ impl VirtualHost {
                 internal: *internal,
                 alternate: None,
                 arguments: FieldTable::new(),
+                flow: OnceLock::new(),
             });
         }
         drop(topology);
@@ -251,16 +268,15 @@ impl VirtualHost {
 
     /// The name of the exchange, the queues that a message published to it goes to, and the generation for which
     /// that holds.
-    pub(crate) fn route(
-        &self,
-        exchange: &str,
-        routed: Routed<'_>,
-    ) -> Result<(Arc<str>, Routes, u64), BrokerError> {
+    pub(crate) fn route(&self, exchange: &str, routed: Routed<'_>) -> Result<Found, BrokerError> {
         let topology = self.topology.read();
         let generation = self.generation();
         let slot = self.publish_slot(&topology, exchange)?;
-        let name = slot.map_or_else(|| "".into(), |slot| topology.exchange_at(slot).name.clone());
-        Ok((name, topology.route(slot, routed), generation))
+        let (exchange, flow) = match slot.map(|slot| topology.exchange_at(slot)) {
+            Some(exchange) => (exchange.name.clone(), exchange.flow()),
+            None => ("".into(), self.default_flow.clone()),
+        };
+        Ok(Found { exchange, flow, routes: topology.route(slot, routed), generation })
     }
 
     /// `None` for the default exchange.

@@ -1,6 +1,6 @@
 //! Putting exchanges, queues and bindings back as they were written down, many at a time.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
 use store::Store;
@@ -60,6 +60,7 @@ impl<'b> Restoring<'b> {
                 internal: written.internal,
                 alternate,
                 arguments,
+                flow: OnceLock::new(),
             })
         });
         topology.set_number(slot, written.number);

@@ -24,7 +24,7 @@ fn a_full_consumer_waits_until_it_has_room() {
     world.publish_all("q", &["1", "2", "3", "4"]);
     assert_eq!(recorder.bodies(), ["1", "2"]);
     assert_eq!((queue.message_count(), queue.unacked_count()), (2, 2));
-    queue.ack(recorder.got.lock().drain(..).collect());
+    queue.ack(recorder.got.lock().drain(..).collect(), world.now);
     *recorder.room.lock() = 10;
     queue.resume(id, world.now);
     assert_eq!(recorder.bodies(), ["3", "4"]);

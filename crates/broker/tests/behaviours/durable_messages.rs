@@ -33,7 +33,7 @@ fn what_is_settled_on_disk_stays_away() {
     let mut kept = kept(2);
     let queue = kept.durable("q", &[]);
     ["acked", "taken", "dropped", "left"].iter().for_each(|body| drop(kept.publish("", "q", body)));
-    queue.ack(vec![kept.world.get(&queue)]);
+    queue.ack(vec![kept.world.get(&queue)], kept.world.now);
     assert!(queue.get(true, kept.world.now).is_some());
     queue.reject(vec![kept.world.get(&queue)], kept.world.now);
     kept.sync();
@@ -83,7 +83,7 @@ fn each_of_many_queues_has_its_own() {
     kept.publish("amq.fanout", "", "one");
     kept.publish("amq.fanout", "", "two");
     let queue = kept.queue("b");
-    queue.ack(vec![kept.world.get(&queue)]);
+    queue.ack(vec![kept.world.get(&queue)], kept.world.now);
     kept.world.vhost.delete_queue(ME, "c", false, false).unwrap();
     kept.sync();
     let kept = kept.crash();
@@ -106,7 +106,7 @@ fn what_is_not_to_last_costs_nothing() {
     let in_transient = kept.publish("", "transient", "m");
     assert_eq!((of_transient.until, in_transient.until), (None, None));
     let queue = kept.queue("durable");
-    queue.ack(vec![kept.world.get(&queue)]);
+    queue.ack(vec![kept.world.get(&queue)], kept.world.now);
     queue.purge();
     assert_eq!(kept.store.end(), before);
 }
@@ -260,7 +260,7 @@ fn random_life(seed: u64, mut kept: Kept, octets: usize) {
             4 if !held.is_empty() => {
                 let delivery = held.swap_remove(dice.below(held.len() as u64) as usize);
                 settled.insert(number(&delivery));
-                kept.queue("q").ack(vec![delivery]);
+                kept.queue("q").ack(vec![delivery], kept.world.now);
             }
             5 if !held.is_empty() => {
                 let delivery = held.swap_remove(0);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | confirms: unroutable is acked, refused by a full queue is nacked, a deleted queue is no reason to nack | `confirms` |
 //! | deliveries are not repeated or lost by prefetch, priorities, cancelling | `consuming` |
+//! | what goes through is counted, with rates | `counting` |
 //! | requeue restores the place and marks as redelivered | `requeue_order` |
 //! | exclusive queues belong to a session and go with it | `exclusive_queues` |
 //! | declare, passive, redeclare, names, delete with conditions | `declaring` |
@@ -23,6 +24,7 @@ mod bindings;
 mod confirms;
 mod consistent_hash;
 mod consuming;
+mod counting;
 mod dead_letters;
 mod declaring;
 mod durable_messages;

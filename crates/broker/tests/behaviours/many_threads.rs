@@ -45,7 +45,7 @@ fn work(worker: &Worker, id: ConsumerId, seen: &Mutex<Vec<String>>, settled: &At
             taken.into_iter().partition(|d| !d.redelivered() && text(d).ends_with('3'));
         seen.lock().extend(done.iter().map(text));
         settled.fetch_add(done.len() as u64, Ordering::SeqCst);
-        worker.queue.ack(done);
+        worker.queue.ack(done, Timestamp(1));
         worker.queue.requeue(back, Timestamp(1));
         if worker.full.swap(false, Ordering::SeqCst) {
             worker.queue.resume(id, Timestamp(1));

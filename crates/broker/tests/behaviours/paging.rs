@@ -268,7 +268,7 @@ fn a_restart_brings_back_numbers_and_leaves_the_messages_on_disk() {
         // Here and there, so that a start has to count within a segment.
         let (acked, left): (Vec<_>, Vec<_>) =
             taken.into_iter().partition(|delivery| text(delivery).trim_end().ends_with('3'));
-        queue.ack(acked);
+        queue.ack(acked, kept.world.now);
         drop(left);
         let mut kept = restart(kept, retired);
         let survives = |number: &usize| is_persistent(*number) && (*number >= 25 || number % 10 != 3);

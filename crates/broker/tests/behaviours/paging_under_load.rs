@@ -152,7 +152,7 @@ fn many_threads_publish_take_purge_and_page() {
                         queue.requeue(vec![got.delivery], Timestamp(1));
                     } else {
                         taken.lock().push(number);
-                        queue.ack(vec![got.delivery]);
+                        queue.ack(vec![got.delivery], Timestamp(1));
                     }
                 }
             }

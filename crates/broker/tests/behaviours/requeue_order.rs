@@ -34,7 +34,7 @@ fn what_comes_back_after_the_queue_was_deleted_is_dropped() {
     let held: Vec<_> = (0..3).map(|_| world.get(&queue)).collect();
     world.vhost.delete_queue(ME, "q", false, false).unwrap();
     let mut held = held.into_iter();
-    queue.ack(held.next().into_iter().collect());
+    queue.ack(held.next().into_iter().collect(), world.now);
     queue.requeue(held.next().into_iter().collect(), world.now);
     queue.reject(held.collect(), world.now);
     assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));

@@ -111,7 +111,7 @@ fn a_consumer_resumed_while_messages_come_gets_them_all() {
         });
         for _ in 0..2 {
             let (delivery, full) = consumer.wait();
-            queue.ack(vec![delivery]);
+            queue.ack(vec![delivery], NOW);
             if full {
                 queue.resume(id, NOW);
             }

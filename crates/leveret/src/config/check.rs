@@ -5,6 +5,28 @@ use server::Routes;
 use super::address::ListenAddr;
 use super::choice::{InboundHeader, VerifyClient};
 use super::layers::{ConfigError, Effective};
+use super::settings::Config;
+
+/// The settings that are listeners.
+pub(super) fn listeners(config: &Config) -> [(&'static str, &ListenAddr); 15] {
+    [
+        ("amqp", &config.amqp),
+        ("amqps", &config.amqps),
+        ("ws", &config.ws),
+        ("wss", &config.wss),
+        ("mqtt", &config.mqtt),
+        ("mqtts", &config.mqtts),
+        ("web_mqtt", &config.web_mqtt),
+        ("web_mqtts", &config.web_mqtts),
+        ("stomp", &config.stomp),
+        ("stomps", &config.stomps),
+        ("web_stomp", &config.web_stomp),
+        ("web_stomps", &config.web_stomps),
+        ("http", &config.http),
+        ("https", &config.https),
+        ("prometheus", &config.prometheus),
+    ]
+}
 
 /// Refuses combinations that would leave something out that was asked for.
 pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError> {
@@ -22,6 +44,7 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         ("web_mqtts", &config.web_mqtts),
         ("stomps", &config.stomps),
         ("web_stomps", &config.web_stomps),
+        ("https", &config.https),
     ] {
         if *address != ListenAddr::Off && certificates == 0 {
             return fault(key, "needs tls_cert and tls_key");
@@ -46,6 +69,9 @@ pub(super) fn check_transports(effective: &Effective) -> Result<(), ConfigError>
         if *address != ListenAddr::Off && !config.upstream.is_empty() && config.upstream_mqtt.0.is_none() {
             return fault(key, "needs upstream_mqtt: in front of an upstream MQTT is only relayed");
         }
+    }
+    if !config.https_strict.is_zero() && config.https == ListenAddr::Off {
+        return fault("https_strict", "has no effect without https");
     }
     if config.upstream_mqtt.0.is_some() && config.upstream.is_empty() {
         return fault("upstream_mqtt", "has no effect without an upstream");
@@ -119,23 +145,7 @@ pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
         if *listen == ListenAddr::Off || matches!(listen, ListenAddr::Tcp { port: 0, .. }) {
             continue;
         }
-        let listeners = [
-            ("amqp", &config.amqp),
-            ("amqps", &config.amqps),
-            ("ws", &config.ws),
-            ("wss", &config.wss),
-            ("mqtt", &config.mqtt),
-            ("mqtts", &config.mqtts),
-            ("web_mqtt", &config.web_mqtt),
-            ("web_mqtts", &config.web_mqtts),
-            ("stomp", &config.stomp),
-            ("stomps", &config.stomps),
-            ("web_stomp", &config.web_stomp),
-            ("web_stomps", &config.web_stomps),
-            ("http", &config.http),
-            ("prometheus", &config.prometheus),
-        ];
-        let same = listeners.into_iter().find(|(_, address)| *address == listen).map(|(key, _)| key);
+        let same = listeners(config).into_iter().find(|(_, address)| *address == listen).map(|(key, _)| key);
         let twice = relays[..at].iter().any(|other| other.listen == *listen).then_some("another relay");
         if let Some(other) = same.or(twice) {
             return fault(format!("the same address as {other} ({listen})"));

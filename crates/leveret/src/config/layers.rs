@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::address::{ListenAddr, mask_credentials};
-use super::check::{check_relays, check_transports};
+use super::check::{check_relays, check_transports, listeners};
 use super::file;
 use super::settings::{Config, SETTINGS, Setting, flag, variable};
 
@@ -199,43 +199,9 @@ impl Effective {
 
     /// Checks what no single setting can tell.
     fn check(&self) -> Result<(), ConfigError> {
-        let Config {
-            amqp,
-            amqps,
-            ws,
-            wss,
-            mqtt,
-            mqtts,
-            web_mqtt,
-            web_mqtts,
-            stomp,
-            stomps,
-            web_stomp,
-            web_stomps,
-            http,
-            prometheus,
-            relay,
-            definitions,
-            upstream,
-            ..
-        } = &self.config;
+        let Config { relay, definitions, upstream, .. } = &self.config;
         let place = |key| self.place(key);
-        let listeners = [
-            ("amqp", amqp),
-            ("amqps", amqps),
-            ("ws", ws),
-            ("wss", wss),
-            ("mqtt", mqtt),
-            ("mqtts", mqtts),
-            ("web_mqtt", web_mqtt),
-            ("web_mqtts", web_mqtts),
-            ("stomp", stomp),
-            ("stomps", stomps),
-            ("web_stomp", web_stomp),
-            ("web_stomps", web_stomps),
-            ("http", http),
-            ("prometheus", prometheus),
-        ];
+        let listeners = listeners(&self.config);
         let own = listeners.iter().map(|(_, address)| *address);
         let mut all = own.chain(relay.0.iter().map(|relay| &relay.listen));
         if all.all(|listener| *listener == ListenAddr::Off) {

@@ -173,8 +173,17 @@ settings! {
         /// The same over TLS; needs `tls_cert` and `tls_key`.
         web_stomps: ListenAddr = "off";
 
-        /// Health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page to try AMQP over WebSocket (`/`).
+        /// The dashboard (`/`), the management API (`/api`), health (`/healthz`, `/readyz`), metrics (`/metrics`) and a page
+        /// to try AMQP over WebSocket (`/messages`).
         http: ListenAddr = "127.0.0.1:15672", with upstream "127.0.0.1:15673";
+
+        /// The same over TLS; needs `tls_cert` and `tls_key`. RabbitMQ has its management there at port 15671.
+        https: ListenAddr = "off";
+
+        /// For how long every answer of `https` tells browsers to come to this host by TLS only
+        /// (Strict-Transport-Security); 0 tells nothing. It holds for all ports of the host's name, `http` and other
+        /// servers' among them, and browsers remember it for that time.
+        https_strict: Duration = "0s", from "0s" to "20000h";
 
         /// The metrics (`/metrics`, `/metrics/per-object`, `/metrics/detailed`) alone, without a login, for scrapers that are
         /// not to reach `http`; RabbitMQ has them at port 15692.

@@ -9,6 +9,7 @@ use clap::Args;
 use hyper::Method;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
+use transport::tls::{CertificateFiles, ClientTlsConfig};
 
 use super::secret;
 use crate::Failure;
@@ -43,6 +44,12 @@ pub(super) struct Connection {
     /// The authorities that an https:// server's certificate may come from, as PEM, instead of the system's
     #[arg(long, global = true, value_name = "FILE", env = "LEVERET_CTL_CA")]
     ca: Option<PathBuf>,
+    /// A certificate to show to an https:// server that asks for one, as PEM; needs --key
+    #[arg(id = "client_cert", long = "cert", global = true, value_name = "FILE", env = "LEVERET_CTL_CERT")]
+    cert: Option<PathBuf>,
+    /// The private key of --cert, as PEM, not encrypted
+    #[arg(id = "client_key", long = "key", global = true, value_name = "FILE", env = "LEVERET_CTL_KEY")]
+    key: Option<PathBuf>,
     /// Seconds to wait for an answer
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
@@ -81,7 +88,17 @@ impl Api {
         let endpoint =
             Endpoint::parse(&connection.url).map_err(|reason| Failure::Usage(format!("--url {reason}")))?;
         let timeout = Duration::from_secs(connection.timeout);
-        let mut client = HttpClient::new(endpoint, connection.ca.clone(), timeout).map_err(Failure::run)?;
+        if connection.cert.is_some() != connection.key.is_some() {
+            return Err(Failure::Usage("--cert and --key are needed together".to_owned()));
+        }
+        let certificate = connection.cert.clone().zip(connection.key.clone());
+        let files = ClientTlsConfig {
+            authorities: connection.ca.clone(),
+            certificate: certificate.map(|(certificate, key)| CertificateFiles { certificate, key }),
+            server_name: None,
+            verify: true,
+        };
+        let mut client = HttpClient::new(endpoint, files, timeout).map_err(Failure::run)?;
         let user = connection.user.clone();
         let password = secret::login(&user, connection.password_file.as_deref())?;
         client.authorize(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))));

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use admin::{ChannelInfo, Connection, ConnectionInfo};
+use broker::{MessageCounts, Timestamp};
 use server::{ChannelStatus, OpenConnection};
 use transport::Peer;
 
@@ -56,8 +57,12 @@ impl Connection for Shown {
         }
     }
 
-    fn channels(&self) -> Vec<ChannelInfo> {
-        self.0.channels().iter().map(channel).collect()
+    fn channels(&self, now: Timestamp) -> Vec<ChannelInfo> {
+        self.0.channels_counted(now).iter().map(channel).collect()
+    }
+
+    fn octet_rates(&self, now: Timestamp) -> (f64, f64) {
+        self.0.octet_rates(now)
     }
 
     fn close(&self, reason: &str) {
@@ -92,7 +97,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-fn channel(status: &ChannelStatus) -> ChannelInfo {
+fn channel((status, counts): &(ChannelStatus, Option<MessageCounts>)) -> ChannelInfo {
     ChannelInfo {
         number: status.number,
         prefetch: status.prefetch,
@@ -101,6 +106,7 @@ fn channel(status: &ChannelStatus) -> ChannelInfo {
         transactional: status.transactional,
         consumers: status.consumers as u64,
         unacknowledged: status.unacknowledged as u64,
+        counts: *counts,
     }
 }
 

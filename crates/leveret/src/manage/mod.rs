@@ -7,15 +7,17 @@ mod pool;
 use std::sync::Arc;
 use std::time::Instant;
 
-use admin::{ApiProcess, Connection, Counters, ListenerInfo, NodeInfo};
+use admin::{ApiProcess, Connection, Counters, ListenerInfo, NodeInfo, TlsListener};
 use broker::{FrontEnd, Timestamp};
 use serde_json::{Map, Value, json};
-use server::{Clock, Door, Limits, Resource, Scopes, Server};
+use server::{Clock, Door, InUse, Limits, Resource, Scopes, Server};
+use transport::tls::ServerTls;
 
 use crate::alarms::Levels;
 use crate::announce::announced;
 use crate::signals::Drainer;
 use connection::Shown;
+pub(crate) use pool::PoolLimits;
 
 /// The running process as the API sees it.
 pub(crate) struct Manager {
@@ -33,10 +35,19 @@ pub(crate) struct Manager {
 pub(crate) struct Hooks {
     /// Tells the limits that hold now.
     pub(crate) limits: Box<dyn Fn() -> Limits + Send + Sync>,
+    /// Those of the pool, if there is one.
+    pub(crate) pool_limits: PoolLimits,
     /// Tells the settings in effect.
     pub(crate) environment: Box<dyn Fn() -> Value + Send + Sync>,
+    /// What listeners over TLS show, if there are any.
+    pub(crate) certificates: Option<Arc<ServerTls>>,
     /// Shuts down.
     pub(crate) drainer: Drainer,
+}
+
+/// Listeners over TLS with what they show and believe now.
+pub(crate) fn tls_listeners(tls: Option<&ServerTls>) -> Vec<TlsListener> {
+    tls.map(|tls| listeners::over_tls(&announced(), &tls.in_use())).unwrap_or_default()
 }
 
 impl Manager {
@@ -91,7 +102,11 @@ impl ApiProcess for Manager {
     }
 
     fn listeners(&self) -> Vec<ListenerInfo> {
-        announced().iter().filter_map(|(name, url)| listeners::read(name, url)).collect()
+        announced().iter().filter_map(|each| listeners::read(&each.name, &each.url)).collect()
+    }
+
+    fn tls_listeners(&self) -> Vec<TlsListener> {
+        tls_listeners(self.hooks.certificates.as_deref())
     }
 
     fn counters(&self) -> Counters {
@@ -166,12 +181,18 @@ impl ApiProcess for Manager {
             (self.hooks.limits)();
         let exceeded: Map<String, Value> =
             self.server.exceeded().iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
-        json!({
+        let InUse { connections: connections_used, channels: channels_used } = self.server.in_use();
+        let mut told = json!({
             "connections": scopes(connections), "connection_rate": scopes(connection_rate),
             "channels": scopes(channels), "receive_rate": scopes(receive_rate),
             "mode": if alarm_only { "alarm" } else { "enforce" }, "exceeded": exceeded,
-            "open_connections": self.server.connection_count(),
-        })
+            "open_connections": connections_used.total,
+            "in_use": {"connections": used(connections_used), "channels": used(channels_used)},
+        });
+        if let Door::Upstream(upstream) = &self.door {
+            told["upstream"] = pool::limits(upstream, &self.hooks.pool_limits);
+        }
+        told
     }
 
     fn environment(&self) -> Value {
@@ -189,6 +210,10 @@ fn scopes(scopes: Scopes<usize>) -> Value {
     json!({
         "total": limit(scopes.total), "per_ip": limit(scopes.per_ip), "per_user": limit(scopes.per_user),
     })
+}
+
+fn used(scopes: Scopes<usize>) -> Value {
+    json!({"total": scopes.total, "per_ip": scopes.per_ip, "per_user": scopes.per_user})
 }
 
 /// As RabbitMQ names its nodes: after the machine.

@@ -3,6 +3,24 @@
 use proxy::{Pool, UpstreamView};
 use serde_json::{Value, json};
 
+/// How much the pool may take, from start to end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolLimits {
+    /// Upstream connections.
+    pub(crate) connections: u32,
+    /// Octets kept until an upstream answers for them.
+    pub(crate) replay_bytes: u64,
+}
+
+/// The limits, and how much of each is in use.
+pub(super) fn limits(pool: &Pool, limits: &PoolLimits) -> Value {
+    let metrics = pool.metrics();
+    json!({
+        "connections": {"total": limits.connections, "in_use": metrics.upstream_connections},
+        "replay_bytes": {"total": limits.replay_bytes, "in_use": metrics.octets_kept},
+    })
+}
+
 /// The upstream addresses.
 pub(super) fn upstreams(pool: &Pool) -> Vec<Value> {
     let show = |(address, is_up, connections): (String, bool, usize)| json!({"address": address, "up": is_up, "connections": connections});

@@ -9,8 +9,7 @@ use mqtt::packet::{Ack, AckKind, Connect, Payload, Publish};
 use mqtt::server::{Connection, Event, Settings};
 use mqtt::session::{Message, Session};
 use mqtt::{Decoder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
-
-use crate::fuzz_corpus::Random;
+use mutations::Random;
 
 /// Programs of each version; half a second each in a debug build.
 const PROGRAMS: u64 = 150;
@@ -80,7 +79,7 @@ impl World {
     fn new(version: Version, seed: u64) -> Self {
         Self {
             version,
-            random: Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
+            random: Random::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
             now: Instant::now(),
             client: Client::default(),
             server: None,

@@ -205,7 +205,7 @@ fn give_back(unsettled: Vec<(u64, Unsettled)>, how: Settlement, context: &Contex
             run.push(entry.delivery);
         }
         match how {
-            Settlement::Ack => _ = queue.ack(run),
+            Settlement::Ack => _ = queue.ack(run, context.now),
             Settlement::Requeue => queue.requeue(run, context.now),
             Settlement::Reject => queue.reject(run, context.now),
         }

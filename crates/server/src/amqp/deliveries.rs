@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::{ConsumerId, Delivery, Queue, Timestamp};
+use broker::{ConsumerId, Delivery, Leaving, MessageCounts, Passing, Queue, Timestamp};
 use slab::Slab;
 use sync::Mutex;
 
@@ -59,6 +59,8 @@ struct Inner {
     next_ticket: u64,
     /// When [`Deliveries::is_overdue`] was asked, and the next delivery tag then, as long as older ones are unsettled.
     marks: VecDeque<(u64, Instant)>,
+    /// What was delivered, and acknowledged.
+    passing: Passing,
 }
 
 /// One consumer's share of the channel.
@@ -119,6 +121,7 @@ impl Deliveries {
             waiting: BTreeMap::new(),
             next_ticket: 0,
             marks: VecDeque::new(),
+            passing: Passing::default(),
         };
         Self { connection, destination, inner: Mutex::new(inner) }
     }
@@ -213,9 +216,26 @@ impl Deliveries {
         }
     }
 
+    /// What was delivered and acknowledged, as of `now`; `None` if nothing ever was.
+    pub(crate) fn passed(&self, now: Timestamp) -> Option<MessageCounts> {
+        self.inner.lock().passing.read(now)
+    }
+
+    /// Counts what no other call does.
+    pub(crate) fn count(&self, leaving: Leaving, now: Timestamp) {
+        self.inner.lock().passing.add(0, leaving, now);
+    }
+
     /// Takes the next delivery tag for a basic.get, and remembers the delivery unless `no_ack`.
-    pub(crate) fn register_get(&self, queue: &Arc<Queue>, delivery: &Delivery, no_ack: bool) -> u64 {
+    pub(crate) fn register_get(
+        &self,
+        queue: &Arc<Queue>,
+        delivery: &Delivery,
+        no_ack: bool,
+        now: Timestamp,
+    ) -> u64 {
         let mut inner = self.inner.lock();
+        inner.passing.add(0, Leaving::got(no_ack, delivery.redelivered()), now);
         let tag = inner.take_tag();
         if !no_ack {
             let entry = Unsettled { queue: Arc::clone(queue), delivery: delivery.clone(), consumer: None };
@@ -225,10 +245,19 @@ impl Deliveries {
     }
 
     /// Takes out one delivery, or with `multiple` all up to `tag` (all there are, for tag 0). `None` for a tag that is
-    /// not outstanding. The caller gives the deliveries back to their queues, and then [resumes](Self::resume).
-    pub(crate) fn settle(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
+    /// not outstanding. They count as acknowledged, if they are, at `acked_at`. The caller gives the deliveries back to their
+    /// queues, and then [resumes](Self::resume).
+    pub(crate) fn settle(
+        &self,
+        tag: u64,
+        multiple: bool,
+        acked_at: Option<Timestamp>,
+    ) -> Option<Vec<(u64, Unsettled)>> {
         let mut inner = self.inner.lock();
         let settled = inner.take(tag, multiple)?;
+        if let Some(now) = acked_at {
+            inner.passing.add(0, Leaving::acked(settled.len()), now);
+        }
         inner.release(&settled);
         Some(settled)
     }

@@ -2,6 +2,7 @@
 
 mod alarms;
 mod behaviours;
+mod counting;
 mod disk;
 mod paging;
 mod semantics;

@@ -7,6 +7,7 @@
 
 mod bucket;
 mod exceeded;
+mod in_use;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use parking_lot::Mutex;
 
 use self::bucket::Bucket;
 pub use self::exceeded::Exceeded;
+pub use self::in_use::InUse;
 
 /// One number for each of those that share a limit; as a limit, 0 means none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

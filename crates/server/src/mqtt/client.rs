@@ -4,7 +4,8 @@
 //!
 //! # What is on disk
 //! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its subscriptions, and its
-//! messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until they are acknowledged. That a message of
+//! messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until they are acknowledged, and the topics of
+//! retained ones are noted until then ([`super::owed`]). That a message of
 //! QoS 2 from the client has come is noted with the LSN at which the log of messages has it: both are noted within one round
 //! of the disk, and after a crash the one counts only if the other is there.
 
@@ -27,10 +28,11 @@ use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
 use super::kept::{Held, Kept, PendingWill, encode};
 use super::message::{Incoming, routing_key, to_amqp};
+use super::owed::Owed;
 use super::received::{Note, Partial, received_key};
 use super::retained::Full;
 use super::subscriptions::Subscriptions;
-use super::waiting::{RetainedDelivery, Then, Waiting};
+use super::waiting::{Then, Waiting};
 use crate::amqp::room::DiskRoom;
 use crate::server::Shared;
 
@@ -59,7 +61,7 @@ pub(super) struct Client {
     pub(super) groups: Vec<Box<str>>,
     pub(super) partial: Vec<Partial>,
     pub(super) moving: Vec<(u64, Lsn)>,
-    pub(super) retained: std::collections::VecDeque<RetainedDelivery>,
+    pub(super) owed: Owed,
     pub(super) waiting: Waiting,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is noted.
     pub(super) to_release: Vec<u16>,
@@ -129,7 +131,7 @@ impl Client {
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),
-            retained: std::collections::VecDeque::new(),
+            owed: Owed::default(),
             waiting: Waiting::default(),
             to_release: Vec::new(),
             changed: false,
@@ -167,9 +169,9 @@ impl Client {
 
     /// Takes over what was kept of the session, but for its subscriptions; returns what is for the engine.
     pub(super) fn adopt(&mut self, kept: Kept) -> Session {
-        let Kept { session, held, restored, next_tag, groups, partial, moving, .. } = kept;
+        let Kept { session, held, restored, next_tag, owed, groups, partial, moving, .. } = kept;
         (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
-        (self.partial, self.moving) = (partial, moving);
+        (self.owed, self.partial, self.moving) = (owed, partial, moving);
         session
     }
 
@@ -263,7 +265,7 @@ impl Client {
     }
 
     /// Hands over what was published.
-    fn flush_published(&mut self) {
+    pub(super) fn flush_published(&mut self) {
         if self.published.is_empty() {
             return;
         }
@@ -319,6 +321,12 @@ impl Client {
         self.hub.put_session(&self.owner, self.vhost(), value)
     }
 
+    /// Writes down a session from earlier that is to end with this connection: a crash must not bring it back as it was.
+    pub(super) fn write_down_mortal(&self, session: &Session) {
+        let value = encode(session, &self.moving, 0, None, None);
+        self.hub.put_session(&self.owner, self.vhost(), value);
+    }
+
     /// Whether nothing waits for the disk.
     pub(super) fn is_settled(&self) -> bool {
         self.waiting.is_empty()
@@ -349,6 +357,7 @@ impl Client {
             held: std::mem::take(&mut self.held),
             restored: std::mem::take(&mut self.restored),
             next_tag: self.next_tag,
+            owed: std::mem::take(&mut self.owed),
             groups: std::mem::take(&mut self.groups),
             partial: std::mem::take(&mut self.partial),
             moving: std::mem::take(&mut self.moving),

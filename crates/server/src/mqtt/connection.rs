@@ -177,6 +177,8 @@ impl Connection {
             }
             Next::Refused { packet_id, refusal: Refusal { reason, text } } => {
                 let Phase::Open(client) = &mut self.phase else { return };
+                // Acknowledgements come in the order of what they are about (MQTT-4.6.0-2).
+                client.flush_published();
                 client.wait(Then::Refuse { packet_id, reason, text }, (None, None));
             }
             Next::Subscribe { packet_id, requests } => {
@@ -264,6 +266,7 @@ impl Connection {
         let at = self.shared.clock.timestamp(now);
         let mut client = Box::new(Client::new(&self.shared, &self.hub, &self.outbox, admitted, at));
         let mut session = None;
+        let is_resumed = kept.is_some() && self.engine.wants_session();
         match kept {
             Some(kept) if self.engine.wants_session() => session = Some(client.adopt(*kept)),
             Some(kept) => self.hub.end(&owner, client.vhost(), *kept, at),
@@ -272,14 +275,18 @@ impl Connection {
         let mut out = Vec::new();
         let dropped = self.engine.accept(session, login.assigned(), now, &mut out);
         self.write(out);
+        dropped.into_iter().for_each(|tag| client.delivered(tag, 0, false));
         if let Err(Refusal { reason, text }) = client.resume(&self.engine) {
             // The session waits for one who may have it.
             self.phase = Phase::Open(client);
             self.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
             return self.fail(Fault::new(reason, "the session cannot be resumed"));
         }
-        dropped.into_iter().for_each(|tag| client.delivered(tag, 0, false));
-        client.write_down(self.engine.session());
+        if client.outlives() {
+            client.write_down(self.engine.session());
+        } else if is_resumed {
+            client.write_down_mortal(self.engine.session());
+        }
         match &self.record {
             Some(record) => record.opened(),
             None => {
@@ -522,10 +529,7 @@ fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>
         }
         Then::Release { packet_id } => engine.release(packet_id, out),
         Then::Complete { packet_id } => engine.complete(packet_id, out),
-        Then::Subscribed { packet_id, reasons, retained } => {
-            engine.subscribed(packet_id, reasons, out);
-            client.retained.extend(retained);
-        }
+        Then::Subscribed { packet_id, reasons } => engine.subscribed(packet_id, reasons, out),
         Then::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
         Then::Send { octets } => out.extend_from_slice(&octets),
     }

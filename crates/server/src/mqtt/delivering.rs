@@ -1,4 +1,4 @@
-//! Messages for the client: from its queues, and the retained ones.
+//! Messages for the client from its queues. The retained ones are in [`super::owing`].
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::inbox::SourceKey;
 use super::kept::Held;
 use super::message::{self, left, payload_of, to_mqtt};
 use super::subscriptions::{Class, Match, Verdict};
-use super::waiting::{RetainedDelivery, Then};
+use super::waiting::Then;
 
 /// A queue that the client consumes from.
 pub(super) struct Source {
@@ -38,12 +38,14 @@ pub(super) enum Kind {
 
 /// What is to be sent of a batch, when it is noted what that is.
 #[derive(Default)]
-struct Noted {
-    octets: Vec<u8>,
+pub(super) struct Noted {
+    pub(super) octets: Vec<u8>,
     /// Out of queues that others share, by the tags that the session has for them.
     moved: Vec<(u64, Held)>,
     /// A message of QoS 2 is among them.
-    exactly_once: bool,
+    pub(super) exactly_once: bool,
+    /// Topics of retained messages that are the session's from then on.
+    pub(super) no_longer_owed: Vec<Arc<str>>,
 }
 
 /// Where packets go.
@@ -74,8 +76,9 @@ impl Client {
             }
         }
         if !noted.octets.is_empty() {
-            let until = self.note(noted.moved, noted.exactly_once, engine);
-            self.wait(Then::Send { octets: noted.octets }, until);
+            let octets = std::mem::take(&mut noted.octets);
+            let until = self.note(noted, engine);
+            self.wait(Then::Send { octets }, until);
         }
         self.flush_settled();
     }
@@ -83,12 +86,8 @@ impl Client {
     /// Writes the session down if it has to be before anything is sent. What came out of a queue that others share is the
     /// session's from then on: both get to the disk in one round, and of a round that a crash has cut short the session's
     /// side does not count ([`Kept::moving`](super::kept::Kept)). Returns what to wait for.
-    fn note(
-        &mut self,
-        moved: Vec<(u64, Held)>,
-        exactly_once: bool,
-        engine: &Engine,
-    ) -> (Option<Lsn>, Option<Ticket>) {
+    fn note(&mut self, noted: Noted, engine: &Engine) -> (Option<Lsn>, Option<Ticket>) {
+        let Noted { moved, exactly_once, no_longer_owed, .. } = noted;
         if !exactly_once {
             return (None, None);
         }
@@ -96,6 +95,7 @@ impl Client {
         let _together = store.together();
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let until = self.move_out(moved);
+        no_longer_owed.iter().for_each(|topic| self.owes_no_more(topic));
         (until, self.write_down(engine.session()))
     }
 
@@ -113,7 +113,7 @@ impl Client {
             }
             self.inbox.settled(source.key, deliveries.len());
             // A message that is not on disk is in no queue after a crash: the session alone has it.
-            if let Some(lsn) = source.queue.ack(deliveries) {
+            if let Some(lsn) = source.queue.ack(deliveries, self.now) {
                 self.moving.extend(tags.into_iter().map(|tag| (tag, lsn)));
                 until = until.max(Some(lsn));
             }
@@ -122,7 +122,7 @@ impl Client {
         until
     }
 
-    fn has_room(&self, noted: &Noted) -> bool {
+    pub(super) fn has_room(&self, noted: &Noted) -> bool {
         noted.octets.len() < MAX_NOTED && self.outbox.has_room()
     }
 
@@ -255,42 +255,7 @@ impl Client {
         })
     }
 
-    fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
-        while let Some(next) = self.retained.front() {
-            let qos = next.qos.min(next.message.qos);
-            if !self.has_room(noted) || (qos != QoS::AtMostOnce && engine.room() == 0) {
-                return;
-            }
-            let Some(RetainedDelivery { message, identifier, .. }) = self.retained.pop_front() else {
-                return;
-            };
-            if message.is_expired(self.now) {
-                continue;
-            }
-            let mut properties = message.properties.clone();
-            if let Some(left) = left(message.expires, self.now) {
-                let seconds = left.as_millis().div_ceil(1000);
-                let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
-                properties.push(Property::MessageExpiryInterval(seconds));
-            }
-            identifier.into_iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(id)));
-            let payload = message.payload.clone();
-            let copy = Message { topic: message.topic.clone(), qos, retain: true, properties, payload };
-            let tag = self.own_tag();
-            let is_noted = qos == QoS::ExactlyOnce && self.is_kept();
-            noted.exactly_once |= is_noted;
-            // One that is too large for the client counts as sent.
-            let _ = if is_noted || !noted.octets.is_empty() {
-                engine.deliver(copy, tag, &mut noted.octets)
-            } else {
-                let sent = self.outbox.append(|buf| engine.deliver(copy.clone(), tag, &mut Out(buf)));
-                sent.unwrap_or(Err(Undeliverable::NoRoom))
-            };
-        }
-        self.retained = std::collections::VecDeque::new();
-    }
-
-    fn own_tag(&mut self) -> u64 {
+    pub(super) fn own_tag(&mut self) -> u64 {
         let tag = self.next_tag;
         self.next_tag += 1;
         tag
@@ -300,6 +265,9 @@ impl Client {
     pub(super) fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
         if let Some(held) = self.held.remove(&tag) {
             self.done_with(held);
+        }
+        if let Some(topic) = self.owed.acknowledged(tag) {
+            self.owes_no_more(&topic);
         }
         if to_be_released {
             // Before the session is written down: then it holds the message until its queue does not.
@@ -312,7 +280,7 @@ impl Client {
     fn done_with(&mut self, held: Held) {
         match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &held.queue)) {
             Some(at) => self.settle(at, held.delivery),
-            None => _ = held.queue.ack(vec![held.delivery]),
+            None => _ = held.queue.ack(vec![held.delivery], self.now),
         }
     }
 
@@ -329,7 +297,7 @@ impl Client {
             let settled = std::mem::take(&mut source.settled);
             if !settled.is_empty() {
                 self.inbox.settled(source.key, settled.len());
-                source.queue.ack(settled);
+                source.queue.ack(settled, self.now);
             }
         }
         self.resume_sources();
@@ -366,7 +334,7 @@ impl Client {
         if source.kind == Kind::Own(Class::Qos0) {
             back.clear();
         }
-        source.queue.ack(source.settled);
+        source.queue.ack(source.settled, self.now);
         if !back.is_empty() {
             source.queue.requeue(back, self.now);
         }

@@ -27,6 +27,7 @@ use super::MqttConfig;
 use super::disk;
 use super::kept::{Kept, PendingWill, encode};
 use super::message::{Incoming, routing_key, to_amqp};
+use super::owed;
 use super::received::{self, AfterCrash, Note, Partial, received_key};
 use super::retained::{self, Retained, RetainedMessage};
 use crate::door::Clock;
@@ -259,7 +260,7 @@ impl Hub {
 
     /// Ends a session that nobody has: its queue and subscriptions go, and its will is published.
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: Kept, now: Timestamp) {
-        let Kept { session, held, groups, partial, will, .. } = kept;
+        let Kept { session, held, owed, groups, partial, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
             self.publish_will(owner, vhost, &user, &will, now);
         }
@@ -272,6 +273,10 @@ impl Hub {
         }
         groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue));
         vhost.note(|catalogue| {
+            if !owed.is_empty() {
+                // Before the session: what is owed without one is cleared away by the next start.
+                catalogue.delete_all(Section::MqttOwed, disk::key(&[&owner.vhost, &owner.client_id]));
+            }
             for packet_id in session.received().chain(partial.iter().map(|partial| partial.packet_id)) {
                 catalogue.delete(Section::MqttReceived, received_key(owner, packet_id));
             }
@@ -383,13 +388,9 @@ impl Hub {
             use mqtt::Property::{MessageExpiryInterval, TopicAlias};
             !matches!(property, MessageExpiryInterval(_) | TopicAlias(_))
         });
-        all.set(RetainedMessage {
-            topic: topic.into(),
-            qos: message.qos,
-            properties: kept.fold(mqtt::PropertyList::new(), mqtt::PropertyList::with),
-            payload,
-            expires: expiry.map(|seconds| now.after(u64::from(seconds) * 1000)),
-        })
+        let properties = kept.fold(mqtt::PropertyList::new(), mqtt::PropertyList::with);
+        let expires = expiry.map(|seconds| now.after(u64::from(seconds) * 1000));
+        all.set(RetainedMessage { topic: topic.into(), qos: message.qos, properties, payload, expires }, now)
     }
 
     /// Brings back what is on disk. To be called once, before any client is served.
@@ -436,6 +437,7 @@ impl Hub {
         }
         orphans.into_iter().for_each(|(section, key)| _ = catalogue.delete(section, key));
         self.load_received(store, &mut found)?;
+        load_owed(store, &mut found)?;
         if let Some(key) = wrong {
             return Err(format!("mqtt: '{}' cannot be read", key.escape_ascii()));
         }
@@ -490,6 +492,21 @@ impl Hub {
             }
         }
     }
+}
+
+/// Of which topics sessions are owed the retained message.
+fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
+    let mut nobodys = Vec::new();
+    let scanned = store.catalogue().scan(Section::MqttOwed, |key, _| {
+        let read = owed::read_key(key);
+        match read.and_then(|(owner, topic)| Some((found.get_mut(&owner)?, topic))) {
+            Some((kept, topic)) => kept.owed.add(topic, true),
+            None => nobodys.push(key.to_vec()),
+        }
+    });
+    scanned.map_err(|error| error.to_string())?;
+    nobodys.into_iter().for_each(|key| _ = store.catalogue().delete(Section::MqttOwed, key));
+    Ok(())
 }
 
 /// The client's queue for messages of QoS 0, or of QoS 1 and 2, as RabbitMQ calls them.

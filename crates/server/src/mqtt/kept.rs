@@ -8,6 +8,7 @@ use mqtt::server::StoredWill;
 use mqtt::session::Session;
 use mqtt::{Holder, Properties, PropertyList, QoS};
 
+use super::owed::Owed;
 use super::received::Partial;
 
 /// A session, and what it has of its queues.
@@ -19,6 +20,8 @@ pub(super) struct Kept {
     pub(super) restored: HashSet<u64>,
     /// The next tag of a message that has no place in the client's own queue.
     pub(super) next_tag: u64,
+    /// Retained messages that the client does not have yet.
+    pub(super) owed: Owed,
     /// Queues of shared subscriptions.
     pub(super) groups: Vec<Box<str>>,
     /// Messages from the client that a crash has left to some of their queues.
@@ -59,6 +62,7 @@ impl Kept {
             held: HashMap::new(),
             restored: HashSet::new(),
             next_tag: OWN_TAGS,
+            owed: Owed::default(),
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),

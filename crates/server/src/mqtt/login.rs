@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use broker::{BrokerError, LoginRefused, Seat, VirtualHost};
 use mqtt::ReasonCode;
-use mqtt::packet::Connect;
+use mqtt::packet::{Connect, Will};
 use mqtt::server::split_user_name;
 use transport::Peer;
 
 use super::MqttConfig;
 use super::hub::{Hub, Owner, QUEUE_PREFIX};
-use super::message::MAX_SHORT;
+use super::message::{Incoming, MAX_SHORT, Untold, routing_key, to_amqp};
 
 /// Longest client identifier: with what stands around it, it is the name of a queue.
 const MAX_CLIENT_ID: usize = MAX_SHORT - QUEUE_PREFIX.len() - "qos0".len();
@@ -61,12 +61,9 @@ impl Login {
                 told: "at most 232 octets, no control characters",
             });
         }
-        if connect.will.is_some_and(|will| will.topic.len() > MAX_SHORT) {
-            return Err(Refused {
-                reason: ReasonCode::TopicNameInvalid,
-                why: "topic of the will longer than 255 octets".to_owned(),
-                told: "topic of the will longer than 255 octets",
-            });
+        if let Some(Err(Untold { reason, text })) = connect.will.as_ref().map(check_will) {
+            // Later there is nobody who could be told.
+            return Err(Refused { reason, why: format!("will: {text}"), told: text });
         }
         let expiry = match (connect.version.is_5(), connect.clean_start) {
             (true, _) => connect.properties.session_expiry_interval().unwrap_or(0),
@@ -167,6 +164,13 @@ impl Login {
 /// User and virtual host of a login that was accepted.
 pub(super) fn names(judged: &Result<Login, Refused>) -> Option<(&str, &str)> {
     judged.as_ref().ok().map(|login| (login.user(), &*login.vhost))
+}
+
+/// Whether a will can be published.
+fn check_will(will: &Will<'_>) -> Result<(), Untold> {
+    let Will { qos, retain, properties, .. } = *will;
+    routing_key(will.topic)?;
+    to_amqp(&Incoming { qos, dup: false, retain, properties, client_id: None }).map(drop)
 }
 
 fn bad_credentials(why: &str) -> Refused {

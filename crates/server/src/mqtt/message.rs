@@ -45,6 +45,9 @@ const TRANSIENT: u8 = 1;
 /// Longest short string of AMQP: a routing key, a content type and others.
 pub(super) const MAX_SHORT: usize = 255;
 
+/// Longest time of a message that AMQP's brokers take: ten years. What MQTT knows beyond that is as good as for ever.
+const MAX_EXPIRY_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
+
 /// A message on its way in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Incoming<'m> {
@@ -106,8 +109,8 @@ pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
     put_user_properties(properties, &mut headers);
     let delivery_mode = if message.qos == QoS::AtMostOnce { TRANSIENT } else { PERSISTENT };
     let mut amqp = Properties::default().with_delivery_mode(delivery_mode);
-    let expiration =
-        properties.message_expiry_interval().map(|seconds| (u64::from(seconds) * 1000).to_string());
+    let expiry = properties.message_expiry_interval().map(|seconds| seconds.min(MAX_EXPIRY_SECONDS));
+    let expiration = expiry.map(|seconds| (u64::from(seconds) * 1000).to_string());
     amqp.expiration = expiration.as_deref();
     amqp.content_type = properties.content_type();
     let reply_to = properties.response_topic().map(topic_to_routing_key);
@@ -273,6 +276,23 @@ mod tests {
             .with(Property::UserProperty("b", "1"))
             .with(Property::UserProperty("a", "2"));
         assert_eq!(there_and_back(&list, Some(Duration::from_millis(6001))), list);
+    }
+
+    #[test]
+    fn a_message_that_is_of_use_for_longer_than_amqp_can_tell_is_taken() {
+        let broker = broker::Broker::new(broker::BrokerConfig::default());
+        let vhost = broker.vhost("/").unwrap();
+        let publisher = vhost.publisher(&broker.authenticate_external("guest", true).unwrap());
+        for seconds in [1, MAX_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS + 1, u32::MAX] {
+            let list = PropertyList::new().with(Property::MessageExpiryInterval(seconds));
+            let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
+            let message = Incoming { qos, dup: false, retain: false, properties, client_id: None };
+            let properties = to_amqp(&message).unwrap();
+            let body = broker::Body::Copied(mqtt::packet::Payload::new(b"x").octets());
+            let publish =
+                broker::Publish { exchange: "amq.topic", routing_key: "t", properties: &properties, body };
+            assert!(publisher.check(publish).is_ok(), "{seconds}");
+        }
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! that MQTT and AMQP clients hear each other.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
-//! - [`client`]: what the broker has for it; [`subscribing`], [`delivering`], [`subscriptions`], [`inbox`], [`waiting`].
+//! - [`client`]: what the broker has for it; [`subscribing`], [`delivering`], [`owing`], [`subscriptions`], [`inbox`], [`waiting`].
 //! - [`hub`]: the sessions of all clients; [`kept`]: one of them between two connections.
-//! - [`message`]: messages of MQTT as messages of AMQP, and back. [`retained`]: retained messages. [`received`]: messages of
-//!   QoS 2 that clients have not released.
+//! - [`message`]: messages of MQTT as messages of AMQP, and back. [`retained`]: retained messages, and [`owed`]: those that a
+//!   client is to be sent. [`received`]: messages of QoS 2 that clients have not released.
 //!
 //! What always holds: an acknowledgement is sent when all that it promises is on disk; what is to be sent to a client waits
 //! in its queue, and here only within limits.
@@ -21,6 +21,8 @@ mod inbox;
 mod kept;
 mod login;
 mod message;
+mod owed;
+mod owing;
 mod received;
 mod retained;
 mod subscribing;

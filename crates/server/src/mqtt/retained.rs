@@ -15,13 +15,17 @@ use parking_lot::RwLock;
 /// Octets that all retained messages of a virtual host may take.
 const MAX_OCTETS: usize = 256 << 20;
 
-/// Octets that a retained message takes beside what it says, about: its nodes in the tree.
-const OWN_OCTETS: usize = 256;
+/// Octets that a retained message takes beside what it says, about.
+const OWN_OCTETS: usize = 128;
+
+/// Octets of a node of the tree beside its name, about: with the smallest table that a map makes for its first child.
+/// Topics of very many levels take far more in nodes than in letters.
+const NODE_OCTETS: usize = 256;
 
 /// One retained message.
 #[derive(Debug, PartialEq)]
 pub(super) struct RetainedMessage {
-    pub(super) topic: Box<str>,
+    pub(super) topic: Arc<str>,
     pub(super) qos: QoS,
     /// Without Message Expiry Interval.
     pub(super) properties: PropertyList,
@@ -31,10 +35,7 @@ pub(super) struct RetainedMessage {
 
 impl RetainedMessage {
     fn weight(&self) -> usize {
-        OWN_OCTETS
-            + 2 * self.topic.len()
-            + self.properties.as_properties().octets().len()
-            + self.payload.len()
+        OWN_OCTETS + self.topic.len() + self.properties.as_properties().octets().len() + self.payload.len()
     }
 
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
@@ -56,6 +57,8 @@ pub(super) struct Retained {
 struct Tree {
     root: Node,
     octets: usize,
+    /// Nothing expires before this.
+    first_expiry: Option<Timestamp>,
 }
 
 #[derive(Default)]
@@ -72,17 +75,23 @@ impl Retained {
     /// Retains a message in place of the one that its topic had. Returns what to wait for.
     ///
     /// # Errors
-    /// There is no room.
-    pub(super) fn set(&self, message: RetainedMessage) -> Result<Option<Ticket>, Full> {
+    /// There is no room, though all that has expired by `now` has gone.
+    pub(super) fn set(&self, message: RetainedMessage, now: Timestamp) -> Result<Option<Ticket>, Full> {
         let mut tree = self.tree.write();
-        tree.set(Arc::new(message)).map(|kept| self.write_down(&kept))
+        if !tree.has_room(&message) {
+            tree.sweep(now).iter().for_each(|topic| _ = self.write_cleared(topic));
+            if !tree.has_room(&message) {
+                return Err(Full);
+            }
+        }
+        Ok(self.write_down(&tree.set(message)))
     }
 
     /// Forgets the message of a topic. Returns what to wait for, if there was one.
     pub(super) fn clear(&self, topic: &str) -> Option<Ticket> {
         let mut tree = self.tree.write();
         tree.clear(topic).then_some(())?;
-        self.vhost.note(|catalogue| catalogue.delete(Section::MqttRetained, key(self.vhost.name(), topic)))
+        self.write_cleared(topic)
     }
 
     /// The messages of the topics that a filter matches, at `now`.
@@ -97,10 +106,22 @@ impl Retained {
         found
     }
 
+    /// The message of a topic, at `now`.
+    pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
+        let levels: Vec<&str> = topic.split('/').collect();
+        let tree = self.tree.read();
+        let found = tree.root.find(&levels)?;
+        (!found.is_expired(now)).then(|| Arc::clone(found))
+    }
+
     /// Takes in what was on disk.
     pub(super) fn restore(&self, message: RetainedMessage) {
         // There was room for it before.
-        let _ = self.tree.write().set(Arc::new(message));
+        self.tree.write().set(message);
+    }
+
+    fn write_cleared(&self, topic: &str) -> Option<Ticket> {
+        self.vhost.note(|catalogue| catalogue.delete(Section::MqttRetained, key(self.vhost.name(), topic)))
     }
 
     fn write_down(&self, message: &RetainedMessage) -> Option<Ticket> {
@@ -110,37 +131,89 @@ impl Retained {
 }
 
 impl Tree {
-    fn set(&mut self, message: Arc<RetainedMessage>) -> Result<Arc<RetainedMessage>, Full> {
-        let weight = message.weight();
-        if self.octets + weight > MAX_OCTETS {
-            return Err(Full);
-        }
-        let mut node = &mut self.root;
+    fn has_room(&self, message: &RetainedMessage) -> bool {
+        let mut node = Some(&self.root);
+        let mut wanted = message.weight();
         for level in message.topic.split('/') {
-            node = node.children.entry_ref(level).or_default();
+            node = node.and_then(|node| node.children.get(level));
+            wanted += node.map_or(node_weight(level), |_| 0);
+        }
+        self.octets + wanted <= MAX_OCTETS
+    }
+
+    fn set(&mut self, message: RetainedMessage) -> Arc<RetainedMessage> {
+        let message = Arc::new(message);
+        let Self { root, octets, first_expiry } = self;
+        let mut node = root;
+        for level in message.topic.split('/') {
+            node = node.children.entry_ref(level).or_insert_with(|| {
+                *octets += node_weight(level);
+                Node::default()
+            });
         }
         let old = node.message.replace(Arc::clone(&message));
-        self.octets = self.octets + weight - old.map_or(0, |old| old.weight());
-        Ok(message)
+        *octets = *octets + message.weight() - old.map_or(0, |old| old.weight());
+        *first_expiry = first_expiry.iter().copied().chain(message.expires).min();
+        message
     }
 
     fn clear(&mut self, topic: &str) -> bool {
         let levels: Vec<&str> = topic.split('/').collect();
-        let Some(old) = self.root.remove(&levels) else { return false };
-        self.octets -= old.weight();
+        let Some((_, freed)) = self.root.remove(&levels) else { return false };
+        self.octets -= freed;
         true
+    }
+
+    /// Forgets what has expired; returns the topics. Looks at nothing when there can be none.
+    fn sweep(&mut self, now: Timestamp) -> Vec<Arc<str>> {
+        let mut gone = Vec::new();
+        if self.first_expiry.is_some_and(|first| first <= now) {
+            self.first_expiry = None;
+            self.root.expired(now, &mut gone, &mut self.first_expiry);
+            gone.iter().for_each(|topic| _ = self.clear(topic));
+        }
+        gone
     }
 }
 
+fn node_weight(level: &str) -> usize {
+    NODE_OCTETS + level.len()
+}
+
 impl Node {
-    fn remove(&mut self, levels: &[&str]) -> Option<Arc<RetainedMessage>> {
-        let Some((level, rest)) = levels.split_first() else { return self.message.take() };
+    /// Takes a message out, and the nodes that nothing is left of; with the octets that are free now.
+    fn remove(&mut self, levels: &[&str]) -> Option<(Arc<RetainedMessage>, usize)> {
+        let Some((level, rest)) = levels.split_first() else {
+            let message = self.message.take()?;
+            let weight = message.weight();
+            return Some((message, weight));
+        };
         let child = self.children.get_mut(*level)?;
-        let removed = child.remove(rest);
+        let (message, mut freed) = child.remove(rest)?;
         if child.message.is_none() && child.children.is_empty() {
             self.children.remove(*level);
+            freed += node_weight(level);
         }
-        removed
+        Some((message, freed))
+    }
+
+    /// Topics of what has expired, and when the next of the others does.
+    fn expired(&self, now: Timestamp, gone: &mut Vec<Arc<str>>, next: &mut Option<Timestamp>) {
+        if let Some((message, at)) =
+            self.message.as_ref().and_then(|message| message.expires.map(|at| (message, at)))
+        {
+            if at <= now {
+                gone.push(Arc::clone(&message.topic));
+            } else {
+                *next = next.iter().copied().chain([at]).min();
+            }
+        }
+        self.children.values().for_each(|child| child.expired(now, gone, next));
+    }
+
+    fn find(&self, levels: &[&str]) -> Option<&Arc<RetainedMessage>> {
+        let node = levels.iter().try_fold(self, |node, level| node.children.get(*level))?;
+        node.message.as_ref()
     }
 
     /// Section 4.7.2: wildcards in front match no topics that begin with `$`.
@@ -243,7 +316,7 @@ mod tests {
     fn what_is_found_is_what_the_filter_matches() {
         let retained = nothing_retained();
         for topic in TOPICS {
-            retained.set(message(topic, b"1")).unwrap();
+            retained.set(message(topic, b"1"), Timestamp(0)).unwrap();
         }
         for filter in [
             "#", "+", "a", "a/#", "a/+", "+/b", "+/b/#", "/#", "/+", "+/+", "b/+/c", "$SYS/#", "$SYS/+",
@@ -261,11 +334,11 @@ mod tests {
     fn the_last_one_stays_and_nothing_is_left_of_what_is_cleared() {
         let retained = nothing_retained();
         for payload in [b"1", b"2"] {
-            retained.set(message("a/b", payload)).unwrap();
+            retained.set(message("a/b", payload), Timestamp(0)).unwrap();
         }
         let kept = retained.matching(&TopicFilter::parse("a/b", true).unwrap(), Timestamp(0));
         assert_eq!((kept.len(), &*kept[0].payload), (1, &b"2"[..]));
-        retained.set(message("a", b"3")).unwrap();
+        retained.set(message("a", b"3"), Timestamp(0)).unwrap();
         retained.clear("a/b");
         retained.clear("never");
         assert_eq!(found(&retained, "#"), ["a"]);
@@ -277,8 +350,12 @@ mod tests {
     #[test]
     fn what_is_too_old_is_not_found() {
         let retained = nothing_retained();
-        retained.set(RetainedMessage { expires: Some(Timestamp(100)), ..message("old", b"") }).unwrap();
-        retained.set(RetainedMessage { expires: Some(Timestamp(101)), ..message("young", b"") }).unwrap();
+        retained
+            .set(RetainedMessage { expires: Some(Timestamp(100)), ..message("old", b"") }, Timestamp(0))
+            .unwrap();
+        retained
+            .set(RetainedMessage { expires: Some(Timestamp(101)), ..message("young", b"") }, Timestamp(0))
+            .unwrap();
         assert_eq!(found(&retained, "#"), ["young"]);
     }
 
@@ -286,10 +363,50 @@ mod tests {
     fn they_take_a_bounded_room() {
         let retained = nothing_retained();
         let large = vec![0; MAX_OCTETS / 2];
-        retained.set(message("a", &large)).unwrap();
-        assert_eq!(retained.set(message("b", &large)), Err(Full));
+        retained.set(message("a", &large), Timestamp(0)).unwrap();
+        assert_eq!(retained.set(message("b", &large), Timestamp(0)), Err(Full));
         retained.clear("a");
-        assert!(retained.set(message("b", &large)).is_ok());
+        assert!(retained.set(message("b", &large), Timestamp(0)).is_ok());
+    }
+
+    #[test]
+    fn what_has_expired_makes_room_and_what_has_not_stays() {
+        let retained = nothing_retained();
+        let payload = Bytes::from(vec![0; MAX_OCTETS / 3]);
+        let large = |topic, expires: Option<u64>| RetainedMessage {
+            payload: payload.clone(),
+            expires: expires.map(Timestamp),
+            ..message(topic, b"")
+        };
+        retained.set(large("a", Some(10)), Timestamp(0)).unwrap();
+        retained.set(large("b", Some(20)), Timestamp(0)).unwrap();
+        for (now, fits) in [(9, false), (10, true)] {
+            assert_eq!(retained.set(large("c", None), Timestamp(now)).is_ok(), fits, "at {now}");
+        }
+        assert_eq!(retained.set(large("d", None), Timestamp(19)), Err(Full));
+        let tree = retained.tree.read();
+        assert!(tree.root.find(&["a"]).is_none() && tree.root.find(&["b"]).is_some());
+        assert_eq!(tree.first_expiry, Some(Timestamp(20)));
+    }
+
+    #[test]
+    fn topics_of_many_levels_count_with_their_nodes() {
+        const LEVELS: usize = 200;
+        let retained = nothing_retained();
+        let topic = |number: usize| format!("{number}{}", "/".repeat(LEVELS - 1));
+        let octets = || retained.tree.read().octets;
+        for number in 0..10 {
+            retained.set(message(&topic(number), b""), Timestamp(0)).unwrap();
+        }
+        // The smallest table of a map has four places.
+        let before = octets();
+        assert!(before > 10 * LEVELS * 4 * size_of::<(Box<str>, Node)>(), "{before}");
+        // In place of one that is there nothing more is needed.
+        retained.set(message(&topic(0), b""), Timestamp(0)).unwrap();
+        assert_eq!(octets(), before);
+        (0..10).for_each(|number| _ = retained.clear(&topic(number)));
+        assert_eq!(octets(), 0);
+        assert!(retained.tree.read().root.children.is_empty());
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Whole conversations of MQTT clients with the embedded broker, stepped without sockets.
 
 mod deleted_vhost;
+mod million;
+mod owed;
+mod sessions;
 mod torn;
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use amqp::RawTable;
-use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, Ticket};
+use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, Section, Ticket};
 use mqtt::packet::SubscribeOptions;
 use mqtt::server::{Connection as Engine, SubscribeEvent};
 use mqtt::session::Subscription;
@@ -16,8 +16,9 @@ use super::client::{Client, Refusal};
 use super::delivering::{Kind, Source};
 use super::hub::{EXCHANGE, group_queue, queue_name};
 use super::message::MAX_SHORT;
+use super::owed::owed_key;
 use super::subscriptions::Class;
-use super::waiting::{RetainedDelivery, Then};
+use super::waiting::Then;
 
 /// A line of a SUBSCRIBE, to be answered.
 pub(super) struct Request {
@@ -53,7 +54,6 @@ impl Client {
         requests: Vec<Request>,
     ) -> Vec<ReasonCode> {
         let mut ticket = None;
-        let mut retained = Vec::new();
         let mut reasons = Vec::with_capacity(requests.len());
         for request in requests {
             let subscribed = match request.fault {
@@ -64,7 +64,7 @@ impl Client {
                 Ok(bound) => {
                     ticket = ticket.max(bound);
                     if request.wants_retained {
-                        self.find_retained(&request, &mut retained);
+                        ticket = ticket.max(self.owe_retained(&request));
                     }
                     reasons.push(granted(request.options.qos));
                 }
@@ -72,7 +72,7 @@ impl Client {
             }
         }
         let ticket = ticket.max(self.write_down(engine.session()));
-        self.wait(Then::Subscribed { packet_id, reasons: reasons.clone(), retained }, (None, ticket));
+        self.wait(Then::Subscribed { packet_id, reasons: reasons.clone() }, (None, ticket));
         reasons
     }
 
@@ -265,14 +265,30 @@ impl Client {
                 self.subscriptions.insert(&filter, subscription);
             }
         }
+        // Messages from before all its subscriptions were changed to QoS 0 are the client's still.
+        let name = self.queue_of(Class::Qos1);
+        if self.vhost().queue(self.session_id, &name).is_ok() {
+            self.attach(&name, Kind::Own(Class::Qos1))?;
+        }
         Ok(())
     }
 
-    fn find_retained(&self, request: &Request, found: &mut Vec<RetainedDelivery>) {
-        let Ok(filter) = TopicFilter::parse(&request.text, false) else { return };
+    /// The client is to be sent the retained messages of a new subscription. Returns what to wait for.
+    fn owe_retained(&mut self, request: &Request) -> Option<Ticket> {
+        let filter = TopicFilter::parse(&request.text, false).ok()?;
         let messages = self.hub.retained(self.vhost()).matching(&filter, self.now);
-        let (qos, identifier) = (request.options.qos, request.identifier);
-        found.extend(messages.into_iter().map(|message| RetainedDelivery { message, qos, identifier }));
+        let mut ticket = None;
+        for message in messages {
+            let is_noted = self.is_kept() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
+            // Who subscribes again and again makes the disk work once.
+            if is_noted && !self.owed.needs(&message.topic) {
+                let key = owed_key(&self.owner, &message.topic);
+                let noted = self.vhost().note(|catalogue| catalogue.put(Section::MqttOwed, key, Vec::new()));
+                ticket = ticket.max(noted);
+            }
+            self.owed.add(Arc::clone(&message.topic), is_noted);
+        }
+        ticket
     }
 }
 

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use broker::{Lsn, Store, Ticket, Waiter};
 use mqtt::ReasonCode;
 
-use super::retained::RetainedMessage;
-
 /// What is done when all that it waits for is on disk.
 pub(super) enum Then {
     /// PUBACK or PUBREC.
@@ -18,21 +16,12 @@ pub(super) enum Then {
     Release { packet_id: u16 },
     /// PUBCOMP.
     Complete { packet_id: u16 },
-    /// SUBACK, and the retained messages behind it.
-    Subscribed { packet_id: u16, reasons: Vec<ReasonCode>, retained: Vec<RetainedDelivery> },
+    /// SUBACK. Retained messages follow it.
+    Subscribed { packet_id: u16, reasons: Vec<ReasonCode> },
     /// UNSUBACK.
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
     /// Messages for the client, whose identifiers had to be noted first.
     Send { octets: Vec<u8> },
-}
-
-/// A retained message on its way to a new subscription.
-#[derive(Debug, Clone)]
-pub(super) struct RetainedDelivery {
-    pub(super) message: Arc<RetainedMessage>,
-    /// Granted to the subscription.
-    pub(super) qos: mqtt::QoS,
-    pub(super) identifier: Option<u32>,
 }
 
 /// What waits for one client.
@@ -41,6 +30,8 @@ pub(super) struct Waiting {
     entries: VecDeque<Entry>,
     /// Entries that hold messages for the client.
     sends: usize,
+    /// Entries that answer a SUBSCRIBE.
+    subscribes: usize,
 }
 
 struct Entry {
@@ -70,6 +61,7 @@ impl Waiting {
             }
         }
         self.sends += usize::from(matches!(then, Then::Send { .. }));
+        self.subscribes += usize::from(matches!(then, Then::Subscribed { .. }));
         self.entries.push_back(Entry { then, lsn, ticket });
     }
 
@@ -83,6 +75,7 @@ impl Waiting {
         };
         let entry = self.entries.pop_front_if(is_ready)?;
         self.sends -= usize::from(matches!(entry.then, Then::Send { .. }));
+        self.subscribes -= usize::from(matches!(entry.then, Then::Subscribed { .. }));
         if self.entries.is_empty() {
             self.entries = VecDeque::new();
         }
@@ -92,6 +85,11 @@ impl Waiting {
     /// Whether messages for the client wait, so that others must not overtake them.
     pub(super) fn holds_messages(&self) -> bool {
         self.sends > 0
+    }
+
+    /// Whether a SUBACK waits, which retained messages must not overtake.
+    pub(super) fn holds_subscriptions(&self) -> bool {
+        self.subscribes > 0
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -104,7 +102,7 @@ impl Waiting {
 
     /// Everything, when nobody is there any more to be answered.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Then> {
-        self.sends = 0;
+        (self.sends, self.subscribes) = (0, 0);
         std::mem::take(&mut self.entries).into_iter().map(|entry| entry.then)
     }
 }

@@ -86,6 +86,7 @@ impl Session {
     ) -> Result<(Arc<Queue>, Ticket), Fault> {
         let name = subscription_queue(destination, headers)?;
         check_short("x-queue-name", &name)?;
+        let is_new = self.context.vhost.queue(self.context.session, &name).is_err();
         let (queue, declared) = self.declare(&name, &Declaration::of_subscription(headers)?)?;
         let (source, routing_key) = destination.route();
         let binding =
@@ -96,8 +97,11 @@ impl Session {
         match bound {
             Ok(ticket) => Ok((queue, declared.max(ticket))),
             Err(error) => {
-                // Nobody would ever come for it, if it is new. That it cannot be deleted is no other fault.
-                let _ = context.vhost.delete_queue(context.session, queue.name(), true, true);
+                // Nobody would ever come for it. One that was there is somebody's, such as a durable subscription's. That it
+                // cannot be deleted is no other fault.
+                if is_new {
+                    let _ = context.vhost.delete_queue(context.session, queue.name(), true, true);
+                }
                 Err(of_broker(error))
             }
         }
@@ -168,7 +172,8 @@ impl Session {
         }
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
-        let unsettled = own.deliveries.settle(settle.delivery_tag, settle.cumulative).ok_or_else(unknown)?;
+        let unsettled =
+            own.deliveries.settle(settle.delivery_tag, settle.cumulative, None).ok_or_else(unknown)?;
         Settlement::of(settle).apply(unsettled, self.context.now);
         own.deliveries.resume(self.context.now);
         Ok(Until { lsn: self.context.store().map(|store| store.end()), ticket: None })
@@ -213,7 +218,7 @@ impl Settlement {
         let queue = Arc::clone(&first.queue);
         let deliveries = unsettled.into_iter().map(|(_, entry)| entry.delivery).collect();
         match self {
-            Self::Ack => _ = queue.ack(deliveries),
+            Self::Ack => _ = queue.ack(deliveries, now),
             Self::Requeue => queue.requeue(deliveries, now),
             Self::Reject => queue.reject(deliveries, now),
         }

@@ -34,6 +34,7 @@ use crate::client::Spoken;
 use crate::door::{Clock, Door};
 use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
+use crate::simulated::resident_bytes;
 
 /// What docs/benchmarks.md promises of each, its socket's part in the process left out.
 const ALLOWED_BYTES: u64 = 10 * 1024;
@@ -318,12 +319,6 @@ impl Member {
         wire.closed = true;
         wire.wake();
     }
-}
-
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
 /// User's and system's.

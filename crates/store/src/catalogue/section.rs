@@ -31,13 +31,15 @@ pub enum Section {
     MqttReceived,
     /// Retained messages of MQTT.
     MqttRetained,
+    /// Of which topics a session is still owed the retained message.
+    MqttOwed,
 }
 
 pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All of them, in the order in which they can be loaded: nothing needs what comes after it.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
@@ -51,6 +53,7 @@ impl Section {
         Self::MqttSessions,
         Self::MqttReceived,
         Self::MqttRetained,
+        Self::MqttOwed,
     ];
 
     pub(super) fn table(self) -> Table {
@@ -73,6 +76,7 @@ impl Section {
             Self::MqttSessions => "mqtt_sessions",
             Self::MqttReceived => "mqtt_received",
             Self::MqttRetained => "mqtt_retained",
+            Self::MqttOwed => "mqtt_owed",
         }
     }
 }

@@ -91,7 +91,7 @@ fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<Certificat
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
     let builder = if files.verify {
         builder.with_root_certificates(match &files.authorities {
-            Some(path) => read_authorities(path)?,
+            Some(path) => read_authorities(path)?.0,
             None => system_authorities()?,
         })
     } else {

@@ -8,7 +8,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate};
 
 use super::error::{TlsError, TlsFile};
 
@@ -32,6 +32,26 @@ pub struct CertificateInfo {
     pub expires: String,
     /// It is valid now.
     pub in_time: bool,
+    /// When each certificate of the file ends: its own time first, then that of its chain.
+    pub ends: Vec<Expiry>,
+}
+
+/// When a certificate's time is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expiry {
+    /// Seconds since 1970.
+    pub at: i64,
+    /// The same as RabbitMQ's health check tells it, in UTC: `2026-01-31 9:05:00`.
+    pub text: String,
+}
+
+/// A file of authorities that are believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthoritiesInfo {
+    /// Where they were read from.
+    pub path: PathBuf,
+    /// When each of them ends.
+    pub ends: Vec<Expiry>,
 }
 
 impl fmt::Display for CertificateInfo {
@@ -49,8 +69,9 @@ pub(super) fn read_pair(
     let of_key = |reason: String| TlsError::new(TlsFile::Key, &files.key, reason);
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| of_key(key_fault(&error)))?;
     let first = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
-    let info = inspect(&files.certificate, &first)
-        .map_err(|reason| TlsError::new(TlsFile::Certificate, &files.certificate, reason))?;
+    let of_certificate = |reason| TlsError::new(TlsFile::Certificate, &files.certificate, reason);
+    let ends = ends(&chain).map_err(of_certificate)?;
+    let info = inspect(&files.certificate, &first, ends).map_err(of_certificate)?;
     let pair = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
             of_key(format!("is not the key of the certificate in {}", files.certificate.display()))
@@ -61,12 +82,14 @@ pub(super) fn read_pair(
 }
 
 /// Reads the certificates of authorities.
-pub(super) fn read_authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+pub(super) fn read_authorities(path: &Path) -> Result<(RootCertStore, AuthoritiesInfo), TlsError> {
+    let certificates = read_certificates(TlsFile::Authorities, path)?;
+    let ends = ends(&certificates).map_err(|reason| TlsError::new(TlsFile::Authorities, path, reason))?;
     let mut roots = RootCertStore::empty();
-    for certificate in read_certificates(TlsFile::Authorities, path)? {
+    for certificate in certificates {
         roots.add(certificate).map_err(|error| TlsError::new(TlsFile::Authorities, path, error))?;
     }
-    Ok(roots)
+    Ok((roots, AuthoritiesInfo { path: path.to_owned(), ends }))
 }
 
 fn read_certificates(file: TlsFile, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -96,15 +119,38 @@ fn key_fault(error: &pem::Error) -> String {
     }
 }
 
-fn inspect(path: &Path, certificate: &CertificateDer<'_>) -> Result<CertificateInfo, String> {
-    let (_, parsed) =
-        X509Certificate::from_der(certificate).map_err(|_| "is not a certificate".to_owned())?;
+fn parse<'c>(certificate: &'c CertificateDer<'_>) -> Result<X509Certificate<'c>, String> {
+    let parsed = X509Certificate::from_der(certificate);
+    parsed.map(|(_, parsed)| parsed).map_err(|_| "is not a certificate".to_owned())
+}
+
+/// When each of these ends.
+fn ends(certificates: &[CertificateDer<'_>]) -> Result<Vec<Expiry>, String> {
+    let end = |certificate| Ok(expiry(parse(certificate)?.validity().not_after));
+    certificates.iter().map(end).collect()
+}
+
+fn expiry(end: ASN1Time) -> Expiry {
+    let date = end.to_datetime();
+    let (year, month, day) = (date.year(), u8::from(date.month()), date.day());
+    let (hour, minute, second) = (date.hour(), date.minute(), date.second());
+    let text = format!("{year}-{month:02}-{day:02} {hour}:{minute:02}:{second:02}");
+    Expiry { at: end.timestamp(), text }
+}
+
+fn inspect(
+    path: &Path,
+    certificate: &CertificateDer<'_>,
+    ends: Vec<Expiry>,
+) -> Result<CertificateInfo, String> {
+    let parsed = parse(certificate)?;
     let validity = parsed.validity();
     Ok(CertificateInfo {
         path: path.to_owned(),
         names: names(&parsed),
         expires: validity.not_after.to_string(),
         in_time: validity.is_valid(),
+        ends,
     })
 }
 

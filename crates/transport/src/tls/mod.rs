@@ -24,9 +24,9 @@ use rustls::crypto::CryptoProvider;
 pub use client::{ClientTls, ClientTlsConfig};
 pub(crate) use error::explain_open;
 pub use error::{TlsError, TlsFile};
-pub use files::{CertificateFiles, CertificateInfo};
+pub use files::{AuthoritiesInfo, CertificateFiles, CertificateInfo, Expiry};
 pub use login::{LoginFrom, SanType};
-pub use server::{ClientCertificates, ServerTls, ServerTlsConfig, TlsAccepted};
+pub use server::{ClientCertificates, InUse, ServerTls, ServerTlsConfig, TlsAccepted};
 
 /// The one provider of cryptography; named here, so that no other crate's choice can change it.
 fn provider() -> Arc<CryptoProvider> {

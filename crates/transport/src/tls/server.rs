@@ -10,7 +10,7 @@ use rustls::ServerConfig;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 
 use super::error::{TlsError, TlsFile, explain_client};
-use super::files::{CertificateFiles, CertificateInfo, read_authorities, read_pair};
+use super::files::{AuthoritiesInfo, CertificateFiles, CertificateInfo, read_authorities, read_pair};
 use super::login::LoginFrom;
 use super::provider;
 use super::resolver::CertificatesByName;
@@ -49,7 +49,21 @@ pub enum ClientCertificates {
 pub struct ServerTls {
     files: ServerTlsConfig,
     /// Replaced by a reload; handshakes that have begun keep the one they began with.
-    current: RwLock<Arc<ServerConfig>>,
+    current: RwLock<Current>,
+}
+
+struct Current {
+    config: Arc<ServerConfig>,
+    in_use: Arc<InUse>,
+}
+
+/// What a listener shows and believes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InUse {
+    /// The certificates, in the order of their configuration.
+    pub certificates: Vec<CertificateInfo>,
+    /// The authorities of client certificates, where these are asked for.
+    pub authorities: Option<AuthoritiesInfo>,
 }
 
 /// A connection after its TLS handshake.
@@ -63,13 +77,18 @@ pub struct TlsAccepted {
 }
 
 impl ServerTls {
-    /// Reads the files. Also tells what the certificates are, in the order of their configuration.
+    /// Reads the files.
     ///
     /// # Errors
     /// The first file that cannot be used.
-    pub fn load(files: ServerTlsConfig) -> Result<(Self, Vec<CertificateInfo>), TlsError> {
-        let (config, certificates) = make(&files)?;
-        Ok((Self { files, current: RwLock::new(config) }, certificates))
+    pub fn load(files: ServerTlsConfig) -> Result<Self, TlsError> {
+        let current = RwLock::new(make(&files)?);
+        Ok(Self { files, current })
+    }
+
+    /// What the files that are in effect hold.
+    pub fn in_use(&self) -> Arc<InUse> {
+        Arc::clone(&self.current.read().in_use)
     }
 
     /// Reads the files again. New connections get what they hold now; others stay as they are. Sessions are not resumed
@@ -77,10 +96,10 @@ impl ServerTls {
     ///
     /// # Errors
     /// The first file that cannot be used; everything stays as it was then.
-    pub fn reload(&self) -> Result<Vec<CertificateInfo>, TlsError> {
-        let (config, certificates) = make(&self.files)?;
-        *self.current.write() = config;
-        Ok(certificates)
+    pub fn reload(&self) -> Result<(), TlsError> {
+        let made = make(&self.files)?;
+        *self.current.write() = made;
+        Ok(())
     }
 
     /// The handshake with a client that has connected. It takes as long as the client wants it to: bound it.
@@ -88,7 +107,7 @@ impl ServerTls {
     /// # Errors
     /// Why there is no TLS connection, in plain words.
     pub async fn accept(&self, stream: Stream) -> io::Result<TlsAccepted> {
-        let config = Arc::clone(&self.current.read());
+        let config = Arc::clone(&self.current.read().config);
         let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
         let stream = accepting.await.map_err(explain_client)?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
@@ -103,7 +122,7 @@ impl fmt::Debug for ServerTls {
     }
 }
 
-fn make(files: &ServerTlsConfig) -> Result<(Arc<ServerConfig>, Vec<CertificateInfo>), TlsError> {
+fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     let provider = provider();
     let mut resolver: Option<CertificatesByName> = None;
     let mut certificates = Vec::new();
@@ -122,11 +141,14 @@ fn make(files: &ServerTlsConfig) -> Result<(Arc<ServerConfig>, Vec<CertificateIn
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider));
     // TLS 1.2 and 1.3.
     let builder = builder.with_safe_default_protocol_versions().map_err(internal)?;
+    let mut authorities_info = None;
     let mut config = match &files.client_certificates {
         ClientCertificates::Off => builder.with_no_client_auth().with_cert_resolver(resolver),
         ClientCertificates::Optional { authorities } | ClientCertificates::Required { authorities } => {
-            let roots = Arc::new(read_authorities(authorities)?);
-            let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+            let (roots, info) = read_authorities(authorities)?;
+            authorities_info = Some(info);
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
             let optional = matches!(files.client_certificates, ClientCertificates::Optional { .. });
             let verifier = if optional { verifier.allow_unauthenticated() } else { verifier };
             let verifier =
@@ -142,5 +164,6 @@ fn make(files: &ServerTlsConfig) -> Result<(Arc<ServerConfig>, Vec<CertificateIn
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }
-    Ok((Arc::new(config), certificates))
+    let in_use = Arc::new(InUse { certificates, authorities: authorities_info });
+    Ok(Current { config: Arc::new(config), in_use })
 }

@@ -86,7 +86,7 @@ impl Authority {
 }
 
 fn load_server(config: ServerTlsConfig) -> ServerTls {
-    ServerTls::load(config).unwrap().0
+    ServerTls::load(config).unwrap()
 }
 
 fn load_client(config: ClientTlsConfig) -> ClientTls {
@@ -270,7 +270,8 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
     assert!(shown(&meet(&server, &client, "localhost").await.1.unwrap()) == old);
 
     std::fs::write(&files.key, new_key).unwrap();
-    let certificates = server.reload().unwrap();
+    server.reload().unwrap();
+    let certificates = &server.in_use().certificates;
     assert_eq!(
         (certificates[0].names.as_slice(), certificates[0].in_time),
         (&["localhost".to_owned()][..], true)
@@ -283,6 +284,31 @@ async fn a_reload_changes_what_new_clients_see_and_a_failed_one_nothing() {
     let mut still = [0; 5];
     far.read_exact(&mut still).await.unwrap();
     assert_eq!(&still, b"still");
+}
+
+#[test]
+fn the_end_of_every_certificate_in_use_is_told_and_follows_a_reload() {
+    let authority = Authority::new();
+    let until = |day| {
+        authority.issue("server", &["localhost"], |params| {
+            params.not_after = rcgen::date_time_ymd(2041, 2, day);
+        })
+    };
+    let files = until(3);
+    let text = std::fs::read_to_string(&files.certificate).unwrap();
+    std::fs::write(&files.certificate, text + &authority.issuer.pem()).unwrap();
+    let server = load_server(authority.requiring(vec![files]));
+    let in_use = server.in_use();
+    let [own, chain] = &in_use.certificates[0].ends[..] else { panic!("{in_use:?}") };
+    assert_eq!((own.at, own.text.as_str()), (2_243_462_400, "2041-02-03 0:00:00"));
+    let authorities = in_use.authorities.as_ref().unwrap();
+    assert_eq!((&authorities.path, &authorities.ends), (&authority.ca(), &vec![chain.clone()]));
+
+    until(4);
+    assert_eq!(server.in_use(), in_use, "not yet");
+    server.reload().unwrap();
+    let ends = &server.in_use().certificates[0].ends;
+    assert_eq!((ends.len(), ends[0].at), (1, 2_243_462_400 + 86_400));
 }
 
 #[tokio::test]

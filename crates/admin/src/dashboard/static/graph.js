@@ -76,7 +76,7 @@ async function addPublishers(api, graph, signal) {
   const told = await Promise.all(
     exchanges.map(({ vhost, name }) => api.get(["exchanges", vhost, exchangePart(name)], {}, signal)),
   );
-  addOnlyWays(graph);
+  addOnlyWays(graph, await busyByDefault(api, graph, signal));
   exchanges.forEach((exchange, at) => {
     const { type, message_stats: stats, incoming = [], outgoing = [] } = told[at];
     Object.assign(exchange, { type, rate: rateOf(stats, "publish_in") });
@@ -93,12 +93,21 @@ async function addPublishers(api, graph, signal) {
   });
 }
 
+/** The virtual hosts whose default exchange is in use: it leads to every queue, though no line says so. */
+async function busyByDefault(api, { nodes }, signal) {
+  const vhosts = [...new Set([...nodes.values()].map(({ vhost }) => vhost))];
+  const told = await Promise.all(
+    vhosts.map((vhost) => api.get(["exchanges", vhost, exchangePart("")], {}, signal)),
+  );
+  return new Set(vhosts.filter((_, at) => rateOf(told[at].message_stats, "publish_out") > 0));
+}
+
 /** Where one exchange leads to a queue, all that enters the queue comes that way. */
-function addOnlyWays({ nodes, edges }) {
-  for (const { key, kind, rate } of nodes.values()) {
+function addOnlyWays({ nodes, edges }, busy) {
+  for (const { key, kind, vhost, rate } of nodes.values()) {
     if (kind !== "queue") continue;
     const ways = [...edges.values()].filter((edge) => edge.to === key);
-    if (ways.length === 1) ways[0].rate = rate;
+    if (ways.length === 1 && (nodes.get(ways[0].from).name === "" || !busy.has(vhost))) ways[0].rate = rate;
   }
 }
 

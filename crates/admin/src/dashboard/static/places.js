@@ -5,6 +5,7 @@ import { bindings } from "./views/bindings.js";
 import { clients } from "./views/clients.js";
 import { channels, connection, connections } from "./views/connections.js";
 import { exchange, exchanges } from "./views/exchanges.js";
+import { limits } from "./views/limits.js";
 import { overview } from "./views/overview.js";
 import { picture } from "./views/picture.js";
 import { policies } from "./views/policies.js";
@@ -37,6 +38,7 @@ const PROXY = [
   { part: "clients", title: "Clients", all: clients, tag: "monitoring" },
   { part: "connections", one: connection, names: 1, tag: "monitoring" },
   { part: "upstreams", title: "Upstream connections", all: upstreams, tag: "monitoring" },
+  { part: "limits", title: "Limits", all: limits, tag: "monitoring" },
 ];
 
 /** What there is to see for this user. */

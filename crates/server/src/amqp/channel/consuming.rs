@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use amqp::RawTable;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
-use broker::{ConsumerSpec, Fetched, Queue, QueueKind, REPLY_QUEUE};
+use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE};
 
 use super::super::broker_session::{Context, LateGet};
 use super::super::content::{Destination, write_message};
@@ -150,12 +150,15 @@ impl Channel {
     pub(crate) fn fetch(&mut self, context: &Context, queue: Arc<Queue>, no_ack: bool) {
         let got = match queue.fetch(no_ack, context.now, context.nudge()) {
             Fetched::Got(got) => got,
-            Fetched::Empty => return context.send(self.number, basic::GetEmpty { reserved_1: "" }),
+            Fetched::Empty => {
+                self.deliveries.count(Leaving::got_nothing(), context.now);
+                return context.send(self.number, basic::GetEmpty { reserved_1: "" });
+            }
             Fetched::Later => return context.fetch_later(LateGet { channel: self.number, queue, no_ack }),
         };
         let message = got.delivery.message();
         let method = basic::GetOk {
-            delivery_tag: self.deliveries.register_get(&queue, &got.delivery, no_ack),
+            delivery_tag: self.deliveries.register_get(&queue, &got.delivery, no_ack, context.now),
             redelivered: got.delivery.redelivered(),
             exchange: message.exchange(),
             routing_key: message.routing_key(),
@@ -205,7 +208,8 @@ impl Channel {
             transaction.settle(how, held);
             return Ok(());
         }
-        let unsettled = self.deliveries.settle(tag, multiple).ok_or_else(unknown)?;
+        let acked_at = (how == Settlement::Ack).then_some(context.now);
+        let unsettled = self.deliveries.settle(tag, multiple, acked_at).ok_or_else(unknown)?;
         give_back(unsettled, how, context);
         self.deliveries.resume(context.now);
         Ok(())

@@ -11,6 +11,7 @@ use super::super::broker_session::Context;
 use super::super::content::{Destination, view, write_message};
 use super::confirms::Run;
 use super::{Channel, Mode};
+use crate::registry::OpenChannel;
 
 /// A publish whose content has not arrived yet.
 #[derive(Debug)]
@@ -96,14 +97,28 @@ impl Channel {
             Mode::Confirm(_) => context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1),
             Mode::Plain => {}
         }
-        if !self.publisher.publish(message, context.now)? && mandatory {
-            self.return_unroutable(context, message);
+        if !self.publisher.publish(message, context.now)? {
+            self.is_unroutable(context, message, mandatory);
         }
         Ok(())
     }
 
-    /// basic.return of a mandatory message that reached no queue.
-    pub(super) fn return_unroutable(&self, context: &Context, message: Publish<'_>) {
+    /// A message has reached no queue: it is returned if it was mandatory.
+    pub(super) fn is_unroutable(&self, context: &Context, message: Publish<'_>, mandatory: bool) {
+        self.shown.publishing().unroutable(mandatory, context.now);
+        if mandatory {
+            self.return_unroutable(context, message);
+        }
+    }
+
+    pub(super) fn count_published(&self, context: &Context, count: u64) {
+        if count > 0 {
+            self.shown.publishing().published(count, context.now);
+        }
+    }
+
+    /// basic.return.
+    fn return_unroutable(&self, context: &Context, message: Publish<'_>) {
         let code = ReplyCode::NoRoute;
         let method = basic::Return {
             reply_code: code.code(),
@@ -123,11 +138,12 @@ impl Channel {
     pub(crate) fn flush(&mut self, context: &Context) {
         let flushed = self.publisher.flush(context.now);
         context.handed_over(&flushed);
-        let number = self.number;
+        self.count_published(context, flushed.count);
+        let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode
             && flushed.count > 0
         {
-            confirms.add(&flushed, |run| confirm(context, number, run));
+            confirms.add(&flushed, |run| confirm(context, number, shown, run));
             if let Some(until) = flushed.until {
                 context.wait_until_stored(until);
             }
@@ -141,32 +157,33 @@ impl Channel {
 
     /// Writes the confirms that have waited for what is on disk now.
     pub(crate) fn confirm_up_to(&mut self, context: &Context, durable: Lsn) {
-        let number = self.number;
+        let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode {
-            confirms.release(durable, |run| confirm(context, number, run));
+            confirms.release(durable, |run| confirm(context, number, shown, run));
         }
     }
 
     /// At the channel's end: its confirms go out when they may, and in front of whatever else is sent from now on.
     pub(super) fn leave_confirms(&mut self, context: &Context) {
-        let number = self.number;
+        let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode
             && let Some(until) = confirms.until()
         {
             context.hold_until_stored(Some(until));
-            confirms.release(until, |run| confirm(context, number, run));
+            confirms.release(until, |run| confirm(context, number, shown, run));
         }
     }
 }
 
 /// All that came before a run is settled already, so `multiple` needs no lower end.
-fn confirm(context: &Context, channel: u16, run: Run) {
+fn confirm(context: &Context, channel: u16, shown: &OpenChannel, run: Run) {
     let Run { first, last: delivery_tag, refused } = run;
     let multiple = delivery_tag > first;
     context.shared.metrics.confirms(FrontEnd::Amqp).given.add(delivery_tag - first + 1);
     if refused {
         context.send(channel, basic::Nack { delivery_tag, multiple, requeue: false });
     } else {
+        shown.publishing().confirmed(delivery_tag - first + 1, context.now);
         context.send(channel, basic::Ack { delivery_tag, multiple });
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, Publish, Publisher};
+use broker::{Body, Leaving, Publish, Publisher};
 use bytes::Bytes;
 
 use super::super::broker_session::Context;
@@ -106,8 +106,8 @@ impl Channel {
         let transaction = self.take_transaction()?;
         for held in &transaction.publishes {
             match self.publisher.publish(held.message(), context.now) {
-                Ok(false) if held.mandatory => self.return_unroutable(context, held.message()),
-                Ok(_) => {}
+                Ok(true) => {}
+                Ok(false) => self.is_unroutable(context, held.message(), held.mandatory),
                 Err(error) => {
                     // The channel is going to close, and returns to the queues what it has.
                     self.deliveries.restore(transaction.into_unsettled());
@@ -117,9 +117,13 @@ impl Channel {
         }
         let flushed = self.publisher.flush(context.now);
         context.handed_over(&flushed);
+        self.count_published(context, flushed.count);
         let settles = !transaction.settlements.is_empty();
         for (how, unsettled) in transaction.settlements {
             self.deliveries.release(&unsettled);
+            if how == Settlement::Ack {
+                self.deliveries.count(Leaving::acked(unsettled.len()), context.now);
+            }
             give_back(unsettled, how, context);
             self.deliveries.resume(context.now);
         }

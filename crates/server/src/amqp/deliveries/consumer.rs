@@ -53,9 +53,34 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
 
 impl<F: Form> Consumer for ChannelConsumer<F> {
     fn accept(&self, offer: &mut Offer<'_>) -> Room {
+        let mut inner = self.deliveries.inner.lock();
+        let room = self.take(&mut inner, offer);
+        let (taken, now) = offer.taken();
+        if taken.deliver + taken.deliver_no_ack > 0 {
+            inner.passing.add(0, taken, now);
+        }
+        room
+    }
+
+    fn channel(&self) -> u16 {
+        self.deliveries.channel()
+    }
+
+    fn prefetch(&self) -> u16 {
+        self.prefetch
+    }
+
+    fn cancelled(&self) {
+        let (deliveries, tag) = (Arc::clone(&self.deliveries), self.tag.clone());
+        self.deliveries.connection.cancel(Cancelled { deliveries, key: self.key, tag });
+    }
+}
+
+impl<F: Form> ChannelConsumer<F> {
+    /// Takes what there is credit and room for.
+    fn take(&self, inner: &mut Inner, offer: &mut Offer<'_>) -> Room {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
-        let mut inner = self.deliveries.inner.lock();
         let in_turn = inner.credit_mut(self.key).is_some_and(|credit| std::mem::take(&mut credit.in_turn));
         loop {
             if !inner.has_credit(self.key) {
@@ -75,7 +100,7 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
                 let start = buf.len();
                 while buf.len() - start <= allowance && inner.has_credit(self.key) {
                     let Some(delivery) = offer.next() else { return true };
-                    self.write(&mut inner, buf, delivery);
+                    self.write(inner, buf, delivery);
                 }
                 false
             });
@@ -88,21 +113,6 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
         }
     }
 
-    fn channel(&self) -> u16 {
-        self.deliveries.channel()
-    }
-
-    fn prefetch(&self) -> u16 {
-        self.prefetch
-    }
-
-    fn cancelled(&self) {
-        let (deliveries, tag) = (Arc::clone(&self.deliveries), self.tag.clone());
-        self.deliveries.connection.cancel(Cancelled { deliveries, key: self.key, tag });
-    }
-}
-
-impl<F: Form> ChannelConsumer<F> {
     fn write(&self, inner: &mut Inner, buf: &mut OutBuf, delivery: Delivery) {
         let tag = inner.take_tag();
         let destination = self.deliveries.destination;

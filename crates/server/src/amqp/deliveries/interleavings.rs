@@ -69,7 +69,7 @@ impl Protocol for Session {
     }
     fn handle_written(&mut self, _: Instant) {
         for (_, entry) in self.deliveries.take_all() {
-            entry.queue.ack(vec![entry.delivery]);
+            entry.queue.ack(vec![entry.delivery], NOW);
         }
         self.deliveries.resume(NOW);
     }

@@ -84,9 +84,9 @@ impl Fixture {
     }
 
     fn settle(&self, tag: u64, multiple: bool) -> Option<Vec<u64>> {
-        let settled = self.deliveries.settle(tag, multiple)?;
+        let settled = self.deliveries.settle(tag, multiple, Some(NOW))?;
         let (tags, deliveries) = settled.into_iter().map(|(tag, entry)| (tag, entry.delivery)).unzip();
-        self.queue.ack(deliveries);
+        self.queue.ack(deliveries, NOW);
         self.deliveries.resume(NOW);
         Some(tags)
     }
@@ -317,8 +317,8 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
     fixture.publish(3 * MANY);
     assert_eq!(fixture.delivered().len(), MANY, "all are full");
     for tag in 1..=MANY as u64 {
-        let settled = fixture.deliveries.settle(tag, false).unwrap();
-        fixture.queue.ack(settled.into_iter().map(|(_, entry)| entry.delivery).collect());
+        let settled = fixture.deliveries.settle(tag, false, None).unwrap();
+        fixture.queue.ack(settled.into_iter().map(|(_, entry)| entry.delivery).collect(), NOW);
         let waiting = fixture.deliveries.inner.lock().waiting.len();
         assert_eq!(waiting, 1, "only whose delivery it was");
         fixture.deliveries.resume(NOW);

@@ -17,7 +17,7 @@ fn written(world: &mut World) -> usize {
         world.round();
     }
     let mut count = 0;
-    for section in [Section::MqttSessions, Section::MqttReceived, Section::MqttRetained] {
+    for section in [Section::MqttSessions, Section::MqttReceived, Section::MqttRetained, Section::MqttOwed] {
         world.hub.store().unwrap().catalogue().scan(section, |_, _| count += 1).unwrap();
     }
     count

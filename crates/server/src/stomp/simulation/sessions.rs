@@ -203,3 +203,22 @@ fn answers_come_to_who_asked_and_nobody_else_can_read_them() {
     answerer.call(&format!("SEND\ndestination:{reply_to}\n\nanswer"));
     assert_eq!(asker.received(), ["MESSAGE /temp-queue/x false answer"]);
 }
+
+#[test]
+fn a_subscription_that_fails_leaves_no_queue_and_takes_none_away() {
+    let shared = server();
+    let Door::Broker(broker) = &shared.door else { panic!() };
+    let vhost = broker.vhost("/").unwrap();
+    let subscribe = |exchange: &str| {
+        let mut client = Conversation::open(&shared);
+        let headers = "id:1\nx-queue-name:mine\ndurable:true\nauto-delete:false\nreceipt:r";
+        client.call(&format!("SUBSCRIBE\ndestination:/exchange/{exchange}/k\n{headers}\n\n"))
+    };
+    let queues = || vhost.all_queues().len();
+    assert!(subscribe("nowhere")[0].starts_with("ERROR"));
+    assert_eq!(queues(), 0);
+    assert!(subscribe("amq.topic")[0].starts_with("RECEIPT"));
+    assert_eq!(queues(), 1);
+    assert!(subscribe("nowhere")[0].starts_with("ERROR"));
+    assert_eq!(queues(), 1, "it is of use to its subscriber still");
+}

@@ -9,6 +9,8 @@ const GAP = { column: 150, row: 14 };
 const MARGIN = 8;
 /** Letters that fit into a node, and onto a line. */
 const LETTERS = 20;
+/** The same where a rate stands beside them. */
+const LETTERS_BESIDE = 12;
 /** Columns of exchanges. */
 const MOST_COLUMNS = 4;
 /** Lines with more than this many beside them get no words: they would cover each other. */
@@ -135,9 +137,10 @@ function line({ keys, rate: flow }, way, isWorded) {
     // From one to five, by the power of ten that flows.
     "stroke-width": flow > 0 ? Math.min(5, 1.5 + Math.log10(1 + flow)).toFixed(1) : 1.5,
   });
-  const text = keys.length > 1 ? `${keys.length} keys` : (keys[0] ?? "");
+  const named = keys.length > 1 ? `${keys.length} keys` : (keys[0] ?? "");
+  const text = flow > 0 ? [clipped(named, LETTERS_BESIDE), rate(flow)].filter(Boolean).join(" · ") : clipped(named);
   const words =
-    isWorded && text !== "" ? svg("text", { x: last[0], y: last[1] - 4, class: "edge-words" }, clipped(text)) : null;
+    isWorded && text !== "" ? svg("text", { x: last[0], y: last[1] - 4, class: "edge-words" }, text) : null;
   words?.append(svg("title", {}, keys.slice(0, MOST_TOLD).join("\n")));
   return { path, words };
 }
@@ -165,9 +168,9 @@ function moreOf({ kind, type, rate: flow, ready }) {
 }
 
 /** By letters, not by halves of them. */
-function clipped(text) {
+function clipped(text, most = LETTERS) {
   const letters = [...text];
-  return letters.length > LETTERS ? `${letters.slice(0, LETTERS - 1).join("")}…` : text;
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
 /** A node under the pointer or with the focus shows what it is joined to. */

@@ -51,6 +51,12 @@ export function queues({ api, vhostPath, vhostColumn, vhost, vhosts }) {
         number: true,
         text: (each) => rate(rateOf(each.message_stats, "deliver_get")),
       },
+      {
+        title: "Acknowledged",
+        sort: "message_stats.ack_details.rate",
+        number: true,
+        text: (each) => rate(rateOf(each.message_stats, "ack")),
+      },
     ],
     fetch: ({ page, size, query, signal }) => api.list(vhostPath("queues"), { page, size, query, signal }),
   });

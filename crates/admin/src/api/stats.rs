@@ -1,0 +1,80 @@
+//! `message_stats` of queues, exchanges, channels and virtual hosts, as RabbitMQ shows them: publishing, and what became of
+//! messages, are each there as a whole once anything of it has happened.
+
+use broker::{Count, MessageCounts};
+use serde_json::{Map, Value, json};
+
+/// Of a queue or a virtual host.
+pub(super) fn of_queues(counts: &MessageCounts) -> Option<Value> {
+    stats(&[&[("publish", counts.publish)], &leaving(counts)])
+}
+
+/// Of a channel.
+pub(super) fn of_channel(counts: &MessageCounts) -> Option<Value> {
+    let entering = [
+        ("publish", counts.publish),
+        ("confirm", counts.confirm),
+        ("return_unroutable", counts.return_unroutable),
+        ("drop_unroutable", counts.drop_unroutable),
+    ];
+    stats(&[&entering, &leaving(counts)])
+}
+
+/// Of an exchange: messages published to it, and places in queues that they led to.
+pub(super) fn of_exchange((published, enqueued): (Count, Count)) -> Option<Value> {
+    stats(&[&[("publish_in", published)], &[("publish_out", enqueued)]])
+}
+
+fn leaving(counts: &MessageCounts) -> [(&'static str, Count); 8] {
+    [
+        ("ack", counts.ack),
+        ("deliver", counts.deliver),
+        ("deliver_get", counts.deliver_get()),
+        ("deliver_no_ack", counts.deliver_no_ack),
+        ("get", counts.get),
+        ("get_empty", counts.get_empty),
+        ("get_no_ack", counts.get_no_ack),
+        ("redeliver", counts.redeliver),
+    ]
+}
+
+/// `None` if nothing at all has happened.
+fn stats(groups: &[&[(&str, Count)]]) -> Option<Value> {
+    let mut shown = Map::new();
+    for group in groups.iter().filter(|group| group.iter().any(|(_, count)| count.total > 0)) {
+        for (name, count) in *group {
+            shown.insert((*name).to_owned(), count.total.into());
+            shown.insert(format!("{name}_details"), json!({"rate": count.rate()}));
+        }
+    }
+    (!shown.is_empty()).then_some(Value::Object(shown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(total: u64, recent: u64) -> Count {
+        Count { total, recent }
+    }
+
+    #[test]
+    fn what_never_happened_is_not_told() {
+        let nothing = MessageCounts::default();
+        assert_eq!((of_queues(&nothing), of_channel(&nothing)), (None, None));
+        assert_eq!(of_exchange((count(0, 0), count(0, 0))), None);
+        let publishing = MessageCounts { publish: count(7, 5), ..nothing };
+        let shown = json!({"publish": 7, "publish_details": {"rate": 1.0}});
+        assert_eq!(of_queues(&publishing), Some(shown));
+    }
+
+    #[test]
+    fn what_happened_is_told_with_what_belongs_to_it() {
+        let counts = MessageCounts { get: count(2, 0), deliver: count(3, 30), ..MessageCounts::default() };
+        let shown = of_queues(&counts).unwrap();
+        let told = |key: &str| (shown[key].as_u64(), shown[format!("{key}_details")]["rate"].as_f64());
+        assert_eq!(told("deliver_get"), (Some(5), Some(6.0)));
+        assert_eq!(told("ack"), (Some(0), Some(0.0)));
+        assert_eq!(shown.get("publish"), None);
+    }
+}

@@ -1,0 +1,139 @@
+// The limits on clients and on the pool: how much of each is in use, and how often it was reached. And the drain, with which
+// an operator takes this server out of use.
+
+import { button, el, setChildren } from "../dom.js";
+import { bytes, count, rate } from "../format.js";
+import { ask } from "../parts/dialog.js";
+import { bar, section } from "../parts/figures.js";
+import { Table, badge } from "../parts/table.js";
+
+/** By the API's names: what it is called, how it is written, and the counter whose growth is what is in use of a rate. */
+const KINDS = [
+  ["connections", "Connections", count, null],
+  ["connection_rate", "New connections", rate, "rabbitmq_connections_opened_total"],
+  ["channels", "Channels", count, null],
+  ["receive_rate", "Octets received", (value) => `${bytes(Math.round(value))}/s`, "leveret_received_bytes_total"],
+];
+const SCOPES = [
+  ["total", "in all", ""],
+  ["per_ip", "from one address", "_per_ip"],
+  ["per_user", "of one user", "_per_user"],
+];
+const OF_THE_POOL = [
+  ["connections", "Upstream connections", count],
+  ["replay_bytes", "Kept until confirmed", bytes],
+];
+
+const MODES = {
+  enforce: [["enforced", "good"], "What exceeds a limit is refused, or waits."],
+  alarm: [["alarm only", "wait"], "What exceeds a limit is counted and logged, and let be."],
+};
+
+export function limits({ api, session, sampler }) {
+  const mode = el("p", { class: "verdict" });
+  const bars = barsByKey();
+  const none = el("p", {}, "No limit is set on clients.");
+  const table = new Table({
+    caption: "All limits on clients",
+    key: (each) => each.title,
+    columns: [
+      { title: "Limit", text: (each) => each.title },
+      { title: "In use", number: true, text: (each) => (each.value === undefined ? "–" : each.words(each.value)) },
+      { title: "Most", number: true, text: (each) => (each.most === null ? "no limit" : each.words(each.most)) },
+      { title: "Exceeded", number: true, text: (each) => count(each.exceeded) },
+    ],
+  });
+  const ofPool = barsByKey();
+  const element = el(
+    "div",
+    { class: "stack" },
+    section("Limits that are set", mode, bars.element, none),
+    section("Of the pool", ofPool.element),
+    section("All limits on clients", el("div", { class: "scroll" }, table.element)),
+  );
+  const rates = ratesOf(sampler);
+  let shownMode = "";
+  const refresh = async (signal) => {
+    const told = await api.get(["leveret", "limits"], {}, signal);
+    const rows = rowsOf(told, rates());
+    if (told.mode !== shownMode) {
+      shownMode = told.mode;
+      const [word, meaning] = MODES[told.mode] ?? [told.mode, ""];
+      setChildren(mode, [badge(word), el("span", {}, meaning)]);
+    }
+    const set = rows.filter(({ most, value }) => most !== null && value !== undefined);
+    bars.update(set);
+    none.hidden = rows.some(({ most }) => most !== null);
+    ofPool.update(OF_THE_POOL.map(([key, title, words]) => ({ title, words, ...read(told.upstream?.[key]) })));
+    table.show(rows);
+  };
+  const actions = session.may("administrator") ? [button("Drain", () => drain(api), { class: "danger" })] : [];
+  return { title: "Limits", actions, element, refresh };
+}
+
+function read(limit) {
+  return { value: limit?.in_use, most: limit?.total ?? null };
+}
+
+/** Every limit on clients, set or not. */
+function rowsOf(told, rates) {
+  return KINDS.flatMap(([kind, title, words]) =>
+    SCOPES.map(([scope, of, suffix]) => ({
+      title: `${title} ${of}`,
+      words,
+      most: told[kind]?.[scope] ?? null,
+      value: told.in_use?.[kind]?.[scope] ?? (scope === "total" ? rates[kind] : undefined),
+      exceeded: told.exceeded?.[`${kind}${suffix}`],
+    })),
+  );
+}
+
+/** What has come in a second since the last look, by the counters of the metrics; nothing at the first. */
+function ratesOf(sampler) {
+  let last = null;
+  return () => {
+    const now = performance.now();
+    const counted = KINDS.filter(([, , , counter]) => counter !== null);
+    const values = new Map(counted.map(([kind, , , counter]) => [kind, sampler.metrics?.value(counter)]));
+    const before = last;
+    last = { now, values };
+    if (before === null || now <= before.now) return {};
+    const seconds = (now - before.now) / 1000;
+    const grown = [...values].map(([kind, value]) => [kind, Math.max(0, value - before.values.get(kind)) / seconds]);
+    return Object.fromEntries(grown);
+  };
+}
+
+/** A bar for each limit; those that are full say so. */
+function barsByKey() {
+  const element = el("div", { class: "bars" });
+  const made = new Map();
+  const update = (all) => {
+    const shown = all.filter(({ most, value }) => most !== null && value !== undefined);
+    const elements = shown.map(({ title, words, value, most }) => {
+      if (!made.has(title)) made.set(title, bar(title));
+      const each = made.get(title);
+      each.update({ value, most, words: `${words(value)} of ${words(most)}`, alarm: value >= most });
+      return each.element;
+    });
+    setChildren(element, elements);
+  };
+  return { element, update };
+}
+
+function drain(api) {
+  return ask({
+    title: "Drain this server?",
+    words: [
+      "Nobody new is let in, every client is told to go (320 CONNECTION_FORCED), and what was published is handed on. " +
+        "Then the server ends.",
+      "It serves again when somebody, or the service manager, starts it.",
+    ],
+    confirm: "Drain",
+    danger: true,
+    action: async () => {
+      await api.post(["leveret", "drain"]);
+      return "The server drains, and ends when its clients have gone.";
+    },
+  });
+}

@@ -1,0 +1,286 @@
+//! Counts and their rates, of very many things at which hardly anybody looks.
+//!
+//! A rate is what was counted in the last whole tick of five seconds, as a rate per second. Nobody goes through all counts
+//! when a tick ends: whoever counts or looks next finds that it has, and lays aside what the tick before had. So what rests
+//! costs nothing, and its rate is zero once a whole tick has passed with nothing done.
+
+mod ticks;
+
+use std::ops::{Add, AddAssign};
+
+use self::ticks::{Rated, SharedRated, TICK};
+use crate::time::Timestamp;
+
+/// A counter as it is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Count {
+    /// Since the beginning.
+    pub total: u64,
+    /// In the last whole tick of five seconds.
+    pub recent: u64,
+}
+
+impl Count {
+    /// Per second.
+    pub fn rate(self) -> f64 {
+        self.recent as f64 * 1000.0 / TICK as f64
+    }
+}
+
+impl Add for Count {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { total: self.total + other.total, recent: self.recent + other.recent }
+    }
+}
+
+impl AddAssign for Count {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+/// What became of messages: of one queue, on one channel, or in a virtual host. As RabbitMQ's `message_stats` of the same
+/// name, so that not everything applies everywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MessageCounts {
+    /// Published; for a queue: routed to it, whether or not it was full.
+    pub publish: Count,
+    /// Publishes that were confirmed.
+    pub confirm: Count,
+    /// Mandatory ones that were returned.
+    pub return_unroutable: Count,
+    /// Others that reached no queue.
+    pub drop_unroutable: Count,
+    /// Delivered to consumers that acknowledge.
+    pub deliver: Count,
+    /// Delivered to consumers that do not.
+    pub deliver_no_ack: Count,
+    /// Taken by `get`, to be acknowledged.
+    pub get: Count,
+    /// Taken by `get`, and done with.
+    pub get_no_ack: Count,
+    /// `get` that found nothing.
+    pub get_empty: Count,
+    /// Of all deliveries and gets: of messages that had been delivered before.
+    pub redeliver: Count,
+    /// Acknowledged.
+    pub ack: Count,
+}
+
+impl MessageCounts {
+    /// All deliveries and gets.
+    pub fn deliver_get(&self) -> Count {
+        self.deliver + self.deliver_no_ack + self.get + self.get_no_ack
+    }
+
+    /// Adds what left a queue, or went to a channel, in the order of [`Leaving`].
+    fn add_leaving(&mut self, leaving: [Count; LEAVING]) {
+        let [deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack] = leaving;
+        self.deliver += deliver;
+        self.deliver_no_ack += deliver_no_ack;
+        self.get += get;
+        self.get_no_ack += get_no_ack;
+        self.get_empty += get_empty;
+        self.redeliver += redeliver;
+        self.ack += ack;
+    }
+}
+
+impl AddAssign for MessageCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.publish += other.publish;
+        self.confirm += other.confirm;
+        self.return_unroutable += other.return_unroutable;
+        self.drop_unroutable += other.drop_unroutable;
+        self.add_leaving([
+            other.deliver,
+            other.deliver_no_ack,
+            other.get,
+            other.get_no_ack,
+            other.get_empty,
+            other.redeliver,
+            other.ack,
+        ]);
+    }
+}
+
+/// How messages leave a queue, all at once: what a step adds to counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Leaving {
+    /// Delivered to consumers that acknowledge.
+    pub deliver: usize,
+    /// Delivered to consumers that do not.
+    pub deliver_no_ack: usize,
+    /// Taken by `get`, to be acknowledged.
+    pub get: usize,
+    /// Taken by `get`, and done with.
+    pub get_no_ack: usize,
+    /// `get` that found nothing.
+    pub get_empty: usize,
+    /// Of all deliveries and gets: of messages that had been delivered before.
+    pub redeliver: usize,
+    /// Acknowledged.
+    pub ack: usize,
+}
+
+const LEAVING: usize = 7;
+
+impl Leaving {
+    /// What one consumer took.
+    pub fn delivered(taken: usize, no_ack: bool, redeliver: usize) -> Self {
+        let (deliver, deliver_no_ack) = if no_ack { (0, taken) } else { (taken, 0) };
+        Self { deliver, deliver_no_ack, redeliver, ..Self::default() }
+    }
+
+    /// One message taken by `get`.
+    pub fn got(no_ack: bool, redelivered: bool) -> Self {
+        let (get, get_no_ack) = if no_ack { (0, 1) } else { (1, 0) };
+        Self { get, get_no_ack, redeliver: redelivered.into(), ..Self::default() }
+    }
+
+    /// A `get` that found nothing.
+    pub fn got_nothing() -> Self {
+        Self { get_empty: 1, ..Self::default() }
+    }
+
+    /// So many acknowledged.
+    pub fn acked(ack: usize) -> Self {
+        Self { ack, ..Self::default() }
+    }
+}
+
+/// What enters and leaves a queue or, without what enters, goes to a channel. Its owner locks it.
+///
+/// Nothing is kept until something is counted, for there may be millions that rest.
+#[derive(Debug, Default)]
+pub struct Passing(Option<Box<Rated<{ LEAVING + 1 }>>>);
+
+impl Passing {
+    /// Counts what has happened at `now`.
+    // Each caller counts one or two kinds: of a call that is inlined nothing is left of the others.
+    #[inline(always)]
+    pub fn add(&mut self, published: usize, leaving: Leaving, now: Timestamp) {
+        let Leaving { deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack } = leaving;
+        let counted = [deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack, published];
+        let present = self.0.get_or_insert_default().present(now);
+        for (present, counted) in present.iter_mut().zip(counted) {
+            *present = present.wrapping_add(counted as u32);
+        }
+    }
+
+    /// What was counted, of something that is gone.
+    pub(crate) fn last_read(&self) -> Option<MessageCounts> {
+        self.read(Timestamp(u64::MAX))
+    }
+
+    /// As of `now`; `None` if nothing was ever counted.
+    pub fn read(&self, now: Timestamp) -> Option<MessageCounts> {
+        let [leaving @ .., publish] = self.0.as_ref()?.read(now);
+        let mut counts = MessageCounts { publish, ..MessageCounts::default() };
+        counts.add_leaving(leaving);
+        Some(counts)
+    }
+}
+
+/// What is published on a channel. Many may look while one counts.
+#[derive(Debug, Default)]
+pub struct Publishing(SharedRated<4>);
+
+impl Publishing {
+    /// Counts publishes.
+    pub fn published(&self, count: u64, now: Timestamp) {
+        self.0.add([count, 0, 0, 0], now);
+    }
+
+    /// Counts confirms.
+    pub fn confirmed(&self, count: u64, now: Timestamp) {
+        self.0.add([0, count, 0, 0], now);
+    }
+
+    /// Counts a message that reached no queue, and was returned or dropped.
+    pub fn unroutable(&self, returned: bool, now: Timestamp) {
+        self.0.add([0, 0, returned.into(), (!returned).into()], now);
+    }
+
+    /// As of `now`.
+    pub fn add_to(&self, counts: &mut MessageCounts, now: Timestamp) {
+        let [publish, confirm, returned, dropped] = self.0.read(now);
+        counts.publish += publish;
+        counts.confirm += confirm;
+        counts.return_unroutable += returned;
+        counts.drop_unroutable += dropped;
+    }
+}
+
+/// What goes through an exchange: messages published to it, and places in queues that they led to.
+#[derive(Debug, Default)]
+pub(crate) struct ExchangeFlow(SharedRated<2>);
+
+impl ExchangeFlow {
+    pub(crate) fn add(&self, published: u64, enqueued: u64, now: Timestamp) {
+        self.0.add([published, enqueued], now);
+    }
+
+    /// Messages published so far.
+    pub(crate) fn published(&self) -> u64 {
+        self.0.total(0)
+    }
+
+    /// In and out; `None` if nothing was ever published.
+    pub(crate) fn read(&self, now: Timestamp) -> Option<(Count, Count)> {
+        let [published, enqueued] = self.0.read(now);
+        (published.total > 0).then_some((published, enqueued))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Milliseconds into a tick, of those that follow one that any clock may be in.
+    fn at(tick: u64, millis: u64) -> Timestamp {
+        Timestamp((tick + 1_000) * TICK + millis)
+    }
+
+    fn count(total: u64, recent: u64) -> Count {
+        Count { total, recent }
+    }
+
+    #[test]
+    fn what_rests_takes_one_word() {
+        assert_eq!(size_of::<Passing>(), size_of::<usize>());
+        assert_eq!(Passing::default().read(at(0, 0)), None);
+    }
+
+    #[test]
+    fn what_passes_is_told_by_kind() {
+        let mut passing = Passing::default();
+        passing.add(10, Leaving::delivered(6, false, 2), at(0, 0));
+        passing.add(0, Leaving::delivered(1, true, 0), at(0, 0));
+        passing.add(0, Leaving::got(false, true), at(0, 0));
+        passing.add(0, Leaving::got(true, false), at(0, 0));
+        passing.add(0, Leaving::got_nothing(), at(0, 0));
+        passing.add(0, Leaving::acked(5), at(0, 0));
+        let counts = passing.read(at(1, 0)).unwrap();
+        let all = |count: Count| (count.total == count.recent).then_some(count.total);
+        let kinds = [counts.publish, counts.deliver, counts.deliver_no_ack, counts.get, counts.get_no_ack];
+        assert_eq!(kinds.map(all), [10, 6, 1, 1, 1].map(Some));
+        let kinds = [counts.get_empty, counts.redeliver, counts.ack, counts.deliver_get()];
+        assert_eq!(kinds.map(all), [1, 3, 5, 9].map(Some));
+    }
+
+    #[test]
+    fn what_is_published_is_told_by_kind() {
+        let publishing = Publishing::default();
+        publishing.published(3, at(0, 0));
+        publishing.confirmed(2, at(0, 0));
+        publishing.unroutable(true, at(0, 0));
+        publishing.unroutable(false, at(1, 0));
+        let mut counts = MessageCounts::default();
+        publishing.add_to(&mut counts, at(1, 0));
+        assert_eq!((counts.publish, counts.confirm), (count(3, 3), count(2, 2)));
+        assert_eq!((counts.return_unroutable, counts.drop_unroutable), (count(1, 1), count(1, 0)));
+    }
+}

@@ -1,0 +1,234 @@
+//! Counting in ticks.
+
+use std::array;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Count;
+use crate::time::Timestamp;
+
+/// Milliseconds that a rate is about: as often as RabbitMQ takes its samples.
+pub(super) const TICK: u64 = 5_000;
+
+/// Counts that one thread at a time adds to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rated<const N: usize> {
+    /// Up to the present tick.
+    before: [u64; N],
+    /// In the present tick. Four thousand million are not reached in five seconds, under one lock.
+    present: [u32; N],
+    /// In the tick before.
+    last: [u32; N],
+    /// The end of the present tick, in milliseconds.
+    ends: u64,
+}
+
+impl<const N: usize> Default for Rated<N> {
+    fn default() -> Self {
+        Self { before: [0; N], present: [0; N], last: [0; N], ends: 0 }
+    }
+}
+
+impl<const N: usize> Rated<N> {
+    /// Where to count at `now`.
+    #[inline]
+    pub(super) fn present(&mut self, now: Timestamp) -> &mut [u32; N] {
+        self.turn(now);
+        &mut self.present
+    }
+
+    pub(super) fn read(&self, now: Timestamp) -> [Count; N] {
+        let mut read = *self;
+        read.turn(now);
+        array::from_fn(|at| Count {
+            total: read.before[at] + u64::from(read.present[at]),
+            recent: read.last[at].into(),
+        })
+    }
+
+    /// A `now` of a tick before is that of somebody who was late to get the lock: it counts with the present.
+    #[inline]
+    fn turn(&mut self, now: Timestamp) {
+        if now.0 >= self.ends {
+            self.end_tick(now);
+        }
+    }
+
+    #[cold]
+    fn end_tick(&mut self, now: Timestamp) {
+        for (before, present) in self.before.iter_mut().zip(self.present) {
+            *before += u64::from(present);
+        }
+        self.last = if is_next(self.ends, now) { self.present } else { [0; N] };
+        self.present = [0; N];
+        self.ends = end_of(now);
+    }
+}
+
+/// Counts that many threads add to, without waiting for each other but at the end of a tick.
+#[derive(Debug)]
+pub(super) struct SharedRated<const N: usize> {
+    counts: [AtomicU64; N],
+    /// The end of the present tick, in milliseconds. Changed with `ticks` locked.
+    ends: AtomicU64,
+    ticks: Mutex<Ticks<N>>,
+}
+
+#[derive(Debug)]
+struct Ticks<const N: usize> {
+    /// The counts where the present tick began.
+    began: [u64; N],
+    /// What was counted in the tick before.
+    last: [u64; N],
+}
+
+impl<const N: usize> Default for SharedRated<N> {
+    fn default() -> Self {
+        Self {
+            counts: array::from_fn(|_| AtomicU64::new(0)),
+            ends: AtomicU64::new(0),
+            ticks: Mutex::new(Ticks { began: [0; N], last: [0; N] }),
+        }
+    }
+}
+
+impl<const N: usize> SharedRated<N> {
+    pub(super) fn add(&self, counted: [u64; N], now: Timestamp) {
+        self.turn(now);
+        for (count, counted) in self.counts.iter().zip(counted) {
+            if counted > 0 {
+                count.fetch_add(counted, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// So far of one kind.
+    pub(super) fn total(&self, at: usize) -> u64 {
+        self.counts[at].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn read(&self, now: Timestamp) -> [Count; N] {
+        self.turn(now);
+        let ticks = self.ticks.lock();
+        array::from_fn(|at| Count { total: self.total(at), recent: ticks.last[at] })
+    }
+
+    fn turn(&self, now: Timestamp) {
+        if now.0 >= self.ends.load(Ordering::Relaxed) {
+            self.end_tick(now);
+        }
+    }
+
+    #[cold]
+    fn end_tick(&self, now: Timestamp) {
+        let mut ticks = self.ticks.lock();
+        let ends = self.ends.load(Ordering::Relaxed);
+        if now.0 < ends {
+            return;
+        }
+        let counts: [u64; N] = array::from_fn(|at| self.total(at));
+        let is_next = is_next(ends, now);
+        ticks.last =
+            array::from_fn(|at| if is_next { counts[at].saturating_sub(ticks.began[at]) } else { 0 });
+        ticks.began = counts;
+        self.ends.store(end_of(now), Ordering::Relaxed);
+    }
+}
+
+/// Whether `now` is in the tick that follows the one with this end.
+fn is_next(ends: u64, now: Timestamp) -> bool {
+    now.0 - ends < TICK
+}
+
+fn end_of(now: Timestamp) -> u64 {
+    (now.0 / TICK + 1).saturating_mul(TICK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Milliseconds into a tick, of those that follow one that any clock may be in.
+    fn at(tick: u64, millis: u64) -> Timestamp {
+        Timestamp((tick + 1_000) * TICK + millis)
+    }
+
+    fn count(total: u64, recent: u64) -> Count {
+        Count { total, recent }
+    }
+
+    #[test]
+    fn a_rate_is_about_the_last_whole_tick() {
+        let mut rated = Rated::<1>::default();
+        rated.present(at(0, 0))[0] += 10;
+        rated.present(at(0, TICK - 1))[0] += 15;
+        assert_eq!(rated.read(at(0, TICK - 1)), [count(25, 0)], "it is not over");
+        assert_eq!(rated.read(at(1, 0)), [count(25, 25)]);
+        assert_eq!(rated.read(at(1, 0))[0].rate(), 5.0);
+        rated.present(at(1, 1))[0] += 5;
+        assert_eq!(rated.read(at(1, TICK - 1)), [count(30, 25)]);
+        assert_eq!(rated.read(at(2, 0)), [count(30, 5)]);
+    }
+
+    #[test]
+    fn a_rate_is_zero_after_a_tick_with_nothing_done() {
+        let mut rated = Rated::<1>::default();
+        rated.present(at(0, 0))[0] += 10;
+        assert_eq!(rated.read(at(2, 0)), [count(10, 0)]);
+        rated.present(at(7, 0))[0] += 1;
+        assert_eq!(rated.read(at(7, 0)), [count(11, 0)]);
+        assert_eq!(rated.read(at(8, 0)), [count(11, 1)]);
+        assert_eq!(rated.read(at(9, 0)), [count(11, 0)]);
+    }
+
+    #[test]
+    fn who_looks_changes_nothing() {
+        let mut rated = Rated::<1>::default();
+        rated.present(at(0, 0))[0] += 10;
+        for _ in 0..3 {
+            assert_eq!(rated.read(at(5, 0)), [count(10, 0)]);
+        }
+        rated.present(at(1, 0))[0] += 1;
+        assert_eq!(rated.read(at(1, 0)), [count(11, 10)]);
+    }
+
+    #[test]
+    fn who_comes_late_counts_with_the_present() {
+        let (mut rated, shared) = (Rated::<1>::default(), SharedRated::<1>::default());
+        for now in [at(3, 0), at(2, 4_999), at(0, 0)] {
+            rated.present(now)[0] += 1;
+            shared.add([1], now);
+        }
+        assert_eq!(rated.read(at(4, 0)), [count(3, 3)]);
+        assert_eq!(shared.read(at(4, 0)), [count(3, 3)]);
+    }
+
+    #[test]
+    fn shared_counts_tell_the_same() {
+        let (mut rated, shared) = (Rated::<2>::default(), SharedRated::<2>::default());
+        for (now, step) in
+            [at(0, 1), at(0, 2), at(1, 0), at(1, 4_999), at(4, 0), at(5, 0)].into_iter().zip(0_u32..)
+        {
+            let present = rated.present(now);
+            *present = [present[0] + step, present[1] + 1];
+            shared.add([step.into(), 1], now);
+            assert_eq!(rated.read(now), shared.read(now), "{now:?}");
+        }
+        for now in [at(6, 0), at(7, 0), at(100, 0)] {
+            assert_eq!(rated.read(now), shared.read(now), "{now:?}");
+        }
+    }
+
+    #[test]
+    fn threads_that_count_at_the_end_of_a_tick_lose_nothing() {
+        let shared = SharedRated::<1>::default();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..1_000).for_each(|step| shared.add([1], at(step / 100, step % 100))));
+            }
+        });
+        assert_eq!(shared.read(at(9, 99))[0].total, 4_000);
+        assert_eq!(shared.read(at(11, 0)), [count(4_000, 0)]);
+    }
+}

@@ -1,0 +1,67 @@
+//! How much of what is limited is in use.
+
+use std::sync::atomic::Ordering;
+
+use super::{ConnectionCounter, Members, Scopes};
+
+/// What clients have of what is limited, now: in all, the address that has most, and the user that has most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// Connections, those that are being opened among them.
+    pub connections: Scopes<usize>,
+    /// Channels.
+    pub channels: Scopes<usize>,
+}
+
+impl ConnectionCounter {
+    /// Looks at every address and user once; meanwhile nobody new is let in, for less than a millisecond with 10,000.
+    pub fn in_use(&self) -> InUse {
+        let counts = self.counts.lock();
+        let (ip, user) = (counts.by_ip.most(), counts.by_user.most());
+        let all = self.total.channels.load(Ordering::Relaxed);
+        InUse {
+            connections: Scopes { total: counts.connections, per_ip: ip.0, per_user: user.0 },
+            channels: Scopes { total: all, per_ip: ip.1, per_user: user.1 },
+        }
+    }
+}
+
+impl<K> Members<K> {
+    /// The most connections, and the most channels, that one of them has.
+    fn most(&self) -> (usize, usize) {
+        self.members.values().fold((0, 0), |(connections, channels), member| {
+            let own = member.share.channels.load(Ordering::Relaxed);
+            (connections.max(member.connections), channels.max(own))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::super::Limits;
+    use super::*;
+
+    #[test]
+    fn the_most_of_one_address_and_of_one_user_are_told_and_what_is_given_back_is_not() {
+        let counter = ConnectionCounter::new(Limits::default());
+        let address = |last| Some(IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
+        let mut places: Vec<_> = [1, 1, 2].map(|last| counter.enter(address(last)).unwrap()).into();
+        for (place, user) in places.iter_mut().zip(["ada", "bob", "bob"]) {
+            place.log_in(user).unwrap();
+        }
+        for _ in 0..5 {
+            places[2].open_channel().unwrap();
+        }
+        places[0].open_channel().unwrap();
+        let scopes = |total, per_ip, per_user| Scopes { total, per_ip, per_user };
+        let expected = InUse { connections: scopes(3, 2, 2), channels: scopes(6, 5, 5) };
+        assert_eq!(counter.in_use(), expected);
+        places.truncate(1);
+        let expected = InUse { connections: scopes(1, 1, 1), channels: scopes(1, 1, 1) };
+        assert_eq!(counter.in_use(), expected);
+        places.clear();
+        assert_eq!(counter.in_use(), InUse::default());
+    }
+}

@@ -1,0 +1,93 @@
+//! Retained messages for a client's new subscriptions.
+
+use std::sync::Arc;
+
+use broker::Section;
+use mqtt::server::{Connection as Engine, Undeliverable};
+use mqtt::session::Message;
+use mqtt::{Property, QoS};
+
+use super::client::Client;
+use super::delivering::{Noted, Out};
+use super::message::left;
+use super::owed::owed_key;
+use super::retained::RetainedMessage;
+use super::subscriptions::Verdict;
+
+impl Client {
+    /// Sends the retained messages that the client takes now.
+    pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
+        if self.owed.first().is_none() || self.waiting.holds_subscriptions() {
+            return;
+        }
+        let retained = self.hub.retained(self.vhost());
+        while let Some(topic) = self.owed.first() {
+            // There is none any more, or nobody who wants it.
+            let found = retained.get(topic, self.now).zip(self.subscriptions.judge_retained(topic));
+            let copy = found.map(|(message, verdict)| self.copy_of(&message, &verdict));
+            let qos = copy.as_ref().map_or(QoS::AtMostOnce, |copy| copy.qos);
+            if !self.has_room(noted) || (qos != QoS::AtMostOnce && engine.room() == 0) {
+                return;
+            }
+            let sent = copy.map(|copy| self.send_retained(copy, engine, noted));
+            if sent == Some(Err(Undeliverable::NoRoom)) {
+                // The connection is over.
+                return;
+            }
+            let Some((topic, is_noted)) = self.owed.take_first() else { return };
+            match sent {
+                _ if !is_noted => {}
+                Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.owed.sent(tag, topic),
+                // The session has it from the next note on.
+                Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_kept() => noted.no_longer_owed.push(topic),
+                // One that is too large for the client counts as sent.
+                _ => self.owes_no_more(&topic),
+            }
+        }
+    }
+
+    /// A retained message as it is sent for a new subscription: with RETAIN, whatever Retain As Published says
+    /// (section 3.3.1.3).
+    fn copy_of(&self, message: &RetainedMessage, verdict: &Verdict) -> Message {
+        let mut properties = message.properties.clone();
+        if let Some(left) = left(message.expires, self.now) {
+            let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
+            properties.push(Property::MessageExpiryInterval(seconds));
+        }
+        verdict.identifiers.iter().for_each(|id| properties.push(Property::SubscriptionIdentifier(*id)));
+        Message {
+            topic: (*message.topic).into(),
+            qos: verdict.qos.min(message.qos),
+            retain: true,
+            properties,
+            payload: message.payload.clone(),
+        }
+    }
+
+    /// Sends it, and returns its tag.
+    fn send_retained(
+        &mut self,
+        copy: Message,
+        engine: &mut Engine,
+        noted: &mut Noted,
+    ) -> Result<u64, Undeliverable> {
+        let tag = self.own_tag();
+        let is_noted = copy.qos == QoS::ExactlyOnce && self.is_kept();
+        let sent = if is_noted || !noted.octets.is_empty() {
+            engine.deliver(copy, tag, &mut noted.octets)
+        } else {
+            let sent = self.outbox.append(|buf| engine.deliver(copy, tag, &mut Out(buf)));
+            sent.unwrap_or(Err(Undeliverable::NoRoom))
+        };
+        noted.exactly_once |= is_noted && sent.is_ok();
+        sent.map(|_| tag)
+    }
+
+    /// The client has the retained message of a topic that is on disk.
+    pub(super) fn owes_no_more(&self, topic: &Arc<str>) {
+        if !self.owed.needs(topic) {
+            let key = owed_key(&self.owner, topic);
+            self.vhost().note(|catalogue| catalogue.delete(Section::MqttOwed, key));
+        }
+    }
+}

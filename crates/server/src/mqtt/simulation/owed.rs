@@ -1,0 +1,395 @@
+//! Retained messages that a new subscription has matched come to the client, however often it goes or the server is killed
+//! before it has acknowledged them.
+
+use ::mqtt::packet::{Filters, RetainHandling, Unsubscribe};
+use broker::Section;
+
+use super::*;
+
+/// More than are under way to a client at once.
+const MANY: usize = 30;
+
+/// The window of a client.
+const WINDOW: usize = 20;
+
+fn retain(world: &mut World, topic: &str, qos: QoS, payload: &[u8]) {
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    let message = Publish { retain: true, payload: Payload::new(payload), ..message(topic, qos, 1) };
+    assert_eq!(writer.send(world, Packet::Publish(message)).len(), usize::from(qos != QoS::AtMostOnce));
+    if qos == QoS::ExactlyOnce {
+        writer.ack(world, AckKind::PubRel, 1);
+    }
+}
+
+fn retain_many(world: &mut World, qos: QoS) {
+    for number in 0..MANY {
+        retain(world, &format!("r/{number:02}"), qos, b"x");
+    }
+}
+
+/// A client of 5.0 with its session, and what it is told.
+fn back(world: &mut World, name: &str) -> (Client, Vec<String>) {
+    let mut client = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect =
+        Connect { clean_start: false, properties: list.as_properties(), ..Connect::new(Version::V5, name) };
+    let mut answers = client.send(world, Packet::Connect(Box::new(connect)));
+    let rest = answers.split_off(1);
+    assert_eq!(answers, ["connack Success present"]);
+    (client, rest)
+}
+
+/// Topics and packet identifiers of messages.
+fn messages(packets: &[String]) -> Vec<(String, u16)> {
+    let messages = packets.iter().filter(|packet| packet.starts_with("publish"));
+    let parts = messages.map(|packet| packet.split(' ').collect::<Vec<_>>());
+    parts.map(|parts| (parts[1].to_owned(), parts[3].parse().unwrap())).collect()
+}
+
+/// Acknowledges all that comes, and returns the topics of it.
+fn take_all(client: &mut Client, world: &mut World, mut packets: Vec<String>) -> Vec<String> {
+    let mut topics = Vec::new();
+    while !packets.is_empty() {
+        let mut next = Vec::new();
+        for packet in &packets {
+            let parts: Vec<&str> = packet.split(' ').collect();
+            let id = |at: usize| parts[at].parse().unwrap();
+            match parts[0] {
+                "publish" => {
+                    topics.push(parts[1].to_owned());
+                    let kind = match parts[2] {
+                        "AtLeastOnce" => AckKind::PubAck,
+                        "ExactlyOnce" => AckKind::PubRec,
+                        _ => continue,
+                    };
+                    next.append(&mut client.ack(world, kind, id(3)));
+                }
+                "pubrel" => next.append(&mut client.ack(world, AckKind::PubComp, id(1))),
+                other => panic!("{other}"),
+            }
+        }
+        packets = next;
+    }
+    topics
+}
+
+fn kill(client: Client, world: World, disk: &SimDisk) -> SimDisk {
+    // The connection does not get to say anything.
+    std::mem::forget(client);
+    let killed = disk.kill();
+    drop(world);
+    killed
+}
+
+fn owed_on_disk(world: &mut World) -> usize {
+    world.round();
+    let mut count = 0;
+    world.hub.store().unwrap().catalogue().scan(Section::MqttOwed, |_, _| count += 1).unwrap();
+    count
+}
+
+fn all_topics() -> Vec<String> {
+    (0..MANY).map(|number| format!("r/{number:02}")).collect()
+}
+
+fn subscribed(world: &mut World, qos: QoS) -> (Client, Vec<String>) {
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    let answers = reader.subscribe_at(world, "r/#", qos);
+    assert_eq!(answers.len(), 1 + WINDOW, "{answers:?}");
+    (reader, answers[1..].to_vec())
+}
+
+#[test]
+fn what_was_not_acknowledged_at_qos_1_comes_again_after_a_kill_and_nothing_else() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::AtLeastOnce);
+    let (mut reader, came) = subscribed(&mut world, QoS::AtLeastOnce);
+    for (_, packet_id) in &messages(&came)[..5] {
+        reader.ack(&mut world, AckKind::PubAck, *packet_id);
+    }
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    assert_eq!(owed_on_disk(&mut world), MANY - 5);
+    let (mut reader, came) = back(&mut world, "reader");
+    assert!(came.iter().all(|packet| packet.ends_with(" retain")), "{came:?}");
+    assert_eq!(take_all(&mut reader, &mut world, came), all_topics()[5..]);
+    assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn what_a_suback_promises_is_on_disk() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::AtLeastOnce);
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    let (mut buffer, mut octets) = (Vec::new(), Vec::new());
+    let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
+    let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "#", options }]);
+    Packet::Subscribe(Subscribe { packet_id: 1, properties: Properties::NONE, requests })
+        .encode(Version::V5, &mut octets);
+    reader.connection.handle_input(&octets, reader.now);
+    assert!(reader.look().is_empty(), "not yet");
+    let mut came = Vec::new();
+    while came.is_empty() {
+        world.round();
+        came = reader.look();
+    }
+    assert_eq!(came[0], "suback Granted QoS 1");
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    let (mut reader, came) = back(&mut world, "reader");
+    assert_eq!(take_all(&mut reader, &mut world, came), all_topics());
+}
+
+#[test]
+fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::ExactlyOnce);
+    let (mut reader, came) = subscribed(&mut world, QoS::ExactlyOnce);
+    // Some are done with, some are released by the server alone, and others were just sent.
+    let first = messages(&came);
+    let mut taken: Vec<String> = first[..6].iter().map(|(topic, _)| topic.clone()).collect();
+    for (at, (_, packet_id)) in first[..6].iter().enumerate() {
+        assert_eq!(
+            reader.ack(&mut world, AckKind::PubRec, *packet_id),
+            [format!("pubrel {packet_id} success")]
+        );
+        if at < 3 {
+            assert_eq!(reader.ack(&mut world, AckKind::PubComp, *packet_id).len(), 1, "the next one");
+        }
+    }
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    let (mut reader, came) = back(&mut world, "reader");
+    let (again, _): (Vec<_>, Vec<_>) = came.iter().partition(|packet| packet.contains(" dup "));
+    assert_eq!(again.len(), WINDOW - 3, "those have their identifiers still: {came:?}");
+    taken.append(&mut take_all(&mut reader, &mut world, came));
+    taken.sort();
+    assert_eq!(taken, all_topics());
+    assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn who_goes_before_all_was_sent_gets_the_rest_when_he_is_back() {
+    for disk in [Some(SimDisk::new(1, 1 << 30)), None] {
+        let mut world = disk.as_ref().map_or_else(World::new, World::on);
+        retain_many(&mut world, QoS::AtLeastOnce);
+        let (reader, came) = subscribed(&mut world, QoS::AtLeastOnce);
+        drop(reader);
+        let (mut reader, again) = back(&mut world, "reader");
+        let again = take_all(&mut reader, &mut world, again);
+        assert_eq!((came.len(), again), (WINDOW, all_topics()));
+    }
+}
+
+#[test]
+fn a_server_that_is_stopped_in_order_owes_them_still() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::AtLeastOnce);
+    let (reader, _) = subscribed(&mut world, QoS::AtLeastOnce);
+    drop(reader);
+    world.round();
+    drop(world);
+    let mut world = World::on(&disk);
+    let (mut reader, came) = back(&mut world, "reader");
+    assert_eq!(take_all(&mut reader, &mut world, came), all_topics());
+}
+
+#[test]
+fn of_what_was_replaced_the_later_one_is_sent_and_of_what_was_cleared_nothing() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    for topic in ["cleared", "lower", "replaced", "stays"] {
+        retain(&mut world, topic, QoS::AtLeastOnce, b"old");
+    }
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    assert_eq!(reader.subscribe_at(&mut world, "+", QoS::AtLeastOnce).len(), 5);
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    retain(&mut world, "replaced", QoS::AtLeastOnce, b"newer");
+    retain(&mut world, "lower", QoS::AtMostOnce, b"newer");
+    retain(&mut world, "cleared", QoS::AtLeastOnce, b"");
+    let (_reader, came) = back(&mut world, "reader");
+    let (retained, live): (Vec<_>, Vec<_>) = came.iter().partition(|packet| packet.ends_with(" retain"));
+    assert_eq!(
+        retained,
+        [
+            "publish lower AtMostOnce 0 retain",
+            "publish replaced AtLeastOnce 1 retain",
+            "publish stays AtLeastOnce 2 retain"
+        ]
+    );
+    assert_eq!(live.len(), 3, "and the newer ones came as such: {came:?}");
+}
+
+#[test]
+fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let mut writer = world.connected(Version::V5, "writer", 0);
+    let list = PropertyList::new().with(Property::MessageExpiryInterval(600));
+    let message =
+        Publish { retain: true, properties: list.as_properties(), ..message("brief", QoS::AtLeastOnce, 1) };
+    writer.send(&mut world, Packet::Publish(message));
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    assert_eq!(reader.subscribe_at(&mut world, "#", QoS::AtLeastOnce).len(), 2);
+    drop(writer);
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    let mut reader = world.client(Version::V5);
+    reader.now += std::time::Duration::from_secs(601);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect = Connect {
+        clean_start: false,
+        properties: list.as_properties(),
+        ..Connect::new(Version::V5, "reader")
+    };
+    let answers = reader.send(&mut world, Packet::Connect(Box::new(connect)));
+    assert_eq!(answers, ["connack Success present"]);
+    assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn a_client_that_subscribes_again_and_again_is_owed_each_once() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::AtLeastOnce);
+    let (mut reader, mut came) = subscribed(&mut world, QoS::AtLeastOnce);
+    for filter in ["r/#", "#", "r/+", "r/#"] {
+        assert_eq!(reader.subscribe_at(&mut world, filter, QoS::AtLeastOnce).len(), 1, "its window is full");
+    }
+    assert_eq!(owed_on_disk(&mut world), MANY);
+    came = take_all(&mut reader, &mut world, came);
+    // Those that were under way are sent a second time, since they have been asked for again.
+    assert_eq!(came.len(), WINDOW + MANY);
+    assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn what_is_asked_for_again_while_it_is_under_way_is_owed_until_the_second_is_acknowledged() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain(&mut world, "t", QoS::AtLeastOnce, b"x");
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    for expected in ["publish t AtLeastOnce 1 retain", "publish t AtLeastOnce 2 retain"] {
+        assert_eq!(reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce)[1..], [expected]);
+    }
+    reader.ack(&mut world, AckKind::PubAck, 1);
+    assert_eq!(owed_on_disk(&mut world), 1);
+    reader.ack(&mut world, AckKind::PubAck, 2);
+    assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn retain_handling_decides_what_is_owed_and_identifiers_come_along() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain(&mut world, "t", QoS::AtLeastOnce, b"x");
+    let handling =
+        |retain_handling| SubscribeOptions { retain_handling, ..SubscribeOptions::of_qos(QoS::AtLeastOnce) };
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    let subscribe = |reader: &mut Client, world: &mut World, retain_handling| {
+        reader.subscribe(world, "t", handling(retain_handling)).len() - 1
+    };
+    assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::Never), 0);
+    assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0, "it is there already");
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    let (mut reader, came) = back(&mut world, "reader");
+    assert!(came.is_empty(), "nothing was owed: {came:?}");
+    let list = PropertyList::new().with(Property::SubscriptionIdentifier(7));
+    let mut buffer = Vec::new();
+    let options = handling(RetainHandling::Always);
+    let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "t", options }]);
+    let packet = Subscribe { packet_id: 1, properties: list.as_properties(), requests };
+    assert_eq!(reader.send(&mut world, Packet::Subscribe(packet)).len(), 2);
+    // In place of the subscription that was to have it: it must not be lost by that.
+    assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0);
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    let (_, came) = back(&mut world, "reader");
+    assert_eq!(came, ["publish t AtLeastOnce 1 retain"], "though Retain As Published is not set");
+}
+
+#[test]
+fn identifiers_of_all_subscriptions_that_match_are_told_again() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain(&mut world, "a/b", QoS::AtLeastOnce, b"x");
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    for (filter, identifier) in [("a/+", 7), ("a/b", 8)] {
+        let list = PropertyList::new().with(Property::SubscriptionIdentifier(identifier));
+        let mut buffer = Vec::new();
+        let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
+        let requests = Requests::write(&mut buffer, [SubscribeRequest { filter, options }]);
+        let packet = Subscribe { packet_id: 1, properties: list.as_properties(), requests };
+        reader.send(&mut world, Packet::Subscribe(packet));
+    }
+    let disk = kill(reader, world, &disk);
+
+    let mut world = World::on(&disk);
+    let mut reader = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect = Connect {
+        clean_start: false,
+        properties: list.as_properties(),
+        ..Connect::new(Version::V5, "reader")
+    };
+    let mut octets = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(Version::V5, &mut octets);
+    reader.connection.handle_input(&octets, reader.now);
+    world.round();
+    reader.connection.handle_nudge(reader.now);
+    let octets = reader.outbox.read_all();
+    let (mut decoder, mut rest, mut identifiers) = (Decoder::new(Version::V5, u32::MAX), &octets[..], vec![]);
+    while !rest.is_empty() {
+        let step = decoder.decode(rest).unwrap();
+        if let Some(Packet::Publish(publish)) = step.packet {
+            identifiers.extend(publish.properties.iter().filter_map(|property| match property {
+                Property::SubscriptionIdentifier(identifier) => Some(identifier),
+                _ => None,
+            }));
+        }
+        rest = &rest[step.taken..];
+    }
+    assert_eq!(identifiers, [7, 8]);
+}
+
+#[test]
+fn what_was_unsubscribed_or_is_wanted_at_qos_0_is_not_owed() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::AtLeastOnce);
+    let mut fast = world.connected(Version::V5, "fast", 60);
+    assert_eq!(fast.subscribe_at(&mut world, "#", QoS::AtMostOnce).len(), 1 + MANY);
+    assert_eq!(owed_on_disk(&mut world), 0);
+    let (mut reader, came) = subscribed(&mut world, QoS::AtLeastOnce);
+    let mut buffer = Vec::new();
+    let filters = Filters::write(&mut buffer, ["r/#"]);
+    let packet = Unsubscribe { packet_id: 2, properties: Properties::NONE, filters };
+    assert_eq!(reader.send(&mut world, Packet::Unsubscribe(packet)).len(), 1);
+    assert_eq!(take_all(&mut reader, &mut world, came).len(), WINDOW, "what was under way stays so");
+    assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    retain_many(&mut world, QoS::AtLeastOnce);
+    let (reader, _) = subscribed(&mut world, QoS::AtLeastOnce);
+    drop(reader);
+    assert_eq!(owed_on_disk(&mut world), MANY);
+    drop(world.connected(Version::V5, "reader", 0));
+    assert_eq!(owed_on_disk(&mut world), 0);
+}

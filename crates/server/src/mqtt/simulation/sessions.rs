@@ -1,0 +1,116 @@
+//! Sessions that change while there is something to be sent, or acknowledged.
+
+use super::*;
+
+fn resumed(world: &mut World, name: &str, expiry: u32) -> (Client, Vec<String>) {
+    let mut client = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
+    let properties = if expiry > 0 { list.as_properties() } else { Properties::NONE };
+    let connect = Connect { clean_start: false, properties, ..Connect::new(Version::V5, name) };
+    let answers = client.send(world, Packet::Connect(Box::new(connect)));
+    (client, answers)
+}
+
+#[test]
+fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
+    let mut world = World::new();
+    let mut writer = world.connected(Version::V5, "writer", 0);
+    let long = "x".repeat(256);
+    let mut octets = Vec::new();
+    for (topic, packet_id) in [("t", 1), (long.as_str(), 2), ("t", 3)] {
+        message(topic, QoS::AtLeastOnce, packet_id).encode(Version::V5, &mut octets);
+    }
+    writer.connection.handle_input(&octets, writer.now);
+    let expected = [
+        "puback 1 no matching subscribers",
+        "puback 2 topic name invalid",
+        "puback 3 no matching subscribers",
+    ];
+    assert_eq!(writer.received(&mut world), expected);
+}
+
+#[test]
+fn what_waits_is_not_lost_when_its_subscription_is_changed_to_qos_0() {
+    // More than are under way to a client at once.
+    const MANY: u16 = 30;
+    for goes_again in [false, true] {
+        let mut world = World::new();
+        let (mut reader, _) = resumed(&mut world, "reader", 60);
+        reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+        drop(reader);
+        let mut writer = world.connected(Version::V5, "writer", 0);
+        for packet_id in 1..=MANY {
+            writer.publish(&mut world, "t", QoS::AtLeastOnce, packet_id);
+        }
+        let (mut reader, mut came) = resumed(&mut world, "reader", 60);
+        came.append(&mut reader.subscribe_at(&mut world, "t", QoS::AtMostOnce));
+        if goes_again {
+            drop(reader);
+            (reader, came) = resumed(&mut world, "reader", 60);
+        }
+        let (mut acknowledged, mut plain) = (0, 0);
+        while !came.is_empty() {
+            let mut next = Vec::new();
+            for packet in &came {
+                let parts: Vec<&str> = packet.split(' ').collect();
+                match parts[..] {
+                    ["publish", "t", "AtLeastOnce", packet_id, ..] => {
+                        acknowledged += 1;
+                        let packet_id = packet_id.parse().unwrap();
+                        next.append(&mut reader.ack(&mut world, AckKind::PubAck, packet_id));
+                    }
+                    ["publish", "t", "AtMostOnce", ..] => plain += 1,
+                    ["connack" | "suback", ..] => {}
+                    _ => panic!("{packet}"),
+                }
+            }
+            came = next;
+        }
+        assert_eq!((acknowledged, plain), (20, MANY - 20), "goes again: {goes_again}");
+        let vhost = world.hub.broker().vhost("/").unwrap();
+        let queue = vhost.queue(broker::SessionId(0), "mqtt-subscription-readerqos1").unwrap();
+        assert_eq!((queue.message_count(), queue.unacked_count()), (0, 0));
+    }
+}
+
+#[test]
+fn a_session_that_is_to_end_with_its_connection_does_not_survive_a_crash() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let (mut client, _) = resumed(&mut world, "me", u32::MAX);
+    client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    drop(client);
+    let (mut client, answers) = resumed(&mut world, "me", 0);
+    assert_eq!(answers, ["connack Success present"]);
+    assert!(client.received(&mut world).is_empty());
+    std::mem::forget(client);
+    let disk = disk.kill();
+    drop(world);
+
+    let mut world = World::on(&disk);
+    let due = world.hub.next_deadline().expect("it was to last for ever before");
+    world.hub.expire(due);
+    assert_eq!(world.hub.next_deadline(), None);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    assert!(vhost.queue(broker::SessionId(0), "mqtt-subscription-meqos1").is_err());
+    assert_eq!(resumed(&mut world, "me", 60).1, ["connack Success"]);
+}
+
+#[test]
+fn a_will_that_could_not_be_published_is_refused_at_once() {
+    let long = "x".repeat(256);
+    let too_long = PropertyList::new().with(Property::ContentType(&long));
+    for (topic, list, expected) in [
+        (long.as_str(), PropertyList::new(), "connack Topic Name invalid"),
+        ("t", too_long, "connack Implementation specific error"),
+        ("t", PropertyList::new(), "connack Success"),
+    ] {
+        let mut world = World::new();
+        let mut client = world.client(Version::V5);
+        let properties = list.as_properties();
+        let will =
+            ::mqtt::packet::Will { qos: QoS::AtMostOnce, retain: false, properties, topic, payload: b"gone" };
+        let connect = Connect { will: Some(will), ..Connect::new(Version::V5, "x") };
+        assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), [expected]);
+    }
+}

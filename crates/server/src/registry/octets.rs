@@ -1,0 +1,52 @@
+//! How many octets a second go over a connection. Only those that somebody looks at are measured, and only then.
+
+use broker::Timestamp;
+use parking_lot::Mutex;
+
+/// What somebody saw who looked.
+#[derive(Default)]
+pub(super) struct OctetRates(Mutex<Option<Box<Look>>>);
+
+struct Look {
+    at: Timestamp,
+    received: u64,
+    sent: u64,
+    rates: (f64, f64),
+}
+
+impl OctetRates {
+    /// Octets received and sent per second between two looks that are [`STEP`] or more apart; zero at the first one.
+    pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
+        let mut last = self.0.lock();
+        let Some(look) = &mut *last else {
+            *last = Some(Box::new(Look { at: now, received, sent, rates: (0.0, 0.0) }));
+            return (0.0, 0.0);
+        };
+        let millis = now.0.saturating_sub(look.at.0);
+        if millis >= STEP {
+            let rate = |count: u64, before: u64| count.saturating_sub(before) as f64 * 1000.0 / millis as f64;
+            let rates = (rate(received, look.received), rate(sent, look.sent));
+            **look = Look { at: now, received, sent, rates };
+        }
+        look.rates
+    }
+}
+
+/// Milliseconds over which a rate says something.
+const STEP: u64 = 5_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_between_two_looks() {
+        let rates = OctetRates::default();
+        assert_eq!(rates.look(1_000, 10, Timestamp(0)), (0.0, 0.0), "there is nothing to compare with");
+        assert_eq!(rates.look(9_000, 90, Timestamp(STEP - 1)), (0.0, 0.0), "too soon");
+        assert_eq!(rates.look(11_000, 10, Timestamp(STEP)), (2_000.0, 0.0));
+        assert_eq!(rates.look(12_000, 20, Timestamp(STEP + 1)), (2_000.0, 0.0), "as it was");
+        assert_eq!(rates.look(12_000, 20, Timestamp(3 * STEP)), (100.0, 1.0));
+        assert_eq!(rates.look(12_000, 20, Timestamp(4 * STEP)), (0.0, 0.0));
+    }
+}

@@ -1,0 +1,129 @@
+"""Retained messages for a subscription that has been confirmed: a kill -9 loses none that its client has not acknowledged."""
+
+import os
+import queue
+import signal
+
+import pytest
+
+from harness.instances import leveret
+from harness.mqtt_broker import ANY, listening
+from harness.mqtt_client import PATIENCE, V5, V311, MqttClient
+
+# Several windows of a client.
+TOPICS = {f"r/{number:03}" for number in range(200)}
+
+
+class Server:
+    """A server on a data folder, which can be killed and started again."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.start()
+
+    def start(self):
+        self.context = leveret(self.folder, "--mqtt", ANY)
+        self.server = self.context.__enter__()
+        self.port = listening(self.server, "mqtt", "mqtt")
+
+    def kill(self):
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.child.wait()
+        self.context.__exit__(None, None, None)
+        self.start()
+
+    def stop(self):
+        self.server.stop()
+        self.context.__exit__(None, None, None)
+
+    def client(self, name, version=V311, **options):
+        return MqttClient(self.port, name, version, **options)
+
+    def retain(self, topics, body=b"1", qos=2):
+        with self.client("writer") as writer:
+            for info in [writer.client.publish(topic, body, qos, retain=True) for topic in sorted(topics)]:
+                info.wait_for_publish(PATIENCE)
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+def come_back(client, server):
+    """The same client, which knows what it has had."""
+    assert client.gone.wait(PATIENCE)
+    client.client.loop_stop()
+    client.client.connect("127.0.0.1", server.port)
+    client.client.loop_start()
+    present, _, _ = client.connected.get(timeout=PATIENCE)
+    assert present
+
+
+def rest(client, server, qos=1, topic="z/end"):
+    """What comes until a message that is sent for that: those that are owed come first."""
+    with server.client("ender") as ender:
+        ender.publish(topic, qos=qos)
+    messages = [client.message()]
+    while messages[-1].topic != topic:
+        messages.append(client.message())
+    return messages[:-1]
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_what_nobody_acknowledged_comes_again(server, version):
+    server.retain(TOPICS)
+    expiry = {"expiry": 3600} if version == V5 else {}
+    reader = server.client("reader", version, keep=True, manual_ack=True, **expiry)
+    assert reader.subscribe("r/#", 1) == [1]
+    assert reader.message().retain
+    server.kill()
+    assert reader.gone.wait(PATIENCE)
+    reader.client.loop_stop()
+    with server.client("reader", version, keep=True, **expiry) as reader:
+        assert reader.session_present
+        messages = reader.take(len(TOPICS))
+        assert {message.topic for message in messages} == TOPICS
+        assert all(message.retain and message.qos == 1 for message in messages)
+        with pytest.raises(queue.Empty):
+            reader.messages.get_nowait()
+        # When that is answered the last acknowledgement is on its way.
+        reader.subscribe("z/#", 1)
+    with server.client("reader", version, keep=True, **expiry) as reader:
+        assert rest(reader, server) == [], "all of it was acknowledged"
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_kill_in_the_middle_loses_nothing_and_doubles_nothing_at_quality_2(server, qos):
+    server.retain(TOPICS)
+    reader = server.client("reader", keep=True)
+    reader.subscribe([("r/#", qos), ("z/#", qos)])
+    topics = [message.topic for message in reader.take(50)]
+    server.kill()
+    come_back(reader, server)
+    topics += [message.topic for message in rest(reader, server, qos)]
+    reader.close()
+    assert set(topics) == TOPICS
+    if qos == 2:
+        assert len(topics) == len(TOPICS)
+
+
+def test_what_was_replaced_or_cleared_before_the_client_is_back_is_as_it_is_then(server):
+    topics = {"r/cleared", "r/replaced", "r/stays"}
+    server.retain(topics)
+    reader = server.client("reader", keep=True, manual_ack=True)
+    reader.subscribe([("r/#", 1), ("z/#", 1)])
+    assert {message.topic for message in reader.take(3)} == topics
+    server.kill()
+    assert reader.gone.wait(PATIENCE)
+    reader.client.loop_stop()
+    server.retain({"r/replaced"}, b"2")
+    server.retain({"r/cleared"}, b"")
+    with server.client("reader", keep=True) as reader:
+        messages = [(message.topic, message.payload, message.retain) for message in rest(reader, server)]
+    retained = {message[:2] for message in messages if message[2]}
+    live = [message[:2] for message in messages if not message[2]]
+    assert retained == {("r/replaced", b"2"), ("r/stays", b"1")}
+    assert live == [("r/replaced", b"2"), ("r/cleared", b"")]
