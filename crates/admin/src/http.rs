@@ -299,7 +299,7 @@ const SECURITY_HEADERS: [(header::HeaderName, HeaderValue); 5] = [
 ];
 
 /// Adds to every answer over TLS for how long this host is to be asked that way only. It is never told without being
-/// asked for: it holds for all ports of the host, those without TLS included, and cannot be taken back.
+/// asked for: it holds for all ports of the host, those without TLS included, and outlives the setting.
 fn strict(router: Router, strict: Option<Duration>) -> Router {
     let Some(strict) = strict else { return router };
     let value = HeaderValue::try_from(format!("max-age={}", strict.as_secs()));

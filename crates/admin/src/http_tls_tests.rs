@@ -77,7 +77,8 @@ const NEVER: Duration = Duration::ZERO;
 #[tokio::test]
 async fn requests_over_tls_are_answered_and_nothing_is_strict_unless_asked_for() {
     let ends = Ends::new();
-    for (strict, told) in [(NEVER, None), (Duration::from_hours(1), Some("max-age=3600"))] {
+    let hour = (Duration::from_hours(1), Some("max-age=3600"));
+    for (strict, told) in [(NEVER, None), (Duration::from_millis(500), None), hour] {
         let server = ends.start(PATIENT, strict).await;
         let mut stream = ends.connect(&server).await.unwrap();
         let answer = ask(&mut stream).await;

@@ -81,7 +81,8 @@ impl Listener {
 
     /// What every answer says of it, if it says anything.
     pub(crate) fn strict(&self) -> Option<Duration> {
-        (self.tls.is_some() && self.strict > Duration::ZERO).then_some(self.strict)
+        // Parts of a second would say 0, which tells browsers to forget it.
+        (self.tls.is_some() && self.strict.as_secs() > 0).then_some(self.strict)
     }
 
     pub(crate) async fn accept(&self) -> io::Result<Arrived> {

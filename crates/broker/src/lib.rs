@@ -71,7 +71,7 @@ mod topology;
 mod users;
 mod vhost;
 
-pub use store::catalogue::{Catalogue, CatalogueError, Section, Ticket};
+pub use store::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
 pub use store::journal::Lsn;
 pub use store::{Store, Waiter};
 

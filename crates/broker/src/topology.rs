@@ -274,6 +274,8 @@ impl Topology {
     pub(crate) fn doom_exchange(&mut self, slot: u32) -> Destination {
         let exchange = &mut self.exchanges[slot as usize];
         exchange.doomed = true;
+        // Walks do not see it from now on, though its bindings may take a while to go.
+        self.published_before += exchange.exchange.flow.get().map_or(0, |flow| flow.published());
         if let Some(ledger) = self.ledger.as_ref().filter(|_| exchange.number.is_some()) {
             ledger.exchange_deleted(&exchange.exchange.name);
         }
@@ -348,7 +350,7 @@ impl Topology {
             let Some(id) = next else {
                 match what.slot() {
                     (false, slot) => drop(self.queues.remove(slot as usize)),
-                    (true, slot) => self.drop_exchange(slot),
+                    (true, slot) => drop(self.exchanges.remove(slot as usize)),
                 }
                 return (removed, true);
             };
@@ -356,11 +358,6 @@ impl Topology {
             removed += 1;
         }
         (removed, false)
-    }
-
-    fn drop_exchange(&mut self, slot: u32) {
-        let gone = self.exchanges.remove(slot as usize).exchange;
-        self.published_before += gone.flow.get().map_or(0, |flow| flow.published());
     }
 
     /// Messages published to exchanges that are gone.

@@ -57,6 +57,10 @@ impl Totals {
 impl Sums {
     fn count(queues: &Snapshot, broker: &Broker, now: Timestamp) -> Self {
         let mut sums = HashMap::<Box<str>, Sum>::new();
+        // First: a queue that goes meanwhile is not counted twice.
+        for vhost in broker.vhosts() {
+            sums.entry(vhost.name().into()).or_default().counts = vhost.counts_of_gone_queues();
+        }
         for listed in queues.get(broker).iter() {
             let (view, counts) = listed.queue.view_counted(now);
             if view.ready == 0 && view.unacknowledged == 0 && counts.is_none() {
@@ -71,10 +75,8 @@ impl Sums {
             sum.counts += counts.unwrap_or_default();
         }
         for vhost in broker.vhosts() {
-            let counts = &mut sums.entry(vhost.name().into()).or_default().counts;
-            *counts += vhost.counts_of_gone_queues();
             // Each message once, however many queues it went to.
-            counts.publish = vhost.published(now);
+            sums.entry(vhost.name().into()).or_default().counts.publish = vhost.published(now);
         }
         Self(sums)
     }

@@ -365,13 +365,13 @@ impl Queue {
         self.has_consumers.store(false, Ordering::Release);
         let waiting = state.take_waiting();
         self.look_at_paging(&mut state, Timestamp::default());
-        drop(state);
-        waiting.iter().for_each(|waiter| waiter.wake());
         if let Some(passed) = passed.last_read()
             && let Some(home) = self.home.upgrade()
         {
             home.queue_has_passed(passed);
         }
+        drop(state);
+        waiting.iter().for_each(|waiter| waiter.wake());
         self.metrics.consumers.sub(consumers.len());
         consumers.iter().for_each(|entry| entry.consumer.cancelled());
         messages.len() as u64

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use amqp::{FieldTable, FieldValue, ReplyCode};
 use broker::{
-    Body, BrokerError, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section, SessionId, Store,
-    Ticket, Timestamp, VirtualHost, Waiter,
+    Body, BrokerError, Change, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section, SessionId,
+    Store, Ticket, Timestamp, VirtualHost, Waiter,
 };
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::{Connection as Engine, End};
@@ -314,11 +314,16 @@ impl Client {
 
     /// Writes the session down, if it is kept.
     pub(super) fn write_down(&self, session: &Session) -> Option<Ticket> {
+        self.write_down_with(session, Vec::new())
+    }
+
+    /// The same with changes that belong to it.
+    pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
         if !self.is_kept() {
             return None;
         }
         let value = encode(session, &self.moving, self.expiry, None, None);
-        self.hub.put_session(&self.owner, self.vhost(), value)
+        self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
     }
 
     /// Writes down a session from earlier that is to end with this connection: a crash must not bring it back as it was.

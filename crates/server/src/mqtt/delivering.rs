@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket};
+use broker::{Change, ConsumerId, Delivery, Lsn, Queue, Section, Ticket};
 use bytes::Bytes;
 use mqtt::server::{Connection as Engine, Output, Undeliverable};
 use mqtt::session::{Message, Stage, Subscription};
@@ -15,6 +15,7 @@ use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
 use super::kept::Held;
 use super::message::{self, left, payload_of, to_mqtt};
+use super::owed::owed_key;
 use super::subscriptions::{Class, Match, Verdict};
 use super::waiting::Then;
 
@@ -95,8 +96,10 @@ impl Client {
         let _together = store.together();
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let until = self.move_out(moved);
-        no_longer_owed.iter().for_each(|topic| self.owes_no_more(topic));
-        (until, self.write_down(engine.session()))
+        // Together: a topic that is not owed any more without a session that has its message would be lost.
+        let settled = no_longer_owed.iter().filter(|topic| !self.owed.needs(topic));
+        let settled = settled.map(|topic| Change::delete(Section::MqttOwed, owed_key(&self.owner, topic)));
+        (until, self.write_down_with(engine.session(), settled.collect()))
     }
 
     /// Lets queues that others share go of messages which the session has from now on. Each queue does so in a record of its own,

@@ -15,7 +15,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use broker::{Body, Broker, FrontEnd, Publish, Section, SessionId, Store, Ticket, Timestamp, VirtualHost};
+use broker::{
+    Body, Broker, Change, FrontEnd, Publish, Section, SessionId, Store, Ticket, Timestamp, VirtualHost,
+};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use mqtt::server::StoredWill;
@@ -28,7 +30,7 @@ use super::disk;
 use super::kept::{Kept, PendingWill, encode};
 use super::message::{Incoming, routing_key, to_amqp};
 use super::owed;
-use super::received::{self, AfterCrash, Note, Partial, received_key};
+use super::received::{self, AfterCrash, Note, Partial};
 use super::retained::{self, Retained, RetainedMessage};
 use crate::door::Clock;
 
@@ -260,7 +262,7 @@ impl Hub {
 
     /// Ends a session that nobody has: its queue and subscriptions go, and its will is published.
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: Kept, now: Timestamp) {
-        let Kept { session, held, owed, groups, partial, will, .. } = kept;
+        let Kept { held, owed, groups, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
             self.publish_will(owner, vhost, &user, &will, now);
         }
@@ -277,9 +279,8 @@ impl Hub {
                 // Before the session: what is owed without one is cleared away by the next start.
                 catalogue.delete_all(Section::MqttOwed, disk::key(&[&owner.vhost, &owner.client_id]));
             }
-            for packet_id in session.received().chain(partial.iter().map(|partial| partial.packet_id)) {
-                catalogue.delete(Section::MqttReceived, received_key(owner, packet_id));
-            }
+            // Also what a connection released whose session was to end with it, and left there.
+            catalogue.delete_all(Section::MqttReceived, disk::key(&[&owner.vhost, &owner.client_id]));
             catalogue.delete(Section::MqttSessions, disk::key(&[&owner.vhost, &owner.client_id]))
         });
     }
@@ -291,8 +292,20 @@ impl Hub {
     }
 
     pub(super) fn put_session(&self, owner: &Owner, vhost: &VirtualHost, value: Vec<u8>) -> Option<Ticket> {
+        self.put_session_with(owner, vhost, value, Vec::new())
+    }
+
+    /// Writes a session down, with other changes that belong to it: all of them get to the disk, or none does.
+    pub(super) fn put_session_with(
+        &self,
+        owner: &Owner,
+        vhost: &VirtualHost,
+        value: Vec<u8>,
+        mut changes: Vec<Change>,
+    ) -> Option<Ticket> {
         let key = disk::key(&[&owner.vhost, &owner.client_id]);
-        vhost.note(|catalogue| catalogue.put(Section::MqttSessions, key, value))
+        changes.push(Change::put(Section::MqttSessions, key, value));
+        vhost.note(|catalogue| catalogue.note(changes))
     }
 
     /// A session shares a queue from now on.
@@ -450,6 +463,9 @@ impl Hub {
             }
             self.keep(&mut sessions, &Arc::new(owner), Box::new(kept));
         }
+        drop(sessions);
+        // Before a client comes that could take up what has ended.
+        self.expire(now);
         Ok(())
     }
 

@@ -20,6 +20,8 @@ use super::hub::Owner;
 pub(super) struct Owed {
     /// Topics whose message is to be sent, and whether they are on disk.
     topics: BTreeMap<Arc<str>, bool>,
+    /// How many of them are on disk.
+    noted: usize,
     /// Topics that are on disk and whose message was sent at QoS 1, by its tag. No more than the client's window.
     sent: Vec<(u64, Arc<str>)>,
 }
@@ -27,7 +29,14 @@ pub(super) struct Owed {
 impl Owed {
     /// Notes a topic; `is_noted` tells that it is on disk, or will be.
     pub(super) fn add(&mut self, topic: Arc<str>, is_noted: bool) {
-        *self.topics.entry(topic).or_default() |= is_noted;
+        let before = self.topics.entry(topic).or_default();
+        self.noted += usize::from(is_noted && !*before);
+        *before |= is_noted;
+    }
+
+    /// Whether another topic may be noted on disk.
+    pub(super) fn may_note(&self) -> bool {
+        self.noted + self.sent.len() < MOST_NOTED
     }
 
     /// The topic whose message is the next to be sent.
@@ -37,7 +46,9 @@ impl Owed {
 
     /// Takes it out, to be sent; and whether it is on disk.
     pub(super) fn take_first(&mut self) -> Option<(Arc<str>, bool)> {
-        self.topics.pop_first()
+        let first = self.topics.pop_first();
+        self.noted -= usize::from(matches!(first, Some((_, true))));
+        first
     }
 
     /// The message of a topic that is on disk was sent at QoS 1.
@@ -62,6 +73,10 @@ impl Owed {
         self.topics.is_empty() && self.sent.is_empty()
     }
 }
+
+/// Topics that one client may be owed on disk at a time. They are written before anybody's next confirm: more of them, for a
+/// subscription to everything, would hold that up. What goes beyond is owed for as long as the connection lasts.
+const MOST_NOTED: usize = 10_000;
 
 /// The key of what a client is owed of one topic.
 pub(super) fn owed_key(owner: &Owner, topic: &str) -> Vec<u8> {
@@ -101,6 +116,23 @@ mod tests {
         let mut owed = Owed::default();
         owed.add("t".into(), false);
         assert!(!owed.needs("t") && !owed.is_empty());
+    }
+
+    #[test]
+    fn a_bounded_number_of_topics_is_on_disk() {
+        let mut owed = Owed::default();
+        for number in 0..MOST_NOTED {
+            assert!(owed.may_note());
+            owed.add(number.to_string().into(), true);
+            owed.add(number.to_string().into(), true);
+        }
+        assert!(!owed.may_note());
+        let (topic, _) = owed.take_first().unwrap();
+        assert!(owed.may_note());
+        owed.sent(1, topic);
+        assert!(!owed.may_note(), "until it is acknowledged");
+        owed.acknowledged(1);
+        assert!(owed.may_note());
     }
 
     #[test]

@@ -14,6 +14,9 @@ use super::owed::owed_key;
 use super::retained::RetainedMessage;
 use super::subscriptions::Verdict;
 
+/// Topics that turn out to have nothing for the client, before others get their turn: nothing else stops at these.
+const MOST_FOR_NOTHING: usize = 1_000;
+
 impl Client {
     /// Sends the retained messages that the client takes now.
     pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
@@ -21,7 +24,11 @@ impl Client {
             return;
         }
         let retained = self.hub.retained(self.vhost());
+        let mut for_nothing = 0;
         while let Some(topic) = self.owed.first() {
+            if for_nothing == MOST_FOR_NOTHING {
+                return self.outbox.nudge();
+            }
             // There is none any more, or nobody who wants it.
             let found = retained.get(topic, self.now).zip(self.subscriptions.judge_retained(topic));
             let copy = found.map(|(message, verdict)| self.copy_of(&message, &verdict));
@@ -35,6 +42,7 @@ impl Client {
                 return;
             }
             let Some((topic, is_noted)) = self.owed.take_first() else { return };
+            for_nothing += usize::from(sent.is_none());
             match sent {
                 _ if !is_noted => {}
                 Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.owed.sent(tag, topic),

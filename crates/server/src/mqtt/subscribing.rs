@@ -279,9 +279,11 @@ impl Client {
         let messages = self.hub.retained(self.vhost()).matching(&filter, self.now);
         let mut ticket = None;
         for message in messages {
-            let is_noted = self.is_kept() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
+            let is_needed = self.owed.needs(&message.topic);
+            let is_lasting = self.is_kept() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
+            let is_noted = is_lasting && (is_needed || self.owed.may_note());
             // Who subscribes again and again makes the disk work once.
-            if is_noted && !self.owed.needs(&message.topic) {
+            if is_noted && !is_needed {
                 let key = owed_key(&self.owner, &message.topic);
                 let noted = self.vhost().note(|catalogue| catalogue.put(Section::MqttOwed, key, Vec::new()));
                 ticket = ticket.max(noted);

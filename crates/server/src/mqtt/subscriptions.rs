@@ -6,7 +6,7 @@
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
-use mqtt::topic::{filter_to_binding_key, routing_key_to_topic};
+use mqtt::topic::{TopicFilter, filter_to_binding_key, routing_key_to_topic};
 
 /// A client's subscriptions that are not shared, found by topic. Those without wildcards are found at once, the others by one
 /// look for each shape that there is, of which clients have few however many filters they have.
@@ -16,6 +16,8 @@ pub(super) struct Subscriptions {
     entries: HashMap<Box<str>, Vec<Entry>>,
     /// Shapes of filters with wildcards, and how many have each.
     shapes: HashMap<Box<str>, usize>,
+    /// The same of filters as they were sent, of those with dots alone: their levels are other ones.
+    dotted: HashMap<Box<str>, usize>,
     /// How many want nothing of the client's own.
     no_local: usize,
     /// How many have a level `*`, which is a letter to MQTT and a wildcard to AMQP.
@@ -69,8 +71,8 @@ impl Subscriptions {
     pub(super) fn insert(&mut self, filter: &str, subscription: Subscription) {
         self.remove(filter);
         let canonical = canonical(filter);
-        if let Some(shape) = shape(&canonical) {
-            *self.shapes.entry_ref(shape.as_str()).or_default() += 1;
+        for (shapes, shape) in self.shapes_of(filter, &canonical) {
+            *shapes.entry_ref(shape.as_str()).or_default() += 1;
         }
         self.no_local += usize::from(subscription.options.no_local);
         self.stars += usize::from(has_star(&canonical));
@@ -91,14 +93,23 @@ impl Subscriptions {
         }
         self.no_local -= usize::from(removed.subscription.options.no_local);
         self.stars -= usize::from(has_star(&canonical));
-        if let Some(shape) = shape(&canonical)
-            && let Some(count) = self.shapes.get_mut(shape.as_str())
-        {
+        for (shapes, shape) in self.shapes_of(filter, &canonical) {
+            let Some(count) = shapes.get_mut(shape.as_str()) else { continue };
             *count -= 1;
             if *count == 0 {
-                self.shapes.remove(shape.as_str());
+                shapes.remove(shape.as_str());
             }
         }
+    }
+
+    /// The shapes of a filter, and where they are counted.
+    fn shapes_of(
+        &mut self,
+        filter: &str,
+        canonical: &str,
+    ) -> impl Iterator<Item = (&mut HashMap<Box<str>, usize>, String)> {
+        let as_sent = shape(filter).filter(|_| filter.contains('.')).map(|shape| (&mut self.dotted, shape));
+        shape(canonical).map(|shape| (&mut self.shapes, shape)).into_iter().chain(as_sent)
     }
 
     /// Whether a subscription of a class has the same binding as this filter's.
@@ -152,13 +163,35 @@ impl Subscriptions {
     /// subscription any more. All that match count (section 3.3.4), since one copy is sent for all.
     pub(super) fn judge_retained(&self, topic: &str) -> Option<Verdict> {
         let mut verdict = None;
-        self.each_match(&canonical(topic), |entry| {
+        let mut add = |entry: &Entry| {
             let verdict: &mut Verdict = verdict.get_or_insert_default();
             verdict.qos = verdict.qos.max(entry.subscription.options.qos);
             verdict.identifiers.extend(entry.subscription.identifier);
-        });
+        };
+        let canonical = canonical(topic);
+        self.each_match(&canonical, &mut add);
+        if topic.contains('.') {
+            // Retained messages have not been through AMQP: it is their own topic that was asked for.
+            self.each_match_as_sent(topic, |entry| {
+                if !entry.matches_canonical(&canonical) {
+                    add(entry);
+                }
+            });
+        }
         verdict.iter_mut().for_each(|verdict| verdict.identifiers.sort_unstable());
         verdict
+    }
+
+    /// Those with wildcards that match a topic as MQTT alone has it.
+    fn each_match_as_sent(&self, topic: &str, mut each: impl FnMut(&Entry)) {
+        let mut filter = String::new();
+        let dotted = self.dotted.keys().filter(|shape| !self.shapes.contains_key(*shape));
+        for shape in self.shapes.keys().chain(dotted) {
+            if fill(shape, topic, &mut filter) {
+                let same = self.entries.get(canonical(&filter).as_str()).into_iter().flatten();
+                same.filter(|entry| *entry.filter == *filter).for_each(&mut each);
+            }
+        }
     }
 
     fn each_match(&self, topic: &str, mut each: impl FnMut(&Entry)) {
@@ -173,6 +206,11 @@ impl Subscriptions {
 }
 
 impl Entry {
+    fn matches_canonical(&self, topic: &str) -> bool {
+        let filter = canonical(&self.filter);
+        TopicFilter::parse(&filter, false).is_ok_and(|filter| filter.matches(topic))
+    }
+
     fn class(&self) -> Class {
         Class::of(self.subscription.options.qos)
     }
@@ -223,7 +261,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use mqtt::packet::SubscribeOptions;
-    use mqtt::topic::TopicFilter;
 
     use super::*;
 
@@ -263,6 +300,30 @@ mod tests {
         assert_eq!(verdict("a.b"), Some((QoS::AtLeastOnce, vec![1, 2])), "as it comes back");
         assert_eq!(verdict("a"), Some((QoS::AtMostOnce, vec![1])));
         assert_eq!(verdict("c"), None);
+    }
+
+    #[test]
+    fn a_retained_message_whose_topic_has_dots_is_found_as_it_was_asked_for() {
+        for (filter, topic, is_found) in [
+            ("+/x", "a.b/x", true),
+            ("hosts/+/status", "hosts/web1.example/status", true),
+            ("x.y/+", "x.y/z.w", true),
+            ("x.y/#", "x.y/z.w/v", true),
+            ("+/+/x", "a.b/x", true),
+            ("+", "a.b/x", false),
+            ("x.y/+", "x.z/w.v", false),
+        ] {
+            let mut all = Subscriptions::default();
+            subscribe(&mut all, filter, QoS::AtLeastOnce, 1);
+            let found = all.judge_retained(topic).map(|verdict| verdict.identifiers);
+            assert_eq!(found, is_found.then_some(vec![1]), "{filter} and {topic}");
+            all.remove(filter);
+            assert!(all.shapes.is_empty() && all.dotted.is_empty() && all.judge_retained(topic).is_none());
+        }
+        let mut all = Subscriptions::default();
+        subscribe(&mut all, "a.b/#", QoS::AtLeastOnce, 1);
+        subscribe(&mut all, "+/#", QoS::AtMostOnce, 2);
+        assert_eq!(all.judge_retained("a.b/c").unwrap().identifiers, [1, 2], "each once");
     }
 
     #[test]

@@ -69,10 +69,23 @@ struct Pending {
     last: u64,
 }
 
-struct Change {
+/// A change of one section.
+pub struct Change {
     section: Section,
     key: Box<[u8]>,
     deed: Deed,
+}
+
+impl Change {
+    /// A definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
+    pub fn put(section: Section, key: Vec<u8>, value: Vec<u8>) -> Self {
+        Self { section, key: key.into(), deed: Deed::Put(value.into()) }
+    }
+
+    /// A definition is gone.
+    pub fn delete(section: Section, key: Vec<u8>) -> Self {
+        Self { section, key: key.into(), deed: Deed::Delete }
+    }
 }
 
 enum Deed {
@@ -156,17 +169,17 @@ impl Catalogue {
 
     /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
-        self.note(Change { section, key: key.into(), deed: Deed::Put(value.into()) })
+        self.note([Change::put(section, key, value)])
     }
 
     /// Notes that a definition is gone.
     pub fn delete(&self, section: Section, key: Vec<u8>) -> Ticket {
-        self.note(Change { section, key: key.into(), deed: Deed::Delete })
+        self.note([Change::delete(section, key)])
     }
 
     /// Notes that all definitions are gone whose keys begin with `prefix`: those that were noted before this, too.
     pub fn delete_all(&self, section: Section, prefix: Vec<u8>) -> Ticket {
-        self.note(Change { section, key: prefix.into(), deed: Deed::DeleteAll })
+        self.note([Change { section, key: prefix.into(), deed: Deed::DeleteAll }])
     }
 
     /// The last change noted so far.
@@ -246,12 +259,18 @@ impl Catalogue {
         Ok(())
     }
 
-    fn note(&self, change: Change) -> Ticket {
-        debug_assert!(change.key.len() <= MAX_KEY, "a key of {} octets", change.key.len());
+    /// Notes changes that belong together: all of them get to the disk, or none does.
+    pub fn note(&self, changes: impl IntoIterator<Item = Change>) -> Ticket {
+        // Made beforehand: what makes them may take a while.
+        let changes: Vec<Change> = changes.into_iter().collect();
+        for Change { key, .. } in &changes {
+            debug_assert!(key.len() <= MAX_KEY, "a key of {} octets", key.len());
+        }
         let mut pending = self.pending.lock();
-        pending.changes.push(change);
-        pending.last += 1;
-        let (ticket, is_first) = (Ticket(pending.last), pending.changes.len() == 1);
+        let is_first = pending.changes.is_empty() && !changes.is_empty();
+        pending.last += changes.len() as u64;
+        pending.changes.extend(changes);
+        let ticket = Ticket(pending.last);
         drop(pending);
         if is_first && let Some(ring) = self.bell.get() {
             ring();

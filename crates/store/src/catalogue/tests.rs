@@ -201,3 +201,31 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn changes_that_are_noted_together_are_committed_together() {
+    const GROUPS: u64 = 300;
+    const OF: u64 = 20;
+    let folder = tempfile::tempdir().expect("a folder");
+    let catalogue = Catalogue::open(real_disk(&folder)).expect("open");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                catalogue.commit_pending().expect("commit");
+            }
+        });
+        for group in 0..GROUPS {
+            let key = |number: u64| (group * OF + number).to_be_bytes().to_vec();
+            let changes = (0..OF).map(|number| Change::put(Section::Users, key(number), Vec::new()));
+            let last = catalogue.note(changes);
+            let first = Ticket(last.0 - OF + 1);
+            while !catalogue.is_committed(first) {
+                std::thread::yield_now();
+            }
+            assert!(catalogue.is_committed(last));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(content(&catalogue, Section::Users).len() as u64, GROUPS * OF);
+}

@@ -70,8 +70,7 @@ pub(super) fn read_pair(
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| of_key(key_fault(&error)))?;
     let first = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
     let of_certificate = |reason| TlsError::new(TlsFile::Certificate, &files.certificate, reason);
-    let ends = ends(&chain).map_err(of_certificate)?;
-    let info = inspect(&files.certificate, &first, ends).map_err(of_certificate)?;
+    let info = inspect(&files.certificate, &first, ends(&chain)).map_err(of_certificate)?;
     let pair = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
             of_key(format!("is not the key of the certificate in {}", files.certificate.display()))
@@ -84,7 +83,7 @@ pub(super) fn read_pair(
 /// Reads the certificates of authorities.
 pub(super) fn read_authorities(path: &Path) -> Result<(RootCertStore, AuthoritiesInfo), TlsError> {
     let certificates = read_certificates(TlsFile::Authorities, path)?;
-    let ends = ends(&certificates).map_err(|reason| TlsError::new(TlsFile::Authorities, path, reason))?;
+    let ends = ends(&certificates);
     let mut roots = RootCertStore::empty();
     for certificate in certificates {
         roots.add(certificate).map_err(|error| TlsError::new(TlsFile::Authorities, path, error))?;
@@ -124,10 +123,10 @@ fn parse<'c>(certificate: &'c CertificateDer<'_>) -> Result<X509Certificate<'c>,
     parsed.map(|(_, parsed)| parsed).map_err(|_| "is not a certificate".to_owned())
 }
 
-/// When each of these ends.
-fn ends(certificates: &[CertificateDer<'_>]) -> Result<Vec<Expiry>, String> {
-    let end = |certificate| Ok(expiry(parse(certificate)?.validity().not_after));
-    certificates.iter().map(end).collect()
+/// When each of these ends. Without those that only TLS itself can read: it decides what can be used.
+fn ends(certificates: &[CertificateDer<'_>]) -> Vec<Expiry> {
+    let end = |certificate| Some(expiry(parse(certificate).ok()?.validity().not_after));
+    certificates.iter().filter_map(end).collect()
 }
 
 fn expiry(end: ASN1Time) -> Expiry {

@@ -393,3 +393,40 @@ fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent
     drop(world.connected(Version::V5, "reader", 0));
     assert_eq!(owed_on_disk(&mut world), 0);
 }
+
+#[test]
+fn topics_with_dots_come_to_those_who_asked_for_them_as_they_are() {
+    let mut world = World::new();
+    retain(&mut world, "hosts/web1.example/status", QoS::AtLeastOnce, b"x");
+    for filter in ["hosts/+/status", "hosts/web1.example/status", "hosts/#", "hosts/web1.example/+"] {
+        let mut reader = world.connected(Version::V5, "reader", 60);
+        let answers = reader.subscribe_at(&mut world, filter, QoS::AtLeastOnce);
+        assert_eq!(messages(&answers).len(), 1, "{filter}: {answers:?}");
+        assert!(answers[1].starts_with("publish hosts/web1.example/status AtLeastOnce"), "{answers:?}");
+    }
+}
+
+#[test]
+fn very_many_topics_that_nobody_wants_any_more_are_gone_through_in_turns() {
+    let mut world = World::new();
+    let many = 2_500;
+    for number in 0..many {
+        retain(&mut world, &format!("r/{number}"), QoS::AtMostOnce, b"x");
+    }
+    let mut reader = world.connected(Version::V5, "reader", 0);
+    let mut octets = Vec::new();
+    let mut buffer = Vec::new();
+    let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
+    let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "r/#", options }]);
+    Packet::Subscribe(Subscribe { packet_id: 1, properties: Properties::NONE, requests })
+        .encode(Version::V5, &mut octets);
+    let mut buffer = Vec::new();
+    let filters = Filters::write(&mut buffer, ["r/#"]);
+    Packet::Unsubscribe(Unsubscribe { packet_id: 2, properties: Properties::NONE, filters })
+        .encode(Version::V5, &mut octets);
+    reader.connection.handle_input(&octets, reader.now);
+    let answers = reader.received(&mut world);
+    assert_eq!(messages(&answers).len(), 0, "{answers:?}");
+    // What is retained afterwards still comes.
+    assert_eq!(messages(&reader.subscribe_at(&mut world, "r/7", QoS::AtLeastOnce)).len(), 1);
+}

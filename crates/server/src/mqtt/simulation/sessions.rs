@@ -87,13 +87,39 @@ fn a_session_that_is_to_end_with_its_connection_does_not_survive_a_crash() {
     let disk = disk.kill();
     drop(world);
 
+    // Nobody can take it up: it has ended before the first client comes.
     let mut world = World::on(&disk);
-    let due = world.hub.next_deadline().expect("it was to last for ever before");
-    world.hub.expire(due);
     assert_eq!(world.hub.next_deadline(), None);
     let vhost = world.hub.broker().vhost("/").unwrap();
     assert!(vhost.queue(broker::SessionId(0), "mqtt-subscription-meqos1").is_err());
     assert_eq!(resumed(&mut world, "me", 60).1, ["connack Success"]);
+}
+
+#[test]
+fn what_a_session_has_received_is_forgotten_with_it() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let (mut client, _) = resumed(&mut world, "me", 60);
+    assert_eq!(client.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 no matching subscribers"]);
+    drop(client);
+    let (mut client, answers) = resumed(&mut world, "me", 0);
+    assert_eq!(answers, ["connack Success present"]);
+    assert_eq!(client.ack(&mut world, AckKind::PubRel, 5), ["pubcomp 5 success"]);
+    drop(client);
+    let (client, answers) = resumed(&mut world, "me", 60);
+    assert_eq!(answers, ["connack Success"]);
+    drop(client);
+    world.round();
+    let disk = disk.kill();
+    drop(world);
+
+    let mut world = World::on(&disk);
+    let mut reader = world.connected(Version::V5, "reader", 0);
+    reader.subscribe_at(&mut world, "t", QoS::AtMostOnce);
+    let (mut client, answers) = resumed(&mut world, "me", 60);
+    assert_eq!(answers, ["connack Success present"]);
+    assert_eq!(client.publish(&mut world, "t", QoS::ExactlyOnce, 5), ["pubrec 5 success"]);
+    assert_eq!(reader.received(&mut world), ["publish t AtMostOnce 0"], "it is another message");
 }
 
 #[test]
