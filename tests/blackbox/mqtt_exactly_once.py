@@ -1,42 +1,19 @@
 """QoS 2 step by step on the wire, with a kill -9 between any two steps: nothing is lost, and nothing comes twice."""
 
-import os
-import signal
-
 import pytest
 
-from harness.instances import leveret
-from harness.mqtt_broker import ANY, listening
+from harness.mqtt_broker import KilledServer
 from harness.mqtt_wire import CONNACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, MqttWire, of_publish
 
 
-class Server:
-    """A server on a data folder that is killed and started again, and its clients, whose sessions are kept."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.start()
-
-    def start(self):
-        self.context = leveret(self.folder, "--mqtt", ANY)
-        self.server = self.context.__enter__()
-        self.port = listening(self.server, "mqtt", "mqtt")
-
-    def kill(self):
-        os.kill(self.server.pid, signal.SIGKILL)
-        self.server.child.wait()
-        self.context.__exit__(None, None, None)
-        self.start()
+class Server(KilledServer):
+    """A server that is killed and started again, and its clients, whose sessions are kept."""
 
     def client(self, name, present):
         wire = MqttWire(self.port)
         wire.connect(name, clean=False)
         assert wire.packet() == (CONNACK, bytes([present, 0]))
         return wire
-
-    def stop(self):
-        self.server.stop()
-        self.context.__exit__(None, None, None)
 
 
 @pytest.fixture

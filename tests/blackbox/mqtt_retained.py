@@ -1,40 +1,18 @@
 """Retained messages for a subscription that has been confirmed: a kill -9 loses none that its client has not acknowledged."""
 
-import os
 import queue
-import signal
 
 import pytest
 
-from harness.instances import leveret
-from harness.mqtt_broker import ANY, listening
+from harness.mqtt_broker import KilledServer
 from harness.mqtt_client import PATIENCE, V5, V311, MqttClient
 
 # Several windows of a client.
 TOPICS = {f"r/{number:03}" for number in range(200)}
 
 
-class Server:
-    """A server on a data folder, which can be killed and started again."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.start()
-
-    def start(self):
-        self.context = leveret(self.folder, "--mqtt", ANY)
-        self.server = self.context.__enter__()
-        self.port = listening(self.server, "mqtt", "mqtt")
-
-    def kill(self):
-        os.kill(self.server.pid, signal.SIGKILL)
-        self.server.child.wait()
-        self.context.__exit__(None, None, None)
-        self.start()
-
-    def stop(self):
-        self.server.stop()
-        self.context.__exit__(None, None, None)
+class Server(KilledServer):
+    """A server that is killed and started again, and its clients."""
 
     def client(self, name, version=V311, **options):
         return MqttClient(self.port, name, version, **options)

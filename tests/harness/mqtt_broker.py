@@ -1,9 +1,12 @@
 """Leveret and RabbitMQ, each with its ports of MQTT and STOMP, over TCP and WebSocket."""
 
 import contextlib
+import os
+import signal
 
 import pika
 
+from harness.instances import leveret
 from harness.leveret import Leveret
 from harness.rabbitmq import RabbitMq, free_ports
 
@@ -51,3 +54,26 @@ class Broker:
 
 def listening(server, name, scheme):
     return int(server.child.wait_line(rf"^{name} +listening on {scheme}://127\.0\.0\.1:(\d+)").group(1))
+
+
+class KilledServer:
+    """A server with MQTT on a data folder, which can be killed and started again."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.start()
+
+    def start(self):
+        self.context = leveret(self.folder, "--mqtt", ANY)
+        self.server = self.context.__enter__()
+        self.port = listening(self.server, "mqtt", "mqtt")
+
+    def kill(self):
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.child.wait()
+        self.context.__exit__(None, None, None)
+        self.start()
+
+    def stop(self):
+        self.server.stop()
+        self.context.__exit__(None, None, None)

@@ -237,16 +237,8 @@ impl ExchangeFlow {
 
 #[cfg(test)]
 mod tests {
+    use super::ticks::tests::{at, count};
     use super::*;
-
-    /// Milliseconds into a tick, of those that follow one that any clock may be in.
-    fn at(tick: u64, millis: u64) -> Timestamp {
-        Timestamp((tick + 1_000) * TICK + millis)
-    }
-
-    fn count(total: u64, recent: u64) -> Count {
-        Count { total, recent }
-    }
 
     #[test]
     fn what_rests_takes_one_word() {

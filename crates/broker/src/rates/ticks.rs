@@ -146,15 +146,15 @@ fn end_of(now: Timestamp) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Milliseconds into a tick, of those that follow one that any clock may be in.
-    fn at(tick: u64, millis: u64) -> Timestamp {
+    pub(crate) fn at(tick: u64, millis: u64) -> Timestamp {
         Timestamp((tick + 1_000) * TICK + millis)
     }
 
-    fn count(total: u64, recent: u64) -> Count {
+    pub(crate) fn count(total: u64, recent: u64) -> Count {
         Count { total, recent }
     }
 
