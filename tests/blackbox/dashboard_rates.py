@@ -7,7 +7,7 @@ import pytest
 
 from harness.dashboard import server, visit, window
 
-FLOWS = "/^[1-9][\\d.,]*[kM]?\\/s$/"
+FLOWS = "/^[1-9][\\d.,]*[KM]?\\/s$/"
 
 
 @pytest.fixture

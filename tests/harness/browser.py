@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 
 from harness.child import Child, clean_environment
+from harness.rabbitmq import free_ports
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 # A page that has not come to its point by then never will.
@@ -37,9 +38,11 @@ def browser(folder, *switches):
     """A browser with an empty profile, and whatever switches are added, for the length of a `with`."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = clean_environment(HOME=str(folder))
-    driver = Child(["chromedriver", "--port=0"], folder / "chromedriver.log", env=environment)
+    # Left to itself it chooses a port that is free over IPv6, and ends if that is not free over IPv4 as well.
+    [port] = free_ports(1)
+    driver = Child(["chromedriver", f"--port={port}"], folder / "chromedriver.log", env=environment)
     try:
-        port = driver.wait_line(r"started successfully on port (\d+)").group(1)
+        driver.wait_line(f"started successfully on port {port}")
         window = Browser(f"http://127.0.0.1:{port}", folder / "profile", switches)
         try:
             yield window
