@@ -56,6 +56,15 @@ async fn consumer(pool: &Arc<Pool>) -> Client {
     client
 }
 
+/// A consumer goes on at a broker, and gets what is delivered there.
+async fn comes_to(client: &mut Client, broker: &mut Broker) {
+    let mut connection = broker.next_connection().await;
+    connection.expect("channel.open").await;
+    connection.expect("basic.consume").await;
+    connection.deliver(1, "", 1, b"x");
+    assert_eq!(client.expect_delivery().await, (1, b"x".to_vec()));
+}
+
 #[tokio::test]
 async fn p7_new_connections_go_where_the_fewest_are() {
     let (one, other, config) = two().await;
@@ -164,11 +173,7 @@ async fn p7_clients_follow_a_name_to_addresses_that_are_all_new() {
     for _ in 0..2 {
         drop(one.next_connection().await);
     }
-    let mut moved = other.next_connection().await;
-    moved.expect("channel.open").await;
-    moved.expect("basic.consume").await;
-    moved.deliver(1, "", 1, b"x");
-    assert_eq!(client.expect_delivery().await, (1, b"x".to_vec()));
+    comes_to(&mut client, &mut other).await;
 }
 
 #[tokio::test]
@@ -183,9 +188,5 @@ async fn p7_clients_in_an_outage_follow_a_name_that_changes_meanwhile() {
     }
     until("its absence", || pool.metrics().connect_failures > 0).await;
     *name.0.lock() = sockets(&[&other]);
-    let mut moved = other.next_connection().await;
-    moved.expect("channel.open").await;
-    moved.expect("basic.consume").await;
-    moved.deliver(1, "", 1, b"x");
-    assert_eq!(client.expect_delivery().await, (1, b"x".to_vec()));
+    comes_to(&mut client, &mut other).await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{Change, ConsumerId, Delivery, Lsn, Queue, Section, Ticket};
+use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket};
 use bytes::Bytes;
 use mqtt::server::{Connection as Engine, Output, Undeliverable};
 use mqtt::session::{Message, Stage, Subscription};
@@ -15,7 +15,6 @@ use super::hub::EXCHANGE;
 use super::inbox::SourceKey;
 use super::kept::Held;
 use super::message::{self, left, payload_of, to_mqtt};
-use super::owed::owed_key;
 use super::subscriptions::{Class, Match, Verdict};
 use super::waiting::Then;
 
@@ -97,9 +96,8 @@ impl Client {
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let until = self.move_out(moved);
         // Together: a topic that is not owed any more without a session that has its message would be lost.
-        let settled = no_longer_owed.iter().filter(|topic| !self.owed.needs(topic));
-        let settled = settled.map(|topic| Change::delete(Section::MqttOwed, owed_key(&self.owner, topic)));
-        (until, self.write_down_with(engine.session(), settled.collect()))
+        let settled = no_longer_owed.iter().filter_map(|topic| self.no_longer_owed(topic)).collect();
+        (until, self.write_down_with(engine.session(), settled))
     }
 
     /// Lets queues that others share go of messages which the session has from now on. Each queue does so in a record of its own,

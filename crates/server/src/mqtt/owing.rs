@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::Section;
+use broker::{Change, Section};
 use mqtt::server::{Connection as Engine, Undeliverable};
 use mqtt::session::Message;
 use mqtt::{Property, QoS};
@@ -93,9 +93,14 @@ impl Client {
 
     /// The client has the retained message of a topic that is on disk.
     pub(super) fn owes_no_more(&self, topic: &Arc<str>) {
-        if !self.owed.needs(topic) {
-            let key = owed_key(&self.owner, topic);
-            self.vhost().note(|catalogue| catalogue.delete(Section::MqttOwed, key));
+        if let Some(change) = self.no_longer_owed(topic) {
+            self.vhost().note(|catalogue| catalogue.note([change]));
         }
+    }
+
+    /// What this changes on disk; nothing if the topic is owed again.
+    pub(super) fn no_longer_owed(&self, topic: &Arc<str>) -> Option<Change> {
+        let is_settled = !self.owed.needs(topic);
+        is_settled.then(|| Change::delete(Section::MqttOwed, owed_key(&self.owner, topic)))
     }
 }
