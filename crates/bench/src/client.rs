@@ -52,22 +52,7 @@ impl Connection {
 
     fn open_with(uri: &Uri, name: &str, receive_bytes: usize) -> Result<Self, ClientError> {
         let mut stream = connect(uri)?;
-        let mut client_properties: FieldTable = [
-            ("product", FieldValue::text("Leveret bench")),
-            ("version", FieldValue::text(env!("CARGO_PKG_VERSION"))),
-            ("connection_name", FieldValue::text(name)),
-        ]
-        .into_iter()
-        .collect();
-        CAPABILITIES.add_to(&mut client_properties);
-        let mut handshake = ClientHandshake::new(ClientOffer {
-            credentials: Arc::new(Credentials::plain(&uri.user, uri.password.as_bytes())),
-            virtual_host: uri.vhost.clone(),
-            client_properties,
-            channel_max: 0,
-            frame_max: FRAME_MAX,
-            heartbeat: 0,
-        });
+        let mut handshake = ClientHandshake::new(client_offer(uri, name));
         let deadline = Instant::now() + SETUP_TIMEOUT;
         let mut receiver = Receiver::new(receive_bytes);
         let mut output = Vec::new();
@@ -213,6 +198,26 @@ impl HeartbeatTimer {
     }
 }
 
+/// What this client presents to the server of a URI, under a name.
+pub(crate) fn client_offer(uri: &Uri, name: &str) -> ClientOffer {
+    let mut client_properties: FieldTable = [
+        ("product", FieldValue::text("Leveret bench")),
+        ("version", FieldValue::text(env!("CARGO_PKG_VERSION"))),
+        ("connection_name", FieldValue::text(name)),
+    ]
+    .into_iter()
+    .collect();
+    CAPABILITIES.add_to(&mut client_properties);
+    ClientOffer {
+        credentials: Arc::new(Credentials::plain(&uri.user, uri.password.as_bytes())),
+        virtual_host: uri.vhost.clone(),
+        client_properties,
+        channel_max: 0,
+        frame_max: FRAME_MAX,
+        heartbeat: 0,
+    }
+}
+
 /// The error that a closing method stands for.
 pub(crate) fn check_close(method: &Method<'_>) -> Result<(), ClientError> {
     match method {
@@ -296,7 +301,7 @@ pub(crate) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-const GOODBYE: connection::Close<'static> =
+pub(crate) const GOODBYE: connection::Close<'static> =
     connection::Close { reply_code: 200, reply_text: "Goodbye", class_id: 0, method_id: 0 };
 
 /// What this client understands.

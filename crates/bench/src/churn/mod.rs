@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod tests;
+mod visits;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -131,7 +132,10 @@ fn measure(system: &System, kind: Kind, shift: Shift) -> Result<Sample, ClientEr
     let uri = &system.uri;
     if kind == Kind::Connection {
         let meter = Meter::start(&processes, &nobody);
-        let done = work(shift, |_| Ok(()), |()| Connection::open_small(uri, NAME)?.close_and_wait())?;
+        let done = match uri.tls {
+            None => visits::work(uri, NAME, shift)?,
+            Some(_) => work(shift, |_| Ok(()), |()| Connection::open_small(uri, NAME)?.close_and_wait())?,
+        };
         return Ok(sample(meter, &done));
     }
     // Set up before, so that only what is studied is measured.

@@ -61,28 +61,17 @@ pub(crate) fn work<T: Send>(
         threads.into_iter().map(|thread| join(thread).flatten()).collect::<Vec<_>>()
     });
     let labours = labours.into_iter().collect::<Result<Vec<Labour>, _>>()?;
-    // By the workers' own clocks: on a busy machine, whoever waits for them wakes up late.
-    let began = labours.iter().map(|labour| labour.began).min();
-    let ended = labours.iter().map(|labour| labour.ended).max();
-    let mut times = Latencies::new();
-    labours.iter().for_each(|labour| times.add(&labour.times));
-    Ok(Done {
-        count: labours.iter().map(|labour| labour.count).sum(),
-        seconds: began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64()),
-        times,
-        busiest: labours.iter().map(Labour::share_of_a_core).fold(0.0, f64::max),
-        states,
-    })
+    Ok(Done::of(&labours, states))
 }
 
-/// What one worker did.
-struct Labour {
-    began: Instant,
-    ended: Instant,
-    count: u64,
-    times: Latencies,
-    /// CPU time of its thread, in seconds.
-    cpu: f64,
+/// What one thread did.
+pub(crate) struct Labour {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    pub(crate) count: u64,
+    pub(crate) times: Latencies,
+    /// CPU time of the thread, in seconds.
+    pub(crate) cpu: f64,
 }
 
 impl Labour {
@@ -92,6 +81,22 @@ impl Labour {
 }
 
 impl<T> Done<T> {
+    /// What several threads did together.
+    pub(crate) fn of(labours: &[Labour], states: Vec<T>) -> Self {
+        // By the workers' own clocks: on a busy machine, whoever waits for them wakes up late.
+        let began = labours.iter().map(|labour| labour.began).min();
+        let ended = labours.iter().map(|labour| labour.ended).max();
+        let mut times = Latencies::new();
+        labours.iter().for_each(|labour| times.add(&labour.times));
+        Self {
+            count: labours.iter().map(|labour| labour.count).sum(),
+            seconds: began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64()),
+            times,
+            busiest: labours.iter().map(Labour::share_of_a_core).fold(0.0, f64::max),
+            states,
+        }
+    }
+
     /// Adds rate and times to a sample.
     pub(crate) fn add_to(&self, sample: &mut Sample) {
         sample.add(Metric::Rate, self.count as f64 / self.seconds.max(f64::MIN_POSITIVE));

@@ -1,0 +1,245 @@
+//! Connections that are opened and closed side by side by few threads. A thread for each would spend more on being woken for
+//! every answer than on the connection, and where system and generator share their cores, the system would have that much less.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use amqp::frame::write_method;
+use amqp::handshake::{ClientEvent, ClientHandshake, ClientOffer};
+use amqp::{Frame, FrameKind, Method};
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Registry, Token};
+
+use crate::client::{GOODBYE, SETUP_TIMEOUT, check_close, client_offer, expect_method};
+use crate::error::ClientError;
+use crate::latency::Latencies;
+use crate::process;
+use crate::study::crew::{Done, Labour, Shift};
+use crate::uri::Uri;
+
+/// How often a visit is looked for that takes too long.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Octets read at once: far more than all that a server sends during a visit.
+const READ: usize = 16 * 1024;
+
+/// Has as many visitors as there are workers connect without TLS, log in, open the vhost and close, again and again.
+pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, ClientError> {
+    let address = resolve(uri)?;
+    let offer = client_offer(uri, name);
+    // The system under test needs cores as well.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = (cores / 2).clamp(1, shift.workers);
+    let offer = &offer;
+    let labours = thread::scope(|scope| {
+        let share = |number: usize| (shift.workers + number) / threads;
+        let start = |number| scope.spawn(move || labour(address, offer, share(number), shift.time));
+        let threads: Vec<_> = (0..threads).map(start).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().map_err(|_| ClientError::Panicked("visitors")).flatten()
+        };
+        threads.into_iter().map(join).collect::<Vec<_>>()
+    });
+    let labours = labours.into_iter().collect::<Result<Vec<Labour>, _>>()?;
+    Ok(Done::of(&labours, vec![(); shift.workers]))
+}
+
+fn resolve(uri: &Uri) -> Result<SocketAddr, ClientError> {
+    let resolving = || ClientError::io("resolving the host name");
+    let mut addresses = (uri.host.as_str(), uri.port).to_socket_addrs().map_err(resolving())?;
+    addresses.next().ok_or_else(|| resolving()(ErrorKind::NotFound.into()))
+}
+
+/// What one thread does.
+fn labour(
+    address: SocketAddr,
+    offer: &ClientOffer,
+    visitors: usize,
+    time: Duration,
+) -> Result<Labour, ClientError> {
+    let mut poll = Poll::new().map_err(ClientError::io("polling"))?;
+    let mut events = Events::with_capacity(visitors);
+    let mut scratch = vec![0; READ].into_boxed_slice();
+    let began = Instant::now();
+    let (mut count, mut times, mut next_look) = (0, Latencies::new(), began + LOOK);
+    let begin = |registry: &Registry, number| Visit::begin(registry, number, address, offer);
+    let mut visits = (0..visitors)
+        .map(|number| begin(poll.registry(), number).map(Some))
+        .collect::<Result<Vec<_>, _>>()?;
+    while visits.iter().any(Option::is_some) {
+        match poll.poll(&mut events, Some(LOOK)) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => {
+                return Err(ClientError::io("polling")(error));
+            }
+            _ => {}
+        }
+        for event in &events {
+            let Token(number) = event.token();
+            let Some(visit) = &mut visits[number] else { continue };
+            let may_read = event.is_readable() || event.is_read_closed() || event.is_error();
+            if !visit.advance(may_read, &mut scratch)? {
+                continue;
+            }
+            times.record(visit.began.elapsed().as_nanos() as u64);
+            count += 1;
+            // The old socket is closed before the next is opened: a visitor has one at a time.
+            visits[number] = None;
+            if began.elapsed() < time {
+                visits[number] = Some(begin(poll.registry(), number)?);
+            }
+        }
+        let now = Instant::now();
+        if now >= next_look {
+            next_look = now + LOOK;
+            if visits.iter().flatten().any(|visit| now - visit.began > SETUP_TIMEOUT) {
+                return Err(ClientError::TimedOut("opening a connection"));
+            }
+        }
+    }
+    let cpu = process::own_thread_id().map_or(0.0, process::thread_cpu_seconds);
+    Ok(Labour { began, ended: Instant::now(), count, times, cpu })
+}
+
+/// A connection from its opening to its end.
+struct Visit {
+    stream: TcpStream,
+    stage: Stage,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    began: Instant,
+}
+
+enum Stage {
+    LogIn(Box<ClientHandshake>),
+    Close { frame_max: u32 },
+}
+
+impl Visit {
+    fn begin(
+        registry: &Registry,
+        number: usize,
+        address: SocketAddr,
+        offer: &ClientOffer,
+    ) -> Result<Self, ClientError> {
+        let began = Instant::now();
+        let connecting = || ClientError::io("connecting");
+        let mut stream = TcpStream::connect(address).map_err(connecting())?;
+        stream.set_nodelay(true).map_err(connecting())?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        registry.register(&mut stream, Token(number), interest).map_err(connecting())?;
+        let mut handshake = Box::new(ClientHandshake::new(offer.clone()));
+        let (input, mut output) = (Vec::new(), Vec::new());
+        handshake.poll_output(&mut output);
+        Ok(Self { stream, stage: Stage::LogIn(handshake), input, output, began })
+    }
+
+    /// Goes on as far as it can; whether the visit is over.
+    fn advance(&mut self, may_read: bool, scratch: &mut [u8]) -> Result<bool, ClientError> {
+        self.write()?;
+        if !may_read {
+            return Ok(false);
+        }
+        loop {
+            let read = match self.stream.read(scratch) {
+                Ok(0) => return Err(ClientError::Closed("the server closed the socket".into())),
+                Ok(read) => read,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(ClientError::io("waiting for an answer")(error)),
+            };
+            self.input.extend_from_slice(&scratch[..read]);
+            if self.take()? {
+                return Ok(true);
+            }
+            self.write()?;
+            // What comes later is told by another event.
+            if read < scratch.len() {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn write(&mut self) -> Result<(), ClientError> {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(written) => drop(self.output.drain(..written)),
+                // An event tells.
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => {
+                    break;
+                }
+                Err(error) => return Err(ClientError::io("sending a request")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has come; whether the server has confirmed the close.
+    fn take(&mut self) -> Result<bool, ClientError> {
+        if let Stage::LogIn(handshake) = &mut self.stage {
+            let taken = handshake.handle_input(&self.input);
+            self.input.drain(..taken);
+            handshake.poll_output(&mut self.output);
+            match handshake.poll_event() {
+                None => {}
+                Some(ClientEvent::Opened(opened)) => {
+                    write_method(&mut self.output, 0, GOODBYE);
+                    self.stage = Stage::Close { frame_max: opened.negotiated.frame_max };
+                }
+                Some(ClientEvent::Refused(close)) => return Err(ClientError::Closed(close.to_string())),
+                Some(ClientEvent::Failed(failure)) => return Err(ClientError::Protocol(failure.to_string())),
+                Some(ClientEvent::Challenge(_)) => {
+                    return Err(ClientError::Protocol("PLAIN was answered with a challenge".into()));
+                }
+            }
+        }
+        let Stage::Close { frame_max } = self.stage else { return Ok(false) };
+        while let Some(frame) = Frame::parse(&self.input, frame_max)? {
+            let len = frame.wire_len();
+            if frame.kind != FrameKind::Heartbeat {
+                let method = expect_method(&frame)?;
+                check_close(&method)?;
+                if matches!(method, Method::ConnectionCloseOk(_)) {
+                    return Ok(true);
+                }
+            }
+            self.input.drain(..len);
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::fake_broker::{FakeBroker, Fate};
+
+    fn shift(workers: usize, time: Duration) -> Shift {
+        Shift { workers, time, fewest: 1 }
+    }
+
+    #[test]
+    fn every_visitor_comes_at_least_once_and_they_come_again_while_there_is_time() {
+        let broker = FakeBroker::start(|_| Fate::Dropped);
+        let uri = Uri::parse(&broker.uri()).unwrap();
+        let done = work(&uri, "visits", shift(5, Duration::ZERO)).unwrap();
+        assert_eq!((done.count, done.states.len()), (5, 5));
+        let time = Duration::from_millis(50);
+        let done = work(&uri, "visits", shift(2, time)).unwrap();
+        assert!(done.count >= 2 && done.seconds >= time.as_secs_f64(), "{done:?}");
+        assert_eq!(done.times.percentiles().unwrap().count, done.count);
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_or_closes_is_an_error() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let uri = Uri::parse(&format!("amqp://{}", listener.local_addr().unwrap())).unwrap();
+        let server = thread::spawn(move || drop(listener.accept()));
+        let closed = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
+        assert!(matches!(closed, ClientError::Closed(_) | ClientError::Io { .. }), "{closed}");
+        server.join().unwrap();
+        // Nobody listens there any more.
+        let refused = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
+        assert!(matches!(refused, ClientError::Io { .. }), "{refused}");
+    }
+}
