@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harness.child import Child
 from harness.leveret import Leveret, binary
 from harness.rabbitmq import RabbitMq
 
@@ -54,6 +55,17 @@ WRITTEN = {
     "nobody consumes, 10 producers with 1,000 confirms": ["--producers", "10", "--consumers", "0", "--confirms", "1000"],
 }
 WRITTEN_TITLE = "durable: octets written to the disk for each octet of a persistent 1 KiB message"
+# The proxy on a core of its own; the sink that takes everything, RabbitMQ and the generator have the others.
+ONE_CORE = {
+    "on one core: 16 bytes through the proxy to a sink": (
+        "sink",
+        ["stream", "--size", "16", "--consumers", "0", "--expect", "proxy.publish>2M"],
+    ),
+    "on one core: connections opened, logged in and closed": (
+        "rabbitmq",
+        ["churn", "--kind", "connection", "--workers", "16,64", "--expect", "proxy.rate>20k"],
+    ),
+}
 
 
 def main():
@@ -79,6 +91,10 @@ def main():
                 length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
                 done = subprocess.run([str(binary()), "bench", "stream", *chosen, *flags, *length])
                 met &= done.returncode == 0
+            for title, (upstream, words) in ONE_CORE.items():
+                if options.only in title:
+                    print(f"\n## {title}\n", flush=True)
+                    met &= on_one_core(folder, rabbitmq, upstream, words, options)
             if options.only in WRITTEN_TITLE:
                 print(f"\n## {WRITTEN_TITLE}\n", flush=True)
                 for title, flags in WRITTEN.items():
@@ -89,6 +105,37 @@ def main():
             leveret.stop()
             rabbitmq.stop()
     return 0 if met else 1
+
+
+def on_one_core(folder, rabbitmq, upstream, words, options):
+    """Confines a proxy to the first core, and everybody else to the others."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        print("left out: there is one core only")
+        return True
+    elsewhere = ["taskset", "--cpu-list", ",".join(map(str, others))]
+    sink = Child([*elsewhere, binary(), "bench", "sink"], Path(folder, "sink.log"))
+    sink_port = sink.wait_line(r"^sink  listening on amqp://127\.0\.0\.1:(\d+)$").group(1)
+    confine(rabbitmq.pid, others)
+    port = {"sink": sink_port, "rabbitmq": rabbitmq.port}[upstream]
+    proxy = Leveret(
+        Path(folder, "confined"), "--log", "warn", "--worker-threads", "1", "--upstream", f"amqp://127.0.0.1:{port}"
+    )
+    try:
+        confine(proxy.pid, [first])
+        system = ["--system", f"proxy={proxy.uri},pid={proxy.pid}"]
+        length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
+        return subprocess.run([*elsewhere, str(binary()), "bench", *words, *system, *length]).returncode == 0
+    finally:
+        proxy.stop()
+        sink.kill()
+        confine(rabbitmq.pid, [first, *others])
+
+
+def confine(pid, cores):
+    """Has all threads of a process run on these cores only, and those that they start."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def arguments():
