@@ -303,6 +303,11 @@ impl OpenConnection {
         channels.insert(at, channel);
     }
 
+    /// The connection ends, and its channels with it. Each may still be said to be closed, which costs nothing then.
+    pub(crate) fn all_channels_closed(&self) {
+        *self.channels.lock() = Vec::new();
+    }
+
     pub(crate) fn channel_closed(&self, number: u16) {
         let mut channels = self.channels.lock();
         if let Ok(at) = channels.binary_search_by_key(&number, |open| open.number) {
@@ -363,6 +368,8 @@ const STEP: usize = 1000;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::amqp::content::Destination;
+    use crate::amqp::deliveries::ConnectionConsumers;
 
     fn opened(registry: &Arc<Registry>, id: u64) -> Registered {
         let outbox = Arc::new(Outbox::new(0));
@@ -388,6 +395,25 @@ mod tests {
         assert_eq!(listed, (0..2 * STEP as u64 + 1).collect::<Vec<_>>());
         drop(open);
         assert!(registry.all().is_empty(), "who is gone is listed no more");
+    }
+
+    #[test]
+    fn channels_are_closed_one_by_one_or_all_at_once() {
+        let registry = Arc::new(Registry::default());
+        let registered = opened(&registry, 1);
+        let connection = registered.connection();
+        let consumers = Arc::new(ConnectionConsumers::new(Arc::clone(&connection.outbox)));
+        for channel in [3, 1, 2] {
+            let destination = Destination { channel, frame_max: 4096 };
+            let deliveries = Arc::new(Deliveries::new(Arc::clone(&consumers), destination));
+            connection.channel_opened(OpenChannel::new(channel, deliveries));
+        }
+        connection.channel_closed(2);
+        let numbers: Vec<u16> = connection.channels().iter().map(|channel| channel.number).collect();
+        assert_eq!(numbers, [1, 3]);
+        connection.all_channels_closed();
+        connection.channel_closed(1);
+        assert_eq!(connection.channel_count(), 0);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) const FRAME_MAX: u32 = 4096;
 pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> Server {
     let config = ServerConfig {
         limits: ConnectionLimits { total: 0, per_ip: 0, per_user }.into(),
-        channel_max: 10,
+        channel_max: 255,
         frame_max: FRAME_MAX,
         heartbeat: 0,
         max_message_size: 20_000,

@@ -233,8 +233,7 @@ impl BrokerSession {
         context.seat.open_channel()?;
         let destination = Destination { channel: number, frame_max: context.frame_max };
         let deliveries = Arc::new(Deliveries::new(Arc::clone(&context.consumers), destination));
-        let publisher = context.vhost.publisher(context.seat.identity());
-        let channel = Channel::new(number, deliveries, publisher);
+        let channel = Channel::new(number, deliveries);
         context.shown.channel_opened(Arc::clone(channel.shown()));
         self.channels.open(number, Box::new(channel));
         context.shared.metrics.channels_opened.add(1);
@@ -430,6 +429,7 @@ impl Session for BrokerSession {
         }
         self.context.set_time(now);
         self.blocking = Blocking::default();
+        self.context.shown.all_channels_closed();
         let channels: Vec<_> = self.channels.drain().map(|(_, channel)| channel).collect();
         for channel in channels {
             self.end_channel(*channel);

@@ -12,21 +12,23 @@ use std::sync::atomic::Ordering;
 use amqp::content::Assembler;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::{Method, access, basic, channel, confirm};
-use broker::{ConsumerId, Publisher, Queue};
+use broker::{ConsumerId, Queue};
 use hashbrown::HashMap;
 
 use self::confirms::Confirms;
-use self::publishing::PendingPublish;
+use self::publishing::{LazyPublisher, PendingPublish};
 use self::transaction::Transaction;
 use super::broker_session::Context;
 use super::deliveries::{ConsumerKey, Deliveries, Unsettled};
 use crate::registry::OpenChannel;
 
 /// An open channel.
+///
+/// A client may open very many and use few, so whatever takes more than some words is made when it is first needed.
 pub(crate) struct Channel {
     number: u16,
     deliveries: Arc<Deliveries>,
-    publisher: Publisher,
+    publisher: LazyPublisher,
     assembler: Assembler<PendingPublish>,
     mode: Mode,
     /// By consumer tag.
@@ -46,7 +48,7 @@ pub(crate) struct Channel {
 /// How a channel treats what is published on it.
 enum Mode {
     Plain,
-    Confirm(Confirms),
+    Confirm(Box<Confirms>),
     Tx(Box<Transaction>),
 }
 
@@ -59,12 +61,12 @@ struct Registered {
 }
 
 impl Channel {
-    pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>, publisher: Publisher) -> Self {
+    pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>) -> Self {
         let shown = OpenChannel::new(number, Arc::clone(&deliveries));
         Self {
             number,
             deliveries,
-            publisher,
+            publisher: LazyPublisher::default(),
             assembler: Assembler::new(),
             mode: Mode::Plain,
             consumers: HashMap::new(),
@@ -155,7 +157,7 @@ impl Channel {
 
     fn confirm_select(&mut self, context: &Context, select: confirm::Select) -> Result<(), Fault> {
         match self.mode {
-            Mode::Plain => self.mode = Mode::Confirm(Confirms::default()),
+            Mode::Plain => self.mode = Mode::Confirm(Box::default()),
             Mode::Confirm(_) => {}
             Mode::Tx(_) => {
                 return Err(Fault::new(

@@ -96,7 +96,7 @@ impl Channel {
     /// Makes the queue of the channel's consumer of replies (RabbitMQ, "Direct Reply-to").
     fn open_replies(&mut self, context: &Context) -> Arc<Queue> {
         let queue = context.vhost.open_replies();
-        self.publisher.set_reply_queue(Some(Arc::clone(queue.name())));
+        self.publisher.get(context).set_reply_queue(Some(Arc::clone(queue.name())));
         self.replies = Some(Arc::clone(&queue));
         queue
     }
@@ -104,7 +104,7 @@ impl Channel {
     /// After the consumer of replies has been cancelled.
     pub(super) fn close_replies(&mut self, context: &Context) {
         if let Some(queue) = self.replies.take() {
-            self.publisher.set_reply_queue(None);
+            self.publisher.get(context).set_reply_queue(None);
             context.vhost.close_replies(&queue);
         }
     }

@@ -4,7 +4,7 @@ use amqp::content::{Content, Progress};
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
 use amqp::properties::ContentHeader;
-use broker::{Body, FrontEnd, Lsn, Publish};
+use broker::{Body, Flushed, FrontEnd, Lsn, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
 use super::super::broker_session::Context;
@@ -19,6 +19,22 @@ pub(super) struct PendingPublish {
     exchange: Box<str>,
     routing_key: Box<str>,
     mandatory: bool,
+}
+
+/// A channel's publisher, once it publishes. It remembers routes and gathers messages, which takes several hundred octets.
+#[derive(Default)]
+pub(super) struct LazyPublisher(Option<Box<Publisher>>);
+
+impl LazyPublisher {
+    /// The publisher, made now if need be.
+    pub(super) fn get(&mut self, context: &Context) -> &mut Publisher {
+        self.0.get_or_insert_with(|| Box::new(context.vhost.publisher(context.seat.identity())))
+    }
+
+    /// [`Publisher::flush`]. Of a channel that has published nothing there is nothing to report.
+    pub(super) fn flush(&mut self, now: Timestamp) -> Option<Flushed> {
+        self.0.as_mut().map(|publisher| publisher.flush(now))
+    }
 }
 
 impl Channel {
@@ -93,11 +109,13 @@ impl Channel {
         mandatory: bool,
     ) -> Result<(), Fault> {
         match &mut self.mode {
-            Mode::Tx(transaction) => return transaction.publish(&self.publisher, message, mandatory),
+            Mode::Tx(transaction) => {
+                return transaction.publish(self.publisher.get(context), message, mandatory);
+            }
             Mode::Confirm(_) => context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1),
             Mode::Plain => {}
         }
-        if !self.publisher.publish(message, context.now)? {
+        if !self.publisher.get(context).publish(message, context.now)? {
             self.is_unroutable(context, message, mandatory);
         }
         Ok(())
@@ -136,7 +154,7 @@ impl Channel {
 
     /// Hands over what was published, and confirms it as soon as may be.
     pub(crate) fn flush(&mut self, context: &Context) {
-        let flushed = self.publisher.flush(context.now);
+        let Some(flushed) = self.publisher.flush(context.now) else { return };
         context.handed_over(&flushed);
         self.count_published(context, flushed.count);
         let (number, shown) = (self.number, &self.shown);

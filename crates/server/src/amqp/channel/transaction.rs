@@ -105,7 +105,7 @@ impl Channel {
     pub(super) fn tx_commit(&mut self, context: &Context) -> Result<(), Fault> {
         let transaction = self.take_transaction()?;
         for held in &transaction.publishes {
-            match self.publisher.publish(held.message(), context.now) {
+            match self.publisher.get(context).publish(held.message(), context.now) {
                 Ok(true) => {}
                 Ok(false) => self.is_unroutable(context, held.message(), held.mandatory),
                 Err(error) => {
@@ -115,7 +115,7 @@ impl Channel {
                 }
             }
         }
-        let flushed = self.publisher.flush(context.now);
+        let flushed = self.publisher.flush(context.now).unwrap_or_default();
         context.handed_over(&flushed);
         self.count_published(context, flushed.count);
         let settles = !transaction.settlements.is_empty();

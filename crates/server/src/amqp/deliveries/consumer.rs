@@ -6,7 +6,8 @@ use broker::{Consumer, Delivery, Offer, Queue, QueueKind, Room};
 use transport::OutBuf;
 
 use super::super::content::{Destination, write_deliver};
-use super::{Cancelled, ConsumerKey, Deliveries, Inner, Standing, Unsettled};
+use super::inner::{Inner, Standing};
+use super::{Cancelled, ConsumerKey, Deliveries, Unsettled};
 
 /// How a protocol writes a delivery.
 pub(crate) trait Form: Send + Sync {
@@ -54,7 +55,8 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
 impl<F: Form> Consumer for ChannelConsumer<F> {
     fn accept(&self, offer: &mut Offer<'_>) -> Room {
         let mut inner = self.deliveries.inner.lock();
-        let room = self.take(&mut inner, offer);
+        let inner = inner.get_or_insert_default();
+        let room = self.take(inner, offer);
         let (taken, now) = offer.taken();
         if taken.deliver + taken.deliver_no_ack > 0 {
             inner.passing.add(0, taken, now);

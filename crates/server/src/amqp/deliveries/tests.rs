@@ -7,6 +7,7 @@ use broker::{
 };
 use transport::Outbox;
 
+use super::inner::{TOMBSTONES_KEPT, UNSETTLED_KEPT};
 use super::*;
 
 const NOW: Timestamp = Timestamp(1_000_000);
@@ -83,6 +84,11 @@ impl Fixture {
         tags
     }
 
+    /// How many consumers wait for the channel's credit.
+    fn waiting(&self) -> usize {
+        self.deliveries.inner.lock().as_ref().map_or(0, |inner| inner.waiting.len())
+    }
+
     fn settle(&self, tag: u64, multiple: bool) -> Option<Vec<u64>> {
         let settled = self.deliveries.settle(tag, multiple, Some(NOW))?;
         let (tags, deliveries) = settled.into_iter().map(|(tag, entry)| (tag, entry.delivery)).unzip();
@@ -146,6 +152,16 @@ fn a_tag_is_settled_once_and_only_if_it_was_given_out() {
 }
 
 #[test]
+fn of_a_channel_that_was_given_nothing_all_can_be_settled_and_no_tag() {
+    let fixture = Fixture::new(AMPLE);
+    assert_eq!(fixture.deliveries.passed(NOW), None);
+    assert_eq!((fixture.deliveries.counts(), fixture.deliveries.next_tag()), ((0, 0), 1));
+    assert!(fixture.deliveries.take_all().is_empty() && !fixture.deliveries.is_in_use());
+    assert_eq!(fixture.settle(0, true), Some(vec![]));
+    assert_eq!((fixture.settle(1, true), fixture.settle(1, false)), (None, None));
+}
+
+#[test]
 fn one_delivery_never_settled_does_not_keep_the_others_in_memory() {
     let mut fixture = Fixture::new(AMPLE);
     fixture.consume("c", 2, false);
@@ -154,8 +170,27 @@ fn one_delivery_never_settled_does_not_keep_the_others_in_memory() {
         assert!(fixture.settle(tag, false).is_some());
     }
     let inner = fixture.deliveries.inner.lock();
+    let inner = inner.as_ref().unwrap();
     assert_eq!(inner.unsettled_count, 2);
     assert!(inner.unsettled.len() <= 2 * 2 + TOMBSTONES_KEPT + 1, "{}", inner.unsettled.len());
+}
+
+#[test]
+fn a_burst_of_deliveries_takes_memory_only_until_it_is_settled() {
+    let capacity = |fixture: &Fixture| fixture.deliveries.inner.lock().as_ref().unwrap().unsettled.capacity();
+    for multiple in [true, false] {
+        let mut fixture = Fixture::new(AMPLE);
+        fixture.consume("c", 0, false);
+        fixture.publish(10 * UNSETTLED_KEPT);
+        assert!(capacity(&fixture) >= 10 * UNSETTLED_KEPT);
+        if multiple {
+            assert!(fixture.settle(0, true).is_some());
+        } else {
+            // The last ones are still at work.
+            (10..10 * UNSETTLED_KEPT as u64).for_each(|tag| assert!(fixture.settle(tag, false).is_some()));
+        }
+        assert!(capacity(&fixture) <= 2 * UNSETTLED_KEPT, "{}", capacity(&fixture));
+    }
 }
 
 #[test]
@@ -302,6 +337,7 @@ fn consumers_that_wait_and_are_cancelled_leave_nothing_behind() {
         fixture.deliveries.remove_consumer(key);
     }
     let inner = fixture.deliveries.inner.lock();
+    let inner = inner.as_ref().unwrap();
     assert_eq!((inner.consumers.len(), inner.waiting.len()), (1, 0));
     assert_eq!(fixture.connection.waiting(), 1);
 }
@@ -319,7 +355,7 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
     for tag in 1..=MANY as u64 {
         let settled = fixture.deliveries.settle(tag, false, None).unwrap();
         fixture.queue.ack(settled.into_iter().map(|(_, entry)| entry.delivery).collect(), NOW);
-        let waiting = fixture.deliveries.inner.lock().waiting.len();
+        let waiting = fixture.waiting();
         assert_eq!(waiting, 1, "only whose delivery it was");
         fixture.deliveries.resume(NOW);
     }
@@ -328,9 +364,9 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
     fixture.deliveries.set_channel_limit(1);
     assert!(fixture.settle(0, true).is_some_and(|settled| settled.len() == MANY));
     assert_eq!(fixture.delivered().len(), 1);
-    let before = fixture.deliveries.inner.lock().waiting.len();
+    let before = fixture.waiting();
     assert!(fixture.settle(0, true).is_some());
     assert_eq!(fixture.delivered().len(), 1);
-    let after = fixture.deliveries.inner.lock().waiting.len();
+    let after = fixture.waiting();
     assert!(before - after <= 1 && before == MANY - 1, "{before} before, {after} after");
 }

@@ -1,0 +1,207 @@
+//! What a channel keeps under its lock: what is unsettled, and who has credit.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use broker::{ConsumerId, Passing, Queue};
+use slab::Slab;
+
+use super::{ConsumerKey, Unsettled};
+
+/// Tombstones are swept out of the list of unsettled deliveries when there are more of them than live entries and
+/// this many, so that one delivery that is never settled does not make the list grow for ever.
+pub(super) const TOMBSTONES_KEPT: usize = 64;
+
+/// Room for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at about 70 octets each.
+/// Without a prefetch a client may have been given a whole queue.
+pub(super) const UNSETTLED_KEPT: usize = 1024;
+
+/// What is known of a channel that delivers.
+#[derive(Default)]
+pub(super) struct Inner {
+    /// The delivery tag that was given out last; the first is 1.
+    pub(super) last_tag: u64,
+    /// By rising delivery tag. Settled entries leave a tombstone until they reach the front.
+    pub(super) unsettled: VecDeque<(u64, Option<Unsettled>)>,
+    /// Live entries of `unsettled`.
+    pub(super) unsettled_count: usize,
+    /// Deliveries through consumers whose credit has not been given back: what `channel_limit` limits. Settlements of
+    /// an open transaction still count.
+    pub(super) consumed_count: usize,
+    /// basic.qos with global=true; 0 is no limit.
+    pub(super) channel_limit: usize,
+    pub(super) consumers: Slab<Credit>,
+    /// Serial number of the next consumer.
+    pub(super) next_serial: u64,
+    /// Consumers that have credit of their own again and wait for the channel's, by the tickets that they drew.
+    pub(super) waiting: BTreeMap<u64, ConsumerKey>,
+    next_ticket: u64,
+    /// When [`Deliveries::is_overdue`](super::Deliveries::is_overdue) was asked, and the next delivery tag then, as long as older ones are unsettled.
+    pub(super) marks: VecDeque<(u64, Instant)>,
+    /// What was delivered, and acknowledged.
+    pub(super) passing: Passing,
+}
+
+/// One consumer's share of the channel.
+pub(super) struct Credit {
+    pub(super) serial: u64,
+    /// Deliveries that may be unsettled at once; 0 is no limit.
+    pub(super) limit: usize,
+    /// Nothing is to be settled, so no limit applies, the channel's included.
+    pub(super) no_ack: bool,
+    pub(super) unsettled: usize,
+    pub(super) standing: Standing,
+    /// It has just been called from the line for room, so that it need not join its end.
+    pub(super) in_turn: bool,
+    /// Where to resume it; unknown until the queue has answered the consume.
+    pub(super) registration: Option<(Arc<Queue>, ConsumerId)>,
+}
+
+/// Whether a consumer's queue offers messages to it; and if not, as it was told that the consumer is full, what is
+/// going to change that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It does.
+    Served,
+    /// The settlement of one of its own deliveries; for a new consumer, [`Deliveries::activate`](super::Deliveries::activate).
+    Exhausted,
+    /// Its turn in [`Inner::waiting`], under this ticket.
+    Waiting(u64),
+    /// Its turn in the connection's line, under this ticket.
+    OutOfRoom(u64),
+}
+
+impl Inner {
+    pub(super) fn take_tag(&mut self) -> u64 {
+        self.last_tag += 1;
+        self.last_tag
+    }
+
+    pub(super) fn has(&self, key: ConsumerKey) -> bool {
+        self.consumers.get(key.place).is_some_and(|credit| credit.serial == key.serial)
+    }
+
+    pub(super) fn credit_mut(&mut self, key: ConsumerKey) -> Option<&mut Credit> {
+        self.consumers.get_mut(key.place).filter(|credit| credit.serial == key.serial)
+    }
+
+    /// Whether the channel's limit lets a delivery pass.
+    fn channel_has_credit(&self) -> bool {
+        self.channel_limit == 0 || self.consumed_count < self.channel_limit
+    }
+
+    /// A consumer that was removed has none.
+    pub(super) fn has_credit(&self, key: ConsumerKey) -> bool {
+        self.consumers.get(key.place).is_some_and(|credit| {
+            credit.serial == key.serial && (credit.no_ack || credit.has_own() && self.channel_has_credit())
+        })
+    }
+
+    /// Notes that a consumer was refused a message for want of credit.
+    pub(super) fn exhaust(&mut self, key: ConsumerKey) {
+        let Some(credit) = self.credit_mut(key) else { return };
+        if credit.has_own() {
+            self.wait(key);
+        } else {
+            credit.standing = Standing::Exhausted;
+        }
+    }
+
+    /// Puts a consumer at the end of the line for the channel's credit.
+    fn wait(&mut self, key: ConsumerKey) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        if let Some(credit) = self.credit_mut(key) {
+            credit.standing = Standing::Waiting(ticket);
+            self.waiting.insert(ticket, key);
+        }
+    }
+
+    /// Takes the next consumer out of the line for the channel's credit, if there is any left.
+    pub(super) fn next_with_credit(&mut self) -> Option<(Arc<Queue>, ConsumerId)> {
+        if !self.channel_has_credit() {
+            return None;
+        }
+        let (_, key) = self.waiting.pop_first()?;
+        let credit = self.credit_mut(key)?;
+        credit.standing = Standing::Served;
+        credit.registration.clone()
+    }
+
+    pub(super) fn push(&mut self, tag: u64, entry: Unsettled) {
+        if let Some(key) = entry.consumer {
+            self.consumed_count += 1;
+            if let Some(credit) = self.credit_mut(key) {
+                credit.unsettled += 1;
+            }
+        }
+        self.unsettled_count += 1;
+        self.unsettled.push_back((tag, Some(entry)));
+    }
+
+    /// Gives back the credit of deliveries that were taken out.
+    pub(super) fn release(&mut self, taken: &[(u64, Unsettled)]) {
+        for key in taken.iter().filter_map(|(_, entry)| entry.consumer) {
+            self.consumed_count -= 1;
+            if let Some(credit) = self.credit_mut(key) {
+                credit.unsettled -= 1;
+                if credit.standing == Standing::Exhausted && credit.has_own() {
+                    self.wait(key);
+                }
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
+        if multiple { self.take_up_to(tag) } else { Some(vec![(tag, self.take_one(tag)?)]) }
+    }
+
+    fn take_one(&mut self, tag: u64) -> Option<Unsettled> {
+        let at = match self.unsettled.front() {
+            Some((front, _)) if *front == tag => 0,
+            _ => self.unsettled.binary_search_by_key(&tag, |(other, _)| *other).ok()?,
+        };
+        let entry = self.unsettled[at].1.take()?;
+        self.unsettled_count -= 1;
+        while self.unsettled.front().is_some_and(|(_, entry)| entry.is_none()) {
+            self.unsettled.pop_front();
+        }
+        if self.unsettled.len() > 2 * self.unsettled_count + TOMBSTONES_KEPT {
+            self.unsettled.retain(|(_, entry)| entry.is_some());
+        }
+        self.give_back_memory();
+        Some(entry)
+    }
+
+    /// `None` when `tag` is not outstanding itself, whatever is below it: so RabbitMQ has it.
+    pub(super) fn take_up_to(&mut self, tag: u64) -> Option<Vec<(u64, Unsettled)>> {
+        let end = if tag == 0 {
+            self.unsettled.len()
+        } else {
+            let at = self.unsettled.binary_search_by_key(&tag, |(other, _)| *other).ok()?;
+            self.unsettled[at].1.as_ref()?;
+            at + 1
+        };
+        let taken: Vec<_> =
+            self.unsettled.drain(..end).filter_map(|(tag, entry)| Some((tag, entry?))).collect();
+        self.unsettled_count -= taken.len();
+        self.give_back_memory();
+        Some(taken)
+    }
+
+    /// After a burst of deliveries that have been settled. Down to half from a quarter, so that it is seldom done.
+    fn give_back_memory(&mut self) {
+        let (len, room) = (self.unsettled.len(), self.unsettled.capacity());
+        if room > UNSETTLED_KEPT && len < room / 4 {
+            self.unsettled.shrink_to(UNSETTLED_KEPT.max(2 * len));
+        }
+    }
+}
+
+impl Credit {
+    /// Whether its own limit, be there one, lets a delivery pass.
+    pub(super) fn has_own(&self) -> bool {
+        self.limit == 0 || self.unsettled < self.limit
+    }
+}
