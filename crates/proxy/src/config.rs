@@ -70,15 +70,22 @@ pub struct PoolConfig {
     pub idle_timeout: Duration,
     /// How long clients wait for a lost upstream, or another one, to be there again.
     pub outage_max: Duration,
-    /// How long a client that comes while no upstream answers waits for one before it is refused.
+    /// How long a client that comes while no upstream answers waits for one before it is refused; and how long one waits that
+    /// needs a connection while there are [`Self::max_connections`].
     pub arrival_max: Duration,
+    /// How long a client waits for a channel that others are about to be through with, while the brokers are slow to open so
+    /// many new ones. Then one more is opened.
+    pub opening_patience: Duration,
     /// Octets of one client's unanswered frames, kept to be sent again, from which on it is no longer read.
     pub replay_client_max: usize,
     /// The same of all clients together: from here on those are not read that have something kept.
     pub replay_total_max: usize,
-    /// Octets of incomplete messages of all clients together, held until they are complete. What goes beyond streams on
-    /// connections of its clients' own, of which there is a bounded number.
+    /// Octets of incomplete messages of all clients together, held until they are complete; what each may hold in any case
+    /// does not count. What goes beyond waits, or streams on connections of its clients' own: on a part of them.
     pub staging_total_max: usize,
+    /// How long a message may be incomplete while others wait for room. The client that has held room for longest is ended
+    /// then.
+    pub staging_patience: Duration,
     /// Octets that wait for a place, of all clients together: while a connection is being opened, or until an outage ends.
     /// From here on those are not read that have something waiting.
     pub held_total_max: usize,
@@ -114,11 +121,15 @@ impl PoolConfig {
             idle_timeout: Duration::from_secs(60),
             outage_max: Duration::from_secs(60),
             arrival_max: Duration::from_secs(3),
+            // Longer than a round trip to a broker that is far away.
+            opening_patience: Duration::from_millis(200),
             replay_client_max: 8 * 1024 * 1024,
             replay_total_max: 256 * 1024 * 1024,
             // For hundreds of clients that send large messages over slow lines; thousands that never finish theirs must not
             // take all the memory.
             staging_total_max: 256 * 1024 * 1024,
+            // A megabyte over a line of a megabit a second.
+            staging_patience: Duration::from_secs(10),
             // As much as of what is kept to be sent again: in an outage that comes to wait here.
             held_total_max: 256 * 1024 * 1024,
             identities: Arc::default(),
@@ -128,6 +139,11 @@ impl PoolConfig {
         }
     }
 
+    /// Upstream connections that may be taken because there is no room for incomplete messages.
+    pub(crate) fn lanes_max(&self) -> usize {
+        (self.max_connections / LANE_SHARE).max(1)
+    }
+
     /// Octets that may wait for all clients together.
     pub(crate) fn waiting_total_max(&self) -> usize {
         let budgets = || WAITING_BUDGETS.saturating_mul(self.consumer_budget.max(WAITING_BUDGET_MIN));
@@ -135,6 +151,9 @@ impl PoolConfig {
     }
 }
 
+/// One upstream connection in this many may be taken for incomplete messages: enough for progress, and the others are
+/// there for who needs one whatever clients never complete.
+const LANE_SHARE: usize = 8;
 /// How many clients' budgets may wait in all: that many slow consumers have all they may, more of them have less each.
 const WAITING_BUDGETS: usize = 64;
 /// What counts as a budget at least: connections that belong to one client need room whatever may wait on shared ones.

@@ -24,14 +24,16 @@
 //! - consumes without a bound, or gets messages, so that a slow client holds up nobody else (P3), and when more waits for
 //!   a client of a shared connection than the budget allows, or than all that waits leaves room for: then its consumers
 //!   move, and nothing is delivered meanwhile;
-//! - consumes exclusively, from direct reply-to, or with arguments that RabbitMQ may fail over;
+//! - consumes exclusively, from direct reply-to, or with arguments that RabbitMQ may fail over; or at all, when the client
+//!   has declared a queue with auto-delete, for a move would delete that;
 //! - declares an exclusive queue, which belongs to the connection (P4); from then on all its channels that name queues
 //!   are there;
 //! - uses transactions, purges a queue, deletes one conditionally, declares a stream, or an exchange of a type that is not
 //!   built in: depending on plugins, queue types and arguments the broker answers these by closing the connection (P2);
 //! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until they
-//!   are complete, so that no channel is left in the middle of a message; when all clients together have sent more than
-//!   [`PoolConfig::staging_total_max`] of those, they stream through as well.
+//!   are complete, so that no channel is left in the middle of a message. When there is no room for what all clients have
+//!   sent of those ([`PoolConfig::staging_total_max`]), clients wait for some, or a few of them stream through as well;
+//!   their channels go back to where they share when that is done.
 //!
 //! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
 //! that nothing overtakes what was published, then qos and confirm mode are set again and confirms are renumbered. A
@@ -65,6 +67,8 @@
 //!   was answered. Or after the broker has confirmed its close.
 //! - A channel that was opened longer than `auth_ttl` ago is not leased to another client, for brokers remember on a
 //!   channel what its user was allowed to do.
+//! - Who waits for room for an incomplete message gets it in turn: whoever holds some for long without completing a message
+//!   gives way, but only while others wait. Who waits for one of [`PoolConfig::max_connections`] gets it in turn as well.
 //! - What is kept to be sent again is bounded, for each client and for all, and so is what waits for a place; above that a
 //!   client is not read.
 //! - What waits for clients to read it is bounded likewise. The more waits for all, the less may wait for each: then the client, or its
@@ -81,7 +85,8 @@
 //!
 //! # Lock order
 //! The pool's table of connections, then an upstream connection's state, then a lease's ledger or a client link's events;
-//! outboxes, the table of addresses and a connection's sampled batch are leaves. Nothing waits under any of them.
+//! the line for room of incomplete messages, outboxes, the table of addresses and a connection's sampled batch are leaves
+//! (of these, only outboxes are touched under the line's lock). Nothing waits under any of them.
 //!
 //! # What must never be added
 //! Listeners, HTTP, the client's handshake.
@@ -97,6 +102,7 @@ mod pool;
 mod refusal;
 mod resolver;
 pub mod session;
+mod staging;
 mod upstream;
 mod waiting;
 

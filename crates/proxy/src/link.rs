@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use transport::Outbox;
 
 use crate::refusal::Refusal;
+use crate::staging::Stake;
 use crate::upstream::Upstream;
 use crate::waiting::{ALWAYS, Waiting};
 
@@ -38,6 +39,8 @@ pub(crate) struct ClientLink {
     kept_by_all: Arc<AtomicUsize>,
     /// The client is not read because of it.
     awaits_release: AtomicBool,
+    /// What it holds of incomplete messages, for others to see.
+    pub(crate) stake: Stake,
     /// Whether `events` is worth a look.
     has_events: AtomicBool,
     events: Mutex<Events>,
@@ -76,6 +79,10 @@ pub(crate) enum Event {
     DeliveriesOverflowed { channel: u16, lease: u64 },
     /// The client does not read what else a shared connection has for it.
     Overflowed,
+    /// There is no room for what the client has sent of messages that are not complete.
+    NoRoom,
+    /// Others wait for the room, or the lane, that the client has held for long.
+    GiveWay,
 }
 
 impl ClientLink {
@@ -100,6 +107,7 @@ impl ClientLink {
             kept: AtomicUsize::new(0),
             kept_by_all,
             awaits_release: AtomicBool::new(false),
+            stake: Stake::default(),
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
         }

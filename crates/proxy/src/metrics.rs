@@ -60,12 +60,22 @@ pub struct PoolMetrics {
     pub octets_kept: usize,
     /// Octets of messages that clients have not sent completely, held until they are.
     pub octets_staged: usize,
+    /// Clients that are not read because there is no room for messages that are not complete.
+    pub clients_in_line: usize,
+    /// Upstream connections on which clients stream for the same reason.
+    pub lanes: usize,
+    /// How often a client had to wait for that.
+    pub messages_lined_up: u64,
+    /// Clients that were ended because they held such room for too long while others waited.
+    pub clients_gave_way: u64,
     /// Octets of clients whose channels wait for an upstream connection.
     pub octets_held: usize,
     /// Octets that clients have not read yet.
     pub octets_waiting: usize,
     /// Upstream connections that are being opened.
     pub opening_connections: usize,
+    /// How often a client waited for an upstream connection because as many were open as there may be.
+    pub connections_awaited: u64,
     /// Logins that a broker refused.
     pub logins_refused: u64,
     /// How long what clients sent waited here for an upstream connection's socket to take it; one batch at a time of each
@@ -99,6 +109,7 @@ pub(crate) struct Counters {
     pub(crate) consumers_moved: AtomicU64,
     pub(crate) channels_unconfirmed: AtomicU64,
     pub(crate) logins_refused: AtomicU64,
+    pub(crate) connections_awaited: AtomicU64,
     pub(crate) queueing: Histogram,
 }
 

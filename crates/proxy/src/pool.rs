@@ -4,6 +4,7 @@ mod endpoints;
 mod guards;
 mod patience;
 mod placement;
+mod places;
 mod verification;
 
 use std::collections::HashMap;
@@ -12,16 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::sasl::Mechanism;
-use amqp::{Capabilities, Credentials, Fault, FieldTable, Negotiated, ReplyCode};
+use amqp::{Capabilities, Credentials, FieldTable, Negotiated};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
 pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::Endpoints;
 pub(crate) use self::guards::HandingOver;
-use self::guards::Reserved;
+pub(crate) use self::places::Unused;
+use self::places::{Entered, Place};
 use crate::config::PoolConfig;
 use crate::doorkeeper::Doorkeeper;
 use crate::identities::Identities;
@@ -29,6 +31,7 @@ use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
 use crate::session::Session;
+use crate::staging::Staging;
 use crate::upstream::{self, Begun, Upstream, UpstreamView};
 use crate::waiting::Waiting;
 
@@ -40,8 +43,10 @@ pub struct Pool {
     identities: ArcSwap<Identities>,
     /// Connections that have not ended, oldest first, by user name.
     connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>>,
-    /// How many connections there are, those being opened included.
-    count: AtomicUsize,
+    /// What is left of [`PoolConfig::max_connections`]; those being opened have taken theirs.
+    places: Arc<Semaphore>,
+    /// Tells of connections that nobody uses.
+    unused: Arc<Unused>,
     doorkeeper: Doorkeeper,
     counters: Counters,
     next_id: AtomicU64,
@@ -50,6 +55,8 @@ pub struct Pool {
     kept: Arc<AtomicUsize>,
     /// Octets of messages that clients have not sent completely.
     staged: AtomicUsize,
+    /// The room for those.
+    staging: Arc<Staging>,
     /// Octets that wait for a place.
     held: AtomicUsize,
     /// Octets that clients have not read.
@@ -86,7 +93,7 @@ pub struct Login {
 }
 
 /// A connection that is logged in and has no virtual host yet, and its place. Boxed: a stream with TLS is large.
-type HalfOpen = Box<(Begun, Endpoint, Reserved)>;
+type HalfOpen = Box<(Begun, Endpoint, Place)>;
 
 /// The client's end of a session.
 #[derive(Debug, Clone)]
@@ -107,10 +114,12 @@ impl Pool {
         Arc::new(Self {
             identities: ArcSwap::new(Arc::clone(&config.identities)),
             waiting: Arc::new(Waiting::new(config.waiting_total_max())),
+            staging: Staging::new(config.staging_total_max, config.lanes_max(), config.staging_patience),
             endpoints: Arc::new(Endpoints::new(config.resolver.clone())),
+            places: places::places(config.max_connections),
+            unused: Arc::default(),
             config,
             connections: Mutex::default(),
-            count: AtomicUsize::new(0),
             doorkeeper: Doorkeeper::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
@@ -145,14 +154,13 @@ impl Pool {
             }
             self.check_not_refused(&credentials)?;
             self.wait_while_failing(end).await;
-            let attempt = {
-                let _permit = self.doorkeeper.enter(&credentials).await;
-                // Somebody else may have done it meanwhile.
-                if self.is_verified(&credentials) {
-                    continue;
+            let verified = || self.is_verified(&credentials).then_some(());
+            let attempt = match Box::pin(self.enter(&credentials, end, verified)).await? {
+                Entered::Instead(()) => continue,
+                Entered::Begin(_permit, place) => {
+                    self.check_not_refused(&credentials)?;
+                    self.begin(place, &credentials, SHARED_NAME).await
                 }
-                self.check_not_refused(&credentials)?;
-                self.begin(&credentials, SHARED_NAME).await
             };
             match attempt {
                 Ok(begun) => {
@@ -217,15 +225,7 @@ impl Pool {
         let Login { credentials, info, mut begun } = login;
         let end = self.arrival_end();
         while !self.is_verified_for(&credentials, virtual_host) {
-            let attempt = {
-                let _permit = self.doorkeeper.enter(&credentials).await;
-                // Somebody else may have done it meanwhile.
-                if self.is_verified_for(&credentials, virtual_host) {
-                    break;
-                }
-                self.verify_once(begun.take(), &credentials, virtual_host).await
-            };
-            match attempt {
+            match self.verify_once(begun.take(), &credentials, virtual_host, end).await {
                 Ok(()) => break,
                 Err(refusal) => self.wait_for_return(refusal, end).await?,
             }
@@ -238,12 +238,25 @@ impl Pool {
         begun: Option<HalfOpen>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
+        end: tokio::time::Instant,
     ) -> Result<(), Refusal> {
-        let begun = match begun {
-            Some(begun) => begun,
-            None => self.begin(credentials, SHARED_NAME).await?,
-        };
-        self.verify(begun, credentials, virtual_host).await
+        let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
+        if let Some(begun) = begun {
+            let _permit = self.doorkeeper.enter(credentials).await;
+            // Somebody else may have done it meanwhile.
+            return if verified().is_some() {
+                Ok(())
+            } else {
+                self.verify(begun, credentials, virtual_host).await
+            };
+        }
+        match Box::pin(self.enter(credentials, end, verified)).await? {
+            Entered::Instead(()) => Ok(()),
+            Entered::Begin(_permit, place) => {
+                let begun = self.begin(place, credentials, SHARED_NAME).await?;
+                self.verify(begun, credentials, virtual_host).await
+            }
+        }
     }
 
     /// Whether the last attempt to reach a broker succeeded; false before the first.
@@ -283,6 +296,7 @@ impl Pool {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
         let (addresses, addresses_down) = self.endpoints.count();
+        let (clients_in_line, lanes) = self.staging.counts();
         let counters = &self.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         PoolMetrics {
@@ -309,14 +323,19 @@ impl Pool {
             channels_recovered: read(&counters.channels_recovered),
             consumers_moved: read(&counters.consumers_moved),
             channels_unconfirmed: read(&counters.channels_unconfirmed),
-            opening_connections: self.count.load(Ordering::Relaxed).saturating_sub(connections.len()),
+            opening_connections: self.taken().saturating_sub(connections.len()),
             logins_refused: read(&counters.logins_refused),
             queueing: counters.queueing.read(),
+            connections_awaited: read(&counters.connections_awaited),
             octets_kept: self.kept.load(Ordering::Relaxed),
             octets_staged: self.staged.load(Ordering::Relaxed),
             octets_held: self.held.load(Ordering::Relaxed),
             octets_waiting: self.waiting.octets(),
             consumers_squeezed: self.waiting.squeezed(),
+            clients_in_line,
+            lanes,
+            messages_lined_up: self.staging.lined_up(),
+            clients_gave_way: self.staging.gave_way(),
             addresses,
             addresses_down,
         }
@@ -374,6 +393,11 @@ impl Pool {
         &self.staged
     }
 
+    /// The room for those.
+    pub(crate) fn staging(&self) -> &Arc<Staging> {
+        &self.staging
+    }
+
     /// Octets that wait for a place.
     pub(crate) fn held(&self) -> &AtomicUsize {
         &self.held
@@ -387,6 +411,16 @@ impl Pool {
     /// Octets of clients' frames that are kept to be sent again.
     pub(crate) fn kept(&self) -> &Arc<AtomicUsize> {
         &self.kept
+    }
+
+    /// Tells of connections that nobody uses.
+    pub(crate) fn unused(&self) -> &Arc<Unused> {
+        &self.unused
+    }
+
+    /// How many connections there are, those being opened included.
+    fn taken(&self) -> usize {
+        self.config.max_connections.saturating_sub(self.places.available_permits())
     }
 
     pub(crate) fn next_id(&self) -> u64 {
@@ -407,7 +441,7 @@ impl Pool {
             }
         }
         drop(connections);
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.free();
         self.endpoints.closed(&upstream.endpoint);
         if !expected {
             self.endpoints.failed(self, &upstream.endpoint);
@@ -442,8 +476,12 @@ impl Pool {
     }
 
     /// Connects and logs in, at the first address that answers.
-    async fn begin(self: &Arc<Self>, credentials: &Credentials, name: &str) -> Result<HalfOpen, Refusal> {
-        let reserved = self.reserve()?;
+    async fn begin(
+        self: &Arc<Self>,
+        place: Place,
+        credentials: &Credentials,
+        name: &str,
+    ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
         for endpoint in self.endpoints.in_order(&self.config.upstreams).await {
             add(&self.counters.handshakes, 1);
@@ -451,7 +489,7 @@ impl Pool {
                 Ok(begun) => {
                     self.reachable.store(true, Ordering::Relaxed);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
-                    return Ok(Box::new((begun, endpoint, reserved)));
+                    return Ok(Box::new((begun, endpoint, place)));
                 }
                 // A broker has spoken: another one would say the same.
                 Err(Refusal::Login(text)) => {
@@ -479,7 +517,7 @@ impl Pool {
         virtual_host: &str,
         owner: Option<Arc<ClientLink>>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let (begun, endpoint, reserved) = *half_open;
+        let (begun, endpoint, place) = *half_open;
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
             Ok(opened) => opened,
             Err(refusal) => {
@@ -489,31 +527,23 @@ impl Pool {
                 return Err(refusal);
             }
         };
-        reserved.keep();
+        place.keep();
         self.endpoints.opened(&endpoint);
         let login = upstream::Access {
             endpoint,
             credentials: credentials.clone(),
             virtual_host: virtual_host.into(),
         };
+        let is_shared = owner.is_none();
         let upstream = upstream::spawn(self, stream, limits, login, owner);
+        if is_shared {
+            self.unused.tell();
+        }
         tracing::debug!(upstream = upstream.id, virtual_host, "upstream connection opened");
         if self.draining.load(Ordering::Acquire) {
             upstream.close("shutdown");
         }
         Ok(upstream)
-    }
-
-    fn reserve(self: &Arc<Self>) -> Result<Reserved, Refusal> {
-        if self.draining.load(Ordering::Acquire) {
-            return Err(Refusal::unreachable("shutting down"));
-        }
-        if self.count.fetch_add(1, Ordering::Relaxed) >= self.config.max_connections {
-            self.count.fetch_sub(1, Ordering::Relaxed);
-            let text = format!("all {} upstream connections are in use", self.config.max_connections);
-            return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
-        }
-        Ok(Reserved::new(self.clone()))
     }
 }
 

@@ -51,6 +51,16 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             metrics.octets_staged,
         ),
         (
+            "leveret_upstream_waiting_for_room_clients",
+            "Clients that are not read until there is room for messages that they have not sent completely.",
+            metrics.clients_in_line,
+        ),
+        (
+            "leveret_upstream_lanes",
+            "Upstream connections on which messages stream for which there was no room.",
+            metrics.lanes,
+        ),
+        (
             "leveret_upstream_held_bytes",
             "Octets of clients that wait for an upstream connection, or for an outage to end.",
             metrics.octets_held,
@@ -121,6 +131,21 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             "leveret_upstream_squeezed_consumers_total",
             "Of those, the ones that had to because too much waited for all clients together.",
             metrics.consumers_squeezed,
+        ),
+        (
+            "leveret_upstream_waits_for_room_total",
+            "How often a client had to wait for room for a message that it had not sent completely.",
+            metrics.messages_lined_up,
+        ),
+        (
+            "leveret_upstream_evicted_clients_total",
+            "Clients closed because a message of theirs stayed incomplete while others waited for room.",
+            metrics.clients_gave_way,
+        ),
+        (
+            "leveret_upstream_awaited_connections_total",
+            "How often a client waited because as many upstream connections were open as there may be.",
+            metrics.connections_awaited,
         ),
         (
             "leveret_upstream_unconfirmed_channels_total",

@@ -5,30 +5,6 @@ use std::sync::atomic::Ordering;
 
 use super::Pool;
 
-/// One of [`crate::PoolConfig::max_connections`], given back when dropped.
-#[derive(Debug)]
-pub(super) struct Reserved(Option<Arc<Pool>>);
-
-impl Reserved {
-    /// The caller has counted it.
-    pub(super) fn new(pool: Arc<Pool>) -> Self {
-        Self(Some(pool))
-    }
-
-    /// The connection exists now; [`Pool::remove`] will give the place back.
-    pub(super) fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if let Some(pool) = &self.0 {
-            pool.count.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Keeps [`Pool::drain`] waiting until what a client left behind is handed over.
 #[derive(Debug)]
 pub(crate) struct HandingOver(Arc<Pool>);

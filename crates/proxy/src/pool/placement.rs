@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
+use tokio::time::Instant;
 
-use super::{Pool, SHARED_NAME};
+use super::{Entered, Pool, SHARED_NAME};
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
@@ -15,23 +16,29 @@ impl Pool {
     /// The connection with the least to do of those that share their channels among clients and have one for this client;
     /// among equals the newest one, so that the older ones empty and can be closed. When even that one is busy, another
     /// one is opened for those who come next.
+    ///
+    /// With `patience` a channel has to rest there once the brokers have many to open: see [`OPENING_MAX`].
     pub(crate) fn find_shared(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         confirm: bool,
+        patience: bool,
     ) -> Option<Arc<Upstream>> {
-        let (mut best, mut shared) = (None::<(usize, Arc<Upstream>)>, 0);
+        let (mut best, mut rested, mut shared, mut opening) = (None, None, 0, 0);
         self.each(credentials, virtual_host, |upstream| {
             let Some(load) = upstream.shared_load(confirm) else { return };
             shared += 1;
-            if let Some(load) = load
-                && best.as_ref().is_none_or(|(least, _)| load < *least)
-            {
-                best = Some((load, upstream.clone()));
+            let (to_open, rests) = upstream.opening(confirm);
+            opening += to_open;
+            if let Some(load) = load {
+                keep_least(&mut best, load, upstream);
+                if rests {
+                    keep_least(&mut rested, load, upstream);
+                }
             }
         });
-        let (_, upstream) = best?;
+        let (_, upstream) = if patience && opening >= OPENING_MAX { rested? } else { best? };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
         if shared < self.config.max_shared_connections && is_busy {
             self.grow(credentials, virtual_host);
@@ -53,6 +60,22 @@ impl Pool {
             if !warm {
                 warm = matches!(upstream.shared_load(false), Some(Some(_)));
             } else if found.is_none() && upstream.try_own(link) {
+                found = Some(upstream.clone());
+            }
+        });
+        found
+    }
+
+    /// The same when no other one can be opened: even the last one that nobody uses.
+    fn find_unused(
+        &self,
+        credentials: &Credentials,
+        virtual_host: &str,
+        link: &Arc<ClientLink>,
+    ) -> Option<Arc<Upstream>> {
+        let mut found = None;
+        self.each(credentials, virtual_host, |upstream| {
+            if found.is_none() && upstream.try_own(link) {
                 found = Some(upstream.clone());
             }
         });
@@ -106,22 +129,56 @@ impl Pool {
         virtual_host: &str,
         confirm: bool,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let _permit = self.doorkeeper.enter(credentials).await;
-        // Somebody else may have opened one meanwhile.
-        if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm) {
+        if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, confirm).await {
             return Ok(upstream);
         }
+        let found = || self.find_shared(credentials, virtual_host, confirm, false);
+        let (_permit, place) = match self.enter(credentials, self.arrival_end(), found).await? {
+            Entered::Instead(upstream) => return Ok(upstream),
+            Entered::Begin(permit, place) => (permit, place),
+        };
         let most = self.config.max_shared_connections;
         if self.count_shared(credentials, virtual_host) >= most {
             let text =
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        let begun = self.begin(credentials, SHARED_NAME).await?;
+        let begun = self.begin(place, credentials, SHARED_NAME).await?;
         self.finish(begun, credentials, virtual_host, None).await
     }
 
-    /// A new connection that belongs to one client.
+    /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not beyond the
+    /// patience; returns the connection with it.
+    async fn wait_for_rest(
+        self: &Arc<Self>,
+        credentials: &Arc<Credentials>,
+        virtual_host: &str,
+        confirm: bool,
+    ) -> Option<Arc<Upstream>> {
+        let end = Instant::now() + self.config.opening_patience;
+        loop {
+            let mut busiest = None::<(usize, Arc<Upstream>)>;
+            self.each(credentials, virtual_host, |upstream| {
+                let (opening, _) = upstream.opening(confirm);
+                if opening > busiest.as_ref().map_or(0, |(most, _)| *most) {
+                    busiest = Some((opening, upstream.clone()));
+                }
+            });
+            let (_, busiest) = busiest?;
+            let mut news = std::pin::pin!(busiest.news());
+            news.as_mut().enable();
+            if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm, true) {
+                return Some(upstream);
+            }
+            // The news may be of another connection, or have been told to somebody who no longer needed it.
+            let look_again = end.min(Instant::now() + LOOK_AGAIN);
+            if tokio::time::timeout_at(look_again, news).await.is_err() && look_again == end {
+                return None;
+            }
+        }
+    }
+
+    /// A connection that belongs to one client: a new one, or one that has come out of use meanwhile.
     async fn own_connection(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -129,8 +186,19 @@ impl Pool {
         name: &str,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let _permit = self.doorkeeper.enter(credentials).await;
-        let begun = self.begin(credentials, name).await?;
+        let found = || match self.is_full() {
+            true => self.find_unused(credentials, virtual_host, &owner),
+            false => self.find_own(credentials, virtual_host, &owner),
+        };
+        let (_permit, place) = match self.enter(credentials, self.arrival_end(), found).await? {
+            Entered::Instead(upstream) => return Ok(upstream),
+            Entered::Begin(permit, place) => (permit, place),
+        };
+        if owner.is_gone() {
+            // It did not wait so long; others do.
+            return Err(Refusal::unreachable("client is gone"));
+        }
+        let begun = self.begin(place, credentials, name).await?;
         self.finish(begun, credentials, virtual_host, Some(owner)).await
     }
 
@@ -158,7 +226,7 @@ impl Pool {
         runtime.spawn(async move {
             let result = async {
                 let _permit = pool.doorkeeper.enter(&credentials).await;
-                let begun = pool.begin(&credentials, SHARED_NAME).await?;
+                let begun = pool.begin(pool.place_at_once()?, &credentials, SHARED_NAME).await?;
                 pool.finish(begun, &credentials, &virtual_host, None).await
             };
             if let Err(error) = result.await {
@@ -179,6 +247,20 @@ impl Pool {
     }
 }
 
+/// Keeps what has the least load.
+fn keep_least(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream: &Arc<Upstream>) {
+    if least.as_ref().is_none_or(|(least, _)| load < *least) {
+        *least = Some((load, upstream.clone()));
+    }
+}
+
+/// Channels that the brokers are still to open, and to prove clean if they were given back, for clients with the same
+/// credentials in a virtual host, from which on the next client waits a moment for one to rest. Opening a channel costs a broker several times as much as a publish does, so
+/// clients that publish one message each and go would otherwise, once the broker is a little behind, have it open
+/// channels faster than it can, until there are no more: its answers, which let them rest, would come later and later.
+const OPENING_MAX: usize = 128;
+/// After this time one who waits looks by itself.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Octets waiting for a connection from which on it is worth having another one: as much as one client may have waiting
 /// before it has to wait itself.
 const BUSY_BACKLOG: usize = 128 * 1024;

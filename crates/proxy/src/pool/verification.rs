@@ -5,7 +5,7 @@ use std::sync::Arc;
 use amqp::sasl::Secret;
 use amqp::{Credentials, ReplyCode};
 
-use super::{Pool, SHARED_NAME};
+use super::{Entered, Pool, SHARED_NAME};
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
@@ -54,7 +54,7 @@ impl Pool {
             let credentials = upstream.credentials.clone();
             let _permit = pool.doorkeeper.enter(&credentials).await;
             let result = async {
-                let begun = pool.begin(&credentials, SHARED_NAME).await?;
+                let begun = pool.begin(pool.place_at_once()?, &credentials, SHARED_NAME).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
             let refused = match result.await {
@@ -107,8 +107,12 @@ impl Pool {
         let credentials = self.shared_copy(credentials);
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
-            let _permit = self.doorkeeper.enter(&credentials).await;
-            let begun = self.begin(&credentials, SHARED_NAME).await;
+            let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
+            let (_permit, place) = match self.enter(&credentials, self.arrival_end(), verified).await? {
+                Entered::Instead(()) => return Ok(credentials),
+                Entered::Begin(permit, place) => (permit, place),
+            };
+            let begun = self.begin(place, &credentials, SHARED_NAME).await;
             if let Err(Refusal::Login(text)) = &begun {
                 let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
                 self.doorkeeper.refuse(refused, text.clone(), std::time::Instant::now());

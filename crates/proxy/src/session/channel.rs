@@ -1,6 +1,7 @@
 //! A client's channel: where it is, and what of it must be known to move it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm};
@@ -24,6 +25,8 @@ pub(super) struct Channel {
     pub(super) streaming: bool,
     /// The frames of a message that is not complete.
     pub(super) partial: Vec<u8>,
+    /// When that began.
+    pub(super) began: Option<Instant>,
     /// Frames that wait for the channel to be placed.
     pub(super) held: Vec<u8>,
     /// The client has used the channel in a way that only a close at the broker undoes.

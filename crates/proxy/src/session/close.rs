@@ -44,6 +44,7 @@ impl Session {
         self.staged = 0;
         self.held = 0;
         self.flush();
+        self.seat.leave(&self.link);
         let mut dirty = self.exclusive || self.rekeyed;
         let mut leftovers = Vec::new();
         let channels: Vec<Box<Channel>> = self.channels.drain().map(|(_, channel)| channel).collect();

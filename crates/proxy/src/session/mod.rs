@@ -12,6 +12,7 @@ mod leftovers;
 mod output;
 mod place;
 mod recovery;
+mod room;
 mod secret;
 #[cfg(test)]
 mod tests;
@@ -35,13 +36,15 @@ use self::judge::{
 use self::output::Output;
 use self::place::Leg;
 use crate::frames::put_frame;
-use crate::link::ClientLink;
+use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
+use crate::staging::Seat;
 use crate::upstream::Upstream;
 
 /// Octets of a message's body up to which it is held until it is complete, and then passed on whole. What a session
-/// holds in total stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own connection.
+/// holds in total stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own connection. When
+/// there is no room left for those of all clients, it waits for some: see `staging`.
 pub const STAGING_LIMIT: u64 = 1024 * 1024;
 
 /// Octets of incomplete messages on all channels of one client.
@@ -67,6 +70,8 @@ pub struct Session {
     attached: Vec<Arc<Upstream>>,
     /// The client has declared an exclusive queue.
     exclusive: bool,
+    /// The client has declared a queue that is deleted when it has no consumer for a moment.
+    auto_delete: bool,
     /// A broker closed a connection that this client shared for an error that may have been this client's.
     suspect: bool,
     output: Output,
@@ -76,6 +81,8 @@ pub struct Session {
     staged: usize,
     /// What of it is counted among that of all clients.
     staged_counted: usize,
+    /// The client's part of the room for that.
+    seat: Seat,
     /// Octets of frames whose channels wait for a place.
     held: usize,
     /// What of it is counted among that of all clients.
@@ -120,6 +127,7 @@ impl Session {
         let waiting = pool.waiting().clone();
         let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting);
         Self {
+            seat: Seat::new(pool.staging().clone()),
             pool,
             credentials,
             virtual_host: virtual_host.into(),
@@ -131,6 +139,7 @@ impl Session {
             rekeyed: false,
             attached: Vec::new(),
             exclusive: false,
+            auto_delete: false,
             suspect: false,
             output: Output::default(),
             spare: Vec::new(),
@@ -180,13 +189,10 @@ impl Session {
         self.spare = Vec::new();
         recount(self.pool.staged(), self.staged, &mut self.staged_counted);
         recount(self.pool.held(), self.held, &mut self.held_counted);
-    }
-
-    /// Whether so much more may be held of messages that are not complete.
-    fn may_stage(&self, octets: u64) -> bool {
-        let all = self.pool.staged().load(Ordering::Relaxed) + self.staged - self.staged_counted;
-        let most = self.pool.config().staging_total_max;
-        self.staged as u64 + octets <= STAGING_BUDGET as u64 && all as u64 + octets <= most as u64
+        if !self.seat.settle(self.staged, &self.link) && self.life == Life::Open {
+            // Looked after as an event, for that may lead to a fault.
+            self.link.tell(Event::NoRoom);
+        }
     }
 
     /// Acts on what happened upstream.
@@ -211,7 +217,8 @@ impl Session {
     /// connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
         let config = self.pool.config();
-        self.may_hold()
+        !self.seat.waits()
+            && self.may_hold()
             && self.link.may_ask()
             && self.link.may_keep(config.replay_client_max, config.replay_total_max)
             && self.attached.iter().all(|upstream| {
@@ -330,12 +337,13 @@ impl Session {
                     return Err(Fault::new(ReplyCode::NotAllowed, text).caused_by(method.ids()));
                 }
                 let budget = self.pool.config().consumer_budget;
-                // A queue of the client's own connection may be meant.
-                if !self.exclusive && !channel.transactional {
+                // A queue of the client's own connection may be meant, or one that a move to that would delete.
+                if !self.exclusive && !self.auto_delete && !channel.transactional {
                     need = judge_consume(consume, channel.limits, budget);
                 }
                 channel.touched = true;
             }
+            Method::QueueDeclare(declare) => self.auto_delete |= declare.auto_delete && !declare.passive,
             Method::BasicQos(qos) if qos.global => channel.limits.all = Some(qos.prefetch_count),
             Method::BasicQos(qos) => channel.limits.each = Some(qos.prefetch_count),
             _ => {}
@@ -344,6 +352,9 @@ impl Session {
         channel.transactional |= matches!(method, Method::TxSelect(_));
         channel.touched |= need != Need::Any;
         self.exclusive |= need == Need::Exclusive;
+        if need != Need::Any {
+            self.keep_own();
+        }
         self.find_place(number, need != Need::Any)?;
         self.pass_on(number, FrameKind::Method, payload)
     }
@@ -394,7 +405,8 @@ impl Session {
             self.fail_channel(frame.channel, &fault);
             return Ok(());
         }
-        if size > STAGING_LIMIT || !self.may_stage(size) {
+        if size > STAGING_LIMIT || self.staged as u64 + size > STAGING_BUDGET as u64 {
+            self.keep_own();
             self.stream(frame.channel)?;
         }
         self.output.count_messages(1);
@@ -413,6 +425,10 @@ impl Session {
         };
         self.content(frame.channel, frame, missing == 0)?;
         self.expect(frame.channel, if missing == 0 { Content::None } else { Content::Body(missing) });
+        if self.seat.has_lane() {
+            self.seat.count_streamed(frame.payload.len());
+            self.leave_lane()?;
+        }
         Ok(())
     }
 
@@ -441,14 +457,19 @@ impl Session {
         }
         let before = channel.partial.len();
         if before == 0 {
+            channel.began = Some(Instant::now());
             channel.partial = std::mem::take(&mut self.spare);
             channel.partial.reserve(PARTIAL_CAPACITY);
         }
         put_frame(&mut channel.partial, frame.kind, 0, frame.payload, 0);
         self.staged += channel.partial.len() - before;
         if !complete {
-            // Others may have announced as much, and sent it meanwhile.
-            return if self.may_stage(0) { Ok(()) } else { self.stream(number) };
+            if self.staged <= STAGING_BUDGET {
+                return Ok(());
+            }
+            // Other channels may have announced as much, and sent it meanwhile.
+            self.keep_own();
+            return self.stream(number);
         }
         let mut message = std::mem::take(&mut channel.partial);
         self.staged -= message.len();

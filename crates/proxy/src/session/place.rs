@@ -1,6 +1,7 @@
 //! Placing and moving channels, and what happens upstream.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
@@ -37,7 +38,7 @@ impl Session {
     /// Sees to it that a channel is somewhere, or will be: on the client's own connection when it has to be.
     pub(super) fn find_place(&mut self, number: u16, needs_own: bool) -> Result<(), Fault> {
         // Whoever has a connection of its own has no reason to use another one for new channels.
-        let has_own = self.suspect || !matches!(self.own, Leg::None);
+        let has_own = self.suspect || !(self.seat.has_lane() || matches!(self.own, Leg::None));
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         match &channel.place {
             Place::Nowhere => channel.place = Place::Waiting { own: needs_own || has_own },
@@ -108,7 +109,7 @@ impl Session {
         } else if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link)
         } else {
-            self.pool.find_shared(&self.credentials, &self.virtual_host, confirm)
+            self.pool.find_shared(&self.credentials, &self.virtual_host, confirm, true)
         };
         if let Some(upstream) = found
             && self.attach(&upstream)
@@ -154,8 +155,10 @@ impl Session {
             let outcome = self.handle_event(event);
             result = result.and(outcome);
         }
+        let granted = self.take_grant();
+        let left = self.leave_lane();
         self.go_on_closing();
-        result
+        result.and(granted).and(left)
     }
 
     fn handle_event(&mut self, event: Event) -> Result<(), Fault> {
@@ -186,9 +189,13 @@ impl Session {
             Event::Returned => {
                 if self.life == Life::Returning {
                     self.life = Life::Closed;
+                    // It may be somebody else's by now.
+                    self.own = Leg::None;
                 }
             }
             Event::DeliveriesOverflowed { channel, lease } => return self.overflowed(channel, lease),
+            Event::NoRoom => return self.find_room(),
+            Event::GiveWay => return self.give_way(Instant::now()),
             Event::Overflowed => {
                 return Err(Fault::new(ReplyCode::ResourceError, "client does not read what it asked for"));
             }
@@ -208,6 +215,7 @@ impl Session {
         }
         let route = route.clone();
         add(&self.pool.counters().consumers_moved, 1);
+        self.keep_own();
         self.leave(number, route, true)
     }
 

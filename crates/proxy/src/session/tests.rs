@@ -9,6 +9,10 @@ use crate::PoolConfig;
 
 /// A session whose upstream does not answer, so that what it takes waits for a place.
 fn session() -> Session {
+    session_of(Pool::new(PoolConfig::new(Vec::new())))
+}
+
+fn session_of(pool: Arc<Pool>) -> Session {
     let client = ClientSide {
         outbox: Arc::new(Outbox::new(1024)),
         negotiated: Negotiated { channel_max: 10, frame_max: 131_072, heartbeat_secs: 0 },
@@ -17,7 +21,7 @@ fn session() -> Session {
     };
     let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
     let credentials = Arc::new(Credentials::plain("user", "password"));
-    Session::new(Pool::new(PoolConfig::new(Vec::new())), credentials, "/", &info, client)
+    Session::new(pool, credentials, "/", &info, client)
 }
 
 /// What a client sends: a message for each of these channels, as frames of their own.
@@ -66,4 +70,79 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     session.flush();
     assert_eq!(held(&session), 0);
     assert_eq!(session.held, 5 * frames(&[1]).len());
+}
+
+const FRAME: usize = 32 * 1024;
+
+/// The beginning of a message, with so many frames of its body.
+fn beginning(frames: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_method(&mut out, 1, basic::Publish { routing_key: "q", ..Default::default() });
+    write_content_header(&mut out, 1, STAGING_LIMIT, NO_PROPERTIES);
+    out.extend(bodies(frames));
+    out
+}
+
+fn bodies(frames: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    for _ in 0..frames {
+        write_frame(&mut out, FrameKind::Body, 1, |out| out.extend_from_slice(&[0; FRAME]));
+    }
+    out
+}
+
+/// Has a client send a batch.
+fn batch(session: &mut Session, octets: &[u8]) {
+    take(session, octets);
+    session.flush();
+    session.handle_nudge().unwrap();
+}
+
+/// Three sessions that have each begun a message: the first holds all the room, the next one the only lane, and the last
+/// one waits.
+fn three_that_began() -> [Session; 3] {
+    let patience = Duration::from_secs(10);
+    let config =
+        PoolConfig { staging_total_max: FRAME, staging_patience: patience, ..PoolConfig::new(Vec::new()) };
+    let pool = Pool::new(PoolConfig { max_connections: 1, ..config });
+    let mut sessions = [0; 3].map(|_| session_of(pool.clone()));
+    let mut open = Vec::new();
+    write_method(&mut open, 1, channel_methods::Open::default());
+    for session in &mut sessions {
+        take(session, &open);
+        batch(session, &beginning(1));
+    }
+    sessions
+}
+
+#[tokio::test]
+async fn s2_whoever_finds_no_room_is_not_read_until_there_is_some() {
+    let [mut holder, lane, mut waiting] = three_that_began();
+    assert!(lane.seat.has_lane() && lane.staged == 0);
+    assert!(holder.has_room() && lane.has_room() && !waiting.has_room());
+    batch(&mut holder, &bodies(STAGING_LIMIT as usize / FRAME - 1));
+    assert_eq!(holder.staged, 0);
+    waiting.handle_nudge().unwrap();
+    assert!(waiting.has_room());
+}
+
+#[tokio::test]
+async fn p2_only_those_give_way_who_could_have_completed_their_message() {
+    let [mut holder, mut lane, mut waiting] = three_that_began();
+    let now = Instant::now();
+    let after = |secs| now + Duration::from_secs(secs);
+    for session in [&mut holder, &mut lane, &mut waiting] {
+        assert_eq!(session.give_way(after(9)), Ok(()));
+    }
+    assert_eq!(waiting.give_way(after(1000)), Ok(()), "it is not read");
+    batch(&mut lane, &bodies(2));
+    assert_eq!(lane.give_way(after(11)), Ok(()), "it has used its time");
+    batch(&mut lane, &bodies(1));
+    assert_eq!(lane.give_way(after(20)), Ok(()));
+    let fault = lane.give_way(after(22)).unwrap_err();
+    assert_eq!(fault.code, ReplyCode::ResourceError);
+    let fault = holder.give_way(after(13)).unwrap_err();
+    assert_eq!(fault.text, "message incomplete for 13 s while others wait for room");
+    drop(waiting);
+    assert_eq!(holder.give_way(after(1000)), Ok(()), "nobody waits any more");
 }

@@ -13,7 +13,7 @@ use amqp::ReplyCode;
 use amqp::method::{basic, channel};
 
 use super::slot::{Lease, Settling, Slot, Usage};
-use super::{Phase, State, Upstream};
+use super::{Notified, Phase, State, Upstream};
 use crate::link::Event;
 
 /// What placing a channel led to.
@@ -68,6 +68,26 @@ impl Upstream {
         Some(has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE))
     }
 
+    /// How many channels the broker is still to open, or to prove clean if they were given back; and whether one rests for a
+    /// client, which is `confirm`ing or not.
+    pub(crate) fn opening(&self, confirm: bool) -> (usize, bool) {
+        let state = self.state.lock();
+        (state.opening, state.resting.has(confirm))
+    }
+
+    /// Ends when a channel has come to rest, or to be open: for one of those who wait.
+    pub(crate) fn news(&self) -> Notified<'_> {
+        self.news.notified()
+    }
+
+    /// The broker has opened a channel, if that was `opening`, or nobody needs to know any more whether it has.
+    pub(super) fn opened_if(&self, state: &mut State, opening: bool) {
+        if opening {
+            state.opening = state.opening.saturating_sub(1);
+            self.news.notify_one();
+        }
+    }
+
     /// Channels that are neither free nor resting.
     pub(crate) fn channels_in_use(&self) -> usize {
         self.state.lock().in_use
@@ -98,6 +118,7 @@ impl Upstream {
             Leased { channel: number, fresh: false, confirming }
         } else if state.used_numbers() < max {
             lease.opened_at = now;
+            state.opening += 1;
             Leased { channel: state.unused_number(), fresh: true, confirming: false }
         } else {
             return self.no_number(&mut state, is_own);
@@ -142,11 +163,12 @@ impl Upstream {
         match state.slot(number) {
             Some(slot @ Slot::Leased(_)) => {
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing) else { return };
-                if lease.close_sent {
+                if lease.close_sent || usage.touched {
+                    self.opened_if(&mut state, lease.opening);
+                    if !lease.close_sent {
+                        self.send(number, close_channel());
+                    }
                     return;
-                }
-                if usage.touched {
-                    return self.send(number, close_channel());
                 }
                 let settling = Settling::new(*lease, usage.published, self.fence(number, usage));
                 if let Some(slot) = state.slot(number) {
@@ -240,9 +262,10 @@ impl Upstream {
         if !settling.is_clean() {
             return;
         }
-        let (now, opened_at) = (Instant::now(), settling.opened_at());
+        let (now, opened_at, opening) = (Instant::now(), settling.opened_at(), settling.is_opening());
         if now >= opened_at + self.channel_age_max {
             *slot = Slot::Closing;
+            self.opened_if(state, opening);
             return self.send(number, close_channel());
         }
         let Slot::Settling(settling) = std::mem::replace(slot, Slot::Free) else { return };
@@ -251,6 +274,8 @@ impl Upstream {
         *slot = Slot::Resting(confirms);
         state.resting.of(confirming).push_back(Rested { number, since: now, opened_at });
         state.left_use();
+        self.opened_if(state, opening);
+        self.news.notify_one();
     }
 
     fn close_resting(&self, state: &mut State, number: u16) {
@@ -301,6 +326,9 @@ impl State {
         }
         if self.owner.is_none() {
             self.idle_since = Some(Instant::now());
+            if self.attached.is_empty() {
+                self.unused.tell();
+            }
         }
     }
 

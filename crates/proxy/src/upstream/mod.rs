@@ -19,6 +19,8 @@ use amqp::frame::write_method;
 use amqp::method::connection;
 use amqp::{Credentials, Fault, ReplyCode};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use transport::Outbox;
 
 pub(crate) use handshake::{Begun, probe};
@@ -33,7 +35,7 @@ pub(crate) use task::{Access, spawn};
 
 use self::leases::Resting;
 use crate::link::{ClientLink, Event};
-use crate::pool::Endpoint;
+use crate::pool::{Endpoint, Unused};
 
 /// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its channels.
 #[derive(Debug)]
@@ -59,6 +61,8 @@ pub(crate) struct Upstream {
     /// A channel that was opened longer ago is not given to another client.
     channel_age_max: Duration,
     pub(crate) opened_at: Instant,
+    /// Tells those who wait for a channel when one rests, and when the broker has opened one.
+    news: Notify,
     state: Mutex<State>,
 }
 
@@ -76,6 +80,8 @@ struct State {
     /// Slots that are neither free nor resting.
     in_use: usize,
     resting: Resting,
+    /// Channels that the broker is still to open, or has not proven clean since it was asked to.
+    opening: usize,
     /// The client that this connection belongs to alone.
     owner: Option<Arc<ClientLink>>,
     /// The owner is through: when no channel is left, the connection is clean.
@@ -84,6 +90,8 @@ struct State {
     starved: bool,
     /// Since when no channel is in use and nobody owns the connection.
     idle_since: Option<Instant>,
+    /// Hears when nobody uses the connection.
+    unused: Arc<Unused>,
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     /// Sessions that placed, or may place, channels here.
@@ -136,13 +144,29 @@ impl Upstream {
     /// Makes an unused connection the client's own. A new one has to be told, for its task may not run yet.
     pub(crate) fn try_own(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
-        let unused = state.in_use == 0 && state.owner.is_none() && state.attached.is_empty();
-        if state.phase != Phase::Open || !unused {
+        if state.unused_since().is_none() {
             return false;
         }
         state.owner = Some(link.clone());
         state.idle_since = None;
         true
+    }
+
+    /// Since when nobody has used the connection, if nobody does and it takes channels.
+    pub(crate) fn unused_since(&self) -> Option<Instant> {
+        self.state.lock().unused_since()
+    }
+
+    /// Closes the connection if nobody uses it.
+    pub(crate) fn close_unused(&self, reason: &str) -> bool {
+        let mut state = self.state.lock();
+        let unused = state.unused_since().is_some();
+        if unused {
+            self.start_close(&mut state, reason);
+            drop(state);
+            self.outbox.nudge();
+        }
+        unused
     }
 
     /// Has events and blocked notices sent to the client. False when the connection is gone.
@@ -166,6 +190,9 @@ impl Upstream {
         state.waiting.retain(|(other, _)| !Arc::ptr_eq(other, link));
         if state.blocked.is_some() {
             link.unblock();
+        }
+        if state.unused_since().is_some() {
+            state.unused.tell();
         }
     }
 
@@ -255,6 +282,12 @@ impl Upstream {
         self.outbox.nudge();
     }
 
+    /// Like [`Self::give_back`] for an owner that stays, on other connections: it hears no more of this one.
+    pub(crate) fn take_back(&self, close: bool) {
+        self.state.lock().owner = Some(ClientLink::nobody());
+        self.give_back(close);
+    }
+
     /// Closes the connection cleanly.
     pub(crate) fn close(&self, reason: &str) {
         self.start_close(&mut self.state.lock(), reason);
@@ -310,6 +343,14 @@ impl Upstream {
 
     fn send<'a>(&self, number: u16, method: impl Into<amqp::Method<'a>>) {
         self.outbox.append(|buf| write_method(buf.tail(), number, method));
+    }
+}
+
+impl State {
+    /// Since when nobody has used the connection, if nobody does and it takes channels.
+    fn unused_since(&self) -> Option<Instant> {
+        let unused = self.in_use == 0 && self.owner.is_none() && self.attached.is_empty();
+        self.idle_since.filter(|_| unused && self.phase == Phase::Open)
     }
 }
 

@@ -125,6 +125,8 @@ pub(crate) struct Settling {
     replies_due: u32,
     confirms: Option<Box<Confirms>>,
     opened_at: Instant,
+    /// It was given back before the broker had opened it.
+    opening: bool,
 }
 
 impl Settling {
@@ -135,12 +137,22 @@ impl Settling {
         if let Some(confirms) = &mut confirms {
             confirms.published += published;
         }
-        Self { replies_due: lease.replies_due + own + fences, confirms, opened_at: lease.opened_at }
+        Self {
+            replies_due: lease.replies_due + own + fences,
+            confirms,
+            opened_at: lease.opened_at,
+            opening: lease.opening,
+        }
     }
 
     /// When the channel was opened at the broker.
     pub(crate) fn opened_at(&self) -> Instant {
         self.opened_at
+    }
+
+    /// Whether the channel was given back before the broker had opened it.
+    pub(crate) fn is_opening(&self) -> bool {
+        self.opening
     }
 
     /// An answer has come.

@@ -9,6 +9,7 @@ use amqp::heartbeat::{Heartbeat, HeartbeatAction};
 use amqp::method::{basic, channel, connection};
 use amqp::{Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 
 use super::content::{carries_content, is_worth_waiting_for};
@@ -52,6 +53,7 @@ pub(crate) fn spawn(
         shared_channel_max: limits.channel_max.min(config.max_channels_per_connection),
         channel_age_max: config.auth_ttl,
         opened_at: now,
+        news: Notify::new(),
         state: Mutex::new(State {
             phase: Phase::Open,
             verified_at: Some(now),
@@ -60,8 +62,10 @@ pub(crate) fn spawn(
             free: Vec::new(),
             in_use: 0,
             resting: Resting::default(),
+            opening: 0,
             idle_since: owner.is_none().then_some(now),
             owner,
+            unused: pool.unused().clone(),
             returning: false,
             starved: false,
             blocked: None,
@@ -335,7 +339,10 @@ impl Task {
         let Some(slot) = state.slot(frame.channel) else { return };
         let Slot::Leased(lease) = slot else { return };
         match method {
-            Method::ChannelOpenOk(_) if lease.opening => lease.opening = false,
+            Method::ChannelOpenOk(_) if lease.opening => {
+                lease.opening = false;
+                self.upstream.opened_if(state, true);
+            }
             Method::BasicQosOk(_) if lease.own_qos_ok > 0 => lease.own_qos_ok -= 1,
             Method::BasicCancel(cancel) => {
                 lease.ledger.cancelled(cancel.consumer_tag);
@@ -360,7 +367,9 @@ impl Task {
             }
             Method::ChannelClose(_) => {
                 run.hand_over();
+                let opening = lease.opening;
                 self.closed_by_broker(slot, frame);
+                self.upstream.opened_if(state, opening);
             }
             Method::ChannelCloseOk(_) => {
                 run.hand_over();
@@ -401,7 +410,9 @@ impl Task {
         let Some(Slot::Settling(settling)) = state.slot(frame.channel) else { return };
         match (frame.kind, frame.payload) {
             (FrameKind::Method, [0, 20, 0, 40, ..]) => {
+                let opening = settling.is_opening();
                 self.upstream.send(frame.channel, channel::CloseOk {});
+                self.upstream.opened_if(state, opening);
                 return state.set_free(frame.channel);
             }
             (FrameKind::Method, [0, 60, 0, 80 | 120, ..]) => match Method::decode(frame.payload) {

@@ -362,6 +362,15 @@ impl Client {
 
     pub(crate) async fn connect_with(pool: &Arc<Pool>, frame_max: u32, capabilities: Capabilities) -> Self {
         let login = login(pool, "user", "right").await.unwrap();
+        Box::pin(Self::open(pool, login, frame_max, capabilities)).await
+    }
+
+    /// Opens the vhost `/` with a login.
+    pub(crate) async fn over(pool: &Arc<Pool>, login: Login) -> Self {
+        Box::pin(Self::open(pool, login, 131_072, Capabilities::ALL)).await
+    }
+
+    async fn open(pool: &Arc<Pool>, login: Login, frame_max: u32, capabilities: Capabilities) -> Self {
         let outbox = Arc::new(Outbox::new(1024 * 1024));
         let side = ClientSide {
             outbox: outbox.clone(),

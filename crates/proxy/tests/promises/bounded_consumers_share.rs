@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use amqp::method::{basic, channel};
+use amqp::method::{basic, channel, queue};
 use amqp::{FieldTable, FieldValue, Method, RawTable};
 use proxy::{Pool, PoolConfig};
 
@@ -189,4 +189,34 @@ async fn p3_a_shared_consumer_that_needs_its_own_connection_takes_its_consumers_
     let ack = own.expect("basic.ack").await;
     assert_eq!(ack.method(), Method::BasicAck(basic::Ack { delivery_tag: 1, multiple: false }));
     until("the other one to be alone there", || pool.metrics().own_connections == 1).await;
+}
+
+#[tokio::test]
+async fn who_declares_an_auto_delete_queue_consumes_on_its_own_connection_from_the_start() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker).await;
+    let mut client = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    let declare = queue::Declare { queue: "q", auto_delete: true, ..Default::default() };
+    // That it is there says nothing of who keeps it.
+    client.send(1, queue::Declare { passive: true, ..declare }).await;
+    client.expect("queue.declare-ok").await;
+    consume(&mut client, "shared").await;
+    for name in ["channel.open", "queue.declare", "basic.qos", "basic.consume"] {
+        shared.expect(name).await;
+    }
+    client.open_channel(2).await;
+    client.send(2, declare).await;
+    client.expect("queue.declare-ok").await;
+    client.send(2, basic::Qos { prefetch_count: 10, ..Default::default() }).await;
+    client.expect("basic.qos-ok").await;
+    client.send(2, basic::Consume { queue: "q", consumer_tag: "own", ..Default::default() }).await;
+    client.expect("basic.consume-ok").await;
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "basic.qos", "basic.consume"] {
+        own.expect(name).await;
+    }
+    // However slow it is, there is nowhere to go, so that the queue always has its consumer.
+    assert_eq!(pool.metrics().consumers_moved, 0);
 }

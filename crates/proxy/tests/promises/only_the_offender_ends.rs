@@ -8,7 +8,7 @@ use amqp::properties::NO_PROPERTIES;
 use amqp::{FrameKind, Method};
 use proxy::Pool;
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message};
 
 fn method<'m>(number: u16, method: impl Into<Method<'m>>) -> Vec<u8> {
     let mut out = Vec::new();
@@ -244,39 +244,6 @@ async fn a_message_larger_than_allowed_closes_its_channel_only() {
     }
     client.send(1, channel::CloseOk {}).await;
     client.open_channel(1).await;
-}
-
-#[tokio::test]
-async fn what_clients_never_finish_is_held_up_to_a_total_and_streams_beyond() {
-    let mut broker = Broker::start(Manners::default()).await;
-    let pool = Pool::new(proxy::PoolConfig { staging_total_max: 2000, ..broker.config() });
-    // Twelve frames of 108 octets.
-    let whole = message(1, &[7; 1200], 108);
-    let behind = |frames: usize| whole.len() - (12 - frames) * 108;
-    let (mut one, mut other) = (Client::connect(&pool).await, Client::connect(&pool).await);
-    let mut shared = broker.next_connection().await;
-    one.open_channel(1).await;
-    other.open_channel(1).await;
-    // There is room for either.
-    one.write(&whole[..behind(1)]).await;
-    until("some of the one", || pool.metrics().octets_staged > 100).await;
-    other.write(&whole[..behind(11)]).await;
-    until("most of the other", || pool.metrics().octets_staged > 1300).await;
-    // But not for both.
-    one.write(&whole[behind(1)..behind(11)]).await;
-    let mut own = broker.next_connection().await;
-    for name in ["channel.open", "basic.publish", "header", "body"] {
-        own.expect(name).await;
-    }
-    other.write(&whole[behind(11)..]).await;
-    for name in ["channel.open", "basic.publish", "header"].into_iter().chain(["body"; 12]) {
-        shared.expect(name).await;
-    }
-    one.write(&whole[behind(11)..]).await;
-    for _ in 1..12 {
-        own.expect("body").await;
-    }
-    until("nothing to be left", || pool.metrics().octets_staged == 0).await;
 }
 
 /// A warm connection with a neighbour on it, and a client whose own connection does not come.

@@ -1,0 +1,141 @@
+//! Messages that are not complete while there is no room for them: the client waits, streams on a lane, or gives way.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use amqp::{Fault, ReplyCode};
+
+use super::channel::{Content, Place};
+use super::place::Leg;
+use super::{Life, Session};
+use crate::staging::Grant;
+
+impl Session {
+    /// There was no room for what is held at the end of a batch.
+    pub(super) fn find_room(&mut self) -> Result<(), Fault> {
+        if self.life != Life::Open || self.seat.waits() || self.seat.settle(self.staged, &self.link) {
+            return Ok(());
+        }
+        if matches!(self.own, Leg::None) {
+            self.seat.line_up(self.staged, &self.link);
+            return self.take_grant();
+        }
+        // Whoever has a connection of its own needs no room here.
+        self.stream_largest()
+    }
+
+    /// Goes on with what the client has waited for, when it is there.
+    pub(super) fn take_grant(&mut self) -> Result<(), Fault> {
+        if !self.seat.waits() {
+            return Ok(());
+        }
+        match self.seat.take_grant(&self.link, Instant::now()) {
+            Some(Grant::Lane) => {
+                self.stream_largest()?;
+                self.leave_lane()
+            }
+            Some(Grant::Room) | None => Ok(()),
+        }
+    }
+
+    /// Streams what is held most of.
+    fn stream_largest(&mut self) -> Result<(), Fault> {
+        let held = self.channels.iter().filter(|(_, channel)| !channel.partial.is_empty());
+        let largest = held.max_by_key(|(_, channel)| channel.partial.len()).map(|(number, _)| number);
+        largest.map_or(Ok(()), |number| self.stream(number))
+    }
+
+    /// The client needs its own connection for something else as well: it is no lane any more.
+    pub(super) fn keep_own(&mut self) {
+        self.seat.give_up_lane(&self.link);
+    }
+
+    /// Gives the lane back when nothing is under way on it: its channels go back to where they share, then the connection
+    /// is given back. Called again with each event until that is done.
+    pub(super) fn leave_lane(&mut self) -> Result<(), Fault> {
+        if !self.seat.has_lane() || self.life != Life::Open || self.is_streaming() {
+            return Ok(());
+        }
+        if self.suspect {
+            // It has to stay where it hurts nobody else.
+            self.keep_own();
+            return Ok(());
+        }
+        let mut leaving = Vec::new();
+        for (number, channel) in self.channels.iter() {
+            if let Place::Placed(route) = &channel.place
+                && route.own
+                && !channel.closing
+            {
+                leaving.push((number, route.clone()));
+            }
+        }
+        for (number, route) in leaving {
+            self.leave(number, route, false)?;
+        }
+        let is_there =
+            |channel: &super::Channel| channel.is_own() || channel.route().is_some_and(|route| route.own);
+        if self.channels.iter().any(|(_, channel)| is_there(channel)) {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.own, Leg::None) {
+            Leg::Ready(upstream) => {
+                self.attached.retain(|other| !Arc::ptr_eq(other, &upstream));
+                upstream.detach(&self.link);
+                upstream.take_back(self.rekeyed);
+                self.rekeyed = false;
+            }
+            Leg::None => {}
+            Leg::Opening => {
+                // Given back when it is there.
+                self.own = Leg::Opening;
+                return Ok(());
+            }
+        }
+        self.keep_own();
+        Ok(())
+    }
+
+    /// Whether a message is being streamed, or what was streamed waits for the connection.
+    fn is_streaming(&self) -> bool {
+        self.channels.iter().any(|(_, channel)| channel.streaming && channel.content != Content::None)
+    }
+
+    /// Others wait for the room or the lane that this client holds.
+    ///
+    /// # Errors
+    /// 506 RESOURCE_ERROR when a message has been incomplete for longer than the patience.
+    pub(super) fn give_way(&mut self, now: Instant) -> Result<(), Fault> {
+        let staging = self.seat.staging().clone();
+        let concerned = self.life == Life::Open && self.seat.holds() && !self.seat.waits();
+        if !concerned || !staging.is_pressed() {
+            return Ok(());
+        }
+        let lane = self.seat.has_lane();
+        let idle_lane = lane && !self.is_streaming();
+        // While it is not read it can complete nothing.
+        if idle_lane || !self.has_room() || (lane && self.seat.makes_progress()) {
+            self.seat.excuse(now, &self.link);
+            return Ok(());
+        }
+        let began = if lane { self.seat.excused() } else { self.oldest().max(self.seat.excused()) };
+        let Some(began) = began else { return Ok(()) };
+        let stuck = now.saturating_duration_since(began);
+        if stuck < staging.patience() {
+            self.seat.hold_since(began, &self.link);
+            return Ok(());
+        }
+        if !lane && !matches!(self.own, Leg::None) {
+            return self.stream_largest();
+        }
+        staging.count_gave_way();
+        let text = format!("message incomplete for {} s while others wait for room", stuck.as_secs());
+        Err(Fault::new(ReplyCode::ResourceError, text))
+    }
+
+    /// Since when a message is held that is not complete.
+    fn oldest(&self) -> Option<Instant> {
+        let held = self.channels.iter().filter(|(_, channel)| !channel.partial.is_empty());
+        held.filter_map(|(_, channel)| channel.began).min()
+    }
+}

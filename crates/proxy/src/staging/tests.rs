@@ -1,0 +1,182 @@
+use transport::Outbox;
+
+use super::*;
+
+/// Octets that each client has read when it stands in line: beyond what everybody may hold.
+const PIECE: usize = 64 * 1024;
+const STAGED: usize = ALWAYS + PIECE;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Client {
+    link: Arc<ClientLink>,
+    seat: Seat,
+}
+
+impl Client {
+    fn new(staging: &Arc<Staging>) -> Self {
+        let outbox = Arc::new(Outbox::new(1024));
+        let capabilities = amqp::Capabilities::default();
+        let link = ClientLink::new(1, outbox, 0, capabilities, Arc::default(), Arc::default());
+        Self { link: Arc::new(link), seat: Seat::new(staging.clone()) }
+    }
+
+    /// Sends a piece and no more; whether there was room.
+    fn stop_in_message(&mut self) -> bool {
+        self.settle(STAGED)
+    }
+
+    fn settle(&mut self, staged: usize) -> bool {
+        self.seat.settle(staged, &self.link)
+    }
+
+    fn wait(&mut self) {
+        assert!(!self.stop_in_message());
+        self.seat.line_up(STAGED, &self.link);
+    }
+
+    fn grant(&mut self) -> Option<Grant> {
+        self.seat.take_grant(&self.link, Instant::now())
+    }
+
+    fn is_asked(&self) -> bool {
+        matches!(self.link.take_events()[..], [Event::GiveWay])
+    }
+
+    fn leave(&mut self) {
+        self.seat.leave(&self.link);
+    }
+}
+
+fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
+    (0..count).map(|_| Client::new(staging)).collect()
+}
+
+fn octets(staging: &Staging) -> usize {
+    staging.octets.load(Ordering::Relaxed)
+}
+
+#[test]
+fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
+    let staging = Staging::new(4 * PIECE, 1, PATIENCE);
+    let mut clients = many(&staging, 10);
+    let held = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
+    assert_eq!((held, octets(&staging)), (4, 4 * PIECE));
+    let mut small = Client::new(&staging);
+    assert!(small.settle(ALWAYS), "however much others hold");
+    clients.iter_mut().for_each(Client::leave);
+    assert_eq!(octets(&staging), 0);
+    assert!(staging.table.lock().holders.is_empty());
+}
+
+#[test]
+fn those_in_line_go_on_in_turn_when_room_comes() {
+    let staging = Staging::new(2 * PIECE, 0, PATIENCE);
+    let mut holders = many(&staging, 2);
+    assert!(holders.iter_mut().all(Client::stop_in_message));
+    let mut line = many(&staging, 3);
+    line.iter_mut().for_each(Client::wait);
+    assert!(line.iter_mut().all(|client| client.grant().is_none() && client.seat.waits()));
+    for (at, holder) in holders.iter_mut().enumerate() {
+        assert!(holder.settle(0), "it is complete");
+        assert_eq!(line[at].grant(), Some(Grant::Room));
+        assert_eq!(line[at + 1].grant(), None);
+        assert_eq!(octets(&staging), 2 * PIECE);
+    }
+    assert!(!Client::new(&staging).stop_in_message(), "nobody comes before those in line");
+    line[0].leave();
+    assert_eq!(line[2].grant(), Some(Grant::Room));
+    assert!(!staging.is_pressed());
+}
+
+#[test]
+fn no_room_is_lost_with_those_who_leave() {
+    let staging = Staging::new(PIECE, 1, PATIENCE);
+    let mut holder = Client::new(&staging);
+    assert!(holder.stop_in_message());
+    let mut line = many(&staging, 5);
+    line.iter_mut().for_each(Client::wait);
+    // The first has the lane and has not looked; the next one leaves the line, the third gets the room, and so on.
+    line[0].leave();
+    line[2].leave();
+    holder.leave();
+    assert_eq!(line[1].grant(), Some(Grant::Lane));
+    assert_eq!(staging.counts(), (1, 1));
+    line[3].leave();
+    assert_eq!(line[4].grant(), Some(Grant::Room));
+    line[1].leave();
+    line[4].leave();
+    assert_eq!((staging.counts(), octets(&staging), staging.is_pressed()), ((0, 0), 0, false));
+}
+
+#[test]
+fn only_so_many_stream_for_want_of_room() {
+    let staging = Staging::new(PIECE, 3, PATIENCE);
+    assert!(Client::new(&staging).stop_in_message());
+    let mut line = many(&staging, 10);
+    line.iter_mut().for_each(Client::wait);
+    let lanes = line.iter_mut().filter_map(Client::grant).filter(|grant| *grant == Grant::Lane).count();
+    assert_eq!((lanes, staging.counts()), (3, (7, 3)));
+    let first = &mut line[0];
+    first.seat.give_up_lane(&first.link);
+    assert_eq!(line[3].grant(), Some(Grant::Lane));
+}
+
+#[test]
+fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
+    let staging = Staging::new(5 * PIECE, 0, PATIENCE);
+    let mut holders = many(&staging, 5);
+    assert!(holders.iter_mut().all(Client::stop_in_message));
+    let now = Instant::now();
+    let ages = [30, 40, 20, 50, 5].map(Duration::from_secs);
+    let before = now + Duration::from_secs(60);
+    for (holder, age) in holders.iter_mut().zip(ages) {
+        holder.seat.hold_since(before - age, &holder.link);
+    }
+    assert!(!staging.press(before), "nobody waits");
+    let mut line = many(&staging, 2);
+    line.iter_mut().for_each(Client::wait);
+    assert!(staging.press(before));
+    let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
+    assert_eq!(asked, [false, true, false, true, false]);
+    // More of them, but never one who has not had its time, nor one in line.
+    let mut more = many(&staging, 20);
+    more.iter_mut().for_each(Client::wait);
+    assert!(staging.press(before));
+    let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
+    assert_eq!(asked, [true, true, true, true, false]);
+    assert!(line.iter().chain(&more).all(|client| client.link.take_events().is_empty()));
+}
+
+#[test]
+fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
+    let staging = Staging::new(PIECE, 0, PATIENCE);
+    let mut holder = Client::new(&staging);
+    assert!(holder.stop_in_message());
+    let mut line = many(&staging, 3);
+    line.iter_mut().for_each(Client::wait);
+    assert!(holder.settle(0));
+    assert_eq!(line[0].grant(), Some(Grant::Room));
+    // It has more of the same message.
+    assert!(!line[0].settle(STAGED + 1));
+    let first = &mut line[0];
+    first.seat.line_up(STAGED + 1, &first.link);
+    assert_eq!(line[0].seat.ticket.map(|((turn, _), _)| turn), Some(Turn::Again));
+    assert_eq!(staging.table.lock().line.values().next().map(|waiter| waiter.need), Some(1));
+}
+
+#[tokio::test]
+async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
+    let staging = Staging::new(PIECE, 0, Duration::ZERO);
+    let mut holder = Client::new(&staging);
+    assert!(holder.stop_in_message());
+    let mut waiter = Client::new(&staging);
+    waiter.wait();
+    while !holder.is_asked() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    holder.leave();
+    assert_eq!(waiter.grant(), Some(Grant::Room));
+    while staging.table.lock().attended {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

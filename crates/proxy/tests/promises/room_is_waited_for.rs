@@ -1,0 +1,271 @@
+//! S2 and P2: messages that clients do not complete have room up to a total. Beyond it whoever is honest waits for a while,
+//! and those who never complete theirs cannot take what others need.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use amqp::method::{basic, confirm, queue};
+use proxy::{Pool, PoolConfig};
+
+use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message, until};
+
+/// Octets of a message's body, in frames of [`FRAME`]; what is held of one does not fit twice into [`TOTAL`].
+const SIZE: usize = 30 * (FRAME - 8);
+const FRAME: usize = 4096;
+const TOTAL: usize = SIZE;
+/// Octets of the end of a message that a client leaves out: one frame.
+const MISSING: usize = FRAME;
+const HOUR: Duration = Duration::from_secs(3600);
+const FEW: Duration = Duration::from_millis(20);
+
+/// Of so many upstream connections one may be a lane.
+const CONNECTIONS: usize = 8;
+
+fn pool(broker: &Broker, staging_patience: Duration) -> Arc<Pool> {
+    Pool::new(PoolConfig {
+        staging_total_max: TOTAL,
+        staging_patience,
+        max_connections: CONNECTIONS,
+        ..broker.config()
+    })
+}
+
+fn large(body: u8) -> Vec<u8> {
+    message(1, &[body; SIZE], FRAME)
+}
+
+/// A client that has sent a message but for its end; and the end.
+async fn stopped(pool: &Arc<Pool>, body: u8) -> (Client, Vec<u8>) {
+    let mut client = Client::connect(pool).await;
+    client.open_channel(1).await;
+    let mut whole = large(body);
+    let end = whole.split_off(whole.len() - MISSING);
+    client.write(&whole).await;
+    (client, end)
+}
+
+async fn expect_large(end: &mut BrokerEnd, body: u8) {
+    end.expect("basic.publish").await;
+    end.expect("header").await;
+    let mut came = 0;
+    while came < SIZE {
+        let frame = end.expect("body").await;
+        assert!(frame.payload.iter().all(|octet| *octet == body));
+        came += frame.payload.len();
+    }
+}
+
+/// The first holds all room, the next one the lane, and the others wait, `waiting` of them, each with its message complete
+/// but for the end.
+async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
+    let mut clients = vec![stopped(pool, 0).await];
+    until("the first to hold room", || pool.metrics().octets_staged > TOTAL - MISSING - FRAME).await;
+    clients.push(stopped(pool, 1).await);
+    until("a lane", || pool.metrics().lanes == 1).await;
+    for n in 0..waiting {
+        clients.push(stopped(pool, 2 + n as u8).await);
+        until("one more to wait", || pool.metrics().clients_in_line == n + 1).await;
+    }
+    clients
+}
+
+#[tokio::test]
+async fn s2_a_moment_of_many_large_messages_is_waited_out() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, HOUR);
+    let mut clients = full(&pool, 3).await;
+    let mut shared = broker.next_connection().await;
+    let mut lane = broker.next_connection().await;
+    // Each goes on when the one before has completed its message, in turn.
+    for place in [0, 2, 3, 4] {
+        let (client, end) = &mut clients[place];
+        client.write(end).await;
+        shared.expect("channel.open").await;
+        expect_large(&mut shared, place as u8).await;
+        client.send(1, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+        shared.expect("basic.qos").await;
+    }
+    lane.expect("channel.open").await;
+    let (client, end) = &mut clients[1];
+    client.write(end).await;
+    expect_large(&mut lane, 1).await;
+    // Its channel is back among the others, and the lane is free again.
+    lane.expect("channel.close").await;
+    client.send(1, basic::Qos::default()).await;
+    client.expect("basic.qos-ok").await;
+    shared.expect("channel.open").await;
+    shared.expect("basic.qos").await;
+    let metrics = pool.metrics();
+    assert_eq!((metrics.lanes, metrics.clients_in_line, metrics.octets_staged), (0, 0, 0));
+    assert_eq!((metrics.own_connections, metrics.clients_gave_way), (0, 0));
+    assert!(!broker.has_new_connection());
+}
+
+#[tokio::test]
+async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, HOUR);
+    let mut clients = full(&pool, 0).await;
+    let _shared = broker.next_connection().await;
+    let mut lane = broker.next_connection().await;
+    let (first, end) = &mut clients[1];
+    first.write(end).await;
+    lane.expect("channel.open").await;
+    expect_large(&mut lane, 1).await;
+    lane.expect("channel.close").await;
+    until("the lane to be given back", || pool.metrics().lanes == 0).await;
+    let mut next = Client::connect(&pool).await;
+    next.open_channel(1).await;
+    next.send(1, confirm::Select::default()).await;
+    next.expect("confirm.select-ok").await;
+    let mut whole = large(9);
+    let end = whole.split_off(whole.len() - MISSING);
+    next.write(&whole).await;
+    until("it to have the lane", || pool.metrics().lanes == 1).await;
+    next.write(&end).await;
+    // What was the lane is shared now.
+    let mut next_lane = broker.next_connection().await;
+    next_lane.expect("channel.open").await;
+    next_lane.expect("confirm.select").await;
+    expect_large(&mut next_lane, 9).await;
+    assert_eq!(pool.metrics().lanes, 1, "it is not confirmed yet");
+    next_lane.send(1, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(next.expect_ack().await, (1, false));
+    next_lane.expect("channel.close").await;
+    until("the lane to be given back", || pool.metrics().lanes == 0).await;
+    // It goes on counting where it shares.
+    next.publish(1, b"small").await;
+    lane.expect("channel.open").await;
+    lane.expect("confirm.select").await;
+    let (number, _) = lane.expect_message().await;
+    lane.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(next.expect_ack().await, (2, false));
+}
+
+#[tokio::test]
+async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gone() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, HOUR);
+    let mut clients = full(&pool, 2).await;
+    let _shared = broker.next_connection().await;
+    let staged = pool.metrics().octets_staged;
+    let (last, _) = &mut clients[3];
+    last.write(&large(3)).await;
+    clients[0].0.send(1, basic::Qos::default()).await;
+    // A method in the middle of a message ends its connection.
+    clients[0]
+        .0
+        .expect_close(505, "UNEXPECTED_FRAME - expected content body, got non content body frame instead")
+        .await;
+    until("the next one to go on", || pool.metrics().clients_in_line == 1).await;
+    assert!(pool.metrics().octets_staged < staged);
+    drop(clients);
+    until("nothing to be left", || {
+        let metrics = pool.metrics();
+        (metrics.octets_staged, metrics.lanes, metrics.clients_in_line) == (0, 0, 0)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn p2_who_never_completes_a_message_gives_way_to_those_who_do() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, FEW);
+    let mut clients = full(&pool, 0).await;
+    let mut shared = broker.next_connection().await;
+    let (mut honest, end) = stopped(&pool, 7).await;
+    let first = &mut clients[0].0;
+    let closed = first.expect("connection.close").await;
+    let amqp::Method::ConnectionClose(close) = closed.method() else { unreachable!() };
+    assert_eq!(close.reply_code, 506);
+    assert!(close.reply_text.starts_with("RESOURCE_ERROR - message incomplete for "), "{close:?}");
+    honest.write(&end).await;
+    shared.expect("channel.open").await;
+    expect_large(&mut shared, 7).await;
+    assert!(pool.metrics().clients_gave_way >= 1);
+}
+
+#[tokio::test]
+async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_one() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, HOUR);
+    let mut hostile = full(&pool, 3 * CONNECTIONS).await;
+    let mut shared = broker.next_connection().await;
+    let _lane = broker.next_connection().await;
+    let mut honest = Client::connect(&pool).await;
+    honest.open_channel(1).await;
+    honest.send(1, queue::Declare { exclusive: true, ..Default::default() }).await;
+    honest.expect("queue.declare-ok").await;
+    // What is of a usual size is served in whatever pieces it comes.
+    honest.open_channel(2).await;
+    let pieces = message(2, &[5; 3 * (FRAME - 8)], FRAME);
+    let (begin, end) = pieces.split_at(pieces.len() - FRAME);
+    honest.write(begin).await;
+    honest.open_channel(3).await;
+    honest.write(end).await;
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "queue.declare", "channel.open", "basic.publish", "header"] {
+        own.expect(name).await;
+    }
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    let pieces = message(1, &[6; 3 * (FRAME - 8)], FRAME);
+    let (begin, end) = pieces.split_at(pieces.len() - FRAME);
+    neighbour.write(begin).await;
+    neighbour.open_channel(2).await;
+    neighbour.write(end).await;
+    for name in ["channel.open", "basic.publish", "header", "body", "body", "body"] {
+        shared.expect(name).await;
+    }
+    // They have had nothing but the one lane.
+    assert!(!broker.has_new_connection());
+    assert_eq!(pool.metrics().clients_in_line, 3 * CONNECTIONS);
+    hostile.clear();
+    until("nobody to wait", || pool.metrics().clients_in_line == 0).await;
+}
+
+#[tokio::test]
+async fn a_lane_on_which_nothing_comes_is_taken_away() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig {
+        staging_total_max: 0,
+        staging_patience: FEW,
+        max_connections: CONNECTIONS,
+        ..broker.config()
+    });
+    // Somebody may hold something in any case.
+    let (_first, _) = stopped(&pool, 0).await;
+    until("the first to hold room", || pool.metrics().octets_staged > SIZE / 2).await;
+    let (mut second, _) = stopped(&pool, 1).await;
+    let _shared = broker.next_connection().await;
+    let _own = broker.next_connection().await;
+    let (_third, _) = stopped(&pool, 2).await;
+    let (_fourth, _) = stopped(&pool, 3).await;
+    let closed = second.expect("connection.close").await;
+    let amqp::Method::ConnectionClose(close) = closed.method() else { unreachable!() };
+    assert_eq!(close.reply_code, 506);
+}
+
+#[tokio::test]
+async fn what_comes_on_a_lane_waits_for_its_connection() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, HOUR);
+    let (_holder, _) = stopped(&pool, 0).await;
+    until("the first to hold room", || pool.metrics().octets_staged > TOTAL - MISSING - FRAME).await;
+    let mut waiting = Client::connect(&pool).await;
+    waiting.open_channel(1).await;
+    let mut shared = broker.next_connection().await;
+    broker.stall(Stalled::All);
+    waiting.write(&large(1)[..SIZE / 2]).await;
+    until("a lane", || pool.metrics().lanes == 1).await;
+    broker.stall(Stalled::Nobodys);
+    let mut lane = broker.next_connection().await;
+    lane.expect("channel.open").await;
+    waiting.write(&large(1)[SIZE / 2..]).await;
+    expect_large(&mut lane, 1).await;
+    lane.expect("channel.close").await;
+    waiting.send(1, basic::Qos::default()).await;
+    waiting.expect("basic.qos-ok").await;
+    shared.expect("channel.open").await;
+}
