@@ -5,13 +5,18 @@
 //! knows. Brokers take the methods of a channel one after the other, so an answer speaks for everything in front of it
 //! that has no answer of its own.
 
-use std::borrow::Cow;
+mod carried;
+mod entry;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use amqp::{ContentHeader, FrameKind, Method};
 use parking_lot::Mutex;
 
+use self::carried::Consumer;
+pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
+use self::entry::{Entry, What};
 use super::slot::Confirms;
 use crate::frames::{put_frame, stored_frames};
 use crate::link::ClientLink;
@@ -40,30 +45,7 @@ struct Record {
     has_delivered: bool,
     entries: VecDeque<Entry>,
     /// How many of them are methods without an answer.
-    told: usize,
-}
-
-/// What a channel takes along from one upstream channel to the next.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Carried {
-    pub(crate) numbers: Numbers,
-    pub(crate) consumers: Vec<Consumer>,
-    /// The last delivery tag that the client was given. Everything up to it belongs to an upstream channel of before.
-    pub(crate) delivered: u64,
-    /// What an empty queue name means.
-    pub(crate) last_queue: Option<Box<str>>,
-}
-
-/// A consumer that the broker has, or will have when it gets there.
-#[derive(Debug, Clone)]
-pub(crate) struct Consumer {
-    tag: Box<str>,
-    /// The method that makes the consumer again, which needs no answer.
-    pub(crate) method: Box<[u8]>,
-    /// The limit for consumers that held when it was made.
-    pub(crate) prefetch: Option<u16>,
-    /// It is a client's end of direct reply-to.
-    pub(crate) is_reply_to: bool,
+    told: u64,
 }
 
 /// What is left when an upstream channel is lost.
@@ -82,23 +64,6 @@ pub(crate) struct Remains {
     pub(crate) progressed: bool,
 }
 
-/// One or more frames that were sent.
-#[derive(Debug)]
-struct Entry {
-    what: What,
-    frames: Vec<u8>,
-}
-
-#[derive(Debug)]
-enum What {
-    /// Messages in confirm mode, numbered from here. The frames of one that is too large are not kept.
-    Messages { first: u64, count: u64, too_large: bool },
-    /// A method with an answer of this number. `prefetch` is that of a consumer.
-    Asked { number: u64, prefetch: Option<u16> },
-    /// A method without an answer, behind so many messages and answers.
-    Told { published: u64, asked: u64 },
-}
-
 impl Ledger {
     pub(crate) fn new(link: Arc<ClientLink>, carried: Carried) -> Arc<Self> {
         Arc::new(Self { link, record: Mutex::new(Record { carried, ..Record::default() }) })
@@ -115,7 +80,7 @@ impl Ledger {
         let mut record = self.record.lock();
         let what = What::Messages { first: record.published + 1, count, too_large: false };
         record.published += count;
-        self.push(&mut record, what, frames.to_vec());
+        self.push(&mut record, Entry::new(what, frames.to_vec()));
     }
 
     /// A `basic.publish` in confirm mode is sent; [`Self::content`] follows.
@@ -123,29 +88,28 @@ impl Ledger {
         let mut record = self.record.lock();
         record.published += 1;
         let what = What::Messages { first: record.published, count: 1, too_large: false };
-        self.push(&mut record, what, frame(FrameKind::Method, payload));
+        self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
 
     /// A frame of the last message is sent. Messages larger than `limit` octets are not kept.
     pub(crate) fn content(&self, kind: FrameKind, payload: &[u8], limit: u64) {
         let mut record = self.record.lock();
-        let Some(Entry { what: What::Messages { too_large, .. }, frames }) = record.entries.back_mut() else {
-            return;
-        };
+        let Some(entry) = record.entries.back_mut() else { return };
+        let before = entry.octets();
+        let Entry { what: What::Messages { too_large, .. }, frames } = entry else { return };
         if *too_large {
             return;
         }
-        let before = frames.len();
         if kind == FrameKind::Header
             && ContentHeader::decode(payload).is_ok_and(|header| header.body_size > limit)
         {
             *too_large = true;
             *frames = Vec::new();
-            self.link.release(before);
+            self.link.release(before - entry.octets());
             return;
         }
         put_frame(frames, kind, 0, payload, 0);
-        self.link.keep(frames.len() - before);
+        self.link.keep(entry.octets() - before);
     }
 
     /// A method other than `basic.publish` is sent; it has an answer or not. `prefetch` holds for consumers made now.
@@ -172,11 +136,11 @@ impl Ledger {
         }
         let what = if has_answer {
             record.asked += 1;
-            What::Asked { number: record.asked, prefetch }
+            What::Asked { first: record.asked, count: 1, prefetch }
         } else {
-            What::Told { published: record.published, asked: record.asked }
+            What::Told { published: record.published, asked: record.asked, count: 1 }
         };
-        self.push(&mut record, what, frame(FrameKind::Method, payload));
+        self.push_method(&mut record, what, payload);
         if !has_answer {
             self.forget_told(&mut record);
         }
@@ -188,16 +152,33 @@ impl Ledger {
         if record.told <= TOLD_MAX {
             return;
         }
-        let oldest = record.entries.iter().position(|entry| matches!(entry.what, What::Told { .. }));
-        if let Some(entry) = oldest.and_then(|oldest| record.entries.remove(oldest)) {
-            record.told -= 1;
-            self.link.release(entry.frames.len());
+        let oldest = record.entries.iter().position(|entry| entry.told() > 0);
+        let Some((oldest, entry)) = oldest.and_then(|at| Some((at, record.entries.get_mut(at)?))) else {
+            return;
+        };
+        record.told -= 1;
+        if !entry.forget_first()
+            && let Some(entry) = record.entries.remove(oldest)
+        {
+            self.link.release(entry.octets());
         }
     }
 
-    fn push(&self, record: &mut Record, what: What, frames: Vec<u8>) {
-        self.link.keep(frames.len());
-        record.entries.push_back(Entry { what, frames });
+    /// Notes a method in the last entry, or in one of its own.
+    fn push_method(&self, record: &mut Record, what: What, payload: &[u8]) {
+        if let Some(last) = record.entries.back_mut() {
+            let before = last.octets();
+            if last.join(&what, payload, record.answered) {
+                self.link.keep(last.octets() - before);
+                return;
+            }
+        }
+        self.push(record, Entry::new(what, method_frame(payload)));
+    }
+
+    fn push(&self, record: &mut Record, entry: Entry) {
+        self.link.keep(entry.octets());
+        record.entries.push_back(entry);
     }
 
     /// The broker has confirmed; returns the client's number for it.
@@ -233,7 +214,7 @@ impl Ledger {
             .iter()
             .filter(|entry| !matches!(entry.what, What::Messages { .. }) && !record.is_done(&entry.what));
         asked_for(
-            under_way.flat_map(|entry| stored_frames(&entry.frames)),
+            under_way.flat_map(|entry| entry.unanswered(record.answered)),
             record.carried.is_consuming(tag),
             tag,
         )
@@ -254,15 +235,13 @@ impl Ledger {
 
     fn forget_answered(&self, record: &mut Record) {
         let mut freed = 0;
-        while let Some(entry) = record.entries.pop_front() {
-            if !record.is_done(&entry.what) {
-                record.entries.push_front(entry);
-                break;
-            }
-            freed += entry.frames.len();
-            record.told -= usize::from(matches!(entry.what, What::Told { .. }));
+        while let Some(entry) = record.entries.front().filter(|entry| record.is_done(&entry.what)) {
+            freed += entry.octets();
+            record.told -= entry.told();
+            record.entries.pop_front();
         }
         if freed > 0 {
+            record.give_back_room();
             self.link.release(freed);
         }
     }
@@ -288,27 +267,27 @@ impl Drop for Ledger {
 
 impl Record {
     fn octets(&self) -> usize {
-        self.entries.iter().map(|entry| entry.frames.len()).sum()
+        self.entries.iter().map(Entry::octets).sum()
+    }
+
+    /// A burst is over: gives back what the queue of entries does not need any more.
+    fn give_back_room(&mut self) {
+        let (len, room) = (self.entries.len(), self.entries.capacity());
+        if room > ENTRIES_ROOM && len <= room / 4 {
+            self.entries.shrink_to((2 * len).max(ENTRIES_ROOM));
+        }
     }
 
     fn is_done(&self, what: &What) -> bool {
         match *what {
             What::Messages { first, count, .. } => self.confirms.up_to() + 1 >= first + count,
-            What::Asked { number, .. } => self.answered >= number,
-            What::Told { published, asked } => self.answered > asked || self.confirms.up_to() > published,
+            What::Asked { first, count, .. } => self.answered + 1 >= first + count,
+            What::Told { published, asked, .. } => self.answered > asked || self.confirms.up_to() > published,
         }
     }
 
     fn add_consumer(&mut self, tag: &str, last_queue: Option<&str>) {
-        let (answered, mut entries) = (self.answered, self.entries.iter());
-        let asked = entries
-            .find(|entry| matches!(entry.what, What::Asked { number, .. } if number == answered))
-            .and_then(|entry| match entry.what {
-                What::Asked { prefetch, .. } => {
-                    stored_frames(&entry.frames).next().map(|frame| (frame.1, prefetch))
-                }
-                _ => None,
-            });
+        let asked = self.entries.iter().find_map(|entry| entry.asked(self.answered));
         if let Some((payload, prefetch)) = asked
             && let Ok(Method::BasicConsume(consume)) = Method::decode(payload)
         {
@@ -327,10 +306,10 @@ impl Record {
         };
         let numbers = std::mem::take(&mut self.carried.numbers);
         let mut gone = Vec::new();
-        for Entry { what, frames } in std::mem::take(&mut self.entries) {
+        for entry in std::mem::take(&mut self.entries) {
             remains.last_too_large = false;
-            match what {
-                _ if self.is_done(&what) => {}
+            match entry.what {
+                _ if self.is_done(&entry.what) => {}
                 What::Messages { first, too_large: true, .. } => {
                     remains.last_too_large = true;
                     gone.push(numbers.of(first));
@@ -339,9 +318,13 @@ impl Record {
                     }
                 }
                 What::Messages { first, .. } => {
-                    self.unconfirmed(first, &frames, &numbers, &mut remains, &mut gone);
+                    self.unconfirmed(first, &entry.frames, &numbers, &mut remains, &mut gone);
                 }
-                _ => remains.frames.extend_from_slice(&frames),
+                What::Asked { .. } | What::Told { .. } => {
+                    for (kind, payload) in entry.unanswered(self.answered) {
+                        put_frame(&mut remains.frames, kind, 0, payload, 0);
+                    }
+                }
             }
         }
         self.carried.numbers = numbers.without(self.confirms.up_to(), gone);
@@ -372,50 +355,6 @@ impl Record {
     }
 }
 
-impl Carried {
-    /// A `basic.ack`, `basic.nack` or `basic.reject` as the present upstream channel knows its delivery tag, and any other
-    /// method as it is. `None` when it settles only what was delivered before: that is back in its queues, or gone.
-    pub(crate) fn settling<'p>(&self, payload: &'p [u8]) -> Option<Cow<'p, [u8]>> {
-        let settles = matches!(payload, [0, 60, 0, 80 | 90 | 120, ..]);
-        let tag =
-            payload.get(TAG_AT..).and_then(|rest| rest.first_chunk()).map(|tag| u64::from_be_bytes(*tag));
-        let tag = match tag {
-            // 0 stands for all that is not settled.
-            Some(tag) if settles && self.delivered > 0 && tag > 0 => tag,
-            _ => return Some(payload.into()),
-        };
-        let tag = tag.checked_sub(self.delivered).filter(|tag| *tag > 0)?;
-        let mut payload = payload.to_vec();
-        payload[TAG_AT..TAG_AT + size_of::<u64>()].copy_from_slice(&tag.to_be_bytes());
-        Some(payload.into())
-    }
-
-    /// Whether there is a consumer with this tag.
-    pub(crate) fn is_consuming(&self, tag: &str) -> bool {
-        self.consumers.iter().any(|consumer| *consumer.tag == *tag)
-    }
-
-    fn forget_consumer(&mut self, tag: &str) {
-        self.consumers.retain(|consumer| *consumer.tag != *tag);
-    }
-}
-
-impl Consumer {
-    fn new(
-        consume: amqp::method::basic::Consume<'_>,
-        tag: &str,
-        last_queue: Option<&str>,
-        prefetch: Option<u16>,
-    ) -> Self {
-        let queue = if consume.queue.is_empty() { last_queue.unwrap_or_default() } else { consume.queue };
-        let is_reply_to = queue == REPLY_TO;
-        let mut method = Vec::new();
-        let again = amqp::method::basic::Consume { queue, consumer_tag: tag, no_wait: true, ..consume };
-        Method::from(again).encode(&mut method);
-        Self { tag: tag.into(), method: method.into(), prefetch, is_reply_to }
-    }
-}
-
 /// Whether there is a consumer with this tag behind these frames, when there was one in front of them or not.
 pub(crate) fn asked_for<'f>(
     frames: impl Iterator<Item = (FrameKind, &'f [u8])>,
@@ -431,185 +370,19 @@ pub(crate) fn asked_for<'f>(
     })
 }
 
-/// Which of the client's numbers the messages of a lease have.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Numbers {
-    /// The number before that of the first message.
-    offset: u64,
-    /// Numbers behind it that are left out, ascending: they were confirmed before the message in front of them was.
-    gaps: Vec<u64>,
-}
-
-impl Numbers {
-    /// The client's number of a lease's message, counted from 1.
-    fn of(&self, own: u64) -> u64 {
-        let mut number = self.offset + own;
-        for gap in &self.gaps {
-            if *gap > number {
-                break;
-            }
-            number += 1;
-        }
-        number
-    }
-
-    /// Forgets the gaps when nothing in front of them is to be confirmed any more.
-    fn fold(&mut self, up_to: u64) {
-        if self.gaps.last().is_some_and(|last| self.of(up_to) > *last) {
-            self.offset += self.gaps.len() as u64;
-            self.gaps.clear();
-        }
-    }
-
-    /// The numbers of a lease that begins when everything up to `up_to` is done, and so is `gone`.
-    fn without(self, up_to: u64, gone: Vec<u64>) -> Self {
-        let mut offset = self.of(up_to);
-        let mut gaps: Vec<u64> = self.gaps.into_iter().chain(gone).filter(|gap| *gap > offset).collect();
-        gaps.sort_unstable();
-        gaps.dedup();
-        let leading = gaps.iter().zip(offset + 1..).take_while(|(gap, next)| **gap == *next).count();
-        gaps.drain(..leading);
-        offset += leading as u64;
-        Self { offset, gaps }
-    }
-}
-
-fn frame(kind: FrameKind, payload: &[u8]) -> Vec<u8> {
+fn method_frame(payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    put_frame(&mut out, kind, 0, payload, 0);
+    put_frame(&mut out, FrameKind::Method, 0, payload, 0);
     out
 }
 
 /// Methods without an answer, such as a `queue.bind` with no-wait, kept of one channel. Brokers are through with those
 /// further back, as far as the client can know.
-const TOLD_MAX: usize = 256;
-/// Where the delivery tag is in the methods that settle.
-const TAG_AT: usize = 4;
-/// The queue that is no queue but the channel that consumes from it (RabbitMQ, direct reply-to).
-pub(crate) const REPLY_TO: &str = "amq.rabbitmq.reply-to";
+const TOLD_MAX: u64 = 256;
+/// Entries for which there is room even when none is there: as many as a client has now and then.
+const ENTRIES_ROOM: usize = 16;
 
 #[cfg(test)]
-mod tests {
-    use amqp::frame::{write_content_header, write_method};
-    use amqp::method::{basic, queue};
-    use amqp::properties::NO_PROPERTIES;
-
-    use super::*;
-
-    fn message(key: &str) -> Vec<u8> {
-        let mut out = Vec::new();
-        write_method(&mut out, 3, basic::Publish { routing_key: key, ..Default::default() });
-        write_content_header(&mut out, 3, 0, NO_PROPERTIES);
-        out
-    }
-
-    fn payload<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
-        let mut out = Vec::new();
-        method.into().encode(&mut out);
-        out
-    }
-
-    fn ledger(carried: Carried) -> Arc<Ledger> {
-        Ledger::new(ClientLink::nobody(), carried)
-    }
-
-    fn keys(frames: &[u8]) -> Vec<String> {
-        let methods = stored_frames(frames).filter(|(kind, _)| *kind == FrameKind::Method);
-        methods
-            .map(|(_, payload)| match Method::decode(payload).unwrap() {
-                Method::BasicPublish(publish) => publish.routing_key.to_owned(),
-                other => other.name().to_owned(),
-            })
-            .collect()
-    }
-
-    #[test]
-    fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
-        let first = ledger(Carried::default());
-        first.set_base(100);
-        first.messages(&[message("1"), message("2"), message("3")].concat(), 3);
-        first.method(&payload(queue::Declare { queue: "q", ..Default::default() }), true, None);
-        first.messages(&message("4"), 1);
-        assert_eq!(first.confirmed(101, false), 1);
-        assert_eq!(first.confirmed(103, false), 3);
-        let remains = first.take();
-        assert_eq!(keys(&remains.frames), ["2", "queue.declare", "4"]);
-        assert_eq!(remains.messages, 2);
-
-        let second = ledger(remains.carried);
-        second.messages(&[message("2"), message("4"), message("5")].concat(), 3);
-        assert_eq!(second.confirmed(2, false), 4);
-        let remains = second.take();
-        assert_eq!(keys(&remains.frames), ["2", "5"]);
-
-        let third = ledger(remains.carried);
-        third.messages(&[message("2"), message("5"), message("6")].concat(), 3);
-        assert_eq!(third.confirmed(1, false), 2);
-        assert_eq!(third.confirmed(3, true), 6);
-        assert_eq!(third.take().carried.numbers, Numbers { offset: 6, gaps: vec![] });
-    }
-
-    #[test]
-    fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
-        let ledger = ledger(Carried::default());
-        let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
-        ledger.method(&bind, false, None);
-        ledger.method(&payload(queue::Declare::default()), true, None);
-        ledger.method(&bind, false, None);
-        ledger.answered(None, None);
-        assert_eq!(keys(&ledger.take().frames), ["queue.bind"]);
-    }
-
-    #[test]
-    fn methods_without_an_answer_do_not_gather_without_bound() {
-        let ledger = ledger(Carried::default());
-        for _ in 0..2 * TOLD_MAX {
-            ledger.method(&payload(queue::Bind { no_wait: true, ..Default::default() }), false, None);
-        }
-        assert_eq!(keys(&ledger.take().frames).len(), TOLD_MAX);
-    }
-
-    #[test]
-    fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancelled() {
-        let ledger = ledger(Carried::default());
-        let consume = |tag| payload(basic::Consume { consumer_tag: tag, ..Default::default() });
-        for tag in ["", "cancelled", "ours", "unanswered"] {
-            ledger.method(&consume(tag), true, Some(7));
-        }
-        for consumer_tag in ["amq.ctag-1", "cancelled", "ours"] {
-            ledger.answered(Some(&basic::ConsumeOk { consumer_tag }.into()), Some("last"));
-        }
-        ledger.cancelled("cancelled");
-        let remains = ledger.take();
-        let again = |consumer: &Consumer| match Method::decode(&consumer.method).unwrap() {
-            Method::BasicConsume(consume) => {
-                (consume.consumer_tag.to_owned(), consume.queue.to_owned(), consume.no_wait)
-            }
-            other => panic!("{other:?}"),
-        };
-        let made = |tag: &str| (tag.to_owned(), "last".to_owned(), true);
-        let consumers: Vec<_> = remains.carried.consumers.iter().map(again).collect();
-        assert_eq!(consumers, [made("amq.ctag-1"), made("ours")]);
-        assert!(remains.carried.consumers.iter().all(|consumer| consumer.prefetch == Some(7)));
-        assert_eq!(keys(&remains.frames), ["basic.consume"]);
-    }
-
-    #[test]
-    fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
-        let first = ledger(Carried::default());
-        first.messages(&message("1"), 1);
-        first.publish(&payload(basic::Publish { routing_key: "2", ..Default::default() }));
-        let mut header = Vec::new();
-        write_content_header(&mut header, 0, 11, NO_PROPERTIES);
-        first.content(FrameKind::Header, stored_frames(&header).next().unwrap().1, 10);
-        first.content(FrameKind::Body, &[0; 11], 10);
-        first.messages(&message("3"), 1);
-        let remains = first.take();
-        assert_eq!(remains.too_large, [2]);
-        assert_eq!(keys(&remains.frames), ["1", "3"]);
-        let second = ledger(remains.carried);
-        second.messages(&[message("1"), message("3")].concat(), 2);
-        assert_eq!(second.confirmed(1, false), 1);
-        assert_eq!(second.confirmed(2, false), 3);
-    }
-}
+mod model;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! What a channel takes along from one upstream channel to the next: its consumers, and how its messages are numbered.
+
+use std::borrow::Cow;
+
+use amqp::Method;
+
+/// What a channel takes along from one upstream channel to the next.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Carried {
+    pub(crate) numbers: Numbers,
+    pub(crate) consumers: Vec<Consumer>,
+    /// The last delivery tag that the client was given. Everything up to it belongs to an upstream channel of before.
+    pub(crate) delivered: u64,
+    /// What an empty queue name means.
+    pub(crate) last_queue: Option<Box<str>>,
+}
+
+/// A consumer that the broker has, or will have when it gets there.
+#[derive(Debug, Clone)]
+pub(crate) struct Consumer {
+    tag: Box<str>,
+    /// The method that makes the consumer again, which needs no answer.
+    pub(crate) method: Box<[u8]>,
+    /// The limit for consumers that held when it was made.
+    pub(crate) prefetch: Option<u16>,
+    /// It is a client's end of direct reply-to.
+    pub(crate) is_reply_to: bool,
+}
+
+impl Carried {
+    /// A `basic.ack`, `basic.nack` or `basic.reject` as the present upstream channel knows its delivery tag, and any other
+    /// method as it is. `None` when it settles only what was delivered before: that is back in its queues, or gone.
+    pub(crate) fn settling<'p>(&self, payload: &'p [u8]) -> Option<Cow<'p, [u8]>> {
+        let settles = matches!(payload, [0, 60, 0, 80 | 90 | 120, ..]);
+        let tag =
+            payload.get(TAG_AT..).and_then(|rest| rest.first_chunk()).map(|tag| u64::from_be_bytes(*tag));
+        let tag = match tag {
+            // 0 stands for all that is not settled.
+            Some(tag) if settles && self.delivered > 0 && tag > 0 => tag,
+            _ => return Some(payload.into()),
+        };
+        let tag = tag.checked_sub(self.delivered).filter(|tag| *tag > 0)?;
+        let mut payload = payload.to_vec();
+        payload[TAG_AT..TAG_AT + size_of::<u64>()].copy_from_slice(&tag.to_be_bytes());
+        Some(payload.into())
+    }
+
+    /// Whether there is a consumer with this tag.
+    pub(crate) fn is_consuming(&self, tag: &str) -> bool {
+        self.consumers.iter().any(|consumer| *consumer.tag == *tag)
+    }
+
+    pub(super) fn forget_consumer(&mut self, tag: &str) {
+        self.consumers.retain(|consumer| *consumer.tag != *tag);
+    }
+}
+
+impl Consumer {
+    pub(super) fn new(
+        consume: amqp::method::basic::Consume<'_>,
+        tag: &str,
+        last_queue: Option<&str>,
+        prefetch: Option<u16>,
+    ) -> Self {
+        let queue = if consume.queue.is_empty() { last_queue.unwrap_or_default() } else { consume.queue };
+        let is_reply_to = queue == REPLY_TO;
+        let mut method = Vec::new();
+        let again = amqp::method::basic::Consume { queue, consumer_tag: tag, no_wait: true, ..consume };
+        Method::from(again).encode(&mut method);
+        Self { tag: tag.into(), method: method.into(), prefetch, is_reply_to }
+    }
+}
+
+/// Which of the client's numbers the messages of a lease have.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    /// The number before that of the first message.
+    pub(super) offset: u64,
+    /// Numbers behind it that are left out, ascending: they were confirmed before the message in front of them was.
+    pub(super) gaps: Vec<u64>,
+}
+
+impl Numbers {
+    /// The client's number of a lease's message, counted from 1.
+    pub(super) fn of(&self, own: u64) -> u64 {
+        let mut number = self.offset + own;
+        for gap in &self.gaps {
+            if *gap > number {
+                break;
+            }
+            number += 1;
+        }
+        number
+    }
+
+    /// Forgets the gaps when nothing in front of them is to be confirmed any more.
+    pub(super) fn fold(&mut self, up_to: u64) {
+        if self.gaps.last().is_some_and(|last| self.of(up_to) > *last) {
+            self.offset += self.gaps.len() as u64;
+            self.gaps.clear();
+        }
+    }
+
+    /// The numbers of a lease that begins when everything up to `up_to` is done, and so is `gone`.
+    pub(super) fn without(self, up_to: u64, gone: Vec<u64>) -> Self {
+        let mut offset = self.of(up_to);
+        let mut gaps: Vec<u64> = self.gaps.into_iter().chain(gone).filter(|gap| *gap > offset).collect();
+        gaps.sort_unstable();
+        gaps.dedup();
+        let leading = gaps.iter().zip(offset + 1..).take_while(|(gap, next)| **gap == *next).count();
+        gaps.drain(..leading);
+        offset += leading as u64;
+        Self { offset, gaps }
+    }
+}
+
+/// Where the delivery tag is in the methods that settle.
+const TAG_AT: usize = 4;
+/// The queue that is no queue but the channel that consumes from it (RabbitMQ, direct reply-to).
+pub(crate) const REPLY_TO: &str = "amq.rabbitmq.reply-to";

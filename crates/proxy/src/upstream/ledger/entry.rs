@@ -1,0 +1,117 @@
+//! One or more frames that were sent, and what says that they are over.
+
+use amqp::FrameKind;
+use amqp::frame::OVERHEAD;
+
+use crate::frames::{put_frame, stored_frames};
+
+/// One or more frames that were sent. Methods that follow one another share one, so that a client that asks thousands of
+/// them takes hardly more than their octets.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) what: What,
+    pub(super) frames: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    /// Messages in confirm mode, numbered from here. The frames of one that is too large are not kept.
+    Messages { first: u64, count: u64, too_large: bool },
+    /// Methods with an answer, numbered from here, of one frame each. `prefetch` is that of the consumers among them.
+    Asked { first: u64, count: u64, prefetch: Option<u16> },
+    /// So many methods without an answer, of one frame each, behind so many messages and answers.
+    Told { published: u64, asked: u64, count: u64 },
+}
+
+impl Entry {
+    pub(super) fn new(what: What, frames: Vec<u8>) -> Self {
+        Self { what, frames }
+    }
+
+    /// What it takes of memory, in octets.
+    pub(super) fn octets(&self) -> usize {
+        ENTRY_OCTETS + self.frames.capacity()
+    }
+
+    /// Takes in one more method that was sent after it, if that is of its kind and there is room. So many methods of the
+    /// channel are `answered`.
+    pub(super) fn join(&mut self, method: &What, payload: &[u8], answered: u64) -> bool {
+        let has_room = self.frames.len() + payload.len() + OVERHEAD <= SHARED_OCTETS;
+        match (&mut self.what, method) {
+            (
+                What::Asked { first, count, prefetch },
+                &What::Asked { first: number, prefetch: present, .. },
+            ) => {
+                if answered + 1 >= *first + *count {
+                    // All of it is over, and only waits for what is in front of it.
+                    self.frames.clear();
+                    (*first, *count, *prefetch) = (number, 1, present);
+                } else if has_room && (*prefetch == present || !is_consume(payload)) {
+                    *count += 1;
+                } else {
+                    return false;
+                }
+            }
+            (
+                What::Told { published, asked, count },
+                What::Told { published: messages, asked: answers, .. },
+            ) if has_room && (&*published, &*asked) == (messages, answers) => *count += 1,
+            _ => return false,
+        }
+        self.put(payload);
+        true
+    }
+
+    /// Appends a method; [`Vec`] would make more room than may ever be used.
+    fn put(&mut self, payload: &[u8]) {
+        let needed = self.frames.len() + payload.len() + OVERHEAD;
+        if needed > self.frames.capacity() {
+            let more = (2 * self.frames.capacity()).min(SHARED_OCTETS).max(needed);
+            self.frames.reserve_exact(more - self.frames.len());
+        }
+        put_frame(&mut self.frames, FrameKind::Method, 0, payload, 0);
+    }
+
+    /// Forgets the first of its methods; false when there is no other.
+    pub(super) fn forget_first(&mut self) -> bool {
+        let What::Told { count: count @ 2.., .. } = &mut self.what else { return false };
+        *count -= 1;
+        let first = stored_frames(&self.frames).next().map_or(0, |(_, payload)| payload.len() + OVERHEAD);
+        self.frames.drain(..first);
+        true
+    }
+
+    /// How many methods without an answer it has.
+    pub(super) fn told(&self) -> u64 {
+        if let What::Told { count, .. } = self.what { count } else { 0 }
+    }
+
+    /// Its frames, without the methods that are answered when so many of the channel are.
+    pub(super) fn unanswered(&self, answered: u64) -> impl Iterator<Item = (FrameKind, &[u8])> {
+        let over = match self.what {
+            What::Asked { first, .. } => (answered + 1).saturating_sub(first),
+            _ => 0,
+        };
+        stored_frames(&self.frames).skip(over as usize)
+    }
+
+    /// The asked method of this number, and the prefetch of the consumer if it makes one.
+    pub(super) fn asked(&self, number: u64) -> Option<(&[u8], Option<u16>)> {
+        match self.what {
+            What::Asked { first, count, prefetch } if (first..first + count).contains(&number) => {
+                let (_, payload) = self.unanswered(number - 1).next()?;
+                Some((payload, prefetch))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_consume(payload: &[u8]) -> bool {
+    matches!(payload, [0, 60, 0, 20, ..])
+}
+
+/// What an entry takes besides its frames: its place in a queue that may be half empty.
+const ENTRY_OCTETS: usize = 2 * size_of::<Entry>();
+/// Octets of frames that methods share. Few enough that what is answered does not stay for long because of what is not.
+pub(super) const SHARED_OCTETS: usize = 4096;

@@ -1,0 +1,222 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use amqp::frame::{OVERHEAD, write_content_header, write_method};
+use amqp::method::{basic, queue};
+use amqp::properties::NO_PROPERTIES;
+
+use super::entry::SHARED_OCTETS;
+use super::*;
+
+pub(super) fn message(key: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    write_method(&mut out, 3, basic::Publish { routing_key: key, ..Default::default() });
+    write_content_header(&mut out, 3, 0, NO_PROPERTIES);
+    out
+}
+
+pub(super) fn payload<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
+    let mut out = Vec::new();
+    method.into().encode(&mut out);
+    out
+}
+
+fn ledger(carried: Carried) -> Arc<Ledger> {
+    Ledger::new(ClientLink::nobody(), carried)
+}
+
+/// A ledger whose link counts what it keeps in `kept`.
+pub(super) fn counted(kept: &Arc<AtomicUsize>) -> Arc<Ledger> {
+    let outbox = Arc::new(transport::Outbox::new(0));
+    let link = ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), kept.clone(), Arc::default());
+    Ledger::new(Arc::new(link), Carried::default())
+}
+
+pub(super) fn keys(frames: &[u8]) -> Vec<String> {
+    let methods = stored_frames(frames).filter(|(kind, _)| *kind == FrameKind::Method);
+    methods
+        .map(|(_, payload)| match Method::decode(payload).unwrap() {
+            Method::BasicPublish(publish) => publish.routing_key.to_owned(),
+            other => other.name().to_owned(),
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_not_answered_remains_in_order_and_confirms_keep_their_numbers() {
+    let first = ledger(Carried::default());
+    first.set_base(100);
+    first.messages(&[message("1"), message("2"), message("3")].concat(), 3);
+    first.method(&payload(queue::Declare { queue: "q", ..Default::default() }), true, None);
+    first.messages(&message("4"), 1);
+    assert_eq!(first.confirmed(101, false), 1);
+    assert_eq!(first.confirmed(103, false), 3);
+    let remains = first.take();
+    assert_eq!(keys(&remains.frames), ["2", "queue.declare", "4"]);
+    assert_eq!(remains.messages, 2);
+
+    let second = ledger(remains.carried);
+    second.messages(&[message("2"), message("4"), message("5")].concat(), 3);
+    assert_eq!(second.confirmed(2, false), 4);
+    let remains = second.take();
+    assert_eq!(keys(&remains.frames), ["2", "5"]);
+
+    let third = ledger(remains.carried);
+    third.messages(&[message("2"), message("5"), message("6")].concat(), 3);
+    assert_eq!(third.confirmed(1, false), 2);
+    assert_eq!(third.confirmed(3, true), 6);
+    assert_eq!(third.take().carried.numbers, Numbers { offset: 6, gaps: vec![] });
+}
+
+#[test]
+fn an_answer_speaks_for_what_is_in_front_of_it_and_has_none() {
+    let ledger = ledger(Carried::default());
+    let bind = payload(queue::Bind { no_wait: true, ..Default::default() });
+    ledger.method(&bind, false, None);
+    ledger.method(&payload(queue::Declare::default()), true, None);
+    ledger.method(&bind, false, None);
+    ledger.answered(None, None);
+    assert_eq!(keys(&ledger.take().frames), ["queue.bind"]);
+}
+
+#[test]
+fn methods_without_an_answer_do_not_gather_without_bound() {
+    let ledger = ledger(Carried::default());
+    let bind = |queue: &str| payload(queue::Bind { queue, no_wait: true, ..Default::default() });
+    for number in 1..=2 * TOLD_MAX {
+        ledger.method(&bind(&number.to_string()), false, None);
+    }
+    let frames = ledger.take().frames;
+    let queues: Vec<String> = stored_frames(&frames)
+        .map(|(_, payload)| match Method::decode(payload).unwrap() {
+            Method::QueueBind(bind) => bind.queue.to_owned(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let last: Vec<String> = (TOLD_MAX + 1..=2 * TOLD_MAX).map(|number| number.to_string()).collect();
+    assert_eq!(queues, last);
+}
+
+#[test]
+fn consumers_are_known_by_the_tag_that_the_broker_gave_and_forgotten_when_cancelled() {
+    let ledger = ledger(Carried::default());
+    let consume = |tag| payload(basic::Consume { consumer_tag: tag, ..Default::default() });
+    for tag in ["", "cancelled", "ours", "unanswered"] {
+        ledger.method(&consume(tag), true, Some(7));
+    }
+    for consumer_tag in ["amq.ctag-1", "cancelled", "ours"] {
+        ledger.answered(Some(&basic::ConsumeOk { consumer_tag }.into()), Some("last"));
+    }
+    ledger.cancelled("cancelled");
+    let remains = ledger.take();
+    let again = |consumer: &Consumer| match Method::decode(&consumer.method).unwrap() {
+        Method::BasicConsume(consume) => {
+            (consume.consumer_tag.to_owned(), consume.queue.to_owned(), consume.no_wait)
+        }
+        other => panic!("{other:?}"),
+    };
+    let made = |tag: &str| (tag.to_owned(), "last".to_owned(), true);
+    let consumers: Vec<_> = remains.carried.consumers.iter().map(again).collect();
+    assert_eq!(consumers, [made("amq.ctag-1"), made("ours")]);
+    assert!(remains.carried.consumers.iter().all(|consumer| consumer.prefetch == Some(7)));
+    assert_eq!(keys(&remains.frames), ["basic.consume"]);
+}
+
+#[test]
+fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
+    let first = ledger(Carried::default());
+    first.messages(&message("1"), 1);
+    first.publish(&payload(basic::Publish { routing_key: "2", ..Default::default() }));
+    let mut header = Vec::new();
+    write_content_header(&mut header, 0, 11, NO_PROPERTIES);
+    first.content(FrameKind::Header, stored_frames(&header).next().unwrap().1, 10);
+    first.content(FrameKind::Body, &[0; 11], 10);
+    first.messages(&message("3"), 1);
+    let remains = first.take();
+    assert_eq!(remains.too_large, [2]);
+    assert_eq!(keys(&remains.frames), ["1", "3"]);
+    let second = ledger(remains.carried);
+    second.messages(&[message("1"), message("3")].concat(), 2);
+    assert_eq!(second.confirmed(1, false), 1);
+    assert_eq!(second.confirmed(2, false), 3);
+}
+
+#[test]
+fn thousands_of_methods_under_way_take_hardly_more_than_their_octets() {
+    const ASKED: usize = 2000;
+    let kept = Arc::new(AtomicUsize::new(0));
+    let ledger = counted(&kept);
+    let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
+    for asked in 1..=ASKED {
+        ledger.method(&declare, true, None);
+        let frames = asked * (declare.len() + OVERHEAD);
+        let taken = kept.load(Ordering::Relaxed);
+        assert!(taken < 2 * frames + 256, "{taken} octets for {frames}");
+    }
+    let record = ledger.record.lock();
+    let places = record.entries.capacity() * size_of::<Entry>();
+    let buffers: usize = record.entries.iter().map(|entry| entry.frames.capacity()).sum();
+    assert!(places + buffers <= kept.load(Ordering::Relaxed), "all that is taken is counted");
+    drop(record);
+    for _ in 0..ASKED {
+        ledger.answered(None, None);
+    }
+    assert_eq!(kept.load(Ordering::Relaxed), 0);
+    assert!(!ledger.has_entries());
+}
+
+#[test]
+fn the_room_for_many_entries_is_given_back_when_they_are_over() {
+    let ledger = ledger(Carried::default());
+    for _ in 0..10_000 {
+        ledger.messages(&message("m"), 1);
+    }
+    for tag in 1..10_000 {
+        ledger.confirmed(tag, false);
+        let record = ledger.record.lock();
+        assert!(record.entries.capacity() <= (4 * record.entries.len() + 4).max(ENTRIES_ROOM));
+    }
+    assert!(ledger.record.lock().entries.capacity() <= ENTRIES_ROOM);
+}
+
+#[test]
+fn what_is_answered_is_given_back_in_small_steps() {
+    let kept = Arc::new(AtomicUsize::new(0));
+    let ledger = counted(&kept);
+    let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
+    for _ in 0..1000 {
+        ledger.method(&declare, true, None);
+    }
+    for left in (0..1000).rev() {
+        ledger.answered(None, None);
+        let most = 2 * left * (declare.len() + OVERHEAD) + 2 * SHARED_OCTETS;
+        assert!(kept.load(Ordering::Relaxed) < most, "{left} are left");
+    }
+}
+
+#[test]
+fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_answered() {
+    let kept = Arc::new(AtomicUsize::new(0));
+    let ledger = counted(&kept);
+    ledger.messages(&message("slow"), 1);
+    for _ in 0..10_000 {
+        ledger.method(&payload(queue::Declare::default()), true, None);
+        ledger.answered(None, None);
+    }
+    assert!(kept.load(Ordering::Relaxed) < SHARED_OCTETS);
+    ledger.method(&payload(queue::Delete::default()), true, None);
+    assert_eq!(keys(&ledger.take().frames), ["slow", "queue.delete"]);
+    assert_eq!(kept.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
+    let ledger = ledger(Carried::default());
+    ledger.messages(&message("slow"), 1);
+    ledger.method(&payload(basic::Qos { prefetch_count: 7, ..Default::default() }), true, None);
+    ledger.answered(None, None);
+    ledger.method(&payload(basic::Consume { consumer_tag: "c", ..Default::default() }), true, Some(7));
+    ledger.answered(Some(&basic::ConsumeOk { consumer_tag: "c" }.into()), None);
+    let prefetches: Vec<_> =
+        ledger.take().carried.consumers.iter().map(|consumer| consumer.prefetch).collect();
+    assert_eq!(prefetches, [Some(7)]);
+}
