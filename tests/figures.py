@@ -9,6 +9,7 @@ Folders are temporary: TMPDIR names another disk. The exit code is 1 when someth
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -115,19 +116,20 @@ def on_one_core(folder, rabbitmq, upstream, words, options):
         return True
     elsewhere = ["taskset", "--cpu-list", ",".join(map(str, others))]
     sink = Child([*elsewhere, binary(), "bench", "sink"], Path(folder, "sink.log"))
-    sink_port = sink.wait_line(r"^sink  listening on amqp://127\.0\.0\.1:(\d+)$").group(1)
-    confine(rabbitmq.pid, others)
-    port = {"sink": sink_port, "rabbitmq": rabbitmq.port}[upstream]
-    proxy = Leveret(
-        Path(folder, "confined"), "--log", "warn", "--worker-threads", "1", "--upstream", f"amqp://127.0.0.1:{port}"
-    )
     try:
-        confine(proxy.pid, [first])
-        system = ["--system", f"proxy={proxy.uri},pid={proxy.pid}"]
-        length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
-        return subprocess.run([*elsewhere, str(binary()), "bench", *words, *system, *length]).returncode == 0
+        sink_port = sink.wait_line(r"^sink  listening on amqp://127\.0\.0\.1:(\d+)$").group(1)
+        confine(rabbitmq.pid, others)
+        address = f"amqp://127.0.0.1:{sink_port if upstream == 'sink' else rabbitmq.port}"
+        flags = ["--log", "warn", "--worker-threads", "1", "--upstream", address]
+        proxy = Leveret(Path(folder, "confined"), *flags)
+        try:
+            confine(proxy.pid, [first])
+            system = ["--system", f"proxy={proxy.uri},pid={proxy.pid}"]
+            length = ["--quick"] if options.quick else ["--rounds", options.rounds, "--time", options.time]
+            return subprocess.run([*elsewhere, str(binary()), "bench", *words, *system, *length]).returncode == 0
+        finally:
+            proxy.stop()
     finally:
-        proxy.stop()
         sink.kill()
         confine(rabbitmq.pid, [first, *others])
 
@@ -135,7 +137,9 @@ def on_one_core(folder, rabbitmq, upstream, words, options):
 def confine(pid, cores):
     """Has all threads of a process run on these cores only, and those that they start."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
+        # One may end meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def arguments():

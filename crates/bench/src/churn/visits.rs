@@ -27,7 +27,7 @@ const READ: usize = 16 * 1024;
 
 /// Has as many visitors as there are workers connect without TLS, log in, open the vhost and close, again and again.
 pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, ClientError> {
-    let address = resolve(uri)?;
+    let address = find(uri)?;
     let offer = client_offer(uri, name);
     // The system under test needs cores as well.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -46,10 +46,18 @@ pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, Clie
     Ok(Done::of(&labours, vec![(); shift.workers]))
 }
 
-fn resolve(uri: &Uri) -> Result<SocketAddr, ClientError> {
-    let resolving = || ClientError::io("resolving the host name");
-    let mut addresses = (uri.host.as_str(), uri.port).to_socket_addrs().map_err(resolving())?;
-    addresses.next().ok_or_else(|| resolving()(ErrorKind::NotFound.into()))
+/// The first address of the server's name that answers.
+fn find(uri: &Uri) -> Result<SocketAddr, ClientError> {
+    let resolving = ClientError::io("resolving the host name");
+    let addresses = (uri.host.as_str(), uri.port).to_socket_addrs().map_err(resolving)?;
+    let mut last = ErrorKind::NotFound.into();
+    for address in addresses {
+        match std::net::TcpStream::connect_timeout(&address, SETUP_TIMEOUT) {
+            Ok(_) => return Ok(address),
+            Err(error) => last = error,
+        }
+    }
+    Err(ClientError::io("connecting")(last))
 }
 
 /// What one thread does.
@@ -143,7 +151,7 @@ impl Visit {
         }
         loop {
             let read = match self.stream.read(scratch) {
-                Ok(0) => return Err(ClientError::Closed("the server closed the socket".into())),
+                Ok(0) => return Err(self.cut_off()),
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(ClientError::io("waiting for an answer")(error)),
@@ -158,6 +166,17 @@ impl Visit {
                 return Ok(false);
             }
         }
+    }
+
+    /// What it means that the server has closed the socket: during the login it may be a refusal.
+    fn cut_off(&mut self) -> ClientError {
+        if let Stage::LogIn(handshake) = &mut self.stage {
+            handshake.handle_eof();
+            if let Some(ClientEvent::Failed(failure)) = handshake.poll_event() {
+                return ClientError::Protocol(failure.to_string());
+            }
+        }
+        ClientError::Closed("the server closed the socket".into())
     }
 
     fn write(&mut self) -> Result<(), ClientError> {
@@ -234,9 +253,12 @@ mod tests {
     fn a_server_that_is_not_there_or_closes_is_an_error() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let uri = Uri::parse(&format!("amqp://{}", listener.local_addr().unwrap())).unwrap();
-        let server = thread::spawn(move || drop(listener.accept()));
+        // Once to see whether it is there, once for the visit.
+        let server = thread::spawn(move || (0..2).for_each(|_| drop(listener.accept())));
         let closed = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
-        assert!(matches!(closed, ClientError::Closed(_) | ClientError::Io { .. }), "{closed}");
+        let told =
+            matches!(closed, ClientError::Closed(_) | ClientError::Protocol(_) | ClientError::Io { .. });
+        assert!(told, "{closed}");
         server.join().unwrap();
         // Nobody listens there any more.
         let refused = work(&uri, "visits", shift(1, Duration::ZERO)).unwrap_err();
