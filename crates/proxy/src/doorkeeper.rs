@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 pub(crate) struct Doorkeeper {
     /// For credentials that a broker has accepted before.
     known: Semaphore,
-    /// For all others.
+    /// For all others, who keep it while they wait for a place.
     strangers: Semaphore,
     /// What was accepted last for each user, at most [`VERIFIED_MAX`].
     verified: Mutex<HashMap<String, Arc<Credentials>>>,
@@ -30,6 +30,14 @@ struct Refused {
     at: Instant,
 }
 
+/// The permission to begin a handshake, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Permit<'d> {
+    _held: Option<SemaphorePermit<'d>>,
+    /// A broker has accepted the credentials before.
+    pub(crate) is_known: bool,
+}
+
 impl Doorkeeper {
     pub(crate) fn new() -> Self {
         Self {
@@ -41,12 +49,20 @@ impl Doorkeeper {
     }
 
     /// Waits for the permission to begin a handshake.
-    pub(crate) async fn enter(&self, credentials: &Credentials) -> Option<SemaphorePermit<'_>> {
-        let known =
+    pub(crate) async fn enter(&self, credentials: &Credentials) -> Permit<'_> {
+        let is_known =
             self.verified.lock().get(&credentials.username).is_some_and(|known| **known == *credentials);
-        let semaphore = if known { &self.known } else { &self.strangers };
-        // Neither is ever closed.
-        semaphore.acquire().await.ok()
+        if is_known {
+            return self.enter_known().await;
+        }
+        // Never closed.
+        Permit { _held: self.strangers.acquire().await.ok(), is_known }
+    }
+
+    /// The same with credentials that a broker had accepted when the caller came.
+    pub(crate) async fn enter_known(&self) -> Permit<'_> {
+        // Never closed.
+        Permit { _held: self.known.acquire().await.ok(), is_known: true }
     }
 
     /// A broker has accepted these credentials.

@@ -32,7 +32,7 @@
 //!   built in: depending on plugins, queue types and arguments the broker answers these by closing the connection (P2);
 //! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until they
 //!   are complete, so that no channel is left in the middle of a message. When there is no room for what all clients have
-//!   sent of those ([`PoolConfig::staging_total_max`]), clients wait for some, or a few of them stream through as well;
+//!   sent of those ([`PoolConfig::staging_total_max`]), clients wait for some, or, while connections may be opened, a few of them stream through as well;
 //!   their channels go back to where they share when that is done.
 //!
 //! A channel that is shared already moves there: it is held, the old upstream channel is closed and confirmed closed, so
@@ -68,7 +68,8 @@
 //! - A channel that was opened longer than `auth_ttl` ago is not leased to another client, for brokers remember on a
 //!   channel what its user was allowed to do.
 //! - Who waits for room for an incomplete message gets it in turn: whoever holds some for long without completing a message
-//!   gives way, but only while others wait. Who waits for one of [`PoolConfig::max_connections`] gets it in turn as well.
+//!   gives way, but only while others wait. Who waits for one of [`PoolConfig::max_connections`] gets it in turn as well;
+//!   of those whose credentials no broker has accepted before, only a few stand in that line.
 //! - What is kept to be sent again is bounded, for each client and for all, and so is what waits for a place; above that a
 //!   client is not read.
 //! - What waits for clients to read it is bounded likewise. The more waits for all, the less may wait for each: then the client, or its

@@ -111,12 +111,19 @@ pub struct ClientSide {
 impl Pool {
     /// An empty pool. Nothing is connected before a client comes.
     pub fn new(config: PoolConfig) -> Arc<Self> {
+        let places = places::places(config.max_connections);
+        let staging = Staging::new(
+            config.staging_total_max,
+            config.lanes_max(),
+            config.staging_patience,
+            places.clone(),
+        );
         Arc::new(Self {
             identities: ArcSwap::new(Arc::clone(&config.identities)),
             waiting: Arc::new(Waiting::new(config.waiting_total_max())),
-            staging: Staging::new(config.staging_total_max, config.lanes_max(), config.staging_patience),
+            staging,
             endpoints: Arc::new(Endpoints::new(config.resolver.clone())),
-            places: places::places(config.max_connections),
+            places,
             unused: Arc::default(),
             config,
             connections: Mutex::default(),
@@ -242,7 +249,8 @@ impl Pool {
     ) -> Result<(), Refusal> {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
-            let _permit = self.doorkeeper.enter(credentials).await;
+            // The broker has accepted them a moment ago, and this one has a place in hand.
+            let _permit = self.doorkeeper.enter_known().await;
             // Somebody else may have done it meanwhile.
             return if verified().is_some() {
                 Ok(())
@@ -534,10 +542,11 @@ impl Pool {
             credentials: credentials.clone(),
             virtual_host: virtual_host.into(),
         };
-        let is_shared = owner.is_none();
+        // One that belongs to a client is nothing to others, unless it vouches for them.
+        let helps_others = owner.is_none() || self.verified(credentials, virtual_host).is_none();
         let upstream = upstream::spawn(self, stream, limits, login, owner);
-        if is_shared {
-            self.unused.tell();
+        if helps_others {
+            self.unused.tell_all();
         }
         tracing::debug!(upstream = upstream.id, virtual_host, "upstream connection opened");
         if self.draining.load(Ordering::Acquire) {

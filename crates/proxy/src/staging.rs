@@ -2,10 +2,10 @@
 //!
 //! Everybody may hold a little whatever others hold; what goes beyond counts, up to a total. A client that finds no room
 //! is not read any more and stands in a *line*. Whoever is first in it goes on as soon as there is room again, or on a
-//! *lane*: it streams on an upstream connection of its own, of which only a part may be taken for this. So a moment of
-//! many large messages is waited out. Against those that never complete theirs there is a patience, which counts only
-//! while somebody stands in line: who has held room, or a lane, for longer gives way, the longest first, and no more of
-//! them than those in line need.
+//! *lane*: it streams on an upstream connection of its own, of which only a part may be taken for this, and only while
+//! there are places for more. So a moment of many large messages is waited out. Against those that never complete theirs
+//! there is a patience, which counts only while somebody stands in line: who has held room, or a lane, for longer gives
+//! way, the longest first, and no more of them than those in line need.
 //!
 //! What is read of a client before it stands in line counts when it goes on: a read for each of them at most.
 
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
@@ -27,6 +28,8 @@ pub(crate) struct Staging {
     /// How many there may be.
     most: usize,
     lanes_max: usize,
+    /// The places for upstream connections that are free.
+    places: Arc<Semaphore>,
     /// How long a message may be incomplete while somebody stands in line.
     patience: Duration,
     /// Somebody stands in line.
@@ -100,12 +103,18 @@ pub(crate) enum Grant {
 }
 
 impl Staging {
-    /// Room for so many octets, and so many lanes.
-    pub(crate) fn new(most: usize, lanes_max: usize, patience: Duration) -> Arc<Self> {
+    /// Room for so many octets, and so many lanes while there are `places` for their connections.
+    pub(crate) fn new(
+        most: usize,
+        lanes_max: usize,
+        patience: Duration,
+        places: Arc<Semaphore>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             octets: AtomicUsize::new(0),
             most,
             lanes_max,
+            places,
             patience,
             pressed: AtomicBool::new(false),
             epoch: Instant::now(),
@@ -202,7 +211,8 @@ impl Staging {
             let standing = if octets == 0 || octets + need <= self.most {
                 self.octets.fetch_add(need, Ordering::SeqCst);
                 HAS_ROOM
-            } else if table.lanes < self.lanes_max {
+            } else if table.lanes < self.lanes_max && table.lanes < self.places.available_permits() {
+                // The lanes that are taken may all have their connections still to open.
                 table.lanes += 1;
                 HAS_LANE
             } else {
@@ -248,8 +258,10 @@ pub(crate) struct Seat {
     /// It is among the holders.
     known: bool,
     lane: bool,
-    /// Octets that came on the lane since it was last looked at.
-    streamed: usize,
+    /// Octets of bodies that came since it was last looked at.
+    came: usize,
+    /// Since when it will give way, unless something comes.
+    warned: Option<Instant>,
     /// Until when nothing is held against it.
     excused: Option<Instant>,
 }
@@ -263,7 +275,8 @@ impl Seat {
             waited: false,
             known: false,
             lane: false,
-            streamed: 0,
+            came: 0,
+            warned: None,
             excused: None,
         }
     }
@@ -302,6 +315,7 @@ impl Seat {
         let less = self.counted - wanted;
         self.set_counted(wanted, link);
         if less > 0 {
+            self.waited = false;
             self.staging.octets.fetch_sub(less, Ordering::SeqCst);
             self.staging.freed();
         }
@@ -372,9 +386,10 @@ impl Seat {
         self.ticket = None;
         // It was not read meanwhile.
         self.excused = Some(now);
+        self.warned = None;
         if standing == HAS_LANE {
             self.lane = true;
-            self.streamed = 0;
+            self.came = 0;
             link.stake.lane.store(true, Ordering::Relaxed);
             self.hold_since(now, link);
             return Some(Grant::Lane);
@@ -403,15 +418,21 @@ impl Seat {
         self.lane
     }
 
-    /// Octets have come that go out on the lane.
+    /// Octets of a message's body have come.
     #[inline]
-    pub(crate) fn count_streamed(&mut self, octets: usize) {
-        self.streamed += octets;
+    pub(crate) fn count_came(&mut self, octets: usize) {
+        self.came += octets;
     }
 
-    /// Whether so much has come on the lane since this was last asked that the lane is put to use.
+    /// Whether so much has come since this was last asked that the room or the lane is put to use.
     pub(crate) fn makes_progress(&mut self) -> bool {
-        std::mem::take(&mut self.streamed) >= LANE_PROGRESS
+        std::mem::take(&mut self.came) >= if self.lane { LANE_PROGRESS } else { ROOM_PROGRESS }
+    }
+
+    /// Whether it has known for a while that it will give way. It knows from now on.
+    pub(crate) fn is_warned(&mut self, now: Instant) -> bool {
+        let since = *self.warned.get_or_insert(now);
+        now.saturating_duration_since(since) >= self.staging.patience / WARNINGS_IN_PATIENCE
     }
 
     /// The lane is not used any more.
@@ -429,6 +450,7 @@ impl Seat {
     /// What happened until now is not the client's doing.
     pub(crate) fn excuse(&mut self, now: Instant, link: &Arc<ClientLink>) {
         self.excused = Some(now);
+        self.warned = None;
         self.hold_since(now, link);
     }
 
@@ -453,6 +475,11 @@ const ALWAYS: usize = 16 * 1024;
 /// What has to come on a lane in the time of the patience, so that a message of [`crate::session::STAGING_LIMIT`] does not
 /// take it for longer than 16 times as long; and hardly anybody's line is slower.
 const LANE_PROGRESS: usize = 64 * 1024;
+/// The same where room is held, of which there is less for those who wait: four times as long. A client whose rate is limited
+/// is not to blame for it.
+const ROOM_PROGRESS: usize = 256 * 1024;
+/// Who gives way was told so before, the time of the patience divided by this ago, and could be read then and now.
+const WARNINGS_IN_PATIENCE: u32 = 8;
 /// How often those in line are looked after in the time of the patience.
 const LOOKS_IN_PATIENCE: u32 = 4;
 /// For a patience of nothing, as tests have it.

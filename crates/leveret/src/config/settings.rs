@@ -307,14 +307,14 @@ settings! {
         /// when those that are there are busy or full.
         upstream_connections_max: u16 = "8", from "1" to "1024";
 
-        /// How many of them stay open although nobody uses them.
+        /// How many of them stay open although nobody uses them, as long as nobody else needs their place.
         upstream_connections_min: u16 = "0", from "0" to "1024";
 
         /// The most channels on an upstream connection that clients share, if the upstream allows as many.
         upstream_channels_max: u16 = "1000", from "1" to "65535";
 
         /// The most upstream connections in all, those that one client needs for itself included. Each needs a file
-        /// descriptor.
+        /// descriptor. Who needs one more waits for `upstream_arrival_max`; those that nobody uses make room.
         upstream_connections_total: u32 = "4096", from "1" to "1000000";
 
         /// An upstream connection, or a channel on one, that nobody has used for this long is closed.
@@ -325,7 +325,8 @@ settings! {
         upstream_outage_max: Duration = "60s", from "0s" to "24h";
 
         /// How long a client that connects while no upstream answers waits for one to return, before it is refused with 320
-        /// CONNECTION_FORCED. It is let in only when an upstream has accepted its credentials.
+        /// CONNECTION_FORCED. It is let in only when an upstream has accepted its credentials. Also how long a client waits
+        /// that needs an upstream connection while there are `upstream_connections_total`; then 506 RESOURCE_ERROR ends it.
         upstream_arrival_max: Duration = "3s", from "0s" to "10m";
 
         /// The heartbeat interval wanted from upstreams, in seconds; the upstream may ask for a shorter one. One that is

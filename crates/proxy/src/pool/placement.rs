@@ -27,13 +27,12 @@ impl Pool {
     ) -> Option<Arc<Upstream>> {
         let (mut best, mut rested, mut shared, mut opening) = (None, None, 0, 0);
         self.each(credentials, virtual_host, |upstream| {
-            let Some(load) = upstream.shared_load(confirm) else { return };
+            let Some(found) = upstream.shared(confirm) else { return };
             shared += 1;
-            let (to_open, rests) = upstream.opening(confirm);
-            opening += to_open;
-            if let Some(load) = load {
+            opening += found.opening;
+            if let Some(load) = found.load {
                 keep_least(&mut best, load, upstream);
-                if rests {
+                if found.rests {
                     keep_least(&mut rested, load, upstream);
                 }
             }
@@ -58,7 +57,7 @@ impl Pool {
         let mut found = None;
         self.each(credentials, virtual_host, |upstream| {
             if !warm {
-                warm = matches!(upstream.shared_load(false), Some(Some(_)));
+                warm = upstream.shared(false).is_some_and(|shared| shared.load.is_some());
             } else if found.is_none() && upstream.try_own(link) {
                 found = Some(upstream.clone());
             }
@@ -159,7 +158,8 @@ impl Pool {
         loop {
             let mut busiest = None::<(usize, Arc<Upstream>)>;
             self.each(credentials, virtual_host, |upstream| {
-                let (opening, _) = upstream.opening(confirm);
+                // What other clients have on connections of their own is nothing to this one.
+                let opening = upstream.shared(confirm).map_or(0, |shared| shared.opening);
                 if opening > busiest.as_ref().map_or(0, |(most, _)| *most) {
                     busiest = Some((opening, upstream.clone()));
                 }
@@ -211,7 +211,7 @@ impl Pool {
     fn count_shared(&self, credentials: &Credentials, virtual_host: &str) -> usize {
         let mut count = 0;
         self.each(credentials, virtual_host, |upstream| {
-            count += usize::from(upstream.shared_load(false).is_some());
+            count += usize::from(upstream.shared(false).is_some());
         });
         count
     }

@@ -1,16 +1,19 @@
 //! The places that there are for upstream connections, and waiting for one when all are taken.
 //!
 //! Those who wait get the places that become free in turn. Meanwhile connections that nobody uses make room for others,
-//! the one first that has been idle for longest, whatever credentials and virtual host it is for.
+//! the one first that has been idle for longest, whatever credentials and virtual host it is for. Of those whose
+//! credentials no broker has accepted yet only a few stand in line, see [`crate::doorkeeper`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
-use tokio::sync::{Notify, OwnedSemaphorePermit, SemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::Pool;
+use crate::doorkeeper::Permit;
 use crate::metrics::add;
 use crate::refusal::Refusal;
 
@@ -39,6 +42,12 @@ impl Unused {
         self.some.store(true, Ordering::Release);
         self.told.notify_one();
     }
+
+    /// There is a connection that was not there before. Many may wait for the same: all of them look.
+    pub(super) fn tell_all(&self) {
+        self.some.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
 }
 
 /// What a client that needs a connection gets.
@@ -46,7 +55,7 @@ pub(super) enum Entered<'p, T> {
     /// It need not open one.
     Instead(T),
     /// It may begin a handshake.
-    Begin(Option<SemaphorePermit<'p>>, Place),
+    Begin(Permit<'p>, Place),
 }
 
 impl Pool {
@@ -68,13 +77,21 @@ impl Pool {
         if let Some(place) = self.free_place()? {
             return Ok(Entered::Begin(permit, place));
         }
-        // Nobody's handshake waits for somebody who has no place for one.
-        drop(permit);
+        // Nobody's handshake waits for somebody known who has no place for one. Strangers keep the permission, so that only as
+        // many of them stand in line, and none waits for it with a place in hand.
+        let stranger = (!permit.is_known).then_some(permit);
         let place = match self.wait_for_place(end, &instead).await? {
             Ok(place) => place,
-            Err(other) => return Ok(Entered::Instead(other)),
+            Err(other) => {
+                // What told this one may be worth knowing for the next one who waits.
+                self.unused.told.notify_one();
+                return Ok(Entered::Instead(other));
+            }
         };
-        let permit = self.doorkeeper.enter(credentials).await;
+        let permit = match stranger {
+            Some(permit) => permit,
+            None => self.doorkeeper.enter_known().await,
+        };
         match instead() {
             Some(other) => Ok(Entered::Instead(other)),
             None => Ok(Entered::Begin(permit, place)),
@@ -110,13 +127,20 @@ impl Pool {
     ) -> Result<Result<Place, T>, Refusal> {
         add(&self.counters.connections_awaited, 1);
         let mut place = std::pin::pin!(self.places.clone().acquire_owned());
+        let (began, mut was_told) = (Instant::now(), true);
         loop {
             let mut told = std::pin::pin!(self.unused.told.notified());
             told.as_mut().enable();
             if let Some(other) = instead() {
                 return Ok(Err(other));
             }
-            self.make_room();
+            if was_told {
+                self.make_room();
+            }
+            // Nobody tells of a channel that comes to rest on a connection in use. The longer one has waited the less often it
+            // looks, for each look costs all others a moment of the pool's table.
+            let now = Instant::now();
+            let look_again = end.min(now + (now - began).max(LOOK_AGAIN));
             tokio::select! {
                 biased;
                 // The semaphore is never closed.
@@ -124,9 +148,16 @@ impl Pool {
                     let draining = self.draining.load(Ordering::Acquire);
                     return if draining { Err(Refusal::unreachable("shutting down")) } else { Ok(Ok(Place(permit))) };
                 }
-                () = told => {}
-                () = tokio::time::sleep_until(end) => {
-                    return Err(self.all_taken(", and none became free in time"));
+                () = told => was_told = true,
+                () = tokio::time::sleep_until(look_again) => {
+                    if look_again == end {
+                        return match instead() {
+                            Some(other) => Ok(Err(other)),
+                            None => Err(self.all_taken(", and none became free in time")),
+                        };
+                    }
+                    // The room that was made may still be on its way.
+                    was_told = false;
                 }
             }
         }
@@ -160,4 +191,26 @@ impl Pool {
 /// So many places.
 pub(super) fn places(count: usize) -> Arc<tokio::sync::Semaphore> {
     Arc::new(tokio::sync::Semaphore::new(count.min(tokio::sync::Semaphore::MAX_PERMITS)))
+}
+
+/// After this time at least one who waits looks by itself.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::config::PoolConfig;
+
+    #[tokio::test]
+    async fn what_came_without_a_word_is_found_at_the_end() {
+        let pool = Pool::new(PoolConfig { max_connections: 0, ..PoolConfig::new(Vec::new()) });
+        let looks = Cell::new(0);
+        // When it comes, and when it begins to wait, there is nothing yet.
+        let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
+        let end = Instant::now() + LOOK_AGAIN / 2;
+        let entered = pool.enter(&Credentials::plain("user", "right"), end, instead).await;
+        assert!(matches!(entered, Ok(Entered::Instead(()))));
+    }
 }

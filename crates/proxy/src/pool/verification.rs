@@ -15,15 +15,18 @@ impl Pool {
     /// was opened with them is still open. When half of that time is over, it is asked again in the background, so that
     /// nobody who comes often enough ever waits (P6).
     pub(super) fn is_verified_for(self: &Arc<Self>, credentials: &Credentials, virtual_host: &str) -> bool {
-        let ttl = self.config.auth_ttl;
-        let fresh = |upstream: &Arc<Upstream>| {
-            *upstream.virtual_host == *virtual_host && upstream.is_verified_within(ttl)
-        };
-        let Some(upstream) = self.newest(credentials, fresh) else { return false };
-        if !upstream.is_verified_within(ttl / 2) && upstream.begin_refresh() {
+        let Some(upstream) = self.verified(credentials, virtual_host) else { return false };
+        if !upstream.is_verified_within(self.config.auth_ttl / 2) && upstream.begin_refresh() {
             self.refresh(upstream);
         }
         true
+    }
+
+    /// The newest connection on which the broker accepted these credentials for the virtual host less than `auth_ttl` ago.
+    pub(super) fn verified(&self, credentials: &Credentials, virtual_host: &str) -> Option<Arc<Upstream>> {
+        self.newest(credentials, |upstream| {
+            *upstream.virtual_host == *virtual_host && upstream.is_verified_within(self.config.auth_ttl)
+        })
     }
 
     /// Verifies credentials for a virtual host by the rest of a handshake. The connection is kept if there is none yet.
@@ -37,7 +40,7 @@ impl Pool {
         let others = |upstream: &Arc<Upstream>| {
             *upstream.virtual_host == *virtual_host
                 && !Arc::ptr_eq(upstream, &verified)
-                && matches!(upstream.shared_load(false), Some(Some(_)))
+                && upstream.shared(false).is_some_and(|shared| shared.load.is_some())
         };
         if let Some(other) = self.newest(credentials, others) {
             other.set_verified();

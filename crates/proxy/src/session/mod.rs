@@ -399,8 +399,9 @@ impl Session {
         let size = header.body_size;
         if let Err(fault) = check_size(size, max_size) {
             let fault = fault.caused_by(PUBLISH_IDS);
-            if fault.is_hard() {
-                return Err(fault);
+            // The broker waits for the content of a publish that it has seen: its channel cannot be left like that.
+            if fault.is_hard() || channel.is_half_sent() {
+                return Err(fault.on_connection());
             }
             self.fail_channel(frame.channel, &fault);
             return Ok(());
@@ -425,8 +426,8 @@ impl Session {
         };
         self.content(frame.channel, frame, missing == 0)?;
         self.expect(frame.channel, if missing == 0 { Content::None } else { Content::Body(missing) });
+        self.seat.count_came(frame.payload.len());
         if self.seat.has_lane() {
-            self.seat.count_streamed(frame.payload.len());
             self.leave_lane()?;
         }
         Ok(())

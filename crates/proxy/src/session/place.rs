@@ -252,7 +252,7 @@ impl Session {
                 Ok(())
             }
             Place::Leaving { own, .. } => {
-                channel.left(last_queue, own);
+                channel.left(last_queue, own || self.suspect);
                 self.place(number)
             }
             _ => {

@@ -29,13 +29,17 @@ impl Session {
         if !self.seat.waits() {
             return Ok(());
         }
-        match self.seat.take_grant(&self.link, Instant::now()) {
-            Some(Grant::Lane) => {
-                self.stream_largest()?;
-                self.leave_lane()
-            }
-            Some(Grant::Room) | None => Ok(()),
+        let Some(Grant::Lane) = self.seat.take_grant(&self.link, Instant::now()) else { return Ok(()) };
+        if self.life != Life::Open {
+            self.keep_own();
+            return Ok(());
         }
+        if !matches!(self.own, Leg::None) {
+            // It has come to need one of its own meanwhile, and may need it after this message.
+            self.keep_own();
+        }
+        self.stream_largest()?;
+        self.leave_lane()
     }
 
     /// Streams what is held most of.
@@ -56,8 +60,8 @@ impl Session {
         if !self.seat.has_lane() || self.life != Life::Open || self.is_streaming() {
             return Ok(());
         }
-        if self.suspect {
-            // It has to stay where it hurts nobody else.
+        if self.suspect || self.exclusive {
+            // It has to stay where it hurts nobody else, and where its exclusive queues are.
             self.keep_own();
             return Ok(());
         }
@@ -112,9 +116,9 @@ impl Session {
             return Ok(());
         }
         let lane = self.seat.has_lane();
-        let idle_lane = lane && !self.is_streaming();
+        let complete = if lane { !self.is_streaming() } else { self.oldest().is_none() };
         // While it is not read it can complete nothing.
-        if idle_lane || !self.has_room() || (lane && self.seat.makes_progress()) {
+        if complete || !self.has_room() || self.seat.makes_progress() {
             self.seat.excuse(now, &self.link);
             return Ok(());
         }
@@ -127,6 +131,10 @@ impl Session {
         }
         if !lane && !matches!(self.own, Leg::None) {
             return self.stream_largest();
+        }
+        // It may not have been read until a moment ago.
+        if !self.seat.is_warned(now) {
+            return Ok(());
         }
         staging.count_gave_way();
         let text = format!("message incomplete for {} s while others wait for room", stuck.as_secs());

@@ -47,6 +47,11 @@ impl Client {
     }
 }
 
+/// With as many places for lanes as anybody wants.
+fn room(most: usize, lanes_max: usize, patience: Duration) -> Arc<Staging> {
+    Staging::new(most, lanes_max, patience, Arc::new(Semaphore::new(100)))
+}
+
 fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
     (0..count).map(|_| Client::new(staging)).collect()
 }
@@ -57,7 +62,7 @@ fn octets(staging: &Staging) -> usize {
 
 #[test]
 fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
-    let staging = Staging::new(4 * PIECE, 1, PATIENCE);
+    let staging = room(4 * PIECE, 1, PATIENCE);
     let mut clients = many(&staging, 10);
     let held = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
     assert_eq!((held, octets(&staging)), (4, 4 * PIECE));
@@ -70,7 +75,7 @@ fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
 
 #[test]
 fn those_in_line_go_on_in_turn_when_room_comes() {
-    let staging = Staging::new(2 * PIECE, 0, PATIENCE);
+    let staging = room(2 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 2);
     assert!(holders.iter_mut().all(Client::stop_in_message));
     let mut line = many(&staging, 3);
@@ -90,7 +95,7 @@ fn those_in_line_go_on_in_turn_when_room_comes() {
 
 #[test]
 fn no_room_is_lost_with_those_who_leave() {
-    let staging = Staging::new(PIECE, 1, PATIENCE);
+    let staging = room(PIECE, 1, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let mut line = many(&staging, 5);
@@ -110,7 +115,7 @@ fn no_room_is_lost_with_those_who_leave() {
 
 #[test]
 fn only_so_many_stream_for_want_of_room() {
-    let staging = Staging::new(PIECE, 3, PATIENCE);
+    let staging = room(PIECE, 3, PATIENCE);
     assert!(Client::new(&staging).stop_in_message());
     let mut line = many(&staging, 10);
     line.iter_mut().for_each(Client::wait);
@@ -122,8 +127,28 @@ fn only_so_many_stream_for_want_of_room() {
 }
 
 #[test]
+fn nobody_gets_a_lane_without_a_place_for_its_connection() {
+    let places = Arc::new(Semaphore::new(0));
+    let staging = Staging::new(PIECE, 3, PATIENCE, places.clone());
+    let mut holder = Client::new(&staging);
+    assert!(holder.stop_in_message());
+    let mut line = many(&staging, 3);
+    line.iter_mut().for_each(Client::wait);
+    assert_eq!(staging.counts(), (3, 0));
+    // Places that fall free are found the next time that somebody looks; the second lane needs one beyond the first's.
+    for (free, lanes) in [(1, 1), (2, 2)] {
+        places.add_permits(free - places.available_permits());
+        assert!(staging.press(Instant::now()));
+        assert_eq!(staging.counts(), (3 - lanes, lanes));
+    }
+    assert_eq!(line[0].grant(), Some(Grant::Lane));
+    holder.leave();
+    assert_eq!(line[2].grant(), Some(Grant::Room));
+}
+
+#[test]
 fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
-    let staging = Staging::new(5 * PIECE, 0, PATIENCE);
+    let staging = room(5 * PIECE, 0, PATIENCE);
     let mut holders = many(&staging, 5);
     assert!(holders.iter_mut().all(Client::stop_in_message));
     let now = Instant::now();
@@ -149,7 +174,7 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
 
 #[test]
 fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
-    let staging = Staging::new(PIECE, 0, PATIENCE);
+    let staging = room(PIECE, 0, PATIENCE);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let mut line = many(&staging, 3);
@@ -166,7 +191,7 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
 
 #[tokio::test]
 async fn those_in_line_are_looked_after_as_long_as_there_are_any() {
-    let staging = Staging::new(PIECE, 0, Duration::ZERO);
+    let staging = room(PIECE, 0, Duration::ZERO);
     let mut holder = Client::new(&staging);
     assert!(holder.stop_in_message());
     let mut waiter = Client::new(&staging);

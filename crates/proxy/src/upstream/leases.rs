@@ -39,6 +39,17 @@ pub(crate) struct Leased {
     pub(crate) confirming: bool,
 }
 
+/// What a connection that clients share has for one of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared {
+    /// How much it has to do for clients, in no unit, if it has a channel for this one.
+    pub(crate) load: Option<usize>,
+    /// Such a channel rests.
+    pub(crate) rests: bool,
+    /// Channels that the broker is still to open, or to prove clean if they were given back.
+    pub(crate) opening: usize,
+}
+
 /// The resting channels, those first that have rested longest.
 #[derive(Debug, Default)]
 pub(super) struct Resting {
@@ -56,23 +67,16 @@ struct Rested {
 }
 
 impl Upstream {
-    /// `None` when clients do not share this connection. Otherwise how much it has to do for them, in no unit, if it has a
-    /// channel for a client, which is `confirm`ing or not.
-    pub(crate) fn shared_load(&self, confirm: bool) -> Option<Option<usize>> {
+    /// What the connection has for a client, which is `confirm`ing or not; `None` when clients do not share it.
+    pub(crate) fn shared(&self, confirm: bool) -> Option<Shared> {
         let state = self.state.lock();
         if state.phase != Phase::Open || state.owner.is_some() {
             return None;
         }
-        let has_room =
-            state.resting.has(confirm) || state.used_numbers() < usize::from(self.shared_channel_max);
-        Some(has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE))
-    }
-
-    /// How many channels the broker is still to open, or to prove clean if they were given back; and whether one rests for a
-    /// client, which is `confirm`ing or not.
-    pub(crate) fn opening(&self, confirm: bool) -> (usize, bool) {
-        let state = self.state.lock();
-        (state.opening, state.resting.has(confirm))
+        let rests = state.resting.has(confirm);
+        let has_room = rests || state.used_numbers() < usize::from(self.shared_channel_max);
+        let load = has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE);
+        Some(Shared { load, rests, opening: state.opening })
     }
 
     /// Ends when a channel has come to rest, or to be open: for one of those who wait.

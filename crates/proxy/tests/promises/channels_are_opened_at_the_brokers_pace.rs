@@ -102,3 +102,27 @@ async fn no_client_waits_for_longer_than_its_patience() {
     assert_eq!(upstream.expect("channel.open").await.channel, MOST + 1);
     assert_eq!(upstream.expect_message().await, (MOST + 1, b"late".to_vec()));
 }
+
+#[tokio::test]
+async fn nobody_waits_for_what_other_clients_have_on_connections_of_their_own() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let config = PoolConfig { max_channels_per_connection: 1, opening_patience: LONG, ..broker.config() };
+    let pool = Pool::new(config);
+    let mut neighbour = Client::connect(&pool).await;
+    neighbour.open_channel(1).await;
+    neighbour.publish(1, b"shared").await;
+    let mut full = broker.next_connection().await;
+    full.expect("channel.open").await;
+    let mut holder = Client::connect(&pool).await;
+    holder.open_channel(1).await;
+    broker.fall_silent();
+    holder.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    client.publish(1, b"at once").await;
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    assert_eq!(next.expect_message().await.1, b"at once");
+}

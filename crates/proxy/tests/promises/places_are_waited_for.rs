@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use amqp::Credentials;
 use amqp::method::{basic, channel, connection, queue};
-use proxy::{Pool, PoolConfig, Refusal};
+use proxy::{ClientInfo, Pool, PoolConfig, Refusal};
+use tokio::task::JoinSet;
 
-use crate::common::{Broker, Client, Manners, login, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, login, message, soon, until};
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -136,3 +138,123 @@ async fn the_last_warm_connection_is_better_than_none() {
     only.expect("basic.consume").await;
     assert_eq!(pool.metrics().own_connections, 1);
 }
+
+/// A client that uses the only connection there may be, and the broker's end of that.
+async fn holder(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
+    let mut holder = Client::over(pool, login(pool, "holder", "right").await.unwrap()).await;
+    holder.open_channel(1).await;
+    holder.publish(1, b"in use").await;
+    let mut end = broker.next_connection().await;
+    end.expect("channel.open").await;
+    end.expect_message().await;
+    (holder, end)
+}
+
+/// Has so many log in, with passwords of their own or the right one, and stay.
+fn arrive(pool: &Arc<Pool>, user: &str, passwords: impl Iterator<Item = String>) -> JoinSet<Option<Client>> {
+    let mut arrivals = JoinSet::new();
+    for password in passwords {
+        let (pool, credentials) = (pool.clone(), Credentials::plain(user, &*password));
+        arrivals.spawn(async move {
+            let info = ClientInfo { id: 1, peer: "127.0.0.1:1".to_owned() };
+            let login = pool.authenticate(credentials, info).await.ok()?;
+            Some(Client::over(&pool, login).await)
+        });
+    }
+    arrivals
+}
+
+#[tokio::test]
+async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, 1, LONG);
+    let (holder, _end) = holder(&mut broker, &pool).await;
+    let mut arrivals = arrive(&pool, "user", (0..20).map(|_| "right".to_owned()));
+    until("all to wait", || pool.metrics().connections_awaited == 20).await;
+    drop(holder);
+    // None of them goes: that would wake others.
+    let mut let_in = Vec::new();
+    while let Some(arrived) = soon("the next one to be let in", arrivals.join_next()).await {
+        let_in.push(arrived.unwrap().expect("it is let in"));
+    }
+    assert_eq!(broker.logins(), 2);
+}
+
+#[tokio::test]
+async fn who_waits_gets_a_channel_that_comes_to_rest_beside_others_in_use() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let config = PoolConfig { max_connections: 1, max_channels_per_connection: 2, ..broker.config() };
+    let pool = Pool::new(PoolConfig { arrival_max: LONG, ..config });
+    let mut neighbour = Client::connect(&pool).await;
+    let mut shared = broker.next_connection().await;
+    for number in 1..=2 {
+        neighbour.open_channel(number).await;
+        neighbour.publish(number, b"in use").await;
+        shared.expect("channel.open").await;
+        shared.expect_message().await;
+    }
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    client.publish(1, b"late").await;
+    until("it to wait", || pool.metrics().connections_awaited == 1).await;
+    neighbour.send(2, channel::Close::default()).await;
+    shared.expect("basic.qos").await;
+    assert_eq!(shared.expect_message().await.1, b"late");
+}
+
+#[tokio::test]
+async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_not() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = pool(&broker, 1, LONG);
+    // Its connection makes room for the holder's.
+    let known = Client::over(&pool, login(&pool, "known", "right").await.unwrap()).await;
+    let _closed = broker.next_connection().await;
+    let (holder, _end) = holder(&mut broker, &pool).await;
+    let before = (broker.logins(), pool.metrics().connections_awaited);
+    let _guesses = arrive(&pool, "known", (0..100).map(|n| n.to_string()));
+    until("some to wait", || pool.metrics().connections_awaited == before.1 + STRANGERS).await;
+    let mut arrivals = arrive(&pool, "known", std::iter::once("right".to_owned()));
+    until("it to wait", || pool.metrics().connections_awaited == before.1 + STRANGERS + 1).await;
+    drop((known, holder));
+    let arrived = soon("it to be let in", arrivals.join_next()).await.unwrap();
+    assert!(arrived.unwrap().is_some());
+    // After it others may have come.
+    assert!(broker.logins() < before.0 + 2 * STRANGERS as usize);
+}
+
+/// Handshakes with unproven passwords at one time.
+const STRANGERS: u64 = 32;
+
+#[tokio::test]
+async fn s2_who_finds_no_room_for_a_message_and_no_place_waits_for_the_room() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let config = PoolConfig { max_connections: 1, staging_patience: LONG, ..broker.config() };
+    let arrival_max = Duration::from_millis(1);
+    let pool = Pool::new(PoolConfig { arrival_max, staging_total_max: SIZE, ..config });
+    let whole = message(1, &[7; SIZE], FRAME);
+    let (all_but_the_end, end) = whole.split_at(whole.len() - FRAME);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.write(all_but_the_end).await;
+        until("the first to hold room", || pool.metrics().octets_staged > SIZE - 2 * FRAME).await;
+        clients.push(client);
+    }
+    until("the other to wait", || pool.metrics().clients_in_line == 1).await;
+    let mut shared = broker.next_connection().await;
+    for client in &mut clients {
+        client.write(end).await;
+        shared.expect("channel.open").await;
+        shared.expect("basic.publish").await;
+        shared.expect("header").await;
+        let mut came = 0;
+        while came < SIZE {
+            came += shared.expect("body").await.payload.len();
+        }
+    }
+}
+
+/// Octets of a message's body, in whole frames of [`FRAME`].
+const SIZE: usize = 24 * (FRAME - 8);
+const FRAME: usize = 4096;

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use amqp::frame::{write_content_header, write_method};
 use amqp::method::{basic, confirm, queue};
+use amqp::properties::NO_PROPERTIES;
 use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message, until};
@@ -268,4 +270,41 @@ async fn what_comes_on_a_lane_waits_for_its_connection() {
     waiting.send(1, basic::Qos::default()).await;
     waiting.expect("basic.qos-ok").await;
     shared.expect("channel.open").await;
+}
+
+/// A client that has begun a message on each of very many channels, with no more than the method.
+async fn begun_everywhere(pool: &Arc<Pool>) -> Client {
+    let mut client = Client::connect(pool).await;
+    let long = "k".repeat(255);
+    let mut begun = Vec::new();
+    for number in 1..=CHANNELS {
+        client.open_channel(number).await;
+        let publish = basic::Publish { exchange: &long, routing_key: &long, ..Default::default() };
+        write_method(&mut begun, number, publish);
+    }
+    client.write(&begun).await;
+    client
+}
+
+/// With the beginnings of so many messages a client holds more than everybody may.
+const CHANNELS: u16 = 40;
+
+#[tokio::test]
+async fn p2_who_ends_a_message_wrongly_that_the_broker_has_begun_to_see_is_ended() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let config = PoolConfig { max_message_size: 1000, max_connections: CONNECTIONS, ..broker.config() };
+    let pool = Pool::new(PoolConfig { staging_total_max: 0, staging_patience: HOUR, ..config });
+    let _holder = begun_everywhere(&pool).await;
+    until("the first to hold room", || pool.metrics().octets_staged > 0).await;
+    let mut client = begun_everywhere(&pool).await;
+    let _shared = broker.next_connection().await;
+    let mut lane = broker.next_connection().await;
+    lane.expect("channel.open").await;
+    lane.expect("basic.publish").await;
+    let mut header = Vec::new();
+    write_content_header(&mut header, CHANNELS, 1001, NO_PROPERTIES);
+    client.write(&header).await;
+    client
+        .expect_close(406, "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000")
+        .await;
 }
