@@ -97,6 +97,7 @@ mod doorkeeper;
 mod frames;
 mod histogram;
 mod identities;
+mod introduction;
 mod link;
 mod metrics;
 mod pool;

@@ -27,6 +27,7 @@ use self::places::{Entered, Place};
 use crate::config::PoolConfig;
 use crate::doorkeeper::Doorkeeper;
 use crate::identities::Identities;
+use crate::introduction::Introduction;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
@@ -166,7 +167,7 @@ impl Pool {
                 Entered::Instead(()) => continue,
                 Entered::Begin(_permit, place) => {
                     self.check_not_refused(&credentials)?;
-                    self.begin(place, &credentials, SHARED_NAME).await
+                    self.begin(place, &credentials, &Introduction::SHARED).await
                 }
             };
             match attempt {
@@ -261,7 +262,7 @@ impl Pool {
         match Box::pin(self.enter(credentials, end, verified)).await? {
             Entered::Instead(()) => Ok(()),
             Entered::Begin(_permit, place) => {
-                let begun = self.begin(place, credentials, SHARED_NAME).await?;
+                let begun = self.begin(place, credentials, &Introduction::SHARED).await?;
                 self.verify(begun, credentials, virtual_host).await
             }
         }
@@ -488,12 +489,12 @@ impl Pool {
         self: &Arc<Self>,
         place: Place,
         credentials: &Credentials,
-        name: &str,
+        introduction: &Introduction,
     ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
         for endpoint in self.endpoints.in_order(&self.config.upstreams).await {
             add(&self.counters.handshakes, 1);
-            match Box::pin(Begun::login(&endpoint, credentials, name, &self.config)).await {
+            match Box::pin(Begun::login(&endpoint, credentials, introduction, &self.config)).await {
                 Ok(begun) => {
                     self.reachable.store(true, Ordering::Relaxed);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
@@ -567,5 +568,3 @@ fn no_upstream() -> Refusal {
 
 /// Round trips of connecting: TCP, the protocol header, start-ok, and connection.open.
 const HANDSHAKE_ROUND_TRIPS: u64 = 4;
-/// The connection_name of connections that clients share.
-const SHARED_NAME: &str = "Leveret";

@@ -7,7 +7,8 @@ use std::time::Duration;
 use amqp::{Credentials, Fault, ReplyCode};
 use tokio::time::Instant;
 
-use super::{Entered, Pool, SHARED_NAME};
+use super::{Entered, Pool};
+use crate::introduction::Introduction;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
@@ -88,20 +89,22 @@ impl Pool {
         link: Arc<ClientLink>,
         credentials: Arc<Credentials>,
         virtual_host: Box<str>,
-        own_name: Option<String>,
+        introduction: Option<Introduction>,
         pause: Duration,
     ) {
         let pool = self.clone();
         tokio::spawn(async move {
-            let own = own_name.is_some();
+            let own = introduction.is_some();
             let end = tokio::time::Instant::now() + pool.config.outage_max;
             if !pause.is_zero() {
                 tokio::time::sleep(pause).await;
             }
             let result = loop {
                 pool.wait_while_failing(end).await;
-                let attempt = match &own_name {
-                    Some(name) => pool.own_connection(&credentials, &virtual_host, name, link.clone()).await,
+                let attempt = match &introduction {
+                    Some(introduction) => {
+                        pool.own_connection(&credentials, &virtual_host, introduction, link.clone()).await
+                    }
                     None => pool.shared_connection(&credentials, &virtual_host, false).await,
                 };
                 match attempt {
@@ -142,7 +145,7 @@ impl Pool {
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
-        let begun = self.begin(place, credentials, SHARED_NAME).await?;
+        let begun = self.begin(place, credentials, &Introduction::SHARED).await?;
         self.finish(begun, credentials, virtual_host, None).await
     }
 
@@ -183,7 +186,7 @@ impl Pool {
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
-        name: &str,
+        introduction: &Introduction,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
         let found = || match self.is_full() {
@@ -198,7 +201,7 @@ impl Pool {
             // It did not wait so long; others do.
             return Err(Refusal::unreachable("client is gone"));
         }
-        let begun = self.begin(place, credentials, name).await?;
+        let begun = self.begin(place, credentials, introduction).await?;
         self.finish(begun, credentials, virtual_host, Some(owner)).await
     }
 
@@ -226,7 +229,7 @@ impl Pool {
         runtime.spawn(async move {
             let result = async {
                 let _permit = pool.doorkeeper.enter(&credentials).await;
-                let begun = pool.begin(pool.place_at_once()?, &credentials, SHARED_NAME).await?;
+                let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
                 pool.finish(begun, &credentials, &virtual_host, None).await
             };
             if let Err(error) = result.await {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use amqp::sasl::Secret;
 use amqp::{Credentials, ReplyCode};
 
-use super::{Entered, Pool, SHARED_NAME};
+use super::{Entered, Pool};
+use crate::introduction::Introduction;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
 use crate::upstream::Upstream;
@@ -57,7 +58,7 @@ impl Pool {
             let credentials = upstream.credentials.clone();
             let _permit = pool.doorkeeper.enter(&credentials).await;
             let result = async {
-                let begun = pool.begin(pool.place_at_once()?, &credentials, SHARED_NAME).await?;
+                let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
             let refused = match result.await {
@@ -115,7 +116,7 @@ impl Pool {
                 Entered::Instead(()) => return Ok(credentials),
                 Entered::Begin(permit, place) => (permit, place),
             };
-            let begun = self.begin(place, &credentials, SHARED_NAME).await;
+            let begun = self.begin(place, &credentials, &Introduction::SHARED).await;
             if let Err(Refusal::Login(text)) = &begun {
                 let refused = with_secret(&credentials, Secret::new(credentials.secret.expose()));
                 self.doorkeeper.refuse(refused, text.clone(), std::time::Instant::now());

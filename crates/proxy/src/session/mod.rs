@@ -26,7 +26,7 @@ use amqp::channel::{ChannelStep, ChannelTable};
 use amqp::content::check_size;
 use amqp::frame::write_method;
 use amqp::method::{BASIC_CLASS, channel as channel_methods, confirm};
-use amqp::{ContentHeader, Credentials, Fault, FieldValue, Frame, FrameKind, Method, ReplyCode};
+use amqp::{ContentHeader, Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
 use self::channel::{Channel, Content, Place};
 use self::judge::{
@@ -36,6 +36,7 @@ use self::judge::{
 use self::output::Output;
 use self::place::Leg;
 use crate::frames::put_frame;
+use crate::introduction::Introduction;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
@@ -56,8 +57,8 @@ pub struct Session {
     pool: Arc<Pool>,
     credentials: Arc<Credentials>,
     virtual_host: Box<str>,
-    /// connection_name of the client's own connection.
-    own_name: String,
+    /// Of a connection that is opened for this client.
+    introduction: Introduction,
     link: Arc<ClientLink>,
     channels: ChannelTable<Box<Channel>>,
     /// Where new channels are placed that share.
@@ -117,11 +118,7 @@ impl Session {
         client: ClientSide,
     ) -> Self {
         pool.counters().clients.fetch_add(1, Ordering::Relaxed);
-        let given_name = client.client_properties.get("connection_name").and_then(FieldValue::as_text);
-        let own_name = match given_name {
-            Some(name) => format!("Leveret: {name} ({})", info.peer),
-            None => format!("Leveret: {}", info.peer),
-        };
+        let introduction = Introduction::of(info, &client.client_properties);
         let frame_max = client.negotiated.frame_max;
         let kept = pool.kept().clone();
         let waiting = pool.waiting().clone();
@@ -131,7 +128,7 @@ impl Session {
             pool,
             credentials,
             virtual_host: virtual_host.into(),
-            own_name,
+            introduction,
             link: Arc::new(link),
             channels: ChannelTable::new(client.negotiated.channel_max),
             shared: Leg::None,

@@ -118,9 +118,9 @@ impl Session {
             return Ok(Some(upstream));
         }
         *self.leg(own) = Leg::Opening;
-        let name = own.then(|| self.own_name.clone());
+        let introduction = own.then(|| self.introduction.clone());
         let (link, credentials) = (self.link.clone(), self.credentials.clone());
-        self.pool.open_for(link, credentials, self.virtual_host.clone(), name, self.pause);
+        self.pool.open_for(link, credentials, self.virtual_host.clone(), introduction, self.pause);
         Ok(None)
     }
 

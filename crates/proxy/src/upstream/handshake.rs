@@ -8,14 +8,13 @@ use std::io;
 use amqp::frame::{HEADER_LEN, MIN_FRAME_MAX, PROTOCOL_HEADER, write_method};
 use amqp::handshake::{HANDSHAKE_FRAME_MAX, LOCALE};
 use amqp::method::connection;
-use amqp::{
-    Capabilities, Credentials, Fault, FieldTable, FieldValue, Frame, FrameKind, Method, RawTable, ReplyCode,
-};
+use amqp::{Credentials, Fault, FieldTable, Frame, FrameKind, Method, RawTable, ReplyCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use transport::Stream;
 
 use super::connect::connect;
 use crate::config::PoolConfig;
+use crate::introduction::Introduction;
 use crate::pool::Endpoint;
 use crate::refusal::{Refusal, announced_fault};
 
@@ -40,12 +39,12 @@ impl Begun {
     pub(crate) async fn login(
         endpoint: &Endpoint,
         credentials: &Credentials,
-        connection_name: &str,
+        introduction: &Introduction,
         config: &PoolConfig,
     ) -> Result<Self, Refusal> {
         let login = async {
             let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
-            let server_properties = start(&mut stream, &mut input, credentials, connection_name).await?;
+            let server_properties = start(&mut stream, &mut input, credentials, introduction).await?;
             // A broker that knows authentication_failure_close says why; others just close.
             let closed = |refusal| match refusal {
                 Trouble::Closed => Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())),
@@ -144,7 +143,7 @@ async fn start(
     stream: &mut Stream,
     input: &mut Vec<u8>,
     credentials: &Credentials,
-    connection_name: &str,
+    introduction: &Introduction,
 ) -> Result<FieldTable, Trouble> {
     stream.write_all(&PROTOCOL_HEADER).await?;
     let mut output = Vec::new();
@@ -155,7 +154,7 @@ async fn start(
             if !offered.into_iter().any(|name| name == mechanism.as_bytes()) {
                 return Err(Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())));
             }
-            let properties = client_properties(connection_name).encode();
+            let properties = introduction.properties().encode();
             let response = credentials.response();
             let start_ok = connection::StartOk {
                 // Just encoded, and two levels deep: it is well-formed.
@@ -175,20 +174,6 @@ async fn start(
     std::hint::black_box(&output);
     written?;
     Ok(server_properties)
-}
-
-fn client_properties(connection_name: &str) -> FieldTable {
-    let mut properties: FieldTable = [
-        ("product", "Leveret"),
-        ("version", env!("CARGO_PKG_VERSION")),
-        ("platform", "Rust"),
-        ("connection_name", connection_name),
-    ]
-    .into_iter()
-    .map(|(key, value)| (key, FieldValue::text(value)))
-    .collect();
-    Capabilities::ALL.add_to(&mut properties);
-    properties
 }
 
 /// Reads one method on channel 0, exactly to its end: what follows belongs to the connection's task. A

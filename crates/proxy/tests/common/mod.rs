@@ -376,7 +376,7 @@ impl Client {
             outbox: outbox.clone(),
             negotiated: Negotiated { channel_max: 2047, frame_max, heartbeat_secs: 0 },
             capabilities,
-            client_properties: FieldTable::new(),
+            client_properties: FieldTable::from_iter([("product", amqp::FieldValue::text("a test"))]),
         };
         let session = soon("open-ok", pool.open(login, "/", side)).await.unwrap();
         let (stream, mut far) = tokio::io::duplex(1024 * 1024);
