@@ -148,6 +148,9 @@ def test_a_backlog_outlives_kill_9_in_the_middle_of_being_consumed(start):
         declare(server)
         publish(server, range(MANY))
         assert len(consume(server, 700)) == 700
+        # What is confirmed is on disk, and with it the acknowledgements before it.
+        declare(server, "after")
+        publish(server, [0], queue="after")
         # Delivered, and not acknowledged.
         method, _, _ = connect(server).channel().basic_get("q")
         assert method.message_count == MANY - 701
