@@ -16,9 +16,9 @@ def metric(server, name):
     return float(found.group(1))
 
 
-def wait_until(condition):
+def wait_until(condition, seconds=WAIT_SECONDS):
     """For what the server offers no event for: asks again until it holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
