@@ -163,7 +163,7 @@ impl Pool {
             self.check_not_refused(&credentials)?;
             self.wait_while_failing(end).await;
             let verified = || self.is_verified(&credentials).then_some(());
-            let attempt = match Box::pin(self.enter(&credentials, end, verified)).await? {
+            let attempt = match Box::pin(self.enter(&credentials, false, end, verified)).await? {
                 Entered::Instead(()) => continue,
                 Entered::Begin(_permit, place) => {
                     self.check_not_refused(&credentials)?;
@@ -259,7 +259,7 @@ impl Pool {
                 self.verify(begun, credentials, virtual_host).await
             };
         }
-        match Box::pin(self.enter(credentials, end, verified)).await? {
+        match Box::pin(self.enter(credentials, true, end, verified)).await? {
             Entered::Instead(()) => Ok(()),
             Entered::Begin(_permit, place) => {
                 let begun = self.begin(place, credentials, &Introduction::SHARED).await?;

@@ -48,6 +48,8 @@ struct Table {
     /// Lanes that are taken.
     lanes: usize,
     line: BTreeMap<Ticket, Waiter>,
+    /// What those in line hold already.
+    held_in_line: usize,
     next_ticket: u64,
     /// Clients that have held room or a lane, by the addresses of their links.
     holders: HashMap<usize, Arc<ClientLink>>,
@@ -68,6 +70,8 @@ enum Turn {
 #[derive(Debug)]
 struct Waiter {
     link: Arc<ClientLink>,
+    /// Octets of its that count.
+    counted: usize,
     /// Octets that it has already and that do not count yet.
     need: usize,
 }
@@ -207,8 +211,10 @@ impl Staging {
         while let Some(first) = table.line.first_entry() {
             let need = first.get().need;
             let octets = self.octets.load(Ordering::SeqCst);
-            // Somebody has to be the first, however much was read at once.
-            let standing = if octets == 0 || octets + need <= self.most {
+            // When nobody but those in line holds any, they would wait for each other for ever: one goes on, however much it
+            // has, and the next one when it is through or gives way.
+            let stuck = octets == table.held_in_line && table.lanes == 0;
+            let standing = if stuck || octets + need <= self.most {
                 self.octets.fetch_add(need, Ordering::SeqCst);
                 HAS_ROOM
             } else if table.lanes < self.lanes_max && table.lanes < self.places.available_permits() {
@@ -218,7 +224,8 @@ impl Staging {
             } else {
                 break;
             };
-            let Waiter { link, .. } = first.remove();
+            let Waiter { link, counted, .. } = first.remove();
+            table.held_in_line -= counted;
             link.stake.standing.store(standing, Ordering::Release);
             link.outbox.nudge();
         }
@@ -326,6 +333,11 @@ impl Seat {
         let held = self.holds();
         self.counted = counted;
         link.stake.octets.store(counted, Ordering::Relaxed);
+        if !held || !self.holds() {
+            // Both are about what it holds.
+            self.came = 0;
+            self.warned = None;
+        }
         if !self.holds() {
             link.stake.since.store(0, Ordering::Relaxed);
             self.waited = false;
@@ -356,7 +368,8 @@ impl Seat {
         table.next_ticket += 1;
         let ticket = (turn, table.next_ticket);
         link.stake.standing.store(IN_LINE, Ordering::Release);
-        table.line.insert(ticket, Waiter { link: link.clone(), need });
+        table.line.insert(ticket, Waiter { link: link.clone(), counted: self.counted, need });
+        table.held_in_line += self.counted;
         // Before the room is looked at: whoever frees some looks here afterwards.
         self.staging.pressed.store(true, Ordering::SeqCst);
         self.staging.serve(&mut table);
@@ -402,7 +415,7 @@ impl Seat {
     fn leave_line(&mut self, link: &Arc<ClientLink>) {
         let Some((ticket, need)) = self.ticket.take() else { return };
         let mut table = self.staging.table.lock();
-        table.line.remove(&ticket);
+        table.held_in_line -= table.line.remove(&ticket).map_or(0, |waiter| waiter.counted);
         match link.stake.standing.swap(OUTSIDE, Ordering::AcqRel) {
             HAS_ROOM => {
                 self.staging.octets.fetch_sub(need, Ordering::SeqCst);
@@ -478,6 +491,8 @@ const LANE_PROGRESS: usize = 64 * 1024;
 /// The same where room is held, of which there is less for those who wait: four times as long. A client whose rate is limited
 /// is not to blame for it.
 const ROOM_PROGRESS: usize = 256 * 1024;
+/// For so many times the patience what comes may excuse a message that is not complete: by then the largest one would be.
+pub(crate) const EXCUSED_FOR: u32 = 5;
 /// Who gives way was told so before, the time of the patience divided by this ago, and could be read then and now.
 const WARNINGS_IN_PATIENCE: u32 = 8;
 /// How often those in line are looked after in the time of the patience.

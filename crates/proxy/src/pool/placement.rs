@@ -135,7 +135,7 @@ impl Pool {
             return Ok(upstream);
         }
         let found = || self.find_shared(credentials, virtual_host, confirm, false);
-        let (_permit, place) = match self.enter(credentials, self.arrival_end(), found).await? {
+        let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(permit, place) => (permit, place),
         };
@@ -193,7 +193,7 @@ impl Pool {
             true => self.find_unused(credentials, virtual_host, &owner),
             false => self.find_own(credentials, virtual_host, &owner),
         };
-        let (_permit, place) = match self.enter(credentials, self.arrival_end(), found).await? {
+        let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(permit, place) => (permit, place),
         };

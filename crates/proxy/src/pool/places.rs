@@ -59,17 +59,22 @@ pub(super) enum Entered<'p, T> {
 }
 
 impl Pool {
-    /// Waits for the permission to begin a handshake, and until `end` for a place, unless there is something `instead`.
+    /// Waits for the permission to begin a handshake, and until `end` for a place, unless there is something `instead`. A
+    /// session's credentials were `accepted` by a broker, though others of the same user may have been since.
     ///
     /// # Errors
     /// 506 RESOURCE_ERROR when there is no place, 320 CONNECTION_FORCED when the pool is draining.
     pub(super) async fn enter<T>(
         &self,
         credentials: &Credentials,
+        accepted: bool,
         end: Instant,
         instead: impl Fn() -> Option<T>,
     ) -> Result<Entered<'_, T>, Refusal> {
-        let permit = self.doorkeeper.enter(credentials).await;
+        let permit = match accepted {
+            true => self.doorkeeper.enter_known().await,
+            false => self.doorkeeper.enter(credentials).await,
+        };
         // Somebody else may have opened one meanwhile.
         if let Some(other) = instead() {
             return Ok(Entered::Instead(other));
@@ -210,7 +215,7 @@ mod tests {
         // When it comes, and when it begins to wait, there is nothing yet.
         let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
         let end = Instant::now() + LOOK_AGAIN / 2;
-        let entered = pool.enter(&Credentials::plain("user", "right"), end, instead).await;
+        let entered = pool.enter(&Credentials::plain("user", "right"), false, end, instead).await;
         assert!(matches!(entered, Ok(Entered::Instead(()))));
     }
 }

@@ -112,7 +112,8 @@ impl Pool {
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
-            let (_permit, place) = match self.enter(&credentials, self.arrival_end(), verified).await? {
+            let (_permit, place) = match self.enter(&credentials, false, self.arrival_end(), verified).await?
+            {
                 Entered::Instead(()) => return Ok(credentials),
                 Entered::Begin(permit, place) => (permit, place),
             };

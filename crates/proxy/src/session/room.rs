@@ -8,7 +8,7 @@ use amqp::{Fault, ReplyCode};
 use super::channel::{Content, Place};
 use super::place::Leg;
 use super::{Life, Session};
-use crate::staging::Grant;
+use crate::staging::{EXCUSED_FOR, Grant};
 
 impl Session {
     /// There was no room for what is held at the end of a batch.
@@ -116,13 +116,17 @@ impl Session {
             return Ok(());
         }
         let lane = self.seat.has_lane();
-        let complete = if lane { !self.is_streaming() } else { self.oldest().is_none() };
+        let oldest = self.oldest();
+        let complete = if lane { !self.is_streaming() } else { oldest.is_none() };
+        // What comes may be of other messages.
+        let is_old = |began| now.saturating_duration_since(began) > staging.patience() * EXCUSED_FOR;
+        let progresses = self.seat.makes_progress() && (lane || !oldest.is_some_and(is_old));
         // While it is not read it can complete nothing.
-        if complete || !self.has_room() || self.seat.makes_progress() {
+        if complete || !self.has_room() || progresses {
             self.seat.excuse(now, &self.link);
             return Ok(());
         }
-        let began = if lane { self.seat.excused() } else { self.oldest().max(self.seat.excused()) };
+        let began = if lane { self.seat.excused() } else { oldest.max(self.seat.excused()) };
         let Some(began) = began else { return Ok(()) };
         let stuck = now.saturating_duration_since(began);
         if stuck < staging.patience() {

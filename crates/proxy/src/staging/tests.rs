@@ -174,12 +174,12 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
 
 #[test]
 fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
-    let staging = room(PIECE, 0, PATIENCE);
-    let mut holder = Client::new(&staging);
-    assert!(holder.stop_in_message());
+    let staging = room(2 * PIECE, 0, PATIENCE);
+    let mut holders = many(&staging, 2);
+    assert!(holders.iter_mut().all(Client::stop_in_message));
     let mut line = many(&staging, 3);
     line.iter_mut().for_each(Client::wait);
-    assert!(holder.settle(0));
+    assert!(holders[0].settle(0));
     assert_eq!(line[0].grant(), Some(Grant::Room));
     // It has more of the same message.
     assert!(!line[0].settle(STAGED + 1));
@@ -187,6 +187,33 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
     first.seat.line_up(STAGED + 1, &first.link);
     assert_eq!(line[0].seat.ticket.map(|((turn, _), _)| turn), Some(Turn::Again));
     assert_eq!(staging.table.lock().line.values().next().map(|waiter| waiter.need), Some(1));
+}
+
+#[test]
+fn those_who_all_hold_some_do_not_wait_for_each_other() {
+    // No lane would help: there is no place for its connection.
+    let staging = Staging::new(2 * PIECE, 3, PATIENCE, Arc::new(Semaphore::new(0)));
+    let mut clients = many(&staging, 2);
+    for client in &mut clients {
+        assert!(client.stop_in_message());
+    }
+    for client in &mut clients {
+        assert!(!client.settle(STAGED + 1));
+        client.seat.line_up(STAGED + 1, &client.link);
+    }
+    let [first, second] = &mut clients[..] else { unreachable!() };
+    assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
+    // Alone with more than there may be, it goes on read by read.
+    for more in 2..5 {
+        assert!(!first.settle(STAGED + more));
+        first.seat.line_up(STAGED + more, &first.link);
+        assert_eq!(first.grant(), Some(Grant::Room), "the one that has waited with its message comes first");
+    }
+    assert!(first.settle(0));
+    assert_eq!(second.grant(), Some(Grant::Room));
+    assert!(second.settle(0));
+    assert_eq!((octets(&staging), staging.counts()), (0, (0, 0)));
+    assert_eq!(staging.table.lock().held_in_line, 0);
 }
 
 #[tokio::test]
