@@ -62,15 +62,10 @@ impl Connection {
                 stream.write_all(&output).map_err(ClientError::io("logging in"))?;
                 output.clear();
             }
-            match handshake.poll_event() {
-                Some(ClientEvent::Opened(opened)) => {
+            match handshake.poll_event().map(judge_login).transpose()? {
+                Some(opened) => {
                     receiver.frame_max = opened.negotiated.frame_max;
-                    return Ok(Self { stream, receiver, opened: *opened });
-                }
-                Some(ClientEvent::Refused(close)) => return Err(ClientError::Closed(close.to_string())),
-                Some(ClientEvent::Failed(failure)) => return Err(ClientError::Protocol(failure.to_string())),
-                Some(ClientEvent::Challenge(_)) => {
-                    return Err(ClientError::Protocol("PLAIN was answered with a challenge".into()));
+                    return Ok(Self { stream, receiver, opened });
                 }
                 None if Instant::now() > deadline => {
                     return Err(ClientError::TimedOut("opening a connection"));
@@ -218,6 +213,16 @@ pub(crate) fn client_offer(uri: &Uri, name: &str) -> ClientOffer {
     }
 }
 
+/// What has become of a login by PLAIN.
+pub(crate) fn judge_login(event: ClientEvent) -> Result<Opened, ClientError> {
+    match event {
+        ClientEvent::Opened(opened) => Ok(*opened),
+        ClientEvent::Refused(close) => Err(ClientError::Closed(close.to_string())),
+        ClientEvent::Failed(failure) => Err(ClientError::Protocol(failure.to_string())),
+        ClientEvent::Challenge(_) => Err(ClientError::Protocol("PLAIN was answered with a challenge".into())),
+    }
+}
+
 /// The error that a closing method stands for.
 pub(crate) fn check_close(method: &Method<'_>) -> Result<(), ClientError> {
     match method {
@@ -317,7 +322,8 @@ const CAPABILITIES: Capabilities = Capabilities {
     direct_reply_to: false,
 };
 
-fn connect(uri: &Uri) -> Result<TcpStream, ClientError> {
+/// Connects to the first address of the server's name that answers.
+pub(crate) fn connect(uri: &Uri) -> Result<TcpStream, ClientError> {
     if let Some(tls) = &uri.tls {
         return tls::connect(uri, tls).and_then(configured);
     }

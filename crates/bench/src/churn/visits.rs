@@ -2,17 +2,17 @@
 //! every answer than on the connection, and where system and generator share their cores, the system would have that much less.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use amqp::frame::write_method;
-use amqp::handshake::{ClientEvent, ClientHandshake, ClientOffer};
+use amqp::handshake::{ClientHandshake, ClientOffer};
 use amqp::{Frame, FrameKind, Method};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Registry, Token};
 
-use crate::client::{GOODBYE, SETUP_TIMEOUT, check_close, client_offer, expect_method};
+use crate::client::{GOODBYE, SETUP_TIMEOUT, check_close, client_offer, connect, expect_method, judge_login};
 use crate::error::ClientError;
 use crate::latency::Latencies;
 use crate::process;
@@ -27,7 +27,7 @@ const READ: usize = 16 * 1024;
 
 /// Has as many visitors as there are workers connect without TLS, log in, open the vhost and close, again and again.
 pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, ClientError> {
-    let address = find(uri)?;
+    let address = connect(uri)?.peer_addr().map_err(ClientError::io("connecting"))?;
     let offer = client_offer(uri, name);
     // The system under test needs cores as well.
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -44,20 +44,6 @@ pub(super) fn work(uri: &Uri, name: &str, shift: Shift) -> Result<Done<()>, Clie
     });
     let labours = labours.into_iter().collect::<Result<Vec<Labour>, _>>()?;
     Ok(Done::of(&labours, vec![(); shift.workers]))
-}
-
-/// The first address of the server's name that answers.
-fn find(uri: &Uri) -> Result<SocketAddr, ClientError> {
-    let resolving = ClientError::io("resolving the host name");
-    let addresses = (uri.host.as_str(), uri.port).to_socket_addrs().map_err(resolving)?;
-    let mut last = ErrorKind::NotFound.into();
-    for address in addresses {
-        match std::net::TcpStream::connect_timeout(&address, SETUP_TIMEOUT) {
-            Ok(_) => return Ok(address),
-            Err(error) => last = error,
-        }
-    }
-    Err(ClientError::io("connecting")(last))
 }
 
 /// What one thread does.
@@ -172,8 +158,8 @@ impl Visit {
     fn cut_off(&mut self) -> ClientError {
         if let Stage::LogIn(handshake) = &mut self.stage {
             handshake.handle_eof();
-            if let Some(ClientEvent::Failed(failure)) = handshake.poll_event() {
-                return ClientError::Protocol(failure.to_string());
+            if let Some(Err(refused)) = handshake.poll_event().map(judge_login) {
+                return refused;
             }
         }
         ClientError::Closed("the server closed the socket".into())
@@ -199,17 +185,9 @@ impl Visit {
             let taken = handshake.handle_input(&self.input);
             self.input.drain(..taken);
             handshake.poll_output(&mut self.output);
-            match handshake.poll_event() {
-                None => {}
-                Some(ClientEvent::Opened(opened)) => {
-                    write_method(&mut self.output, 0, GOODBYE);
-                    self.stage = Stage::Close { frame_max: opened.negotiated.frame_max };
-                }
-                Some(ClientEvent::Refused(close)) => return Err(ClientError::Closed(close.to_string())),
-                Some(ClientEvent::Failed(failure)) => return Err(ClientError::Protocol(failure.to_string())),
-                Some(ClientEvent::Challenge(_)) => {
-                    return Err(ClientError::Protocol("PLAIN was answered with a challenge".into()));
-                }
+            if let Some(opened) = handshake.poll_event().map(judge_login).transpose()? {
+                write_method(&mut self.output, 0, GOODBYE);
+                self.stage = Stage::Close { frame_max: opened.negotiated.frame_max };
             }
         }
         let Stage::Close { frame_max } = self.stage else { return Ok(false) };

@@ -46,36 +46,21 @@ impl Pool {
         Some(upstream)
     }
 
-    /// A connection that nobody uses, made the client's own. The newest one with room for others is left to them, so that
-    /// the warm path stays warm (P6).
+    /// A connection that nobody uses, made the client's own. With `keep_warm` the newest one with room for others is left to
+    /// them, so that the warm path stays warm (P6).
     pub(crate) fn find_own(
         &self,
         credentials: &Credentials,
         virtual_host: &str,
         link: &Arc<ClientLink>,
+        keep_warm: bool,
     ) -> Option<Arc<Upstream>> {
-        let mut warm = false;
+        let mut warm = !keep_warm;
         let mut found = None;
         self.each(credentials, virtual_host, |upstream| {
             if !warm {
                 warm = upstream.shared(false).is_some_and(|shared| shared.load.is_some());
             } else if found.is_none() && upstream.try_own(link) {
-                found = Some(upstream.clone());
-            }
-        });
-        found
-    }
-
-    /// The same when no other one can be opened: even the last one that nobody uses.
-    fn find_unused(
-        &self,
-        credentials: &Credentials,
-        virtual_host: &str,
-        link: &Arc<ClientLink>,
-    ) -> Option<Arc<Upstream>> {
-        let mut found = None;
-        self.each(credentials, virtual_host, |upstream| {
-            if found.is_none() && upstream.try_own(link) {
                 found = Some(upstream.clone());
             }
         });
@@ -189,10 +174,8 @@ impl Pool {
         introduction: &Introduction,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        let found = || match self.is_full() {
-            true => self.find_unused(credentials, virtual_host, &owner),
-            false => self.find_own(credentials, virtual_host, &owner),
-        };
+        // When no other one can be opened, even the last one that nobody uses will do.
+        let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
         let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(permit, place) => (permit, place),

@@ -107,7 +107,7 @@ impl Session {
         let found = if !self.pause.is_zero() {
             None
         } else if own {
-            self.pool.find_own(&self.credentials, &self.virtual_host, &self.link)
+            self.pool.find_own(&self.credentials, &self.virtual_host, &self.link, true)
         } else {
             self.pool.find_shared(&self.credentials, &self.virtual_host, confirm, true)
         };
