@@ -20,7 +20,7 @@ use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 use crate::users::Identity;
-use crate::vhost::{Found, VirtualHost};
+use crate::vhost::{Allowed, Found, VirtualHost};
 
 /// `basic.publish` with its content.
 #[derive(Debug, Clone, Copy)]
@@ -263,9 +263,10 @@ impl Publisher {
             self.shares = Some(Vec::new());
             self.publish(publish, now)
         } else {
+            let generation = self.vhost.generation();
             self.check(publish)?;
             self.shares = Some(Vec::new());
-            self.publish_without(publish, without)
+            self.publish_without(publish, without, generation)
         };
         let flushed = self.flush(now);
         let shares = self.shares.take().unwrap_or_default();
@@ -273,10 +274,14 @@ impl Publisher {
     }
 
     /// Along a route of its own, which nobody remembers.
-    fn publish_without(&mut self, publish: Publish<'_>, without: &[Box<str>]) -> Result<bool, BrokerError> {
+    fn publish_without(
+        &mut self,
+        publish: Publish<'_>,
+        without: &[Box<str>],
+        allowed_at: u64,
+    ) -> Result<bool, BrokerError> {
         let inspected = inspect(publish.properties, &self.identity)?;
-        let generation = self.vhost.generation();
-        let whole = self.find_route(&publish, &inspected, generation)?;
+        let whole = self.find_route(&publish, &inspected, allowed_at)?;
         let lacks = |queue: &&Arc<Queue>| !without.iter().any(|name| **name == **queue.name());
         let queues = whole.queues.iter().filter(lacks).cloned().collect();
         let (exchange, flow, key) = (whole.exchange.clone(), whole.flow.clone(), whole.key.clone());
@@ -316,7 +321,10 @@ impl Publisher {
         keys.push(publish.routing_key);
         keys.extend(inspected.copies.iter().chain(&inspected.blind_copies).copied());
         let routed = Routed { keys: &keys, headers: inspected.headers, properties: publish.properties };
-        let Found { exchange, flow, mut routes, generation } = self.vhost.route(publish.exchange, routed)?;
+        let (grant, client, routing_key) = (&*self.grant, self.identity.client(), publish.routing_key);
+        let allowed = Allowed { grant, client, routing_key, at: allowed_at };
+        let found = self.vhost.route(publish.exchange, routed, &allowed)?;
+        let Found { exchange, flow, mut routes, generation } = found;
         let counts = !routes.queues.is_empty();
         let replies = publish.exchange.is_empty() && keys.iter().any(|key| is_reply_name(key));
         if replies {

@@ -86,14 +86,8 @@ pub(super) fn bind(call: &Call) -> Answer {
         arguments: raw(&arguments)?,
     };
     let ticket = match is_queue {
-        true => {
-            seat.check_bind_queue(&binding)?;
-            seat.vhost().bind_queue(SESSION, &binding)?
-        }
-        false => {
-            seat.check_bind_exchange(&binding)?;
-            seat.vhost().bind_exchange(&binding)?
-        }
+        true => seat.bind_queue(SESSION, &binding)?,
+        false => seat.bind_exchange(&binding)?,
     };
     let key = properties_key(key, &binding.arguments.decode());
     let location = format!("{}/{}", quote(destination), quote(&key));
@@ -112,14 +106,8 @@ pub(super) fn unbind(call: &Call) -> Answer {
     };
     let seat = call.seat()?;
     let ticket = match view.destination_type {
-        BindingEnd::Queue => {
-            seat.check_bind_queue(&binding)?;
-            seat.vhost().unbind_queue(SESSION, &binding)?
-        }
-        BindingEnd::Exchange => {
-            seat.check_bind_exchange(&binding)?;
-            seat.vhost().unbind_exchange(&binding)?
-        }
+        BindingEnd::Queue => seat.unbind_queue(SESSION, &binding)?,
+        BindingEnd::Exchange => seat.unbind_exchange(&binding)?,
     };
     Ok(Reply::no_content().when_defined(ticket))
 }

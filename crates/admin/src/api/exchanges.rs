@@ -46,8 +46,7 @@ pub(super) fn declare(call: &Call) -> Answer {
         arguments: raw(&arguments)?,
     };
     let is_new = seat.vhost().exchange_view(declare.name).is_none();
-    seat.check_declare_exchange(&declare)?;
-    let ticket = seat.vhost().declare_exchange(&declare)?;
+    let ticket = seat.declare_exchange(&declare)?;
     Ok(Reply::put(is_new).when_defined(ticket))
 }
 

@@ -13,9 +13,8 @@ pub(super) fn aliveness(call: &Call) -> Answer {
     let failed = |error| ApiError::of_operation(&error);
     let seat = call.seat()?;
     let declare = QueueDeclare { name: QUEUE, ..QueueDeclare::default() };
-    seat.check_declare_queue(&declare).map_err(failed)?;
     seat.check_read_queue(QUEUE).map_err(failed)?;
-    let declared = seat.vhost().declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
+    let declared = seat.declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
     let mut publisher = seat.vhost().publisher(seat.identity());
     let publish = Publish {
         exchange: "",

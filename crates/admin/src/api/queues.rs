@@ -62,8 +62,7 @@ pub(super) fn declare(call: &Call) -> Answer {
         ));
     }
     let is_new = seat.vhost().find_queue(declare.name).is_none();
-    seat.check_declare_queue(&declare)?;
-    let declared = seat.vhost().declare_queue(SESSION, &declare, call.now())?;
+    let declared = seat.declare_queue(SESSION, &declare, call.now())?;
     Ok(Reply::put(is_new).when_defined(declared.ticket))
 }
 

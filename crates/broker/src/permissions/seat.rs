@@ -4,19 +4,26 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use amqp::FieldValue;
+use store::catalogue::Ticket;
 
 use super::{Access, Grant};
+use crate::SessionId;
 use crate::error::BrokerError;
 use crate::limits::{too_many_channels, too_many_connections, vhost_is_full};
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
+use crate::routing::ExchangeKind;
+use crate::time::Timestamp;
 use crate::users::{Account, Identity};
-use crate::vhost::{Binding, ExchangeDeclare, QueueDeclare, VirtualHost, check_deletable, check_not_default};
+use crate::vhost::{
+    Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost, check_deletable, check_not_default,
+};
 
 /// A connection in a virtual host: counted against the limits of user and virtual host until it is dropped.
 ///
-/// The virtual host judges whether an operation makes sense; the methods here judge whether the user may ask for it,
-/// and are to be called first. They refuse in the order of RabbitMQ 3.10, and what they find to be wrong otherwise
-/// they leave to the virtual host.
+/// The virtual host judges whether an operation makes sense; the methods here judge whether the user may ask for it. What
+/// depends on the name alone is a `check_*`, to be called first. What depends on whether something exists, or on what it
+/// is, is asked by the virtual host on the way, so that nobody can change it in between. They refuse in the order of
+/// RabbitMQ 3.10.
 pub struct Seat {
     vhost: Arc<VirtualHost>,
     identity: Identity,
@@ -71,36 +78,36 @@ impl Seat {
         self.account.channels.leave(1);
     }
 
-    /// Whether the user may declare the queue. A passive declaration is allowed to all.
+    /// Declares a queue, as [`VirtualHost::declare_queue`]. A passive declaration is allowed to all.
     ///
     /// # Errors
-    /// 403 without configure on the queue, or, with a dead-letter exchange, without read on it and write on that
-    /// exchange.
-    pub fn check_declare_queue(&self, declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
+    /// 403 without configure on the queue, or, if it is to be created with a dead-letter exchange, without read on it and
+    /// write on that exchange; and those of the virtual host.
+    pub fn declare_queue(
+        &self,
+        session: SessionId,
+        declare: &QueueDeclare<'_>,
+        now: Timestamp,
+    ) -> Result<DeclaredQueue, BrokerError> {
         if declare.passive {
-            return Ok(());
+            return self.vhost.declare_queue(session, declare, now);
         }
         let name = strip_line_ends(declare.name);
         if name.is_empty() {
             check_may_be_server_named(declare)?;
             // The name will be another one of the same form.
-            return self.check_new_queue(&generate_queue_name(), declare);
+            self.queue(Access::Configure, &generate_queue_name())?;
+        } else {
+            Resource::Queue.check_reserved(&name)?;
+            self.queue(Access::Configure, &name)?;
         }
-        Resource::Queue.check_reserved(&name)?;
-        self.check_new_queue(&name, declare)
-    }
-
-    fn check_new_queue(&self, name: &str, declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
-        self.queue(Access::Configure, name)?;
-        if declare.arguments.is_empty() || self.vhost.has_queue(name) {
-            return Ok(());
-        }
-        let arguments = declare.arguments.decode();
-        let Some(exchange) = arguments.get("x-dead-letter-exchange").and_then(FieldValue::as_text) else {
-            return Ok(());
-        };
-        self.queue(Access::Read, name)?;
-        self.exchange(Access::Write, exchange)
+        self.vhost.declare_queue_if(session, declare, now, |name, arguments| {
+            let Some(exchange) = arguments.get("x-dead-letter-exchange").and_then(FieldValue::as_text) else {
+                return Ok(());
+            };
+            self.queue(Access::Read, name)?;
+            self.exchange(Access::Write, exchange)
+        })
     }
 
     /// Whether the user may delete the queue.
@@ -119,20 +126,52 @@ impl Seat {
         self.queue(Access::Read, &strip_line_ends(name))
     }
 
-    /// Whether the user may bind or unbind the queue.
+    /// Whether the user may bind or unbind the queue, whatever the type of the exchange is.
     ///
     /// # Errors
-    /// 403 without write on the queue and read on the exchange and topic.
+    /// 403 without write on the queue and read on the exchange.
     pub fn check_bind_queue(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         self.queue(Access::Write, &strip_line_ends(binding.destination))?;
         self.check_source(binding)
     }
 
-    /// Whether the user may bind or unbind two exchanges.
+    /// Binds a queue to an exchange, as [`VirtualHost::bind_queue`].
     ///
     /// # Errors
-    /// 403 without write on the destination and read on the source and topic.
-    pub fn check_bind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
+    /// 403 without write on the queue and read on the exchange and topic; and those of the virtual host.
+    pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.check_bind_queue(binding)?;
+        self.vhost.bind_queue_if(session, binding, |kind| self.check_topic(kind, binding))
+    }
+
+    /// Unbinds a queue from an exchange, as [`VirtualHost::unbind_queue`].
+    ///
+    /// # Errors
+    /// 403 without write on the queue and read on the exchange and topic; and those of the virtual host.
+    pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.check_bind_queue(binding)?;
+        self.vhost.unbind_queue_if(session, binding, |kind| self.check_topic(kind, binding))
+    }
+
+    /// Binds an exchange to another, as [`VirtualHost::bind_exchange`].
+    ///
+    /// # Errors
+    /// 403 without write on the destination and read on the source and topic; and those of the virtual host.
+    pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.check_bind_exchange(binding)?;
+        self.vhost.bind_exchange_if(binding, |kind| self.check_topic(kind, binding))
+    }
+
+    /// Unbinds an exchange from another, as [`VirtualHost::unbind_exchange`].
+    ///
+    /// # Errors
+    /// 403 without write on the destination and read on the source and topic; and those of the virtual host.
+    pub fn unbind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.check_bind_exchange(binding)?;
+        self.vhost.unbind_exchange_if(binding, |kind| self.check_topic(kind, binding))
+    }
+
+    fn check_bind_exchange(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         let destination = strip_line_ends(binding.destination);
         self.exchange(Access::Write, &destination)?;
         check_not_default(&destination)?;
@@ -142,37 +181,39 @@ impl Seat {
     fn check_source(&self, binding: &Binding<'_>) -> Result<(), BrokerError> {
         let source = strip_line_ends(binding.source);
         check_not_default(&source)?;
-        self.exchange(Access::Read, &source)?;
-        if self.vhost.is_topic_exchange(&source) {
-            let client = self.identity.client();
-            self.grant.check_topic(Access::Read, &source, binding.routing_key, client)?;
-        }
-        Ok(())
+        self.exchange(Access::Read, &source)
     }
 
-    /// Whether the user may declare the exchange. A passive declaration is allowed to all.
+    /// Asked under the lock under which the binding is made: an exchange may be deleted and declared anew as one of topics at
+    /// any other moment.
+    fn check_topic(&self, kind: ExchangeKind, binding: &Binding<'_>) -> Result<(), BrokerError> {
+        if kind != ExchangeKind::Topic {
+            return Ok(());
+        }
+        let (source, client) = (strip_line_ends(binding.source), self.identity.client());
+        self.grant.check_topic(Access::Read, &source, binding.routing_key, client)
+    }
+
+    /// Declares an exchange, as [`VirtualHost::declare_exchange`]. A passive declaration is allowed to all.
     ///
     /// # Errors
-    /// 403 without configure on the exchange, or, with an alternate exchange, without read on it and write on the
-    /// other; 403 the default exchange; 503 unknown type.
-    pub fn check_declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<(), BrokerError> {
+    /// 403 without configure on the exchange, or, if it is to be created with an alternate exchange, without read on it and
+    /// write on the other; 403 the default exchange; 503 unknown type; and those of the virtual host.
+    pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
         if declare.passive {
-            return Ok(());
+            return self.vhost.declare_exchange(declare);
         }
         let name = strip_line_ends(declare.name);
         declare.parse_kind()?;
         check_not_default(&name)?;
         self.exchange(Access::Configure, &name)?;
-        if declare.arguments.is_empty() || self.vhost.has_exchange(&name) {
-            return Ok(());
-        }
-        Resource::Exchange.check_reserved(&name)?;
-        let arguments = declare.arguments.decode();
-        let Some(alternate) = arguments.get("alternate-exchange").and_then(FieldValue::as_text) else {
-            return Ok(());
-        };
-        self.exchange(Access::Read, &name)?;
-        self.exchange(Access::Write, alternate)
+        self.vhost.declare_exchange_if(declare, |name, arguments| {
+            let Some(alternate) = arguments.get("alternate-exchange").and_then(FieldValue::as_text) else {
+                return Ok(());
+            };
+            self.exchange(Access::Read, name)?;
+            self.exchange(Access::Write, alternate)
+        })
     }
 
     /// Whether the user may delete the exchange.

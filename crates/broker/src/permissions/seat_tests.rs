@@ -1,9 +1,10 @@
 use super::*;
 use crate::message::Body;
 use crate::users::{PasswordHash, UserLimits, UserSpec};
-use crate::{Broker, BrokerConfig, Permissions, Publish, Timestamp, VirtualHostLimits};
+use crate::{Broker, BrokerConfig, Permissions, Publish, TopicPermissions, VirtualHostLimits};
 
 const NOW: Timestamp = Timestamp(1_000);
+const ME: SessionId = SessionId(1);
 
 /// A broker with a user `u`, password `u`, who may configure `c…`, write `w…` and read `r…`.
 fn broker(limits: UserLimits) -> (Arc<Broker>, Identity) {
@@ -30,22 +31,50 @@ fn publish(publisher: &mut crate::Publisher, exchange: &str) -> Result<bool, Bro
 fn each_operation_needs_its_own_permission() {
     let (broker, identity) = broker(UserLimits::default());
     let seat = broker.seat(&identity, "/").unwrap();
+    declare_foreign(&seat);
     let queue = |name| QueueDeclare { name, ..Default::default() };
     let exchange = |name| ExchangeDeclare { name, kind: "direct", ..Default::default() };
     let binding = |source, destination| Binding { source, destination, ..Default::default() };
-    assert!(seat.check_declare_queue(&queue("c")).is_ok());
-    assert!(seat.check_declare_queue(&queue("r")).is_err());
-    assert!(seat.check_declare_queue(&QueueDeclare { passive: true, ..queue("x") }).is_ok());
-    assert!(seat.check_declare_queue(&queue("")).is_err(), "amq.gen- begins with a");
+    let declare = |queue| seat.declare_queue(ME, &queue, NOW);
+    assert!(declare(queue("c")).is_ok());
+    assert!(declare(queue("r")).is_err());
+    assert!(declare(QueueDeclare { passive: true, ..queue("r") }).is_ok());
+    assert!(declare(queue("")).is_err(), "amq.gen- begins with a");
     assert!(seat.check_delete_queue("c").is_ok() && seat.check_delete_queue("w").is_err());
     assert!(seat.check_read_queue("r").is_ok() && seat.check_read_queue("w").is_err());
-    assert!(seat.check_declare_exchange(&exchange("c")).is_ok());
-    assert!(seat.check_declare_exchange(&exchange("w")).is_err());
+    assert!(seat.declare_exchange(&exchange("c")).is_ok());
+    assert!(seat.declare_exchange(&exchange("w")).is_err());
+    assert!(seat.declare_exchange(&ExchangeDeclare { passive: true, ..exchange("w") }).is_ok());
     assert!(seat.check_delete_exchange("c").is_ok() && seat.check_delete_exchange("w").is_err());
-    assert!(seat.check_bind_queue(&binding("r", "w")).is_ok());
-    assert!(seat.check_bind_queue(&binding("r", "r")).is_err());
-    assert!(seat.check_bind_exchange(&binding("w", "w")).is_err());
-    assert!(seat.check_bind_exchange(&binding("r", "w")).is_ok());
+    assert!(seat.bind_queue(ME, &binding("r", "w")).is_ok());
+    assert!(seat.bind_queue(ME, &binding("r", "r")).is_err());
+    assert!(seat.bind_exchange(&binding("w", "w")).is_err());
+    assert!(seat.bind_exchange(&binding("r", "w")).is_ok());
+}
+
+/// Queues and exchanges `r` and `w`, which the user could not declare.
+fn declare_foreign(seat: &Seat) {
+    for name in ["r", "w"] {
+        seat.vhost().declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW).unwrap();
+        let exchange = ExchangeDeclare { name, kind: "topic", ..Default::default() };
+        seat.vhost().declare_exchange(&exchange).unwrap();
+    }
+}
+
+#[test]
+fn topics_are_asked_for_when_the_type_of_the_exchange_is_certain() {
+    let (broker, identity) = broker(UserLimits::default());
+    let seat = broker.seat(&identity, "/").unwrap();
+    declare_foreign(&seat);
+    let topics = TopicPermissions { exchange: "r".into(), write: "".into(), read: "^open$".into() };
+    seat.vhost().set_topic_permissions("u", &topics).unwrap();
+    let binding = |routing_key| Binding { source: "r", destination: "w", routing_key, ..Default::default() };
+    let refused = "access to topic 'secret' in exchange 'r' in vhost '/' refused for user 'u'";
+    assert!(seat.bind_queue(ME, &binding("open")).is_ok());
+    assert_eq!(refusal(seat.bind_queue(ME, &binding("secret"))), (403, refused.to_owned()));
+    assert_eq!(refusal(seat.unbind_queue(ME, &binding("secret"))), (403, refused.to_owned()));
+    assert_eq!(refusal(seat.bind_exchange(&binding("secret"))), (403, refused.to_owned()));
+    assert_eq!(refusal(seat.unbind_exchange(&binding("secret"))), (403, refused.to_owned()));
 }
 
 #[test]
@@ -69,9 +98,12 @@ fn dead_letters_and_alternates_ask_for_more() {
         [(all_but("^[qe]$", ""), false), (all_but("", "^dead$"), false), (all_but("^[qe]$", "^dead$"), true)]
     {
         seat.vhost().set_permissions("u", Some(&permissions)).unwrap();
-        assert_eq!(seat.check_declare_queue(&queue).is_ok(), allowed, "{permissions:?}");
-        assert_eq!(seat.check_declare_exchange(&exchange).is_ok(), allowed, "{permissions:?}");
+        assert_eq!(seat.declare_queue(ME, &queue, NOW).is_ok(), allowed, "{permissions:?}");
+        assert_eq!(seat.declare_exchange(&exchange).is_ok(), allowed, "{permissions:?}");
     }
+    seat.vhost().set_permissions("u", Some(&all_but("", ""))).unwrap();
+    assert!(seat.declare_queue(ME, &queue, NOW).is_ok(), "nothing is created");
+    assert!(seat.declare_exchange(&exchange).is_ok(), "nothing is created");
 }
 
 #[test]
@@ -122,8 +154,7 @@ fn queues_of_a_vhost_are_limited_but_those_that_exist_can_be_redeclared() {
     let (broker, _) = broker(UserLimits::default());
     let vhost = broker.vhost("/").unwrap();
     vhost.set_limits(VirtualHostLimits { max_queues: Some(1), max_connections: None });
-    let declare =
-        |name| vhost.declare_queue(crate::SessionId(1), &QueueDeclare { name, ..Default::default() }, NOW);
+    let declare = |name| vhost.declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW);
     declare("one").unwrap();
     declare("one").unwrap();
     let text = "cannot declare queue 'two': queue limit in vhost '/' (1) is reached";

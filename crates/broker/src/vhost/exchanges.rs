@@ -23,6 +23,16 @@ impl VirtualHost {
     /// 503 unknown type; 403 the default exchange or a reserved name; 404 passive and missing; 406 inequivalent
     /// arguments; 530 the virtual host has been deleted.
     pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
+        self.declare_exchange_if(declare, |_, _| Ok(()))
+    }
+
+    /// Declares an exchange, for a user. `may_create` is called with its name and arguments before an exchange is created,
+    /// and not if an exchange of that name is found, which is then not changed.
+    pub(crate) fn declare_exchange_if(
+        &self,
+        declare: &ExchangeDeclare<'_>,
+        may_create: impl FnOnce(&str, &FieldTable) -> Result<(), BrokerError>,
+    ) -> Result<Ticket, BrokerError> {
         let name = &*strip_line_ends(declare.name);
         if declare.passive {
             check_not_default(name)?;
@@ -42,6 +52,7 @@ impl VirtualHost {
             return Ok(self.ticket(declare.durable));
         }
         Resource::Exchange.check_reserved(name)?;
+        may_create(name, &arguments)?;
         check_exchange_name_argument(&arguments, "alternate-exchange", Resource::Exchange, name, &self.name)?;
         if kind == ExchangeKind::ConsistentHash {
             check_exchange_name_argument(&arguments, "hash-header", Resource::Exchange, name, &self.name)?;
@@ -97,11 +108,21 @@ impl VirtualHost {
     /// # Errors
     /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match`.
     pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.bind_exchange_if(binding, |_| Ok(()))
+    }
+
+    /// Binds an exchange to another, for a user. `may_bind` is called with the type of the source, before anything is bound to it.
+    pub(crate) fn bind_exchange_if(
+        &self,
+        binding: &Binding<'_>,
+        may_bind: impl FnOnce(ExchangeKind) -> Result<(), BrokerError>,
+    ) -> Result<Ticket, BrokerError> {
         let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&destination)?;
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let source = self.find_exchange(&topology, &source)?;
+        may_bind(topology.exchange_at(source).kind)?;
         let destination = self.find_exchange(&topology, &destination)?;
         check_binding(&topology, source, binding)?;
         self.add_binding(&mut topology, source, Destination::exchange(destination), binding)
@@ -113,12 +134,23 @@ impl VirtualHost {
     /// # Errors
     /// 403 either is the default exchange.
     pub fn unbind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.unbind_exchange_if(binding, |_| Ok(()))
+    }
+
+    /// Unbinds an exchange from another, for a user. `may_unbind` is called with the type of the source, if both are there, before
+    /// anything is unbound from it.
+    pub(crate) fn unbind_exchange_if(
+        &self,
+        binding: &Binding<'_>,
+        may_unbind: impl FnOnce(ExchangeKind) -> Result<(), BrokerError>,
+    ) -> Result<Ticket, BrokerError> {
         let (source, destination) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&destination)?;
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let slots = topology.exchange(&source).zip(topology.exchange(&destination));
-        let Some(((source, _), (destination, _))) = slots else { return Ok(Ticket::default()) };
+        let Some(((source, exchange), (destination, _))) = slots else { return Ok(Ticket::default()) };
+        may_unbind(exchange.kind)?;
         let destination = Destination::exchange(destination);
         let kept = topology.is_kept(source, destination);
         let arguments = canonical(binding.arguments);

@@ -100,6 +100,15 @@ pub struct DeclaredQueue {
     pub ticket: Ticket,
 }
 
+/// That [`VirtualHost::check_publish`] has allowed a publish.
+pub(crate) struct Allowed<'a> {
+    pub(crate) grant: &'a Grant,
+    pub(crate) client: Option<&'a ClientName>,
+    pub(crate) routing_key: &'a str,
+    /// The generation at which it was asked, or an earlier one.
+    pub(crate) at: u64,
+}
+
 /// What [`VirtualHost::route`] finds.
 pub(crate) struct Found {
     pub(crate) exchange: Arc<str>,
@@ -257,9 +266,20 @@ impl VirtualHost {
         exchange: &str,
         routing_key: &str,
     ) -> Result<(), BrokerError> {
-        grant.check(Access::Write, Resource::Exchange, exchange)?;
         let topology = self.topology.read();
-        let slot = self.publish_slot(&topology, exchange)?;
+        self.check_publish_in(&topology, grant, client, exchange, routing_key)
+    }
+
+    fn check_publish_in(
+        &self,
+        topology: &Topology,
+        grant: &Grant,
+        client: Option<&ClientName>,
+        exchange: &str,
+        routing_key: &str,
+    ) -> Result<(), BrokerError> {
+        grant.check(Access::Write, Resource::Exchange, exchange)?;
+        let slot = self.publish_slot(topology, exchange)?;
         match slot.map(|slot| topology.exchange_at(slot).kind) {
             Some(ExchangeKind::Topic) => grant.check_topic(Access::Write, exchange, routing_key, client),
             _ => Ok(()),
@@ -267,10 +287,20 @@ impl VirtualHost {
     }
 
     /// The name of the exchange, the queues that a message published to it goes to, and the generation for which
-    /// that holds.
-    pub(crate) fn route(&self, exchange: &str, routed: Routed<'_>) -> Result<Found, BrokerError> {
+    /// that holds. If that is not the one at which the user was allowed to publish, the question is asked again: the
+    /// exchange may be another one by now, of topics that the user may not write.
+    pub(crate) fn route(
+        &self,
+        exchange: &str,
+        routed: Routed<'_>,
+        allowed: &Allowed<'_>,
+    ) -> Result<Found, BrokerError> {
         let topology = self.topology.read();
         let generation = self.generation();
+        if generation != allowed.at {
+            let Allowed { grant, client, routing_key, .. } = *allowed;
+            self.check_publish_in(&topology, grant, client, exchange, routing_key)?;
+        }
         let slot = self.publish_slot(&topology, exchange)?;
         let (exchange, flow) = match slot.map(|slot| topology.exchange_at(slot)) {
             Some(exchange) => (exchange.name.clone(), exchange.flow()),

@@ -7,7 +7,6 @@ use crate::error::BrokerError;
 use crate::limits::{Tally, VirtualHostLimits, too_many_queues};
 use crate::permissions::{Grant, Permissions, TopicPermissions};
 use crate::policies::Policy;
-use crate::routing::ExchangeKind;
 use crate::time::Timestamp;
 
 impl VirtualHost {
@@ -78,10 +77,6 @@ impl VirtualHost {
 
     pub(crate) fn has_exchange(&self, name: &str) -> bool {
         self.topology.read().exchange(name).is_some()
-    }
-
-    pub(crate) fn is_topic_exchange(&self, name: &str) -> bool {
-        self.topology.read().exchange(name).is_some_and(|(_, exchange)| exchange.kind == ExchangeKind::Topic)
     }
 
     pub(super) fn check_queue_limit(&self, queue: &str) -> Result<(), BrokerError> {

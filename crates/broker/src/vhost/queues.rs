@@ -14,6 +14,7 @@ use crate::arguments::{QueueArguments, QueueKind, check_arguments, check_flag};
 use crate::error::BrokerError;
 use crate::names::{Resource, generate_queue_name, strip_line_ends};
 use crate::queue::{Kept, NewQueue, Queue, QueueProperties};
+use crate::routing::ExchangeKind;
 use crate::time::Timestamp;
 use crate::topology::Destination;
 
@@ -28,6 +29,18 @@ impl VirtualHost {
         session: SessionId,
         declare: &QueueDeclare<'_>,
         now: Timestamp,
+    ) -> Result<DeclaredQueue, BrokerError> {
+        self.declare_queue_if(session, declare, now, |_, _| Ok(()))
+    }
+
+    /// Declares a queue, for a user. `may_create` is called with its name and arguments before a queue is created, and not
+    /// if a queue of that name is found, which is then not changed.
+    pub(crate) fn declare_queue_if(
+        self: &Arc<Self>,
+        session: SessionId,
+        declare: &QueueDeclare<'_>,
+        now: Timestamp,
+        may_create: impl FnOnce(&str, &FieldTable) -> Result<(), BrokerError>,
     ) -> Result<DeclaredQueue, BrokerError> {
         let stripped = strip_line_ends(declare.name);
         if declare.passive {
@@ -45,7 +58,6 @@ impl VirtualHost {
             Resource::Queue.check_reserved(&stripped)?;
             stripped.into_owned()
         };
-        let owner = declare.exclusive.then_some(session);
         // What goes with its connection cannot survive a restart; asked for both, RabbitMQ says nothing and forgets
         // the latter.
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
@@ -53,11 +65,25 @@ impl VirtualHost {
         // The usual case first: it is there, and nobody has to be kept waiting.
         let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
         if let Some(queue) = found {
-            return self.redeclare(queue, owner, declare, &arguments, now);
+            return self.redeclare(queue, session, declare, &arguments, now);
         }
         self.check_queue_limit(&name)?;
-        let parsed = QueueArguments::parse(&arguments, &name, &self.name)?;
-        self.check_kind(&name, declare, &parsed)?;
+        may_create(&name, &arguments)?;
+        self.create_queue(session, &name, declare, arguments, now)
+    }
+
+    /// Creates a queue, unless somebody else has done so meanwhile.
+    fn create_queue(
+        self: &Arc<Self>,
+        session: SessionId,
+        name: &str,
+        declare: &QueueDeclare<'_>,
+        arguments: FieldTable,
+        now: Timestamp,
+    ) -> Result<DeclaredQueue, BrokerError> {
+        let parsed = QueueArguments::parse(&arguments, name, &self.name)?;
+        self.check_kind(name, declare, &parsed)?;
+        let owner = declare.exclusive.then_some(session);
         let properties = QueueProperties {
             durable: declare.durable,
             auto_delete: declare.auto_delete,
@@ -66,7 +92,7 @@ impl VirtualHost {
         };
         let number = self.catalogue().filter(|_| declare.durable).map(|catalogue| catalogue.new_id());
         let new = NewQueue {
-            name: name.as_str().into(),
+            name: name.into(),
             vhost: self.name.clone(),
             properties,
             arguments: parsed,
@@ -82,10 +108,10 @@ impl VirtualHost {
         queue.set_arguments(policies.arguments_of(&queue));
         let mut topology = self.topology.write();
         self.check_stands(&topology)?;
-        if let Some((_, other)) = topology.queue(&name) {
+        if let Some((_, other)) = topology.queue(name) {
             let other = other.clone();
             drop(topology);
-            return self.redeclare(other, owner, declare, &arguments, now);
+            return self.redeclare(other, session, declare, &arguments, now);
         }
         topology.insert_queue(queue.clone());
         self.topology_changed();
@@ -153,10 +179,21 @@ impl VirtualHost {
     /// 403 the default exchange; 404 either is missing, the exchange named first; 405 another session's queue; 406
     /// an unknown `x-match`.
     pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.bind_queue_if(session, binding, |_| Ok(()))
+    }
+
+    /// Binds a queue, for a user. `may_bind` is called with the type of the exchange, before anything is bound to it.
+    pub(crate) fn bind_queue_if(
+        &self,
+        session: SessionId,
+        binding: &Binding<'_>,
+        may_bind: impl FnOnce(ExchangeKind) -> Result<(), BrokerError>,
+    ) -> Result<Ticket, BrokerError> {
         let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&source)?;
         let mut topology = self.topology.write();
         let source = self.find_exchange(&topology, &source)?;
+        may_bind(topology.exchange_at(source).kind)?;
         let (slot, queue) = topology.queue(&name).ok_or_else(|| self.missing(&name))?;
         check_binding(&topology, source, binding)?;
         queue.check_access(session)?;
@@ -169,12 +206,24 @@ impl VirtualHost {
     /// # Errors
     /// 403 the default exchange; 405 another session's queue.
     pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
+        self.unbind_queue_if(session, binding, |_| Ok(()))
+    }
+
+    /// Unbinds a queue, for a user. `may_unbind` is called with the type of the exchange, if there is one, before anything is
+    /// unbound from it.
+    pub(crate) fn unbind_queue_if(
+        &self,
+        session: SessionId,
+        binding: &Binding<'_>,
+        may_unbind: impl FnOnce(ExchangeKind) -> Result<(), BrokerError>,
+    ) -> Result<Ticket, BrokerError> {
         let (source, name) = (strip_line_ends(binding.source), strip_line_ends(binding.destination));
         check_not_default(&source)?;
         let arguments = canonical(binding.arguments);
         let mut topology = self.topology.write();
-        let found = topology.exchange(&source).zip(topology.queue(&name));
-        let Some(((source, _), (slot, queue))) = found else { return Ok(Ticket::default()) };
+        let Some((source, exchange)) = topology.exchange(&source) else { return Ok(Ticket::default()) };
+        may_unbind(exchange.kind)?;
+        let Some((slot, queue)) = topology.queue(&name) else { return Ok(Ticket::default()) };
         let kept = topology.is_kept(source, Destination::queue(slot));
         let key = key_of(source, Destination::queue(slot), binding, &arguments);
         if topology.is_bound(key) {
@@ -246,13 +295,13 @@ impl VirtualHost {
     fn redeclare(
         &self,
         queue: Arc<Queue>,
-        owner: Option<SessionId>,
+        session: SessionId,
         declare: &QueueDeclare<'_>,
         arguments: &FieldTable,
         now: Timestamp,
     ) -> Result<DeclaredQueue, BrokerError> {
         let current = queue.properties();
-        if current.owner != owner {
+        if current.owner != declare.exclusive.then_some(session) {
             return Err(BrokerError::locked(queue.name(), &self.name));
         }
         let resource = Resource::Queue.describe(queue.name(), &self.name);

@@ -36,6 +36,7 @@ mod managing;
 mod many_threads;
 mod paging;
 mod paging_under_load;
+mod permission_races;
 mod quorum_queues;
 mod requeue_order;
 mod routing;

@@ -71,7 +71,7 @@ fn a_server_does_not_name_quorum_queues() {
     let arguments = table(&[("x-queue-type", FieldValue::text("quorum"))]);
     let declare = QueueDeclare { durable: true, arguments: raw(&arguments), ..Default::default() };
     let text = "Cannot declare a server-named queue for type rabbit_quorum_queue".to_owned();
-    assert_eq!(refusal(seat.check_declare_queue(&declare)), (406, text));
+    assert_eq!(refusal(seat.declare_queue(ME, &declare, world.now)), (406, text));
 }
 
 #[test]

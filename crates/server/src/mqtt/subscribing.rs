@@ -132,7 +132,7 @@ impl Client {
         // Before there is a queue that nobody can bind.
         self.seat.check_bind_queue(&binding)?;
         let declared = self.attach(&name, kind)?;
-        let bound = self.vhost().bind_queue(self.session_id, &binding)?;
+        let bound = self.seat.bind_queue(self.session_id, &binding)?;
         Ok(Some(declared.max(bound)))
     }
 
@@ -171,8 +171,7 @@ impl Client {
             Kind::Shared(_) => (self.outlives(), false),
         };
         let declare = QueueDeclare { name, durable, auto_delete, ..QueueDeclare::default() };
-        self.seat.check_declare_queue(&declare)?;
-        let declared = self.vhost().declare_queue(self.session_id, &declare, self.now)?;
+        let declared = self.seat.declare_queue(self.session_id, &declare, self.now)?;
         Ok((declared.queue, declared.ticket))
     }
 

@@ -106,8 +106,7 @@ impl Session {
             arguments: RawTable::check(&arguments).unwrap_or_default(),
         };
         let context = &self.context;
-        context.seat.check_declare_queue(&declare).map_err(of_broker)?;
-        let declared = context.vhost.declare_queue(context.session, &declare, context.now);
+        let declared = context.seat.declare_queue(context.session, &declare, context.now);
         declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_broker)
     }
 

@@ -92,9 +92,7 @@ impl Session {
         let binding =
             Binding { source, destination: queue.name(), routing_key, arguments: RawTable::default() };
         let context = &self.context;
-        let bound = context.seat.check_bind_queue(&binding);
-        let bound = bound.and_then(|()| context.vhost.bind_queue(context.session, &binding));
-        match bound {
+        match context.seat.bind_queue(context.session, &binding) {
             Ok(ticket) => Ok((queue, declared.max(ticket))),
             Err(error) => {
                 // Nobody would ever come for it. One that was there is somebody's, such as a durable subscription's. That it

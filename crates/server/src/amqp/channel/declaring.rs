@@ -18,8 +18,7 @@ impl Channel {
             internal: m.internal,
             arguments: m.arguments,
         };
-        context.seat.check_declare_exchange(&declare)?;
-        context.hold_until(context.vhost.declare_exchange(&declare)?);
+        context.hold_until(context.seat.declare_exchange(&declare)?);
         self.answer(context, m.no_wait, exchange::DeclareOk {});
         Ok(())
     }
@@ -38,8 +37,7 @@ impl Channel {
             routing_key: m.routing_key,
             arguments: m.arguments,
         };
-        context.seat.check_bind_exchange(&binding)?;
-        context.hold_until(context.vhost.bind_exchange(&binding)?);
+        context.hold_until(context.seat.bind_exchange(&binding)?);
         self.answer(context, m.no_wait, exchange::BindOk {});
         Ok(())
     }
@@ -51,8 +49,7 @@ impl Channel {
             routing_key: m.routing_key,
             arguments: m.arguments,
         };
-        context.seat.check_bind_exchange(&binding)?;
-        context.hold_until(context.vhost.unbind_exchange(&binding)?);
+        context.hold_until(context.seat.unbind_exchange(&binding)?);
         self.answer(context, m.no_wait, exchange::UnbindOk {});
         Ok(())
     }
@@ -69,8 +66,7 @@ impl Channel {
             auto_delete: m.auto_delete,
             arguments: m.arguments,
         };
-        context.seat.check_declare_queue(&declare)?;
-        let declared = context.vhost.declare_queue(context.session, &declare, context.now)?;
+        let declared = context.seat.declare_queue(context.session, &declare, context.now)?;
         context.hold_until(declared.ticket);
         let name = declared.queue.name();
         self.last_queue = Some((&**name).into());
@@ -97,18 +93,16 @@ impl Channel {
 
     pub(super) fn queue_bind(&self, context: &Context, m: &queue::Bind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
-        context.seat.check_bind_queue(&binding)?;
         let binding = Binding { arguments: m.arguments, ..binding };
-        context.hold_until(context.vhost.bind_queue(context.session, &binding)?);
+        context.hold_until(context.seat.bind_queue(context.session, &binding)?);
         self.answer(context, m.no_wait, queue::BindOk {});
         Ok(())
     }
 
     pub(super) fn queue_unbind(&self, context: &Context, m: &queue::Unbind<'_>) -> Result<(), Fault> {
         let binding = self.queue_binding(m.exchange, m.queue, m.routing_key)?;
-        context.seat.check_bind_queue(&binding)?;
         let binding = Binding { arguments: m.arguments, ..binding };
-        context.hold_until(context.vhost.unbind_queue(context.session, &binding)?);
+        context.hold_until(context.seat.unbind_queue(context.session, &binding)?);
         context.send(self.number, queue::UnbindOk {});
         Ok(())
     }
