@@ -3,8 +3,8 @@
 //! The specification and RabbitMQ disagree on some letters; every client follows RabbitMQ, and so does this module:
 //! `s` is a signed 16-bit integer (not a short string), `l` a signed 64-bit one, `x` a byte array.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use crate::wire::{DecodeError, Field, Reader, Writer, truncate_to_short, write_length};
@@ -163,7 +163,7 @@ fn put_tagged<'a, F: Field<'a>>(writer: &mut Writer<'_>, letter: u8, field: &F) 
     writer.write(field);
 }
 
-/// A field table that owns its contents, in the order they were received.
+/// A field table that owns its contents, in the order they were received. No two entries have the same name.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FieldTable(Vec<(Box<str>, FieldValue)>);
 
@@ -173,7 +173,7 @@ impl FieldTable {
         Self(Vec::new())
     }
 
-    /// The value under `key`; the first one, should a peer have sent several.
+    /// The value under `key`.
     pub fn get(&self, key: &str) -> Option<&FieldValue> {
         self.0.iter().find(|(name, _)| &**name == key).map(|(_, value)| value)
     }
@@ -252,7 +252,7 @@ impl<K: AsRef<str>> FromIterator<(K, FieldValue)> for FieldTable {
     }
 }
 
-/// Entries that are searched one after the other when a table is collected: for so few a map would cost more.
+/// Entries that are searched one after the other when a table is collected or read: for so few a map would cost more.
 const SEARCHED: usize = 16;
 
 /// A table as it stands in a received frame: checked, not yet decoded.
@@ -295,6 +295,8 @@ impl fmt::Debug for RawTable<'_> {
     }
 }
 
+/// Of several entries with one name the first counts, as in RabbitMQ, and only that one is taken: a reader that looks for a
+/// name and one that goes through all entries find the same value.
 fn read_entries(octets: &[u8]) -> Result<FieldTable, DecodeError> {
     let mut reader = Reader::new(octets);
     let mut entries = Vec::new();
@@ -302,7 +304,24 @@ fn read_entries(octets: &[u8]) -> Result<FieldTable, DecodeError> {
         let name: &str = reader.read()?;
         entries.push((name.into(), FieldValue::read(&mut reader)?));
     }
+    keep_first(&mut entries);
     Ok(FieldTable(entries))
+}
+
+/// Removes entries whose name an earlier one has, at a cost that does not go with the square of their number.
+fn keep_first(entries: &mut Vec<(Box<str>, FieldValue)>) {
+    let is_first: Vec<bool> = if entries.len() <= SEARCHED {
+        let earlier = |at: usize| entries[..at].iter().any(|(name, _)| *name == entries[at].0);
+        if !(1..entries.len()).any(earlier) {
+            return;
+        }
+        (0..entries.len()).map(|at| !earlier(at)).collect()
+    } else {
+        let mut names = HashSet::with_capacity(entries.len());
+        entries.iter().map(|(name, _)| names.insert(&**name)).collect()
+    };
+    let mut is_first = is_first.into_iter();
+    entries.retain(|_| is_first.next().unwrap_or(true));
 }
 
 fn check_entries(octets: &[u8], depth: usize) -> Result<(), DecodeError> {
@@ -402,6 +421,25 @@ mod tests {
         entries.iter().for_each(|(key, n)| inserted.insert(key, FieldValue::I32(*n)));
         let collected: FieldTable = entries.into_iter().map(|(key, n)| (key, FieldValue::I32(n))).collect();
         assert_eq!((collected.len(), &collected), (61, &inserted));
+    }
+
+    #[test]
+    fn of_several_entries_with_one_name_the_first_is_taken() {
+        for others in [0, SEARCHED, 100_000] {
+            let mut octets = Vec::new();
+            let mut writer = Writer::new(&mut octets);
+            let mut put = |name: &str, value: i32| {
+                writer.write(&name);
+                FieldValue::I32(value).write(&mut writer);
+            };
+            put("twice", 1);
+            (0..others).for_each(|n| put(&n.to_string(), 0));
+            put("twice", 2);
+            put("last", 3);
+            let table = RawTable::check(&octets).unwrap().decode();
+            assert_eq!((table.len(), table.get("twice")), (others + 2, Some(&FieldValue::I32(1))));
+            assert_eq!(table.iter().last(), Some(("last", &FieldValue::I32(3))));
+        }
     }
 
     #[test]

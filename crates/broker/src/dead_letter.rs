@@ -162,10 +162,11 @@ fn record(
 /// The routing keys in the header CC.
 fn copies<'a>(properties: &Properties<'a>) -> SmallVec<[&'a str; 2]> {
     let headers: RawTable<'a> = properties.headers.unwrap_or_default();
-    let array = entries(headers.octets()).find_map(|(name, value)| match value {
-        ValueView::Array(array) if name == "CC" => Some(array),
-        _ => None,
-    });
+    let array =
+        entries(headers.octets()).find(|(name, _)| *name == "CC").and_then(|(_, value)| match value {
+            ValueView::Array(array) => Some(array),
+            _ => None,
+        });
     let texts = array.into_iter().flat_map(texts_in);
     texts.filter_map(|text| std::str::from_utf8(text).ok()).collect()
 }

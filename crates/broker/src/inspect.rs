@@ -96,7 +96,7 @@ pub(crate) fn with_headers(properties: &Properties<'_>, headers: &FieldTable) ->
 
 fn without_header(properties: &Properties<'_>, headers: RawTable<'_>, name: &str) -> Vec<u8> {
     let mut headers = headers.decode();
-    while headers.remove(name).is_some() {}
+    headers.remove(name);
     with_headers(properties, &headers)
 }
 

@@ -49,7 +49,8 @@ pub fn table(input: &[u8]) {
     assert!(decoded.len() <= input.len() / 2);
     // Compared as octets, for a NaN does not equal itself; and `L`, `U` and odd booleans have several spellings.
     let octets = decoded.encode();
-    assert_eq!(octets.len(), input.len());
+    // Of entries with the same name the first alone is left.
+    assert!(octets.len() <= input.len());
     let again = RawTable::check(&octets).expect("what was encoded is well-formed").decode();
     assert_eq!(again.encode(), octets);
 }

@@ -38,6 +38,7 @@ mod paging;
 mod paging_under_load;
 mod permission_races;
 mod quorum_queues;
+mod repeated_arguments;
 mod requeue_order;
 mod routing;
 mod world;
