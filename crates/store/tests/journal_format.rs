@@ -4,18 +4,31 @@ use std::sync::Arc;
 
 use store::disk::Disk;
 use store::disk::simulated::SimDisk;
-use store::journal::{Committer, Entry, QueueId, Range, Recovered, Settings, open};
+use store::journal::{Committer, Entry, QueueId, Range, Recovered, Settings, Transfer, open};
 
-/// Where in the file octets stand that are not zeros, and which.
+/// Version 1, which earlier releases wrote: where in the file octets stand that are not zeros, and which.
+const JOURNAL_1: &[(usize, &str)] = &[(0, HEADER_1), (2048, HEADER_1), (4096, RECORDS_1)];
+const HEADER_1: &str = concat!(
+    "6c7672746a726e6c010000009b5e86890100000000000000",
+    "0100000000000000001000000000000000100000000000000010",
+);
+const RECORDS_1: &str = concat!(
+    "0900000081573a1022ad0bd77468652066697273740a00000001a4fdd910fabb7a746865207365636f6e640d00000002",
+    "8f7c9706ab8c9f07050a2b00001680d095ffbc310300000003c9cd0c9bd897c70714000400000004bb19e9ac78f75007",
+    "0316000000000085f914338c045766",
+);
+
+/// The same of version 2, which knows transfers.
 const JOURNAL: &[(usize, &str)] = &[(0, HEADER), (2048, HEADER), (4096, RECORDS)];
 const HEADER: &str = concat!(
-    "6c7672746a726e6c010000009b5e86890100000000000000",
+    "6c7672746a726e6c020000003d16fef70100000000000000",
     "0100000000000000001000000000000000100000000000000010",
 );
 const RECORDS: &str = concat!(
     "0900000081573a1022ad0bd77468652066697273740a00000001a4fdd910fabb7a746865207365636f6e640d00000002",
     "8f7c9706ab8c9f07050a2b00001680d095ffbc310300000003c9cd0c9bd897c70714000400000004bb19e9ac78f75007",
-    "0316000000000085f914338c045766",
+    "03160009000000013c62b8f8882d127468652074686972640400000007836e0daed6b23d0802051505000000084241a4",
+    "ac42c9060110071800000000008531013b8bcaf09a",
 );
 
 #[test]
@@ -33,14 +46,17 @@ fn the_octets_of_a_journal_are_these() {
 
 #[test]
 fn todays_journal_is_read() {
-    let disk = SimDisk::new(1, 1 << 20);
-    disk.create_folder("journal").unwrap();
-    let file = disk.open(PATH).unwrap();
-    file.set_len(SEGMENT).unwrap();
-    for (at, hex) in JOURNAL {
-        file.write_at(&octets(hex), *at as u64).unwrap();
-    }
-    let (committer, recovered) = open_on(&disk);
+    let (committer, recovered) = read(JOURNAL);
+    let [found, other] = &recovered.queues[..] else { panic!("{} queues", recovered.queues.len()) };
+    assert_eq!((found.queue.id(), found.next_position), (QueueId(7), 13));
+    assert_eq!((other.queue.id(), other.next_position), (QueueId(8), 6));
+    let [live] = other.queue.messages_from(0, 9)[..] else { panic!("not one message") };
+    assert_eq!(committer.journal().read(live.message).unwrap(), b"the third");
+}
+
+#[test]
+fn a_journal_of_version_1_is_read() {
+    let (committer, recovered) = read(JOURNAL_1);
     let [found] = &recovered.queues[..] else { panic!("{} queues", recovered.queues.len()) };
     assert_eq!((found.queue.id(), found.next_position), (QueueId(7), 12));
     assert_eq!(found.settled, [Range::one(10)]);
@@ -48,6 +64,17 @@ fn todays_journal_is_read() {
     let [live] = found.queue.messages_from(0, 9)[..] else { panic!("not one message") };
     assert_eq!((live.position, live.expires, live.deliveries), (11, 1_700_000_000_000, 3));
     assert_eq!(committer.journal().read(live.message).unwrap(), b"the second");
+}
+
+fn read(journal: &[(usize, &str)]) -> (Committer, Recovered) {
+    let disk = SimDisk::new(1, 1 << 20);
+    disk.create_folder("journal").unwrap();
+    let file = disk.open(PATH).unwrap();
+    file.set_len(SEGMENT).unwrap();
+    for (at, hex) in journal {
+        file.write_at(&octets(hex), *at as u64).unwrap();
+    }
+    open_on(&disk)
 }
 
 fn write(committer: &mut Committer) {
@@ -59,6 +86,10 @@ fn write(committer: &mut Committer) {
     journal.enqueue(&queue, &[entry(10, first, 0), entry(11, second, 1_700_000_000_000)]);
     journal.settle(&queue, &[Range::one(10)]);
     journal.delivered(&queue, &[Range::one(11)], 3);
+    let third = journal.append(&[b"the third"]).unwrap();
+    let mut transfer = Transfer::default();
+    journal.enqueue_in_transfer(&journal.queue(QueueId(8)), &[entry(5, third, 0)], &mut transfer);
+    journal.transfer(&queue, &[Range::one(12)], &transfer);
     committer.close().unwrap();
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use store::journal::{Entry, Lsn, MessageRef};
+use store::journal::{Entry, Lsn, MessageRef, Transfer};
 use store::{Store, StoredQueue};
 
 use super::payload::with_parts;
@@ -24,6 +24,8 @@ pub(crate) struct KeptMessages {
 pub(crate) struct Kept<'k> {
     places: &'k [Option<MessageRef>],
     last: bool,
+    /// Set while a message of another queue goes here, which is to leave that one at the same moment.
+    transfer: Option<&'k mut Transfer>,
 }
 
 /// Notes what enters one queue.
@@ -56,11 +58,16 @@ impl KeptMessages {
 
     /// What is for the queue at a place. Each queue has to be asked for, in order.
     pub(crate) fn at(&self, at: usize) -> Kept<'_> {
-        Kept { places: &self.places, last: at == self.last }
+        Kept { places: &self.places, last: at == self.last, transfer: None }
     }
 }
 
 impl<'k> Kept<'k> {
+    /// Makes what enters the queue a part of a transfer.
+    pub(crate) fn in_transfer(self, transfer: Option<&'k mut Transfer>) -> Self {
+        Self { transfer, ..self }
+    }
+
     /// Begins to fill a queue; `None` if there is nothing to note.
     pub(crate) fn begin(self, stored: Option<&'k StoredQueue>) -> Option<Keeping<'k>> {
         let stored = stored.filter(|_| !self.places.is_empty())?;
@@ -95,7 +102,13 @@ impl Keeping<'_> {
 
     /// Writes down what was taken. Called under the queue's lock. Returns what to wait for.
     pub(crate) fn write(self) -> Option<Lsn> {
-        (!self.entries.is_empty()).then(|| self.stored.enqueue(&self.entries))
+        if self.entries.is_empty() {
+            return None;
+        }
+        Some(match self.kept.transfer {
+            Some(transfer) => self.stored.enqueue_in_transfer(&self.entries, transfer),
+            None => self.stored.enqueue(&self.entries),
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The part of a queue that the store keeps.
 
 use store::StoredQueue;
-use store::journal::Lsn;
+use store::journal::{Lsn, Range, Transfer};
 
 use super::ready::{ReadyStore, Run};
 use super::state::QueueState;
@@ -16,10 +16,18 @@ impl Queue {
         self.stored.as_ref()
     }
 
-    /// Dead letters have gone where they go, and what they were need not come back.
-    pub(crate) fn letters_sent(&self, positions: impl Iterator<Item = u64>) {
+    /// A dead letter has arrived in queues that keep it, and the message it was made of has left with the same transfer.
+    pub(crate) fn letter_transferred(&self, position: u64, transfer: &Transfer) {
+        // Also of a deleted queue: without it the letter would be gone after a restart.
+        if let Some(stored) = self.stored() {
+            stored.transfer(&[Range::one(position)], transfer);
+        }
+    }
+
+    /// Dead letters have gone where nothing keeps them, and what they were need not come back.
+    pub(crate) fn letters_sent(&self, positions: Vec<u64>) {
         let mut marks = Marks::default();
-        positions.for_each(|position| marks.settled(position));
+        positions.into_iter().for_each(|position| marks.settled(position));
         self.write_down(&marks);
     }
 

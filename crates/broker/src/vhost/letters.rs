@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use store::journal::Transfer;
+
 use super::VirtualHost;
 use crate::dead_letter::Letter;
 use crate::metrics::Counter;
@@ -23,14 +25,14 @@ impl VirtualHost {
         let mut dead = dead;
         let _turn = from.letters_turn();
         while !dead.is_empty() {
+            let mut left = Vec::new();
             for letter in &dead {
-                self.send_letter(from, letter, now, &mut pending);
+                left.extend(self.send_letter(from, letter, now, &mut pending));
                 while let Some((queue, dead)) = pending.pop_front() {
                     self.send_line(&queue, dead, now, &mut pending);
                 }
             }
-            // Not before the letters are written down: a crash in between must lose none.
-            from.letters_sent(dead.iter().filter_map(|dead| dead.stored));
+            from.letters_sent(left);
             dead = from.next_letters();
         }
     }
@@ -41,18 +43,27 @@ impl VirtualHost {
         let mut dead = dead;
         let _turn = from.letters_turn();
         while !dead.is_empty() {
-            dead.iter().for_each(|letter| self.send_letter(from, letter, now, pending));
-            from.letters_sent(dead.iter().filter_map(|dead| dead.stored));
+            let left: Vec<_> =
+                dead.iter().filter_map(|letter| self.send_letter(from, letter, now, pending)).collect();
+            from.letters_sent(left);
             dead = from.next_letters();
         }
     }
 
-    fn send_letter(&self, from: &Queue, dead: &DeadLetter, now: Timestamp, pending: &mut Pending) {
+    /// Sends one letter. Where it is kept, the store notes with the same record that it has arrived and that the message it was
+    /// made of has left: a crash finds one of the two. Returns the position of that message if it is still to be settled.
+    fn send_letter(
+        &self,
+        from: &Queue,
+        dead: &DeadLetter,
+        now: Timestamp,
+        pending: &mut Pending,
+    ) -> Option<u64> {
         let arguments = from.arguments();
-        let Some(target) = arguments.dead_lettering.as_ref() else { return };
+        let Some(target) = arguments.dead_lettering.as_ref() else { return dead.stored };
         let Some(budget) = dead.budget.checked_sub(1) else {
             self.metrics.dead_letters_dropped.add(1);
-            return;
+            return dead.stored;
         };
         let mut letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
         self.metrics.messages_dead_lettered.add(1);
@@ -62,12 +73,21 @@ impl VirtualHost {
         let message = [Arc::new(letter.message)];
         let kept = KeptMessages::keep(self.store(), &queues, &message);
         let share = budget / u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1);
+        let mut transfer = Transfer::default();
         for (at, queue) in queues.into_iter().enumerate() {
             // Its confirm, if there was one, has been given; a queue that is full loses the letter.
-            let appended = queue.append(message.iter().cloned(), kept.at(at), now, Some(share), |_| {});
+            let kept = kept.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
+            let appended = queue.append(message.iter().cloned(), kept, now, Some(share), |_| {});
             if !appended.dead.is_empty() {
                 pending.push_back((queue, appended.dead));
             }
+        }
+        match dead.stored {
+            Some(position) if !transfer.is_empty() => {
+                from.letter_transferred(position, &transfer);
+                None
+            }
+            position => position,
         }
     }
 

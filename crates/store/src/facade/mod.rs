@@ -30,7 +30,7 @@ pub use settings::StoreSettings;
 
 use crate::catalogue::{Catalogue, Ticket};
 use crate::disk::Disk;
-use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, QueueId, Range};
+use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, QueueId, Range, Transfer};
 use crate::pages::{Pages, QueueSegments, Stored};
 use crate::waiters::Waiter;
 use brake::Brake;
@@ -187,6 +187,18 @@ impl StoredQueue {
     /// Returns what to [wait](Store::wait) for.
     pub fn enqueue(&self, entries: &[Entry]) -> Lsn {
         self.shelves.journal.enqueue(&self.shelf.log, entries)
+    }
+
+    /// [Enqueues](Self::enqueue) messages that leave another queue for this one. They are here after a crash only if
+    /// [`StoredQueue::transfer`] of that queue was called, as it must be, and what it wrote is on disk.
+    pub fn enqueue_in_transfer(&self, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
+        self.shelves.journal.enqueue_in_transfer(&self.shelf.log, entries, transfer)
+    }
+
+    /// Messages leave the queue for those that the transfer has [put](Self::enqueue_in_transfer) them into. After a crash they
+    /// are in one place or the other, never in both. To be called for a deleted queue, too: a transfer must be completed.
+    pub fn transfer(&self, ranges: &[Range], transfer: &Transfer) -> Lsn {
+        self.shelf.transfer(&self.shelves.journal, ranges, transfer)
     }
 
     /// A message that was to enter does not, and no other queue needs it.

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use super::mover_thread::Bell;
-use crate::journal::{Journal, Lsn, QueueId, QueueLog, Range};
+use crate::journal::{Journal, Lsn, QueueId, QueueLog, Range, Transfer};
 use crate::pages::{Kind, Pages, QueueSegments};
 
 /// The queues.
@@ -123,6 +123,15 @@ impl Shelf {
     pub(super) fn settle(&self, journal: &Journal, ranges: &[Range]) -> Lsn {
         let _order = self.order.lock();
         let lsn = journal.settle(&self.log, ranges);
+        if let Some(segments) = self.segments() {
+            segments.settle(ranges.iter().map(inclusive));
+        }
+        lsn
+    }
+
+    pub(super) fn transfer(&self, journal: &Journal, ranges: &[Range], transfer: &Transfer) -> Lsn {
+        let _order = self.order.lock();
+        let lsn = journal.transfer(&self.log, ranges, transfer);
         if let Some(segments) = self.segments() {
             segments.settle(ranges.iter().map(inclusive));
         }

@@ -50,7 +50,7 @@ pub use thread::Running;
 use crate::waiters::{Waiter, Waiters};
 use index::Index;
 use pending::Pending;
-use record::{Kind, put_ranges};
+use record::{Kind, put_ranges, put_transfer};
 use segment::SharedFile;
 use spares::{Room, Spares};
 use writer::Files;
@@ -81,6 +81,13 @@ pub struct Journal {
 pub struct QueueLog {
     id: QueueId,
     index: Mutex<Index>,
+}
+
+/// Messages that leave one queue for others, from the first [`Journal::enqueue_in_transfer`] to [`Journal::transfer`].
+#[derive(Debug, Default)]
+pub struct Transfer {
+    /// The records that say what enters.
+    enqueued: SmallVec<[Lsn; 4]>,
 }
 
 /// Sizes.
@@ -128,6 +135,13 @@ impl Default for Settings {
     }
 }
 
+impl Transfer {
+    /// Whether no queue that keeps messages has got any.
+    pub fn is_empty(&self) -> bool {
+        self.enqueued.is_empty()
+    }
+}
+
 impl Journal {
     /// Appends a message, given in parts. Its segment stays until the message has reached its queues: whoever appends
     /// it must give it to [`Journal::enqueue`] with `last` set once, or else to [`Journal::release`].
@@ -169,12 +183,41 @@ impl Journal {
     pub fn enqueue(&self, queue: &QueueLog, entries: &[Entry]) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
-        pending.put_enqueue(queue.id, entries);
+        pending.put_enqueue(Kind::Enqueue, queue.id, entries);
         let lsn = self.nudge(pending);
         for entry in entries {
             index.push(entry);
         }
         lsn
+    }
+
+    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one: after a crash they are here only if
+    /// [`Journal::transfer`] has been called with the same transfer, and that is on disk. It must be called.
+    pub fn enqueue_in_transfer(&self, queue: &QueueLog, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
+        let mut index = queue.index.lock();
+        let mut pending = self.pending.lock();
+        let record = pending.put_enqueue(Kind::EnqueueInTransfer, queue.id, entries);
+        // Until the transfer's last record is appended, so that this one is not retired before.
+        pending.add_live(record);
+        transfer.enqueued.push(Lsn(record));
+        let lsn = self.nudge(pending);
+        for entry in entries {
+            index.push(entry);
+        }
+        lsn
+    }
+
+    /// [Settles](Journal::settle) the messages that leave a queue with a transfer, and completes it: after a crash either all of
+    /// it has happened or nothing.
+    pub fn transfer(&self, queue: &QueueLog, ranges: &[Range], transfer: &Transfer) -> Lsn {
+        let messages = queue.take_settled(ranges);
+        let mut pending = self.pending.lock();
+        let lsn = pending.end();
+        let enqueued = &transfer.enqueued;
+        pending.put(Kind::Transfer, |buffer| put_transfer(buffer, lsn, enqueued, queue.id, ranges));
+        enqueued.iter().for_each(|record| pending.drop_live(record.0));
+        messages.iter().for_each(|message| pending.drop_live(message.to_u64()));
+        self.nudge(pending)
     }
 
     /// A message goes to no (further) queue after all.
@@ -185,12 +228,7 @@ impl Journal {
     /// Messages leave a queue for good. Positions that the journal does not know (they live elsewhere, or are not persistent)
     /// do no harm, and are found in [`Recovered`] if the journal still has the record.
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
-        let mut messages: SmallVec<[MessageRef; 64]> = SmallVec::new();
-        let mut index = queue.index.lock();
-        for range in ranges {
-            index.settle(*range, |message| messages.push(message));
-        }
-        drop(index);
+        let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();
         pending.put(Kind::Settle, |buffer| put_ranges(buffer, queue.id, None, ranges));
         messages.iter().for_each(|message| pending.drop_live(message.to_u64()));
@@ -344,6 +382,16 @@ impl QueueLog {
     /// Up to `most` messages from a position on, in order.
     pub fn messages_from(&self, position: u64, most: usize) -> Vec<LiveMessage> {
         self.index.lock().from(position).take(most).collect()
+    }
+
+    /// Takes messages out, and returns those that the journal had.
+    fn take_settled(&self, ranges: &[Range]) -> SmallVec<[MessageRef; 64]> {
+        let mut messages = SmallVec::new();
+        let mut index = self.index.lock();
+        for range in ranges {
+            index.settle(*range, |message| messages.push(message));
+        }
+        messages
     }
 
     /// How many messages the journal has for the queue.

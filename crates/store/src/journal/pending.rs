@@ -117,13 +117,14 @@ impl Pending {
         lsn
     }
 
-    /// Appends an enqueue record, and counts its messages.
-    pub(super) fn put_enqueue(&mut self, queue: QueueId, entries: &[Entry]) {
+    /// Appends an enqueue record, which may be part of a transfer, and counts its messages. Returns where it stands.
+    pub(super) fn put_enqueue(&mut self, kind: Kind, queue: QueueId, entries: &[Entry]) -> u64 {
         let lsn = self.end();
-        self.put(Kind::Enqueue, |buffer| put_enqueue(buffer, lsn, queue, entries));
+        self.put(kind, |buffer| put_enqueue(buffer, lsn, queue, entries));
         for entry in entries.iter().filter(|entry| !entry.last) {
             self.add_live(entry.message.to_u64());
         }
+        lsn
     }
 
     /// Appends a record whose payload `write` appends.

@@ -15,7 +15,7 @@
 
 use smallvec::SmallVec;
 
-use super::address::{Entry, MAX_POSITION, MessageRef, QueueId, Range};
+use super::address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
 use super::varint;
 
 /// What a record is.
@@ -33,6 +33,10 @@ pub(super) enum Kind {
     Mark = 5,
     /// Its payload is damaged beyond repair and counts for nothing.
     Skip = 6,
+    /// Messages enter a queue, as part of a transfer: this counts only if a later [`Kind::Transfer`] names this record.
+    EnqueueInTransfer = 7,
+    /// Messages leave a queue, and the records that it names begin to count.
+    Transfer = 8,
 }
 
 /// Where a record is, and who wrote it.
@@ -103,9 +107,16 @@ impl Kind {
             4 => Self::Delivered,
             5 => Self::Mark,
             6 => Self::Skip,
+            7 => Self::EnqueueInTransfer,
+            8 => Self::Transfer,
             _ => return None,
         })
     }
+}
+
+/// Whether an octet can be the fifth of a record: a quick look before a checksum is computed.
+pub(super) fn may_be_kind(octet: u8) -> bool {
+    Kind::from_octet(octet & !BEGINS_GROUP).is_some()
 }
 
 /// The whole record at the front of `octets`: its header and payload, if both are as they were written.
@@ -179,6 +190,20 @@ pub(super) fn take_ranges(mut from: &[u8], counted: bool) -> Option<(QueueId, u3
         next = last + 1;
     }
     Some((queue, count, ranges))
+}
+
+/// Appends the payload of a transfer record that will stand at `lsn`: the records that begin to count, then what leaves.
+pub(super) fn put_transfer(into: &mut Vec<u8>, lsn: u64, enqueued: &[Lsn], queue: QueueId, ranges: &[Range]) {
+    varint::put(into, enqueued.len() as u64);
+    enqueued.iter().for_each(|record| varint::put(into, lsn.wrapping_sub(record.0)));
+    put_ranges(into, queue, None, ranges);
+}
+
+/// Reads the first part of a transfer record's payload: the records that begin to count. What is left of `from` is a settle
+/// record's payload.
+pub(super) fn take_transfer(from: &mut &[u8], lsn: u64) -> Option<SmallVec<[Lsn; 4]>> {
+    let count = varint::take(from)?;
+    (0..count).map(|_| lsn.checked_sub(varint::take(from)?).map(Lsn)).collect()
 }
 
 fn zigzag(number: i64) -> u64 {
@@ -268,11 +293,26 @@ mod tests {
         }
 
         #[test]
+        fn transfers_come_back(
+            queue: u64, back in prop::collection::vec(1u64..1 << 40, 0..9), first in 0..MAX_POSITION - 1000, more in 0u64..1000,
+        ) {
+            let lsn = 1 << 41;
+            let enqueued: Vec<_> = back.into_iter().map(|back| Lsn(lsn - back)).collect();
+            let mut octets = Vec::new();
+            put_transfer(&mut octets, lsn, &enqueued, QueueId(queue), &[Range { first, last: first + more }]);
+            let mut rest = &octets[..];
+            prop_assert_eq!(take_transfer(&mut rest, lsn).unwrap().to_vec(), enqueued);
+            let (read, _, ranges) = take_ranges(rest, false).unwrap();
+            prop_assert_eq!((read, &ranges[..]), (QueueId(queue), &[Range { first, last: first + more }][..]));
+        }
+
+        #[test]
         fn any_octets_are_read_without_a_panic(octets in prop::collection::vec(any::<u8>(), 0..300), place in place()) {
             let _ = parse(&octets, place);
             let _ = take_enqueue(&octets, place.lsn, &mut Vec::new());
             let _ = take_ranges(&octets, true);
             let _ = take_ranges(&octets, false);
+            let _ = take_transfer(&mut &octets[..], place.lsn);
         }
     }
 }

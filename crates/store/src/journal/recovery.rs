@@ -11,7 +11,7 @@ use super::commit::{Committer, Hooks};
 use super::index::Index;
 use super::pending::Pending;
 use super::ranges::RangeSet;
-use super::record::{Kind, take_enqueue, take_ranges};
+use super::record::{Kind, take_enqueue, take_ranges, take_transfer};
 use super::scan::{Found, Report, Scan, rewrite, scan};
 use super::segment::{DATA_START, FOLDER};
 use super::spares::Spares;
@@ -149,6 +149,8 @@ struct Replay {
     queues: HashMap<QueueId, Replayed>,
     entries: Vec<Entry>,
     lost: RangeSet,
+    /// What entered which queue with a transfer that is not complete, by the LSN of the record.
+    unfinished: HashMap<u64, (QueueId, Vec<Range>)>,
     /// LSN of the first record.
     start: Option<u64>,
 }
@@ -168,8 +170,15 @@ impl Replay {
             Found::Record { lsn, kind, payload } => {
                 let start = *self.start.get_or_insert(lsn);
                 match kind {
-                    Kind::Enqueue => self.enqueue(payload, lsn, start),
+                    Kind::Enqueue => drop(self.enqueue(payload, lsn, start)),
+                    Kind::EnqueueInTransfer => {
+                        if let Some(queue) = self.enqueue(payload, lsn, start) {
+                            let entered = self.entries.iter().map(|entry| Range::one(entry.position));
+                            self.unfinished.insert(lsn, (queue, entered.collect()));
+                        }
+                    }
                     Kind::Settle => self.settle(payload),
+                    Kind::Transfer => self.transfer(payload, lsn),
                     Kind::Delivered => self.deliver(payload),
                     Kind::Message | Kind::Mark | Kind::Skip => {}
                 }
@@ -177,8 +186,9 @@ impl Replay {
         }
     }
 
-    fn enqueue(&mut self, payload: &[u8], lsn: u64, start: u64) {
-        let Some(id) = take_enqueue(payload, lsn, &mut self.entries) else { return };
+    /// Returns the queue that [`Replay::entries`] entered.
+    fn enqueue(&mut self, payload: &[u8], lsn: u64, start: u64) -> Option<QueueId> {
+        let id = take_enqueue(payload, lsn, &mut self.entries)?;
         let queue = self.queues.entry(id).or_default();
         for entry in &self.entries {
             queue.next_position = queue.next_position.max(entry.position + 1);
@@ -186,6 +196,26 @@ impl Replay {
             // A message of a retired segment was moved to the queue's own segments.
             if (start..lsn).contains(&message) && !self.lost.contains(message) {
                 queue.index.push(entry);
+            }
+        }
+        Some(id)
+    }
+
+    fn transfer(&mut self, payload: &[u8], lsn: u64) {
+        let mut rest = payload;
+        let Some(enqueued) = take_transfer(&mut rest, lsn) else { return };
+        enqueued.iter().for_each(|record| drop(self.unfinished.remove(&record.0)));
+        self.settle(rest);
+    }
+
+    /// The log ended before these transfers were complete: what they moved is still where it was.
+    fn undo_unfinished(&mut self) {
+        for (id, entered) in std::mem::take(&mut self.unfinished).into_values() {
+            let queue = self.queues.entry(id).or_default();
+            for range in entered {
+                queue.index.settle(range, |_| {});
+                // Also in the queue's own segments, should they have it.
+                queue.settled.insert(range);
             }
         }
     }
@@ -210,7 +240,8 @@ impl Replay {
         }
     }
 
-    fn finish(self, journal: &Journal) -> Vec<RecoveredQueue> {
+    fn finish(mut self, journal: &Journal) -> Vec<RecoveredQueue> {
+        self.undo_unfinished();
         let mut pending = journal.pending.lock();
         let mut known = journal.queues.lock();
         let mut queues = Vec::with_capacity(self.queues.len());

@@ -264,7 +264,7 @@ fn behind(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behin
     let mut next = None;
     for start in bad + HEADER..octets.len().saturating_sub(HEADER - 1) {
         // Most of what is looked at is zeros or text.
-        if octets[start + 4] & 0x78 != 0 || octets[start + 4] == 0 {
+        if !record::may_be_kind(octets[start + 4]) {
             continue;
         }
         if let Some((record, _)) = record::parse(&octets[start..], place(start)) {

@@ -76,8 +76,14 @@ impl SegmentHeader {
         }
         let (sequence, incarnation) = (number(16)?, number(24)?);
         let (first, previous_end, repeats_until) = (number(32)?, number(40)?, number(48)?);
-        let known = copy.get(8..12)? == VERSION.to_le_bytes();
-        known.then_some(Self { sequence, incarnation, first, previous_end, repeats_until })
+        let version = u32::from_le_bytes(*copy.get(8..12)?.first_chunk()?);
+        KNOWN_VERSIONS.contains(&version).then_some(Self {
+            sequence,
+            incarnation,
+            first,
+            previous_end,
+            repeats_until,
+        })
     }
 }
 
@@ -99,7 +105,7 @@ pub(super) fn unknown_version(octets: &[u8]) -> Option<u32> {
     let copy = octets.get(..LENGTH)?;
     let version = u32::from_le_bytes(*copy[8..].first_chunk()?);
     let whole = &copy[..8] == MAGIC && copy[12..16] == crc(copy).to_le_bytes();
-    (whole && version != VERSION).then_some(version)
+    (whole && !KNOWN_VERSIONS.contains(&version)).then_some(version)
 }
 
 /// The path of a segment file.
@@ -144,8 +150,9 @@ fn crc(copy: &[u8]) -> u32 {
 pub(super) const FOLDER: &str = "journal";
 /// Where in a file the records begin: the header's page is never written again with them.
 pub(super) const DATA_START: u64 = 4096;
-/// Changes with the meaning of anything on disk.
-const VERSION: u32 = 1;
+/// Changes with the meaning of anything on disk. Version 1 knew no transfers.
+const VERSION: u32 = 2;
+const KNOWN_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 const MAGIC: &[u8; 8] = b"lvrtjrnl";
 const SUFFIX: &str = ".segment";
 const LENGTH: usize = 56;

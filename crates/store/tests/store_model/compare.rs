@@ -136,6 +136,8 @@ impl Message {
             return Ok(());
         };
         check(!settled, || "is back".into())?;
+        check(!self.transferred || self.enqueued <= end, || "is here and where it came from".into())?;
+        self.transferred = false;
         check(back.payload == self.body.octets(), || "has a wrong body".into())?;
         check(back.expires.unwrap_or(0) == self.expires, || "expires otherwise".into())?;
         let told = (self.count(end)..=self.count(u64::MAX)).contains(&back.deliveries);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use store::catalogue::{Section, Ticket};
 use store::disk::simulated::{Dice, Faults, SimDisk};
-use store::journal::{Entry, MessageRef, QueueId, Range, Settings};
+use store::journal::{Entry, MessageRef, QueueId, Range, Settings, Transfer};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
 /// A run that its seed decides.
@@ -47,6 +47,8 @@ struct Message {
     body: Body,
     expires: u64,
     enqueued: u64,
+    /// It came with a transfer that was complete at `enqueued`, and must not be there without that.
+    transferred: bool,
     settled: Option<u64>,
     /// Counts, and the LSNs from which on they hold.
     delivered: Vec<(u64, u32)>,
@@ -99,7 +101,7 @@ impl Run {
         match self.dice.below(100) {
             0..30 => self.publish(),
             30..45 => self.settle(),
-            45..48 => self.dead_letter(),
+            45..48 => return self.dead_letter(),
             48..53 => self.deliver(),
             53..76 => self.step(),
             76..88 => self.retire(),
@@ -172,11 +174,17 @@ impl Run {
         let later = on_their_way.len().min(keep);
         self.on_their_way = on_their_way.drain(..later).collect();
         for (at, id) in targets.iter().enumerate() {
-            self.enqueue(*id, &on_their_way, at + 1 == targets.len());
+            self.enqueue(*id, &on_their_way, at + 1 == targets.len(), None);
         }
     }
 
-    fn enqueue(&mut self, id: u64, bodies: &[(MessageRef, Body)], last: bool) {
+    fn enqueue(
+        &mut self,
+        id: u64,
+        bodies: &[(MessageRef, Body)],
+        last: bool,
+        transfer: Option<&mut Transfer>,
+    ) {
         let Some(queue) = self.queues.get_mut(&id) else { return };
         let mut entries = Vec::new();
         for &(message, _) in bodies {
@@ -184,10 +192,18 @@ impl Run {
             let expires = if self.dice.chance(200) { 1 + self.dice.below(1 << 40) } else { 0 };
             entries.push(Entry { position: queue.next, message, expires, last });
         }
-        let enqueued = queue.stored.enqueue(&entries).0;
+        let transferred = transfer.is_some();
+        let enqueued = match transfer {
+            None => queue.stored.enqueue(&entries).0,
+            Some(transfer) => {
+                queue.stored.enqueue_in_transfer(&entries, transfer);
+                u64::MAX
+            }
+        };
         for (entry, &(_, body)) in entries.iter().zip(bodies) {
             let expires = entry.expires;
-            let message = Message { body, expires, enqueued, settled: None, delivered: Vec::new() };
+            let message =
+                Message { body, expires, enqueued, transferred, settled: None, delivered: Vec::new() };
             queue.messages.insert(entry.position, message);
         }
     }
@@ -212,18 +228,38 @@ impl Run {
         }
     }
 
-    /// Moves the first message of a queue to another one: it must be in one of them after a crash.
-    fn dead_letter(&mut self) {
-        let (Some(from), Some(to)) = (self.any_queue(), self.any_queue()) else { return };
-        let Some(queue) = self.queues.get(&from) else { return };
+    /// Moves the first message of a queue to one or two others: after a crash it must be in one place or in the other, not
+    /// in both.
+    fn dead_letter(&mut self) -> Checked {
+        let (Some(from), Some(to)) = (self.any_queue(), self.any_queue()) else { return Ok(()) };
+        let Some(queue) = self.queues.get(&from) else { return Ok(()) };
         let first = queue.messages.iter().find(|(_, message)| message.settled.is_none());
-        let Some((&position, message)) = first else { return };
+        let Some((&position, message)) = first else { return Ok(()) };
         let body = message.body;
         let copy = self.store.append(&[&body.octets()]).message;
-        self.enqueue(to, &[(copy, body)], true);
-        let Some(queue) = self.queues.get_mut(&from) else { return };
-        let lsn = queue.stored.settle(&[Range::one(position)]).0;
+        let mut targets = vec![to];
+        targets.extend(self.any_queue().filter(|other| *other != to && self.dice.chance(300)));
+        let mut transfer = Transfer::default();
+        let mut letters = Vec::new();
+        for (at, id) in targets.iter().enumerate() {
+            self.enqueue(*id, &[(copy, body)], at + 1 == targets.len(), Some(&mut transfer));
+            letters.push((*id, self.queues[id].next));
+            match self.dice.below(12) {
+                0 => self.step(),
+                1 => self.retire(),
+                2 => return self.crash(),
+                _ => {}
+            }
+        }
+        let Some(queue) = self.queues.get_mut(&from) else { return Ok(()) };
+        let lsn = queue.stored.transfer(&[Range::one(position)], &transfer).0;
         queue.messages.entry(position).and_modify(|message| message.settled = Some(lsn));
+        for (id, position) in letters {
+            if let Some(letter) = self.queues.get_mut(&id).and_then(|to| to.messages.get_mut(&position)) {
+                letter.enqueued = lsn;
+            }
+        }
+        Ok(())
     }
 
     fn deliver(&mut self) {

@@ -1,0 +1,64 @@
+"""Dead letters and kill -9: a message that expires is in its queue or in the dead-letter queue afterwards, never in both."""
+
+import os
+import signal
+from collections import Counter
+
+import pika
+import pytest
+
+from harness.instances import leveret
+from harness.metrics import wait_until
+
+MESSAGES = 20_000
+PERSISTENT = pika.BasicProperties(delivery_mode=2)
+# Milliseconds, in which a machine that is not too busy publishes most of them.
+TIME_TO_LIVE = 4_000
+PATIENCE = 60
+
+
+def start(tmp_path):
+    run = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+    return leveret(run, "--data-dir", str(tmp_path / "data"))
+
+
+def connect(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))
+
+
+def count(channel, queue):
+    return channel.queue_declare(queue, passive=True).method.message_count
+
+
+@pytest.mark.parametrize("letters_before", [3_000, 12_000])
+def test_a_letter_is_in_one_queue_after_a_kill(tmp_path, letters_before):
+    with start(tmp_path) as server:
+        channel = connect(server).channel()
+        arguments = {
+            "x-message-ttl": TIME_TO_LIVE,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "dead",
+        }
+        channel.queue_declare("q", durable=True, arguments=arguments)
+        channel.queue_declare("dead", durable=True)
+        for number in range(MESSAGES):
+            channel.basic_publish("", "q", b"%d" % number, PERSISTENT)
+        # Everything is on disk when the answer to a durable declaration is there.
+        channel.queue_declare("last", durable=True)
+        wait_until(lambda: count(channel, "dead") >= letters_before, PATIENCE)
+        os.kill(server.pid, signal.SIGKILL)
+        server.child.wait()
+    with start(tmp_path) as server:
+        channel = connect(server).channel()
+        found = Counter()
+
+        def all_are_there():
+            while (got := channel.basic_get("dead", auto_ack=True))[0] is not None:
+                found[int(got[2])] += 1
+            return len(found) == MESSAGES and count(channel, "q") == 0
+
+        # What had not been sent on expires at the latest after its whole life once more.
+        wait_until(all_are_there, PATIENCE)
+        all_are_there()
+        twice = [number for number, times in found.items() if times > 1]
+        assert not twice, f"{len(twice)} of {len(found)} stand twice"
