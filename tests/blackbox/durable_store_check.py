@@ -119,12 +119,54 @@ def test_damaged_definitions_are_refused_and_the_file_is_kept(tmp_path, killed):
     code, output = check(killed)
     assert code == 1 and "DAMAGED definitions.redb" in output, output
     assert "definitions.redb" in refusal(tmp_path, killed)
-    assert run("ctl", "store", "repair", "--data-dir", killed)[0] == 1
-    assert path.read_bytes() == content
-    # The way to go on: without them. Nobody inherits the messages.
-    path.rename(killed / "lost.redb")
+    code, output, _ = run("ctl", "store", "repair", "--data-dir", killed)
+    assert code == 0 and "made anew of the 0 that can be read" in output and "no user is left" in output, output
+    assert (killed / "definitions.redb.damaged").read_bytes() == content
+    is_as_new(tmp_path, killed)
+
+
+def is_as_new(tmp_path, folder):
+    """Nobody inherits the messages of queues whose definitions are lost."""
     for _ in range(2):
-        with leveret(tmp_path / "new", "--data-dir", str(killed)) as server:
+        with leveret(tmp_path / "new", "--data-dir", str(folder)) as server:
             declared = connect(server).channel().queue_declare("q", durable=True)
             assert declared.method.message_count == 0
             server.stop()
+
+
+@pytest.mark.parametrize("left", [None, 0, 0.5])
+def test_definitions_that_are_gone_or_cut_off_are_refused_and_repaired(tmp_path, killed, left):
+    path = killed / "definitions.redb"
+    if left is None:
+        path.unlink()
+    else:
+        with path.open("r+b") as file:
+            file.truncate(int(path.stat().st_size * left))
+    assert "definitions.redb" in refusal(tmp_path, killed)
+    assert check(killed)[0] == 1
+    code, output, _ = run("ctl", "store", "repair", "--data-dir", killed)
+    assert code == 0 and "made anew" in output, output
+    assert check(killed)[0] == 0
+    with leveret(tmp_path / "again", "--data-dir", str(killed)) as server:
+        server.stop()
+
+
+def test_a_segment_that_is_gone_or_cut_off_after_a_clean_stop_is_refused_by_name(tmp_path, killed):
+    with leveret(tmp_path / "clean", "--data-dir", str(killed)) as server:
+        server.stop()
+    path = max((killed / "journal").glob("*.segment"), key=lambda path: body_of(0) in path.read_bytes())
+    content = path.read_bytes()
+    used = len(content.rstrip(b"\0"))
+    path.write_bytes(content[: used // 2])
+    assert f"journal/{path.name}" in refusal(tmp_path, killed)
+    path.unlink()
+    assert f"journal/{path.name}" in refusal(tmp_path, killed)
+    path.write_bytes(content)
+    assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES)]
+
+
+def test_to_delete_the_lock_does_not_let_a_second_broker_in(tmp_path, killed):
+    with leveret(tmp_path / "first", "--data-dir", str(killed)) as server:
+        (killed / "lock").unlink()
+        assert "in use by another process" in refusal(tmp_path, killed)
+        server.stop()

@@ -1,4 +1,7 @@
 //! One process for each data folder.
+//!
+//! The folder itself is locked, which nothing that is done to the files in it undoes; besides that the file `lock`, which tells
+//! whose it is, and which earlier versions lock alone.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -8,6 +11,8 @@ use std::path::Path;
 /// Holds a data folder for this process, until it is dropped or the process ends, however that happens.
 #[derive(Debug)]
 pub struct FolderLock {
+    /// Open for as long as this lives.
+    _folder: File,
     _file: File,
 }
 
@@ -31,8 +36,14 @@ impl FolderLock {
     pub fn take(folder: &Path) -> Result<Self, LockError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let itself = File::open(folder).map_err(LockError::Io)?;
         let mut file = options.open(folder.join(FILE)).map_err(LockError::Io)?;
-        match file.try_lock() {
+        let locked = match itself.try_lock() {
+            // A network file system may lock files only.
+            Err(TryLockError::Error(_)) | Ok(()) => file.try_lock(),
+            taken => taken,
+        };
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
@@ -48,7 +59,7 @@ impl FolderLock {
             writeln!(file, "{}", std::process::id())
         };
         write(&mut file).map_err(LockError::Io)?;
-        Ok(Self { _file: file })
+        Ok(Self { _folder: itself, _file: file })
     }
 }
 
@@ -78,6 +89,10 @@ mod tests {
         let first = FolderLock::take(folder.path()).expect("free");
         let second = FolderLock::take(folder.path()).expect_err("taken");
         assert_eq!(second.to_string(), format!("in use by process {}", std::process::id()));
+        // Whoever tidies up does not open the folder to a second broker.
+        std::fs::remove_file(folder.path().join(FILE)).expect("removed");
+        let second = FolderLock::take(folder.path()).expect_err("still taken");
+        assert!(matches!(second, LockError::Taken { pid: None }), "{second}");
         drop(first);
         FolderLock::take(folder.path()).expect("free again");
     }

@@ -37,6 +37,24 @@ fn damage_in_a_queues_segment_is_refused_with_its_place_and_repaired_without_fur
     damaged("queues/", 2);
 }
 
+#[test]
+fn a_damaged_octet_in_a_queues_segment_costs_that_message_while_the_broker_runs() {
+    let disk = SimDisk::new(2, ROOM);
+    let (store, mut rounds, _) = open(&disk).expect("a store");
+    fill(&store, &mut rounds, 40);
+    while let Retirement::Done = rounds.retire() {}
+    let (file, offset) = place_of(&disk, "queues/", 2);
+    flip(&disk, &file, offset);
+    // It is read again before it is given up.
+    let queue = store.queue(QueueId(1));
+    for _ in 0..2 {
+        queue.read(2, usize::MAX, usize::MAX).expect_err("damaged");
+        assert_eq!(store.journal().figures().unreadable.load(Ordering::Relaxed), 0);
+    }
+    assert!(positions(&store).into_iter().eq((0..40).filter(|position| *position != 2)));
+    assert_eq!(store.journal().figures().unreadable.load(Ordering::Relaxed), 1);
+}
+
 /// Flips an octet of the message at `position`, which lies in `folder`.
 fn damaged(folder: &str, position: u64) {
     let disk = SimDisk::new(2, ROOM);
@@ -72,6 +90,7 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
     for number in 0..300u64 {
         store.catalogue().put(Section::Bindings, number.to_be_bytes().to_vec(), b"a definition".to_vec());
     }
+    store.catalogue().put(Section::Users, b"u".to_vec(), Vec::new());
     fill(&store, &mut rounds, 5);
     rounds.close().expect("closed");
     drop((store, rounds));
@@ -100,7 +119,7 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
 }
 
 #[test]
-fn a_file_of_definitions_of_which_nothing_can_be_read_is_left_as_it_is() {
+fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
     let disk = SimDisk::new(4, ROOM);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 1);
@@ -112,8 +131,129 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_is_left_as_it_is() {
     assert!(!check(&dynamic).expect("readable").is_sound());
     let Err(error) = open(&disk) else { panic!("opened") };
     assert!(error.to_string().contains("definitions.redb"), "{error}");
-    assert!(repair(&dynamic).is_err());
-    assert!(read(&disk, "definitions.redb") == before);
+    let done = repair(&dynamic).expect("repaired");
+    assert!(done[0].contains("made anew of the 0 ") && done[1].contains("no user is left"), "{done:?}");
+    assert!(read(&disk, "definitions.redb.damaged") == before);
+    let (store, _, recovered) = open(&disk).expect("a store again");
+    assert!(store.catalogue().was_empty() && recovered.queues().count() == 1);
+}
+
+#[test]
+fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on() {
+    for share in 0..8 {
+        let disk = SimDisk::new(4, ROOM);
+        let (store, mut rounds, _) = open(&disk).expect("a store");
+        for number in 0..3000u64 {
+            store.catalogue().put(Section::Users, number.to_be_bytes().to_vec(), vec![7; 100]);
+        }
+        fill(&store, &mut rounds, 5);
+        rounds.close().expect("closed");
+        drop((store, rounds));
+        disk.damage("definitions.redb", |octets| octets.truncate(octets.len() * share / 8));
+        let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
+        assert!(!check(&dynamic).expect("readable").is_sound());
+        let Err(error) = open(&disk) else { panic!("opened") };
+        assert!(error.is_damage() && error.to_string().contains("definitions.redb"), "{error}");
+        let done = repair(&dynamic).expect("repaired");
+        assert!(done[0].contains("made anew of the "), "{done:?}");
+        assert!(check(&dynamic).expect("readable").is_sound(), "{share} eighths");
+        let (store, _, _) = open(&disk).expect("a store again");
+        let mut users = 0;
+        store
+            .catalogue()
+            .scan(Section::Users, |_, value| users += usize::from(value == [7; 100]))
+            .expect("readable");
+        assert_eq!(users == 0, store.catalogue().was_empty(), "{share} eighths: {users} users");
+        assert!(positions(&store).into_iter().eq(0..5));
+    }
+}
+
+#[test]
+fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
+    let segments = |disk: &SimDisk, folder: &str| {
+        let files = disk.files().into_iter();
+        let mut used: Vec<_> =
+            files.filter(|file| file.starts_with(folder) && file.ends_with(".segment")).collect();
+        used.retain(|file| is_in_use(disk, file));
+        used
+    };
+    let of_journal = segments(&filled_and_closed(), "journal/").len();
+    let of_queue = segments(&filled_and_closed(), "queues/").len();
+    assert!(of_journal >= 2 && of_queue >= 1);
+    for (folder, count) in [("journal/", of_journal), ("queues/", of_queue)] {
+        for at in 0..count {
+            for cut in [false, true] {
+                let disk = filled_and_closed();
+                let file = segments(&disk, folder)[at].clone();
+                match cut {
+                    false => disk.remove(&file).expect("removed"),
+                    // Half of what is in it.
+                    true => disk.damage(&file, |octets| {
+                        let used = octets.iter().rposition(|octet| *octet != 0).unwrap_or(0);
+                        octets.truncate(used / 2);
+                    }),
+                }
+                is_refused_and_repaired(&disk, &file);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_is_gone_is_refused() {
+    for folder in ["journal", "queues"] {
+        let disk = filled_and_closed();
+        disk.remove_folder(folder).expect("removed");
+        is_refused_and_repaired(&disk, folder);
+    }
+}
+
+#[test]
+fn a_file_that_is_gone_after_a_kill_is_refused_by_name() {
+    let disk = SimDisk::new(8, ROOM);
+    let (store, mut rounds, _) = open(&disk).expect("a store");
+    fill(&store, &mut rounds, 40);
+    while let Retirement::Done = rounds.retire() {}
+    let disk = disk.kill();
+    let files = disk.files().into_iter().filter(|file| file.starts_with("journal/"));
+    let used: Vec<_> = files.filter(|file| is_in_use(&disk, file)).collect();
+    for file in used {
+        let disk = disk.kill();
+        disk.remove(&file).expect("removed");
+        is_refused_and_repaired(&disk, &file);
+    }
+}
+
+/// Not a file of the journal that waits to be written over: its header has the number that is its name.
+fn is_in_use(disk: &SimDisk, file: &str) -> bool {
+    let Some(name) = file.strip_prefix("journal/") else { return true };
+    let Some(number) = name.strip_suffix(".segment") else { return false };
+    let number = u64::from_str_radix(number, 16).expect("a number");
+    read(disk, file).get(16..24).is_some_and(|octets| octets == number.to_le_bytes())
+}
+
+/// Forty messages, some in each of several files.
+fn filled_and_closed() -> SimDisk {
+    let disk = SimDisk::new(7, ROOM);
+    let (store, mut rounds, _) = open(&disk).expect("a store");
+    fill(&store, &mut rounds, 40);
+    while let Retirement::Done = rounds.retire() {}
+    rounds.close().expect("closed");
+    disk
+}
+
+fn is_refused_and_repaired(disk: &SimDisk, file: &str) {
+    let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
+    let report = check(&dynamic).expect("readable");
+    assert!(report.problems.iter().any(|problem| problem.contains(file)), "{file}: {report}");
+    let Err(error) = open(disk) else { panic!("opened without {file}") };
+    assert!(error.is_damage() && error.to_string().contains(file), "{file}: {error}");
+    let done = repair(&dynamic).expect("repaired");
+    assert!(done.iter().any(|done| done.contains(file)), "{file}: {done:?}");
+    let report = check(&dynamic).expect("readable");
+    assert!(report.is_sound(), "{file}: {report}");
+    let (store, _, _) = open(disk).expect("a store again");
+    assert!(positions(&store).len() < 40);
 }
 
 #[test]
@@ -125,8 +265,14 @@ fn a_new_queue_does_not_inherit_the_messages_of_one_whose_definition_is_lost() {
     rounds.close().expect("closed");
     drop((store, rounds));
     disk.remove("definitions.redb").expect("removed");
+    let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
+    let Err(error) = open(&disk) else { panic!("opened as if it were new") };
+    assert!(error.is_damage() && error.to_string().starts_with("definitions.redb is missing"), "{error}");
+    let report = check(&dynamic).expect("readable");
+    assert!(report.problems[0].starts_with("definitions.redb is missing"), "{report}");
+    assert_eq!(repair(&dynamic).expect("repaired").len(), 2);
     let (store, _, _) = open(&disk).expect("a store");
-    assert_eq!(store.catalogue().new_id(), 2);
+    assert!(store.catalogue().new_id() > 1 && store.catalogue().was_empty());
 }
 
 fn fill(store: &Arc<Store>, rounds: &mut Rounds, count: u64) {
@@ -142,9 +288,17 @@ fn fill(store: &Arc<Store>, rounds: &mut Rounds, count: u64) {
 /// The positions of the messages, which must be whole.
 fn positions(store: &Arc<Store>) -> Vec<u64> {
     let queue = store.queue(QueueId(1));
-    let found = queue.read(0, usize::MAX, usize::MAX).expect("readable");
-    assert!(found.iter().all(|message| message.payload == body(message.position)));
-    found.iter().map(|message| message.position).collect()
+    let mut positions = Vec::new();
+    // What lies before a damaged place comes first.
+    loop {
+        let from = positions.last().map_or(0, |last| last + 1);
+        let found = queue.read(from, usize::MAX, usize::MAX).expect("readable");
+        assert!(found.iter().all(|message| message.payload == body(message.position)));
+        if found.is_empty() {
+            return positions;
+        }
+        positions.extend(found.iter().map(|message| message.position));
+    }
 }
 
 fn body(position: u64) -> Vec<u8> {

@@ -12,7 +12,7 @@ mod restore;
 
 pub(crate) use kept::{Keeping, Kept, KeptMessages};
 pub(crate) use marks::Marks;
-pub(crate) use paged::{PagingError, load, write};
+pub(crate) use paged::{Loaded, PagingError, load, write};
 pub use payload::body_octets;
 pub use restore::RestoreError;
 pub(crate) use restore::Restored;

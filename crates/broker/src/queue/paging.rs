@@ -16,7 +16,7 @@ use super::state::QueueState;
 use super::{DeathReason, Delivery, Effects, Queue};
 use crate::arguments::QueueKind;
 use crate::paging::Counted;
-use crate::persistence::{self, PagingError};
+use crate::persistence::{self, Loaded, PagingError};
 use crate::time::Timestamp;
 
 /// Where a queue stands with the disk.
@@ -103,6 +103,10 @@ impl Queue {
     fn load(&self, plan: &Plan, now: Timestamp) {
         let loaded = match persistence::load(plan, self.stored()) {
             Ok(loaded) => loaded,
+            // What is damaged has been given up, and there was nothing else.
+            Err(PagingError::Missing { .. }) if self.state.lock().paging.failures >= MISSING_ATTEMPTS => {
+                Loaded { deliveries: Vec::new(), through: plan.last() }
+            }
             Err(error) => return self.paging_failed("read", &error, now),
         };
         self.metrics.paging_reads.add(1);
@@ -272,6 +276,9 @@ const LONG: u64 = 128 << 10;
 
 /// Steps of one queue before others have their turn.
 const MAX_STEPS: usize = 64;
+
+/// Messages that are not found so often are lost.
+const MISSING_ATTEMPTS: u32 = 3;
 
 /// Milliseconds after the first failure.
 const FIRST_PAUSE: u64 = 100;

@@ -4,18 +4,25 @@ use std::io;
 use std::sync::Arc;
 
 use redb::backends::InMemoryBackend;
-use redb::{Builder, Database, ReadableDatabase, ReadableTableMetadata, StorageBackend, TableError};
+use redb::{
+    Builder, Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, StorageBackend, TableError,
+};
 
 use super::backend::{Backend, Doubt};
+use super::guard::guarded;
 use super::rebuild::rebuild;
 use super::{CACHE, CatalogueError, FILE, Section, prepare};
 use crate::disk::Disk;
+use crate::journal;
+use crate::pages::DURABLE_FOLDER as QUEUES;
 
 /// What was found in the definitions' file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DefinitionsReport {
     /// Whether there is one.
     pub exists: bool,
+    /// Whether there is none beside messages that need it.
+    pub missing: bool,
     /// Definitions of each section.
     pub entries: Vec<(Section, u64)>,
     /// Whether the database's own structure is damaged.
@@ -30,27 +37,49 @@ pub struct DefinitionsReport {
 /// A file that cannot be read or is of a newer version; damage that cannot be mended.
 pub fn check(disk: &dyn Disk) -> Result<DefinitionsReport, CatalogueError> {
     if !exists(disk).map_err(redb::Error::Io)? {
-        return Ok(DefinitionsReport::default());
+        let missing = is_missing(disk).map_err(redb::Error::Io)?;
+        return Ok(DefinitionsReport { missing, ..DefinitionsReport::default() });
     }
     let copy = copy(disk).map_err(redb::Error::Io)?;
-    verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(copy)?)?)
+    guarded(|| verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(copy)?)?))
 }
 
-/// Mends the structure of the definitions' file, or makes a new one of what can be read, and reports what was wrong and what
-/// is left. The damaged file is kept, under another name.
+/// Shows each definition of a section, changing nothing; none if there is no file, or it cannot be read.
+pub(crate) fn entries(disk: &dyn Disk, section: Section, mut each: impl FnMut(&[u8], &[u8])) {
+    let read = guarded(|| {
+        if !exists(disk).map_err(redb::Error::Io)? {
+            return Ok(());
+        }
+        let copy = copy(disk).map_err(redb::Error::Io)?;
+        let database = Builder::new().set_cache_size(CACHE).create_with_backend(copy)?;
+        let read = database.begin_read()?;
+        for entry in read.open_table(section.table())?.iter()? {
+            let (key, value) = entry?;
+            each(key.value(), value.value());
+        }
+        Ok(())
+    });
+    // What is wrong with the file is told by who checks it.
+    drop(read);
+}
+
+/// Mends the structure of the definitions' file, or makes a new one of what can be read, be it nothing, and reports what was
+/// wrong and what is left. The damaged file is kept, under another name.
 ///
 /// # Errors
-/// A file that cannot be read or written or is of a newer version; one of which nothing can be read.
+/// A file that cannot be read or written or is of a newer version.
 pub fn repair(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> {
     if !exists(&*disk).map_err(redb::Error::Io)? {
-        return Ok(DefinitionsReport::default());
+        if !is_missing(&*disk).map_err(redb::Error::Io)? {
+            return Ok(DefinitionsReport::default());
+        }
+        rebuild(&disk)?;
+        return Ok(DefinitionsReport { missing: true, rebuilt: true, ..check(&*disk)? });
     }
     // In a copy at first: what is beyond mending is to be left as it is.
     match check(&*disk) {
         Ok(report) if !report.damaged => Ok(report),
-        Err(error @ (CatalogueError::Newer { .. } | CatalogueError::Database(redb::Error::Io(_)))) => {
-            Err(error)
-        }
+        Err(error) if !error.is_damage() => Err(error),
         Ok(_) => mend(disk),
         Err(_) => {
             rebuild(&disk)?;
@@ -62,7 +91,7 @@ pub fn repair(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> 
 fn mend(disk: Arc<dyn Disk>) -> Result<DefinitionsReport, CatalogueError> {
     let doubt = Doubt::of(disk).map_err(redb::Error::Io)?;
     let backend = Backend::open(&doubt).map_err(redb::Error::Io)?;
-    verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?)
+    guarded(|| verify(prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?))
 }
 
 fn verify(mut database: Database) -> Result<DefinitionsReport, CatalogueError> {
@@ -76,11 +105,17 @@ fn verify(mut database: Database) -> Result<DefinitionsReport, CatalogueError> {
         };
         entries.push((section, count));
     }
-    Ok(DefinitionsReport { exists: true, entries, damaged, rebuilt: false })
+    Ok(DefinitionsReport { exists: true, missing: false, entries, damaged, rebuilt: false })
 }
 
-fn exists(disk: &dyn Disk) -> io::Result<bool> {
-    Ok(disk.list("")?.iter().any(|name| name == FILE))
+/// Whether there is a file with anything in it.
+pub(super) fn exists(disk: &dyn Disk) -> io::Result<bool> {
+    Ok(disk.list("")?.iter().any(|name| name == FILE) && disk.open(FILE)?.len()? > 0)
+}
+
+/// Whether there is no file of definitions, or an empty one, though there are messages, which never came before it.
+pub(super) fn is_missing(disk: &dyn Disk) -> io::Result<bool> {
+    Ok(!exists(disk)? && (journal::has_segments(disk)? || !disk.list(QUEUES)?.is_empty()))
 }
 
 pub(super) fn copy(disk: &dyn Disk) -> io::Result<InMemoryBackend> {

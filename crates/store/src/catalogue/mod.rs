@@ -7,6 +7,7 @@
 
 mod backend;
 mod check;
+mod guard;
 mod rebuild;
 mod section;
 
@@ -17,6 +18,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
 
+pub(crate) use check::entries;
+use check::is_missing;
 pub use check::{DefinitionsReport, check, repair};
 pub(crate) use rebuild::DAMAGED;
 pub use section::Section;
@@ -24,6 +27,7 @@ pub use section::Section;
 use crate::disk::Disk;
 use crate::waiters::{Waiter, Waiters};
 use backend::{Backend, Doubt};
+use guard::guarded;
 
 /// Definitions on disk.
 pub struct Catalogue {
@@ -54,6 +58,8 @@ pub enum CatalogueError {
         /// The newest one known here.
         known: u64,
     },
+    /// There is no file, though there are messages of queues that it would tell.
+    Missing,
     /// The database says no.
     Database(redb::Error),
 }
@@ -106,8 +112,11 @@ impl Catalogue {
     /// Opens the catalogue in a data folder, and creates it if it is missing.
     ///
     /// # Errors
-    /// A newer schema; a file that is damaged or cannot be read or written.
+    /// A newer schema; a file that is damaged or cannot be read or written, or is missing beside messages.
     pub fn open(disk: Arc<dyn Disk>) -> Result<Self, CatalogueError> {
+        if is_missing(&*disk).map_err(redb::Error::Io)? {
+            return Err(CatalogueError::Missing);
+        }
         let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
         let database = open_database(&doubt)?;
         disk.sync_folder("").map_err(redb::Error::Io)?;
@@ -145,16 +154,19 @@ impl Catalogue {
     /// A damaged file, or one that cannot be read.
     pub fn scan(&self, section: Section, mut each: impl FnMut(&[u8], &[u8])) -> Result<(), CatalogueError> {
         let mut writer = self.writer.lock();
-        let read = writer.database(&self.doubt)?.begin_read()?;
-        let table = match read.open_table(section.table()) {
-            Err(TableError::TableDoesNotExist(_)) => return Ok(()),
-            table => table?,
-        };
-        for entry in table.iter()? {
-            let (key, value) = entry?;
-            each(key.value(), value.value());
-        }
-        Ok(())
+        let database = writer.database(&self.doubt)?;
+        guarded(|| {
+            let read = database.begin_read()?;
+            let table = match read.open_table(section.table()) {
+                Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+                table => table?,
+            };
+            for entry in table.iter()? {
+                let (key, value) = entry?;
+                each(key.value(), value.value());
+            }
+            Ok(())
+        })
     }
 
     /// A number that was never given out before, not even before a restart, if anything is committed after this.
@@ -207,6 +219,11 @@ impl Catalogue {
     /// # Errors
     /// What the disk says. The changes stay noted, in their order; call again.
     pub fn commit_pending(&self) -> Result<(), CatalogueError> {
+        // Whoever has nothing to write does not wait for one who does something else.
+        let last = self.pending.lock().last;
+        if self.committed.load(Ordering::Acquire) == last {
+            return Ok(());
+        }
         let mut writer = self.writer.lock();
         let (changes, last) = {
             let mut pending = self.pending.lock();
@@ -219,7 +236,7 @@ impl Catalogue {
             self.commits.fetch_add(1, Ordering::Relaxed);
         }
         drop(writer);
-        self.committed.store(last, Ordering::Release);
+        self.committed.fetch_max(last, Ordering::AcqRel);
         self.waiters.reach(last);
         Ok(())
     }
@@ -237,6 +254,7 @@ impl Catalogue {
             let mut meta = transaction.open_table(META)?;
             meta.insert(LAST_ID, last_id)?;
             meta.insert(CREATED, 1)?;
+            meta.insert(SCHEMA, KNOWN_SCHEMA)?;
             let sections = Section::ALL.into_iter();
             for section in sections.filter(|&section| left.iter().any(|change| change.section == section)) {
                 let mut table = transaction.open_table(section.table())?;
@@ -300,8 +318,7 @@ fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
 /// Opens the file.
 fn open_database(doubt: &Arc<Doubt>) -> Result<Database, CatalogueError> {
     let backend = Backend::open(doubt).map_err(redb::Error::Io)?;
-    let database = Builder::new().set_cache_size(CACHE).create_with_backend(backend)?;
-    prepare(database)
+    guarded(|| prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?))
 }
 
 /// Writes or checks the schema.
@@ -331,8 +348,8 @@ pub const MAX_KEY: usize = 1 << 20;
 const FILE: &str = "definitions.redb";
 const META: TableDefinition<'static, &'static str, u64> = TableDefinition::new("meta");
 const SCHEMA: &str = "schema";
-/// Raised with every change of what lies in the file.
-const KNOWN_SCHEMA: u64 = 1;
+/// Raised with every change of what lies in the file. 1 had no list of the store's files; it is raised with the first change.
+const KNOWN_SCHEMA: u64 = 2;
 const LAST_ID: &str = "last_id";
 /// There once something has been committed.
 const CREATED: &str = "created";
@@ -345,6 +362,20 @@ impl<E: Into<redb::Error>> From<E> for CatalogueError {
     }
 }
 
+impl CatalogueError {
+    /// Whether the file is not as it was written: a repair may help.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Newer { .. } => false,
+            // A file that is too short, or no database at all, is told as an error of the file system.
+            Self::Database(redb::Error::Io(error)) => {
+                matches!(error.kind(), std::io::ErrorKind::InvalidData | std::io::ErrorKind::UnexpectedEof)
+            }
+            Self::Missing | Self::Database(_) => true,
+        }
+    }
+}
+
 impl std::fmt::Display for CatalogueError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -353,6 +384,9 @@ impl std::fmt::Display for CatalogueError {
                     f,
                     "{FILE} was written by a newer version (schema {found}, the newest known here is {known})"
                 )
+            }
+            Self::Missing => {
+                write!(f, "{FILE} is missing, and there are messages of queues that it declares")
             }
             Self::Database(error) => write!(f, "{FILE}: {error}"),
         }

@@ -1,71 +1,144 @@
-//! A new file of definitions from what can be read of one that is damaged.
+//! A new file of definitions from what can be read of one that is damaged, cut off or gone.
 
 use std::io;
 use std::sync::Arc;
 
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, TableError};
+use redb::backends::InMemoryBackend;
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableError};
 
 use super::backend::{Backend, Doubt};
-use super::check::copy;
+use super::check::{copy, exists};
+use super::guard::guarded;
 use super::{CACHE, CREATED, CatalogueError, FILE, LAST_ID, META, Section, prepare};
 use crate::disk::Disk;
 
-/// Puts a new file in the place of the damaged one, which is kept as [`DAMAGED`]. Returns how many definitions it has.
+/// Puts a new file in the place of the damaged one, which is kept as [`DAMAGED`]; or of none. Returns how many definitions it
+/// has.
 ///
 /// # Errors
-/// A file of which nothing can be read, and what the disk says.
+/// What the disk says.
 pub(super) fn rebuild(disk: &Arc<dyn Disk>) -> Result<u64, CatalogueError> {
-    let source = copy(&**disk).map_err(redb::Error::Io)?;
-    let source = Builder::new().set_cache_size(CACHE).create_with_backend(source)?;
     disk.remove(REBUILT).map_err(redb::Error::Io)?;
     let doubt = Doubt::of(disk.clone()).map_err(redb::Error::Io)?;
     let backend = Backend::at(REBUILT, &doubt).map_err(redb::Error::Io)?;
     let target = prepare(Builder::new().set_cache_size(CACHE).create_with_backend(backend)?)?;
-    let kept = transfer(&source, &target)?;
+    let kept = match source(&**disk)? {
+        Some(source) => transfer(&source, &target)?,
+        None => begin_anew(&target)?,
+    };
     drop(target);
     put_in_place(&**disk).map_err(redb::Error::Io)?;
     Ok(kept)
 }
 
-fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError> {
-    let (read, write) = (source.begin_read()?, target.begin_write()?);
-    let mut kept = 0;
-    for section in Section::ALL {
-        let from = match read.open_table(section.table()) {
-            Err(TableError::TableDoesNotExist(_)) => continue,
-            table => table?,
-        };
-        let mut into = write.open_table(section.table())?;
-        // Up to a damaged page from the front, and up to it from the end.
-        let front = from.iter()?.map_while(Result::ok);
-        let back = from.iter()?.rev().map_while(Result::ok);
-        for (key, value) in front.chain(back) {
-            kept += u64::from(into.insert(key.value(), value.value())?.is_none());
-        }
+/// The damaged database, as far as it can be opened at all.
+fn source(disk: &dyn Disk) -> Result<Option<Database>, CatalogueError> {
+    if !exists(disk).map_err(redb::Error::Io)? {
+        return Ok(None);
     }
-    let known = read.open_table(META).ok().and_then(|meta| Some(meta.get(LAST_ID).ok()??.value()));
+    let open = |copy: InMemoryBackend| {
+        guarded(|| Ok(Builder::new().set_cache_size(CACHE).create_with_backend(copy)?)).ok()
+    };
+    if let Some(database) = open(copy(disk).map_err(redb::Error::Io)?) {
+        return Ok(Some(database));
+    }
+    // Of a file that is cut off, what is left can be read once it is as long as its header says.
+    let padded = copy(disk).map_err(redb::Error::Io)?;
+    let Some(len) = promised_len(&padded) else { return Ok(None) };
+    let longer = padded.len().is_ok_and(|now| now < len) && padded.set_len(len).is_ok();
+    Ok(if longer { open(padded) } else { None })
+}
+
+/// How long the file's header says that it is (the design document of redb, "File format": all regions are full but for the
+/// last one).
+fn promised_len(file: &InMemoryBackend) -> Option<u64> {
+    let mut header = [0; HEADER];
+    file.read(0, &mut header).ok()?;
+    let number = |at: usize| header[at..].first_chunk().map(|four| u64::from(u32::from_le_bytes(*four)));
+    let (page, region_header, region) = (number(12)?, number(16)?, number(20)?);
+    let (full_regions, trailing) = (number(24)?, number(28)?);
+    let full = full_regions.checked_mul(region_header + region)?;
+    let last = if trailing > 0 { region_header + trailing } else { 0 };
+    let len = full.checked_add(last)?.checked_add(1)?.checked_mul(page)?;
+    (len <= MOST_SALVAGED).then_some(len)
+}
+
+fn transfer(source: &Database, target: &Database) -> Result<u64, CatalogueError> {
+    let write = target.begin_write()?;
+    let (mut kept, mut users) = (0, 0);
+    for section in Section::ALL {
+        let mut found = Vec::new();
+        // What was found before a damaged page stays found.
+        drop(guarded(|| read_section(source, section, &mut found)));
+        let mut into = write.open_table(section.table())?;
+        let mut new = 0;
+        for (key, value) in found {
+            new += u64::from(into.insert(&*key, &*value)?.is_none());
+        }
+        kept += new;
+        users += if section == Section::Users { new } else { 0 };
+    }
+    let known = guarded(|| {
+        let read = source.begin_read()?;
+        Ok(read.open_table(META)?.get(LAST_ID)?.map(|number| number.value()))
+    });
     let mut meta = write.open_table(META)?;
-    meta.insert(LAST_ID, known.unwrap_or(UNUSED_ID))?;
-    meta.insert(CREATED, 1)?;
+    meta.insert(LAST_ID, known.ok().flatten().unwrap_or(UNUSED_ID))?;
+    // Without any user nobody could ever log in again: the next start then adds what a new broker has.
+    if users > 0 {
+        meta.insert(CREATED, 1)?;
+    }
     drop(meta);
     write.commit()?;
     Ok(kept)
 }
 
+type Found = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn read_section(source: &Database, section: Section, found: &mut Found) -> Result<(), CatalogueError> {
+    let read = source.begin_read()?;
+    let table = match read.open_table(section.table()) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+        table => table?,
+    };
+    // Up to a damaged page from the front, and up to it from the end.
+    let whole = found.len();
+    for entry in table.iter()?.map_while(Result::ok) {
+        found.push((entry.0.value().to_vec(), entry.1.value().to_vec()));
+    }
+    if (found.len() - whole) as u64 == redb::ReadableTableMetadata::len(&table)? {
+        return Ok(());
+    }
+    for entry in table.iter()?.rev().map_while(Result::ok) {
+        found.push((entry.0.value().to_vec(), entry.1.value().to_vec()));
+    }
+    Ok(())
+}
+
+/// Nothing can be read: the next start finds a file to which nothing was ever committed, but gives out no number again.
+fn begin_anew(target: &Database) -> Result<u64, CatalogueError> {
+    let write = target.begin_write()?;
+    write.open_table(META)?.insert(LAST_ID, UNUSED_ID)?;
+    write.commit()?;
+    Ok(0)
+}
+
 /// At no time is there no file: a broker would begin with none, and forget the messages.
 fn put_in_place(disk: &dyn Disk) -> io::Result<()> {
     disk.sync_folder("")?;
-    let (damaged, kept) = (disk.open(FILE)?, disk.open(DAMAGED)?);
-    let (len, mut at) = (damaged.len()?, 0);
-    let mut octets = vec![0; STEP];
-    kept.set_len(len)?;
-    while at < len {
-        let read = damaged.read_at(&mut octets, at)?;
-        kept.write_at(&octets[..read], at)?;
-        at += STEP as u64;
+    if exists(disk)? {
+        let (damaged, kept) = (disk.open(FILE)?, disk.open(DAMAGED)?);
+        let (len, mut at) = (damaged.len()?, 0);
+        let mut octets = vec![0; STEP];
+        kept.set_len(len)?;
+        while at < len {
+            let read = damaged.read_at(&mut octets, at)?;
+            kept.write_at(&octets[..read], at)?;
+            at += STEP as u64;
+        }
+        kept.sync()?;
+        disk.sync_folder("")?;
     }
-    kept.sync()?;
-    disk.sync_folder("")?;
     disk.rename(REBUILT, FILE)?;
     disk.sync_folder("")
 }
@@ -77,3 +150,7 @@ const REBUILT: &str = "definitions.redb.rebuilt";
 const UNUSED_ID: u64 = 1 << 48;
 /// Octets that are copied at once.
 const STEP: usize = 1 << 20;
+/// Octets of the header that are read.
+const HEADER: usize = 32;
+/// A file of definitions that is longer is not made whole in memory: its header is more likely to be wrong.
+const MOST_SALVAGED: u64 = 4 << 30;

@@ -33,13 +33,15 @@ pub enum Section {
     MqttRetained,
     /// Of which topics a session is still owed the retained message.
     MqttOwed,
+    /// Files of the store, for none to go missing unnoticed. The store's own.
+    StoreFiles,
 }
 
 pub(super) type Table = TableDefinition<'static, &'static [u8], &'static [u8]>;
 
 impl Section {
     /// All of them, in the order in which they can be loaded: nothing needs what comes after it.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Users,
         Self::VirtualHosts,
         Self::Permissions,
@@ -54,6 +56,7 @@ impl Section {
         Self::MqttReceived,
         Self::MqttRetained,
         Self::MqttOwed,
+        Self::StoreFiles,
     ];
 
     pub(super) fn table(self) -> Table {
@@ -77,6 +80,7 @@ impl Section {
             Self::MqttReceived => "mqtt_received",
             Self::MqttRetained => "mqtt_retained",
             Self::MqttOwed => "mqtt_owed",
+            Self::StoreFiles => "store_files",
         }
     }
 }

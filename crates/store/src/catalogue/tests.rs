@@ -160,7 +160,7 @@ fn a_newer_schema_is_refused_by_name() {
     drop(database);
     let Err(error) = Catalogue::open(real_disk(&folder)) else { panic!("opened") };
     let text = error.to_string();
-    assert!(text.contains("newer version (schema 2, the newest known here is 1)"), "{text}");
+    assert!(text.contains("newer version (schema 3, the newest known here is 2)"), "{text}");
 }
 
 proptest! {

@@ -1,13 +1,15 @@
 //! Verifying a data folder that nobody has open, and giving up what is damaged in it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use super::StoreError;
-use crate::catalogue::{self, DefinitionsReport};
+use super::inventory::Inventory;
+use crate::catalogue::{self, Catalogue, DefinitionsReport, Section};
 use crate::disk::Disk;
 use crate::journal;
-use crate::pages::{FolderReport, Kind, Pages, Repair};
+use crate::pages::{Damage, FolderReport, Kind, Pages, Repair};
 
 /// What was found in a data folder.
 #[derive(Debug, Clone, Default)]
@@ -26,8 +28,13 @@ pub struct CheckReport {
 pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport::default();
     report.add_definitions(catalogue::check(&**disk));
-    report.add_journal(&journal::check(&**disk)?);
+    let mut inventory = Inventory::default();
+    catalogue::entries(&**disk, Section::StoreFiles, |key, value| inventory.take(key, value));
+    report.add_journal(&check_journal(&**disk, &inventory)?);
     let pages = Pages::new(disk.clone(), 1);
+    for missing in missing_segments(&pages, &inventory)? {
+        report.problems.push(missing.to_string());
+    }
     let mut queues = pages.queues(Kind::Durable)?;
     queues.sort_unstable();
     let mut all = FolderReport::default();
@@ -48,21 +55,29 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
 pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     let mut done = Vec::new();
     match catalogue::repair(disk.clone())? {
-        DefinitionsReport { rebuilt: true, entries, .. } => {
-            let kept: u64 = entries.iter().map(|(_, count)| count).sum();
+        DefinitionsReport { rebuilt: true, missing, entries, .. } => {
+            let definitions = entries.iter().filter(|(section, _)| *section != Section::StoreFiles);
+            let kept: u64 = definitions.map(|(_, count)| count).sum();
             let file = catalogue::DAMAGED;
-            done.push(format!(
-                "definitions: made anew of the {kept} that can be read; the damaged file is now {file}"
-            ));
+            let left = if missing { String::new() } else { format!("; the damaged file is now {file}") };
+            done.push(format!("definitions: made anew of the {kept} that can be read{left}"));
+            let users = entries.iter().any(|(section, count)| *section == Section::Users && *count > 0);
+            if !users {
+                done.push(NO_USERS.to_owned());
+            }
         }
         DefinitionsReport { damaged: true, .. } => {
             done.push("definitions: the database's structure was mended".to_owned());
         }
         DefinitionsReport { .. } => {}
     }
-    let given_up = journal::repair(&**disk)?.problems;
+    let mut inventory = Inventory::default();
+    catalogue::entries(&**disk, Section::StoreFiles, |key, value| inventory.take(key, value));
+    let given_up = check_journal(&**disk, &inventory)?.problems;
+    journal::repair(&**disk)?;
     done.extend(given_up.iter().map(|problem| format!("journal: gave up {problem}")));
     let pages = Pages::new(disk.clone(), 1);
+    done.extend(missing_segments(&pages, &inventory)?.iter().map(|missing| format!("gave up {missing}")));
     for queue in pages.queues(Kind::Durable)? {
         if pages.check(queue)?.is_sound() {
             continue;
@@ -70,8 +85,33 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
         let (_, recovered) = pages.open(queue, Repair::Skip)?;
         done.extend(recovered.damaged.iter().map(|damage| format!("queue {queue}: gave up {damage}")));
     }
+    if !done.is_empty() {
+        // What is left is all there is from now on: the next start lists it anew.
+        let catalogue = Catalogue::open(disk.clone())?;
+        // One that was just made is to stay as a new one is.
+        if !catalogue.was_empty() {
+            catalogue.delete_all(Section::StoreFiles, Vec::new());
+            catalogue.commit_pending()?;
+        }
+    }
     Ok(done)
 }
+
+fn check_journal(disk: &dyn Disk, inventory: &Inventory) -> Result<journal::Report, StoreError> {
+    Ok(inventory.compare_journal(journal::check(disk)?))
+}
+
+fn missing_segments(pages: &Pages, inventory: &Inventory) -> Result<Vec<Damage>, StoreError> {
+    let mut missing = Vec::new();
+    for queue in inventory.queues().collect::<BTreeSet<_>>() {
+        missing.extend(pages.missing(queue, inventory.segments_of(queue))?);
+    }
+    Ok(missing)
+}
+
+/// Told when a repair has found no user to keep.
+const NO_USERS: &str = "definitions: no user is left, so the next start adds what a new broker has (guest, from this machine \
+                        only); messages of queues that are not declared go then: put definitions.redb back from a backup now if there is one";
 
 impl CheckReport {
     /// Whether nothing is damaged.
@@ -82,9 +122,14 @@ impl CheckReport {
     fn add_definitions(&mut self, checked: Result<DefinitionsReport, catalogue::CatalogueError>) {
         match checked {
             Err(error) => self.problems.push(error.to_string()),
+            Ok(report) if report.missing => {
+                self.problems.push(catalogue::CatalogueError::Missing.to_string());
+            }
             Ok(report) if !report.exists => self.facts.push("definitions: none".to_owned()),
             Ok(report) => {
-                let named = report.entries.iter().filter(|(_, count)| *count > 0);
+                let shown =
+                    |(section, count): &&(Section, u64)| *count > 0 && *section != Section::StoreFiles;
+                let named = report.entries.iter().filter(shown);
                 let named: Vec<_> =
                     named.map(|(section, count)| format!("{count} in {}", section.name())).collect();
                 self.facts.push(format!("definitions: {}", named.join(", ")));
@@ -98,7 +143,7 @@ impl CheckReport {
     fn add_journal(&mut self, report: &journal::Report) {
         let journal::Report { segments, octets, records, torn, .. } = report;
         self.facts.push(format!("journal: {records} records, {octets} octets, {segments} segments"));
-        self.facts.extend(torn.iter().map(|(file, offset)| torn_at(file, *offset)));
+        self.facts.extend(torn.iter().map(|torn| format!("{torn}{CUT_OFF}")));
         self.problems.extend(report.problems.iter().map(|problem| format!("journal: {problem}")));
     }
 
@@ -112,16 +157,15 @@ impl CheckReport {
         for segment in &report.segments {
             let file = &segment.file;
             if let Some(torn) = segment.torn {
-                self.facts.push(torn_at(file, torn));
+                self.facts.push(format!("{file}: torn at octet {torn}{CUT_OFF}"));
             }
             self.problems.extend(segment.damage.iter().map(|damage| format!("{file}: {damage}")));
         }
     }
 }
 
-fn torn_at(file: &str, offset: u64) -> String {
-    format!("{file}: torn at octet {offset}, as a crash leaves it: cut off at the next start")
-}
+/// What becomes of a torn end.
+const CUT_OFF: &str = ", as a crash leaves it: cut off at the next start";
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {

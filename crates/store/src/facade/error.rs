@@ -23,9 +23,7 @@ impl StoreError {
     /// Whether what was on disk once is not as it was written: a repair may help.
     pub fn is_damage(&self) -> bool {
         match self {
-            Self::Definitions(CatalogueError::Newer { .. })
-            | Self::Definitions(CatalogueError::Database(redb::Error::Io(_))) => false,
-            Self::Definitions(CatalogueError::Database(_)) => true,
+            Self::Definitions(error) => error.is_damage(),
             Self::Journal(error) => matches!(error, OpenError::Damaged(_)),
             Self::Message(error) => matches!(error, ReadError::Damaged { .. }),
             Self::Segments(error) => matches!(error, PagesError::Damaged(_)),

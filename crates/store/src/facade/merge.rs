@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::StoreError;
+use super::inventory::Inventory;
 use super::shelf::{Shelf, Shelves, inclusive};
 use crate::journal::{self, Journal, QueueId, RecoveredQueue};
-use crate::pages::{Kind, Pages, QueueSegments, Repair, Survey};
+use crate::pages::{Kind, Pages, PagesError, QueueSegments, Repair, Survey};
 
 /// A queue as a restart finds it.
 pub(super) struct Found {
@@ -21,13 +22,19 @@ pub(super) struct Found {
 /// them.
 ///
 /// # Errors
-/// Segments that cannot be read, or are damaged.
+/// Segments that cannot be read, or are damaged, or missing although the inventory has them.
 pub(super) fn merge(
     journal: Arc<Journal>,
     pages: Pages,
     recovered: journal::Recovered,
+    inventory: &Inventory,
 ) -> Result<(Arc<Shelves>, Vec<Found>), StoreError> {
     pages.wipe_transient()?;
+    for queue in inventory.queues().collect::<BTreeSet<_>>() {
+        if let Some(missing) = pages.missing(queue, inventory.segments_of(queue))?.into_iter().next() {
+            return Err(PagesError::Damaged(missing).into());
+        }
+    }
     let mut queues: BTreeMap<QueueId, Option<RecoveredQueue>> =
         recovered.queues.into_iter().map(|queue| (queue.queue.id(), Some(queue))).collect();
     let folders: BTreeSet<_> = pages.queues(Kind::Durable)?.into_iter().map(QueueId).collect();
@@ -43,7 +50,13 @@ pub(super) fn merge(
         if folders.contains(&id) {
             let (opened, held) = shelves.pages.open(id.0, Repair::Refuse)?;
             for cut in &held.cut {
-                tracing::info!(file = cut.file, octets = cut.octets, "cut off what was not synced");
+                let (file, offset, octets) = (&cut.file, cut.offset, cut.octets);
+                tracing::warn!(
+                    file,
+                    offset,
+                    octets,
+                    "cut off the end of a queue's segment, which a crash had torn"
+                );
             }
             if let Some(queue) = &queue {
                 repeat(&shelves.journal, queue, &opened, held.last);

@@ -6,6 +6,7 @@
 mod brake;
 mod check;
 mod error;
+mod inventory;
 mod merge;
 mod mover_thread;
 mod read;
@@ -30,10 +31,11 @@ pub use settings::StoreSettings;
 
 use crate::catalogue::{Catalogue, Ticket};
 use crate::disk::Disk;
-use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, QueueId, Range, Transfer};
+use crate::journal::{self, Entry, Failing, Journal, Lsn, MessageRef, OpenError, QueueId, Range, Transfer};
 use crate::pages::{Pages, QueueSegments, Stored};
 use crate::waiters::Waiter;
 use brake::Brake;
+use inventory::{Inventory, Keeper};
 use retire::Mover;
 use rounds::Definitions;
 use shelf::{Shelf, Shelves};
@@ -74,14 +76,41 @@ impl Store {
         let catalogue = Arc::new(Catalogue::open(disk.clone())?);
         let hooks = Box::new(Definitions::new(catalogue.clone()));
         let settings = settings.into();
-        let (committer, recovered) = journal::open(disk.clone(), settings.journal, hooks)?;
+        let mut inventory = Inventory::read(&catalogue)?;
+        let (report, opened) = match journal::open(disk.clone(), settings.journal, hooks) {
+            Ok((committer, mut recovered)) => {
+                (std::mem::take(&mut recovered.report), Some((committer, recovered)))
+            }
+            Err(OpenError::Damaged(report)) => (*report, None),
+            Err(error) => return Err(error.into()),
+        };
+        let report = inventory.compare_journal(report);
+        let Some((committer, recovered)) = opened.filter(|_| report.problems.is_empty()) else {
+            return Err(OpenError::Damaged(Box::new(report)).into());
+        };
+        if let Some(journal::Torn { file, offset, octets, records }) = &report.torn {
+            tracing::warn!(
+                file,
+                offset,
+                octets,
+                records,
+                "cut off the end of the journal, which a crash had torn"
+            );
+        }
         let journal = committer.journal().clone();
         let ringing = journal.clone();
         catalogue.on_change(Box::new(move || ringing.demand_round()));
         let pages = Pages::with_segments_of(disk, settings.open_files, settings.queue_segment_size);
-        let (shelves, found) = merge::merge(journal.clone(), pages, recovered)?;
+        let (shelves, found) = merge::merge(journal.clone(), pages, recovered, &inventory)?;
         let brake = Arc::new(Brake::new(settings.journal_segments));
-        let rounds = Rounds::new(committer, Mover::new(shelves.clone(), brake.clone(), &settings));
+        let unlisted = shelves.with_segments().into_iter().flat_map(|shelf| {
+            let found = shelf.segments().map(QueueSegments::files_on_disk).unwrap_or_default();
+            inventory.list_segments(shelf.log.id().0, found)
+        });
+        let unlisted = unlisted.collect();
+        let keeper = Keeper::new(catalogue.clone(), inventory, unlisted);
+        let mover = Mover::new(shelves.clone(), brake.clone(), keeper, &settings);
+        let rounds = Rounds::new(committer, mover, catalogue.clone());
         let recovered = Recovered::new(shelves.clone(), found);
         // The definitions may be those of a backup, or new: a queue is not to get the messages of one that is lost.
         recovered.queues().for_each(|queue| catalogue.reserve_ids(queue.id.0));

@@ -1,11 +1,12 @@
 //! Reading a queue's messages back, wherever they are.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 use super::StoreError;
 use super::shelf::Shelf;
 use crate::journal::{Journal, LiveMessage, ReadError};
-use crate::pages::Stored;
+use crate::pages::{Damage, PagesError, QueueSegments, Stored};
 
 /// Live messages from a position on, in order: as many as `max_messages` and `max_octets` allow, but one in any case.
 pub(super) fn read(
@@ -21,7 +22,10 @@ pub(super) fn read(
         let mut moved = BTreeMap::new();
         let mut limit = u64::MAX;
         if let Some(segments) = shelf.segments() {
-            let stored = segments.read(from, max_messages, max_octets)?;
+            let stored = match segments.read(from, max_messages, max_octets) {
+                Err(PagesError::Damaged(damage)) if gives_up(shelf, segments, journal, &damage) => continue,
+                stored => stored?,
+            };
             if let Some(last) = stored.last() {
                 limit = segments.next_live(last.position + 1).unwrap_or(u64::MAX);
             }
@@ -34,6 +38,23 @@ pub(super) fn read(
         }
     }
 }
+
+/// Lets go of what lies in a damaged place, as the journal does: it costs these messages, and not all behind them. Whether there
+/// was any; none as long as it is worth to read the place again.
+fn gives_up(shelf: &Shelf, segments: &QueueSegments, journal: &Journal, damage: &Damage) -> bool {
+    if shelf.found_damaged(*damage.lost.start()) < DAMAGED_READS {
+        return false;
+    }
+    let lost = segments.settle([damage.lost.clone()]);
+    if lost > 0 {
+        tracing::error!(%damage, queue = shelf.log.id().0, messages = lost, "messages on disk are lost");
+        journal.figures().unreadable.fetch_add(lost, Ordering::Relaxed);
+    }
+    lost > 0
+}
+
+/// How often a place is read before what lies there is given up: what a disk once reads wrong it may read right a moment later.
+const DAMAGED_READS: u32 = 3;
 
 /// Puts both parts in order, up to `limit`, where the segments have something that was not read.
 fn merge(

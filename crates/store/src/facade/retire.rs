@@ -7,16 +7,18 @@
 //! A message that cannot be read any more is told to the log, counted, and given up: it would keep the journal from ever
 //! getting shorter, and with that fill the disk.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::StoreError;
 use super::brake::Brake;
+use super::inventory::Keeper;
 use super::mover_thread::Bell;
 use super::settings::StoreSettings;
 use super::shelf::{Shelf, Shelves};
 use crate::journal::{LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError};
-use crate::pages::Record;
+use crate::pages::{QueueSegments, Record};
 
 /// Retires the journal's segments. There is one of it for each store.
 pub(super) struct Mover {
@@ -25,6 +27,7 @@ pub(super) struct Mover {
     budget: usize,
     weigh: fn(&[u8]) -> u32,
     brake: Arc<Brake>,
+    keeper: Keeper,
     /// The message that the disk would not give out, and how often it was asked in a row.
     refused: Option<(MessageRef, u32)>,
 }
@@ -43,9 +46,14 @@ pub enum Retirement {
 }
 
 impl Mover {
-    pub(super) fn new(shelves: Arc<Shelves>, brake: Arc<Brake>, settings: &StoreSettings) -> Self {
+    pub(super) fn new(
+        shelves: Arc<Shelves>,
+        brake: Arc<Brake>,
+        keeper: Keeper,
+        settings: &StoreSettings,
+    ) -> Self {
         let (budget, weigh) = (settings.journal_segments.max(1), settings.weigh);
-        Self { shelves, budget, weigh, brake, refused: None }
+        Self { shelves, budget, weigh, brake, keeper, refused: None }
     }
 
     /// Told how long the journal is.
@@ -68,7 +76,8 @@ impl Mover {
     }
 
     fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {
-        self.shelves.sweep()?;
+        self.sweep()?;
+        self.keeper.list_new_files(&self.shelves.journal)?;
         let shelves = self.shelves.clone();
         let journal = &shelves.journal;
         let segments = journal.segments();
@@ -87,22 +96,60 @@ impl Mover {
                 self.move_out(&log, &live)?;
             }
         }
-        for shelf in self.shelves.with_segments() {
-            shelf.catch_up();
-            let Some(segments) = shelf.segments().filter(|_| !shelf.is_forgotten()) else { continue };
-            if !segments.persist_settled_if(|| wait(journal.end()))? {
-                return Ok(Retirement::Busy);
-            }
+        if !self.persist_settled(wait)? {
+            return Ok(Retirement::Busy);
         }
         let needed = journal.segments().first().is_none_or(|now| now.first != oldest.first || now.live > 0);
         if needed || !wait(journal.end()) {
             return Ok(Retirement::Busy);
         }
+        self.keeper.let_go(journal, oldest.end)?;
         match journal.retire(*oldest) {
             Ok(()) => Ok(Retirement::Done),
             Err(RetireError::Busy(_)) => Ok(Retirement::Busy),
             Err(RetireError::Disk(error)) => Err(OpenError::Disk(error).into()),
         }
+    }
+
+    /// Makes durable in the queues' segments what was settled, and removes those of which nothing is left. `false` if the log
+    /// is not on disk as far as that takes.
+    fn persist_settled(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<bool, StoreError> {
+        let journal = &self.shelves.journal;
+        let shelves = self.shelves.with_segments();
+        let mut dead = HashMap::new();
+        for shelf in &shelves {
+            let files = shelf.segments().map(QueueSegments::dead_files).unwrap_or_default();
+            if !files.is_empty() {
+                self.keeper.strike(shelf.log.id(), &files);
+                dead.insert(shelf.log.id(), files);
+            }
+        }
+        self.keeper.commit()?;
+        for shelf in shelves {
+            shelf.catch_up();
+            let Some(segments) = shelf.segments().filter(|_| !shelf.is_forgotten()) else { continue };
+            let dead = dead.get(&shelf.log.id());
+            let may_remove = |sequence| dead.is_some_and(|dead| dead.contains(&sequence));
+            if !segments.persist_settled_if(may_remove, || wait(journal.end()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Removes the files of queues that are gone. After a failure the next call goes on.
+    fn sweep(&mut self) -> Result<(), StoreError> {
+        let mut gone = self.shelves.take_forgotten();
+        gone.iter().for_each(|shelf| self.keeper.strike_all(shelf.log.id()));
+        let mut outcome = self.keeper.commit();
+        while let (Ok(()), Some(shelf)) = (&outcome, gone.last()) {
+            outcome = shelf.segments().map_or(Ok(()), QueueSegments::remove).map_err(StoreError::from);
+            if outcome.is_ok() {
+                gone.pop();
+            }
+        }
+        self.shelves.put_forgotten_back(gone);
+        outcome
     }
 
     /// Copies messages of a queue to its segments. After a failure the next attempt lists anew what is live: what was copied
@@ -140,6 +187,7 @@ impl Mover {
             moved.push((*position, *deliveries));
         }
         segments.sync()?;
+        self.keeper.list_segments(log.id(), segments.files_on_disk());
         shelf.moved(journal, &moved);
         self.remove_if_forgotten(&shelf)
     }
@@ -155,11 +203,11 @@ impl Mover {
     }
 
     /// The queue may have been forgotten before it had files.
-    fn remove_if_forgotten(&self, shelf: &Shelf) -> Result<(), StoreError> {
-        match shelf.segments().filter(|_| shelf.is_forgotten()) {
-            Some(segments) => Ok(segments.remove()?),
-            None => Ok(()),
-        }
+    fn remove_if_forgotten(&mut self, shelf: &Shelf) -> Result<(), StoreError> {
+        let Some(segments) = shelf.segments().filter(|_| shelf.is_forgotten()) else { return Ok(()) };
+        self.keeper.strike_all(shelf.log.id());
+        self.keeper.commit()?;
+        Ok(segments.remove()?)
     }
 }
 

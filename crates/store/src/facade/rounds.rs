@@ -3,26 +3,30 @@
 use std::io;
 use std::sync::Arc;
 
+use super::inventory::Inventory;
 use super::mover_thread::MoverThread;
 use super::retire::{Mover, Retirement};
 use crate::catalogue::{Catalogue, CatalogueError};
-use crate::journal::{self, Committer, Hooks, Step};
+use crate::journal::{self, Committer, Hooks, Journal, Step};
 
 /// Does the rounds of a store: one by one, or in a thread. What gathers meanwhile goes to disk together.
 pub struct Rounds {
     committer: Committer,
     mover: Mover,
+    catalogue: Arc<Catalogue>,
 }
 
 /// The threads of a store. Dropping it stops them without writing what is left.
 pub struct Running {
     mover: MoverThread,
-    journal: journal::Running,
+    running: journal::Running,
+    journal: Arc<Journal>,
+    catalogue: Arc<Catalogue>,
 }
 
 impl Rounds {
-    pub(super) fn new(committer: Committer, mover: Mover) -> Self {
-        Self { committer, mover }
+    pub(super) fn new(committer: Committer, mover: Mover, catalogue: Arc<Catalogue>) -> Self {
+        Self { committer, mover, catalogue }
     }
 
     /// Does one round.
@@ -32,7 +36,7 @@ impl Rounds {
 
     /// Retires the oldest segment of the journal if it has too many.
     pub fn retire(&mut self) -> Retirement {
-        let Self { committer, mover } = self;
+        let Self { committer, mover, .. } = self;
         mover.step(|lsn| {
             if committer.journal().durable() < lsn {
                 committer.step();
@@ -46,7 +50,8 @@ impl Rounds {
     /// # Errors
     /// When something cannot be written.
     pub fn close(&mut self) -> io::Result<()> {
-        self.committer.close()
+        self.committer.close()?;
+        note_end(self.committer.journal(), &self.catalogue)
     }
 
     /// Starts the threads.
@@ -56,7 +61,8 @@ impl Rounds {
     pub fn start(self) -> io::Result<Running> {
         let journal = self.committer.journal().clone();
         let running = self.committer.start()?;
-        Ok(Running { mover: MoverThread::start(self.mover, journal)?, journal: running })
+        let mover = MoverThread::start(self.mover, journal.clone())?;
+        Ok(Running { mover, running, journal, catalogue: self.catalogue })
     }
 }
 
@@ -67,8 +73,15 @@ impl Running {
     /// When something cannot be written.
     pub fn close(self) -> io::Result<()> {
         drop(self.mover);
-        self.journal.close()
+        self.running.close()?;
+        note_end(&self.journal, &self.catalogue)
     }
+}
+
+/// Notes where the log ends, after all of it was written.
+fn note_end(journal: &Journal, catalogue: &Catalogue) -> io::Result<()> {
+    catalogue.note(Inventory::default().list_journal(journal.files_on_disk(None, true)));
+    catalogue.commit_pending().map_err(as_io)
 }
 
 /// Commits definitions in each round.

@@ -33,6 +33,8 @@ pub(super) struct Shelf {
     /// is known to the segments when this is had. Comes after the queue's own lock and before those of either part.
     order: Mutex<()>,
     forgotten: AtomicBool,
+    /// The first message of the place in the segments that was read last and found damaged, and how often in a row.
+    damaged: Mutex<(u64, u32)>,
 }
 
 impl Shelves {
@@ -56,7 +58,7 @@ impl Shelves {
         self.known.lock().values().filter(|shelf| shelf.segments().is_some()).cloned().collect()
     }
 
-    /// A queue is gone, and that is on disk. Its files go with the next [`Shelves::sweep`].
+    /// A queue is gone, and that is on disk. Its files are removed with the next step of the mover.
     pub(super) fn forget(&self, id: QueueId) {
         self.journal.forget(id);
         let Some(shelf) = self.known.lock().remove(&id) else { return };
@@ -88,28 +90,29 @@ impl Shelves {
         self.pages.queue(Kind::Transient, self.next_transient.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Removes the files of queues that are gone.
-    ///
-    /// # Errors
-    /// When one cannot be removed: the next call tries it again.
-    pub(super) fn sweep(&self) -> Result<(), crate::pages::PagesError> {
-        while let Some(shelf) = self.next_forgotten() {
-            if let Some(Err(error)) = shelf.segments().map(QueueSegments::remove) {
-                self.forgotten.lock().push(shelf);
-                return Err(error);
-            }
-        }
-        Ok(())
+    /// Queues that are gone, whose files are to be removed.
+    pub(super) fn take_forgotten(&self) -> Vec<Arc<Shelf>> {
+        std::mem::take(&mut *self.forgotten.lock())
     }
 
-    fn next_forgotten(&self) -> Option<Arc<Shelf>> {
-        self.forgotten.lock().pop()
+    /// They could not be removed yet.
+    pub(super) fn put_forgotten_back(&self, shelves: Vec<Arc<Shelf>>) {
+        self.forgotten.lock().extend(shelves);
     }
 }
 
 impl Shelf {
     fn new(log: Arc<QueueLog>) -> Self {
-        Self { log, segments: OnceLock::new(), order: Mutex::default(), forgotten: AtomicBool::new(false) }
+        let (segments, order, forgotten, damaged) = Default::default();
+        Self { log, segments, order, forgotten, damaged }
+    }
+
+    /// Notes that the place of the message at `position` was read and found damaged; how often that happened in a row.
+    pub(super) fn found_damaged(&self, position: u64) -> u32 {
+        let mut damaged = self.damaged.lock();
+        damaged.1 = if damaged.0 == position { damaged.1 + 1 } else { 1 };
+        damaged.0 = position;
+        damaged.1
     }
 
     pub(super) fn segments(&self) -> Option<&QueueSegments> {

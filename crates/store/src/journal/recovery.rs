@@ -54,7 +54,7 @@ pub enum OpenError {
         version: u32,
     },
     /// Records that were on disk once are damaged; [`repair`] gives them up, and only them.
-    Damaged(Report),
+    Damaged(Box<Report>),
 }
 
 /// Opens the journal of a data folder. Nothing is written before the first round.
@@ -70,7 +70,7 @@ pub fn open(
     let mut replay = Replay::default();
     let mut scan = scan(&*disk, |found| replay.take(found))?;
     if !scan.report.problems.is_empty() {
-        return Err(OpenError::Damaged(scan.report));
+        return Err(OpenError::Damaged(Box::new(scan.report)));
     }
     let report = std::mem::take(&mut scan.report);
     let (journal, writer) = build(disk, settings, scan);

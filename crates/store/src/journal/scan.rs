@@ -15,14 +15,33 @@ use crate::disk::Disk;
 pub struct Report {
     /// Segment files with records.
     pub segments: u64,
+    /// LSN of the first record.
+    pub first: Lsn,
+    /// LSN behind the last record.
+    pub end: Lsn,
+    /// LSN of the first record, and number, of each of these files.
+    pub(crate) files: Vec<(Lsn, u64)>,
     /// Octets of records.
     pub octets: u64,
     /// Records.
     pub records: u64,
-    /// Path of the last file, and offset in octets, if the log ends there in the middle of a record, as a crash leaves it.
-    pub torn: Option<(String, u64)>,
+    /// Set if the log ends in the middle of a record, as a crash leaves it.
+    pub torn: Option<Torn>,
     /// What is damaged: octets that were on disk once and are not, or not as they were.
     pub problems: Vec<Problem>,
+}
+
+/// A torn end: what was being written when the process or the machine stopped, and had not been confirmed to anybody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Torn {
+    /// Path of the last file, in the data folder.
+    pub file: String,
+    /// Where in the file it begins, in octets.
+    pub offset: u64,
+    /// How many octets are cut off, as far as can be told.
+    pub octets: u64,
+    /// How many records they begin, as far as can be told.
+    pub records: u64,
 }
 
 /// A damaged place.
@@ -114,10 +133,13 @@ pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(Found<'_>)) -> Result<S
         scan.end = first;
         scan.walk(file, limit, &mut each)?;
         scan.files.push(file.clone());
+        scan.report.files.push((Lsn(first), file.header.sequence));
         scan.extents.push(Extent::of_old(first, scan.end));
         scan.report.segments += 1;
         scan.report.octets += scan.end - first;
     }
+    scan.report.first = scan.report.files.first().map_or(Lsn(scan.end), |(first, _)| *first);
+    scan.report.end = Lsn(scan.end);
     Ok(scan)
 }
 
@@ -166,7 +188,7 @@ impl Scan {
             offset: DATA_START,
             at: Lsn(self.end),
             lost: file.header.first.saturating_sub(self.end),
-            what: "records before this file are damaged or missing",
+            what: GAP,
         });
         self.fixes.push(Fix::Bridge { file: file.clone(), previous_end: self.end });
     }
@@ -201,12 +223,12 @@ impl Scan {
                         self.end += (next - start) as u64;
                         each(Found::Lost { from: lsn, to: self.end });
                     }
-                    Behind::Torn if limit.is_none() => {
-                        let offset = DATA_START + start as u64;
-                        self.report.torn = Some((segment::path(file.header.sequence), offset));
+                    Behind::Torn { octets, records } if limit.is_none() => {
+                        let (file, offset) = (segment::path(file.header.sequence), DATA_START + start as u64);
+                        self.report.torn = Some(Torn { file, offset, octets, records });
                         break;
                     }
-                    Behind::Torn | Behind::Nothing => break,
+                    Behind::Torn { .. } | Behind::Nothing => break,
                 },
             }
         }
@@ -247,12 +269,15 @@ fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
     Ok(false)
 }
 
+/// Told of a file when the one before it ends too early.
+pub(super) const GAP: &str = "records before this file are damaged or missing";
+
 /// What is behind the last record that is whole.
 enum Behind {
     /// A damaged record, and whole ones from here on.
     Records(usize),
     /// Some of what was about to be written when it ended.
-    Torn,
+    Torn { octets: u64, records: u64 },
     /// Zeros, or octets of earlier days.
     Nothing,
 }
@@ -262,6 +287,10 @@ enum Behind {
 fn behind(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
     let place = |start: usize| Place { lsn: header.first + start as u64, incarnation: header.incarnation };
     let mut next = None;
+    let (mut end, mut records) = (bad, 0);
+    if let Some(record) = Header::parse(&octets[bad..], place(bad)) {
+        (end, records) = (octets.len().min(bad + record.record_len()), 1);
+    }
     for start in bad + HEADER..octets.len().saturating_sub(HEADER - 1) {
         // Most of what is looked at is zeros or text.
         if !record::may_be_kind(octets[start + 4]) {
@@ -269,14 +298,15 @@ fn behind(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behin
         }
         if let Some((record, _)) = record::parse(&octets[start..], place(start)) {
             let first = *next.get_or_insert(start);
+            (end, records) = (end.max(start + record.record_len()), records + 1);
             if !last || record.begins_group {
                 return Behind::Records(first);
             }
         }
     }
-    match next.is_some() || Header::parse(&octets[bad..], place(bad)).is_some() {
-        true => Behind::Torn,
-        false => Behind::Nothing,
+    match records {
+        0 => Behind::Nothing,
+        _ => Behind::Torn { octets: (end - bad) as u64, records },
     }
 }
 
@@ -322,6 +352,13 @@ impl Fix {
                 disk.sync_folder(FOLDER)
             }
         }
+    }
+}
+
+impl fmt::Display for Torn {
+    fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, offset, octets, records } = self;
+        write!(into, "{file}: torn at octet {offset}: {octets} octets, {records} records")
     }
 }
 

@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::disk::DiskFile;
+use crate::disk::{Disk, DiskFile};
 
 /// A segment's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +111,11 @@ pub(super) fn unknown_version(octets: &[u8]) -> Option<u32> {
 /// The path of a segment file.
 pub(super) fn path(sequence: u64) -> String {
     format!("{FOLDER}/{sequence:016x}{SUFFIX}")
+}
+
+/// Whether there is a segment file.
+pub(crate) fn has_segments(disk: &dyn Disk) -> io::Result<bool> {
+    Ok(disk.list(FOLDER)?.iter().any(|name| sequence_of(name).is_some()))
 }
 
 /// The number in a file's name.

@@ -106,6 +106,18 @@ impl Pages {
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 
+    /// A durable queue's segment that is gone or has become shorter than it is known to have been, if there is one.
+    ///
+    /// # Errors
+    /// When the folder or a file in it cannot be read.
+    pub(crate) fn missing(
+        &self,
+        queue: u64,
+        promised: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<Vec<Damage>, PagesError> {
+        recover::missing(&self.files, &format!("{}/{queue}", Kind::Durable.folder()), promised)
+    }
+
     /// Removes everything of transient queues: for the start, before any of them is used.
     ///
     /// # Errors
@@ -125,10 +137,13 @@ impl Pages {
     }
 }
 
+/// Of the queues whose segments survive a restart.
+pub(crate) const DURABLE_FOLDER: &str = "queues";
+
 impl Kind {
     fn folder(self) -> &'static str {
         match self {
-            Self::Durable => "queues",
+            Self::Durable => DURABLE_FOLDER,
             Self::Transient => "transient",
         }
     }

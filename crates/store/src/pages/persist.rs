@@ -26,18 +26,24 @@ impl QueueSegments {
     /// # Errors
     /// When a file cannot be written, synced or removed. What was durable before still is; to be called again.
     pub fn persist_settled(&self) -> Result<(), PagesError> {
-        self.persist_settled_if(|| true).map(drop)
+        self.persist_settled_if(|_| true, || true).map(drop)
     }
 
     /// The same, if `may` says so. It is asked after it was noted what is settled and before any of that is written, and
     /// only when there is something: whoever settles has written it down elsewhere, and that may have to be durable
-    /// first. Returns what `may` said.
+    /// first. Returns what `may` said. Files are removed only of segments whose number `may_remove`, the others another time.
     ///
     /// # Errors
     /// See [`persist_settled`](Self::persist_settled).
-    pub fn persist_settled_if(&self, may: impl FnOnce() -> bool) -> Result<bool, PagesError> {
+    pub fn persist_settled_if(
+        &self,
+        may_remove: impl Fn(u64) -> bool,
+        may: impl FnOnce() -> bool,
+    ) -> Result<bool, PagesError> {
         let mut writer = self.writer.lock();
         let dead = self.take_dead(&mut writer);
+        let (dead, later): (Vec<_>, Vec<_>) = dead.into_iter().partition(|file| may_remove(file.sequence));
+        self.state.lock().dead.extend(later);
         let mut dirty = Vec::new();
         while self.durable
             && let Some(next) =

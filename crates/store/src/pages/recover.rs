@@ -79,7 +79,50 @@ pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>,
     Ok(found)
 }
 
+/// Which of the promised segments, each with the octets that it had at least, are gone or shorter.
+pub(super) fn missing(
+    files: &Files,
+    folder: &str,
+    promised: impl Iterator<Item = (u64, u64)>,
+) -> Result<Vec<Damage>, PagesError> {
+    let found = names(files, folder)?;
+    let mut missing = Vec::new();
+    for (sequence, octets) in promised {
+        let file = files.segment(folder, sequence, 0).path();
+        let (mut offset, mut what) = (0, "the file is missing");
+        if found.get(&sequence).is_some_and(|names| names.segment) {
+            offset = files.disk().open(&file).and_then(|file| file.len()).map_err(at(&file))?;
+            what = "the file is cut off";
+            if offset >= octets {
+                continue;
+            }
+        }
+        missing.push(Damage { file, offset, what, lost: 0..=u64::MAX });
+    }
+    Ok(missing)
+}
+
 impl QueueSegments {
+    /// The segments' numbers, with the octets of each that are on disk for good.
+    pub(crate) fn files_on_disk(&self) -> Vec<(u64, u64)> {
+        let state = self.state.lock();
+        let synced = state.segments.iter().filter_map(|segment| Some((segment, segment.synced?)));
+        let persistent = synced.filter(|(_, synced)| synced.persistent > 0);
+        // A sync mark at the end may not be.
+        persistent
+            .map(|(segment, synced)| {
+                (segment.file.sequence, synced.length.saturating_sub(record::RECORD_HEADER as u64))
+            })
+            .collect()
+    }
+
+    /// Numbers of segments whose files the next [`persist_settled`](Self::persist_settled) removes.
+    pub(crate) fn dead_files(&self) -> Vec<u64> {
+        let mut state = self.state.lock();
+        let open = state.open_segment().filter(|open| open.live.count() == 0).map(|open| open.file.sequence);
+        state.dead.iter().map(|file| file.sequence).chain(open).collect()
+    }
+
     pub(super) fn recover(mut self, repair: Repair) -> Result<(Self, Recovered), PagesError> {
         let names = names(&self.files, &self.folder)?;
         let mut recovered = Recovered::default();

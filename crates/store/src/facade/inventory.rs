@@ -1,0 +1,179 @@
+//! Which files the store has, for the next start to miss one that is gone or has become shorter: what is left would pass for
+//! everything.
+//!
+//! The list lies in the catalogue. A file is listed once what is promised of it is on disk, and before the journal gives up the
+//! only other copy of it; it leaves the list, durably, before it is removed. So there may be more than is listed, never less.
+//!
+//! | key | value |
+//! |---|---|
+//! | `journal` | LSN of the first record that is needed; LSN up to which all were on disk; first LSN and number of each file |
+//! | queue and number of a segment | octets of the segment's file that were on disk |
+//!
+//! Numbers have eight octets, the highest first.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::StoreError;
+use crate::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
+use crate::journal::{self, Journal, JournalFiles, Lsn, QueueId};
+
+/// The list.
+#[derive(Debug, Default)]
+pub(super) struct Inventory {
+    pub(super) journal: Option<JournalFiles>,
+    /// Octets, by queue and number of the segment.
+    segments: BTreeMap<(u64, u64), u64>,
+}
+
+impl Inventory {
+    /// What the catalogue has of it; nothing in a folder of an earlier version.
+    ///
+    /// # Errors
+    /// A catalogue that cannot be read.
+    pub(super) fn read(catalogue: &Catalogue) -> Result<Self, CatalogueError> {
+        let mut inventory = Self::default();
+        catalogue.scan(Section::StoreFiles, |key, value| inventory.take(key, value))?;
+        Ok(inventory)
+    }
+
+    /// Takes an entry of the catalogue.
+    pub(super) fn take(&mut self, key: &[u8], value: &[u8]) {
+        let value = numbers(value);
+        if key == JOURNAL {
+            if let [first, end, files @ ..] = &value[..] {
+                let files = files.chunks_exact(2).map(|pair| (Lsn(pair[0]), pair[1])).collect();
+                self.journal = Some(JournalFiles { first: Lsn(*first), end: Lsn(*end), files });
+            }
+        } else if let ([queue, sequence], [octets]) = (&numbers(key)[..], &value[..]) {
+            self.segments.insert((*queue, *sequence), *octets);
+        }
+    }
+
+    /// Adds to what was found of a journal what is missing of it.
+    pub(super) fn compare_journal(&self, mut found: journal::Report) -> journal::Report {
+        self.journal.iter().for_each(|promised| found.compare(promised));
+        found
+    }
+
+    /// Queues that have segments.
+    pub(super) fn queues(&self) -> impl Iterator<Item = u64> {
+        self.segments.keys().map(|(queue, _)| *queue)
+    }
+
+    /// A queue's segments and how long they are at least.
+    pub(super) fn segments_of(&self, queue: u64) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.segments.range((queue, 0)..=(queue, u64::MAX));
+        all.map(|((_, sequence), octets)| (*sequence, *octets))
+    }
+
+    /// Lists what the journal consists of; nothing is to be committed if that is known.
+    pub(super) fn list_journal(&mut self, files: JournalFiles) -> Option<Change> {
+        if self.journal.as_ref() == Some(&files) {
+            return None;
+        }
+        let pairs = files.files.iter().flat_map(|(first, sequence)| [first.0, *sequence]);
+        let value = octets([files.first.0, files.end.0].into_iter().chain(pairs));
+        self.journal = Some(files);
+        Some(Change::put(Section::StoreFiles, JOURNAL.to_vec(), value))
+    }
+
+    /// Lists segments of a queue with the octets that are on disk.
+    pub(super) fn list_segments(&mut self, queue: u64, found: Vec<(u64, u64)>) -> Vec<Change> {
+        let new = found.into_iter().filter(|&(sequence, length)| {
+            self.segments.insert((queue, sequence), length).is_none_or(|before| before != length)
+        });
+        let put = |(sequence, length)| {
+            Change::put(Section::StoreFiles, octets([queue, sequence]), octets([length]))
+        };
+        new.map(put).collect()
+    }
+
+    /// Takes segments off the list that are to be removed.
+    pub(super) fn strike(&mut self, queue: u64, sequences: &[u64]) -> Vec<Change> {
+        let known = sequences.iter().filter(|sequence| self.segments.remove(&(queue, **sequence)).is_some());
+        known.map(|sequence| Change::delete(Section::StoreFiles, octets([queue, *sequence]))).collect()
+    }
+}
+
+/// Keeps the list while the store is open. The one who moves messages and gives up files has it.
+pub(super) struct Keeper {
+    catalogue: Arc<Catalogue>,
+    inventory: Inventory,
+    /// Not given to the catalogue yet.
+    changes: Vec<Change>,
+    /// The last change that was.
+    noted: Ticket,
+}
+
+impl Keeper {
+    pub(super) fn new(catalogue: Arc<Catalogue>, inventory: Inventory, changes: Vec<Change>) -> Self {
+        Self { catalogue, inventory, changes, noted: Ticket::default() }
+    }
+
+    /// Lists the journal's files if there are others than before, and how far they were on disk by then.
+    ///
+    /// # Errors
+    /// When the catalogue cannot be written.
+    pub(super) fn list_new_files(&mut self, journal: &Journal) -> Result<(), StoreError> {
+        let found = journal.files_on_disk(None, false);
+        let known = self.inventory.journal.as_ref();
+        let (first, files) = known.map_or((Lsn(0), &[][..]), |known| (known.first, known.files.as_slice()));
+        if files != found.files || found.first < first {
+            self.changes.extend(self.inventory.list_journal(found));
+        }
+        self.commit()
+    }
+
+    /// The journal is about to begin at `first` only; all that was copied from what is before is listed, too.
+    ///
+    /// # Errors
+    /// When the catalogue cannot be written: the files may not be given up then.
+    pub(super) fn let_go(&mut self, journal: &Journal, first: Lsn) -> Result<(), StoreError> {
+        self.changes.extend(self.inventory.list_journal(journal.files_on_disk(Some(first), false)));
+        self.commit()
+    }
+
+    /// A queue's segments are on disk.
+    pub(super) fn list_segments(&mut self, queue: QueueId, found: Vec<(u64, u64)>) {
+        self.changes.extend(self.inventory.list_segments(queue.0, found));
+    }
+
+    /// Segments are about to be removed, after the next [`Keeper::commit`].
+    pub(super) fn strike(&mut self, queue: QueueId, sequences: &[u64]) {
+        self.changes.extend(self.inventory.strike(queue.0, sequences));
+    }
+
+    /// All of a queue are.
+    pub(super) fn strike_all(&mut self, queue: QueueId) {
+        let all: Vec<_> = self.inventory.segments_of(queue.0).map(|(sequence, _)| sequence).collect();
+        self.strike(queue, &all);
+    }
+
+    /// Makes all changes durable.
+    ///
+    /// # Errors
+    /// When the catalogue cannot be written. To be called again.
+    pub(super) fn commit(&mut self) -> Result<(), StoreError> {
+        if !self.changes.is_empty() {
+            self.noted = self.catalogue.note(std::mem::take(&mut self.changes));
+        }
+        if !self.catalogue.is_committed(self.noted) {
+            self.catalogue.commit_pending()?;
+        }
+        Ok(())
+    }
+}
+
+fn octets(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    numbers.into_iter().flat_map(u64::to_be_bytes).collect()
+}
+
+fn numbers(octets: &[u8]) -> Vec<u64> {
+    octets
+        .chunks_exact(8)
+        .filter_map(|eight| eight.first_chunk().map(|eight| u64::from_be_bytes(*eight)))
+        .collect()
+}
+
+const JOURNAL: &[u8] = b"journal";
