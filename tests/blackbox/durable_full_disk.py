@@ -1,5 +1,6 @@
-"""A disk that is really full, and one that cannot sync: nothing is confirmed that is not on it, consumers go on, nothing is
-lost, and it all goes on once the disk does."""
+"""A disk that takes nothing any more, and one that cannot sync: nothing is confirmed that is not on it, publishers are told,
+consumers go on, nothing is lost, and it all goes on once the disk does. (A disk that is small, or that others fill, is the
+matter of durable_little_space.py.)"""
 
 import os
 import signal
@@ -23,14 +24,6 @@ PATIENCE = 60
 FREE_LIMIT = 40 * MEBIBYTE
 
 
-def full(folder):
-    """A real file system without room; where none can be mounted, writes that are told so."""
-    try:
-        return SmallDisk(folder / "small", DISK_MEBIBYTES)
-    except NoNamespaces:
-        return FailingDisk.without_room(folder / "failing")
-
-
 def no_room_for_writes(folder):
     return FailingDisk.without_room(folder / "failing")
 
@@ -40,7 +33,7 @@ def no_sync(folder):
 
 
 # Each with the cause that is told of it.
-DISKS = [(full, "full"), (no_room_for_writes, "full"), (no_sync, "error")]
+DISKS = [(no_room_for_writes, "full"), (no_sync, "error")]
 
 
 @pytest.fixture
@@ -175,7 +168,7 @@ def test_what_was_confirmed_is_there_after_a_kill_while_the_disk_fails(tmp_path,
     holds_the_rest(tmp_path, disk, publisher, taken=0)
 
 
-@pytest.mark.parametrize(("disk", "cause"), DISKS[1:], indirect=["disk"])
+@pytest.mark.parametrize(("disk", "cause"), DISKS, indirect=["disk"])
 def test_a_declaration_is_answered_only_when_the_disk_has_it(tmp_path, disk, cause):
     with start(tmp_path, disk) as server:
         channel = connect(server).channel()
@@ -217,10 +210,11 @@ def test_publishers_are_told_before_the_disk_is_full(tmp_path):
         publisher.may_publish.set()
         wait_until(lambda: metric(server, "leveret_blocked_connections") == 1)
         confirmed = publisher.confirmed
+        # What is given back for that may let the publisher go on before the disk is mended.
         assert take(server, TAKEN) == list(range(TAKEN))
-        assert publisher.confirmed == confirmed and metric(server, "leveret_store_failures_total") == 0
+        assert metric(server, "leveret_store_failures_total") == 0
         disk.mend()
-        wait_until(lambda: publisher.told == ["low on disk", "unblocked"] and publisher.confirmed > confirmed)
+        wait_until(lambda: publisher.told[:2] == ["low on disk", "unblocked"] and publisher.confirmed > confirmed)
         kill(server)
     publisher.join(PATIENCE)
     holds_the_rest(tmp_path, disk, publisher)

@@ -11,6 +11,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use server::{Alarms, Resource};
+use store::Store;
 
 use crate::config::{ByteSize, Watermark};
 pub(crate) use limits::memory_total;
@@ -20,6 +21,10 @@ use sources::{Sources, System};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// And while a limit is near.
 const INTERVAL_NEAR: Duration = Duration::from_millis(100);
+/// And while fast publishers may reach the limit of the disk at any moment: what they bring until the next sample is beyond it.
+const INTERVAL_CLOSE: Duration = Duration::from_millis(10);
+/// Octets from the limit of the disk within which it is so close.
+const CLOSE: u64 = 256 << 20;
 /// Octets from a limit within which it is near: fast publishers bring about as much between two samples.
 const NEAR: u64 = 2 << 30;
 
@@ -79,7 +84,7 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Measures once, so that alarms stand before the first client comes, and goes on in a thread of its own: a file
-    /// system may take long to answer. `folder` is the data folder.
+    /// system may take long to answer. `folder` is the data folder, and `store` what lies in it.
     ///
     /// # Errors
     ///
@@ -89,6 +94,7 @@ impl Sampler {
         watermark: Watermark,
         disk_free_limit: ByteSize,
         folder: Option<PathBuf>,
+        store: Option<Arc<Store>>,
     ) -> io::Result<Self> {
         give_memory_back();
         let memory_limit = watermark.of(limits::memory_total());
@@ -98,7 +104,7 @@ impl Sampler {
             disk_free_octets = levels.disk_limit(),
             "publishers are blocked beyond these"
         );
-        let watch = Watch { alarms, levels: Arc::clone(&levels), sources: System { folder } };
+        let watch = Watch { alarms, levels: Arc::clone(&levels), sources: System { folder, store } };
         let mut interval = watch.sample();
         let (alive, end) = mpsc::sync_channel(0);
         let run = move || {
@@ -136,8 +142,8 @@ impl<S: Sources> Watch<S> {
     fn sample(&self) -> Duration {
         // Without a limit nothing comes near it, and an alarm of an earlier one is cleared.
         let memory = self.sample_memory(self.levels.memory_limit().unwrap_or(NO_LIMIT));
-        let disk = self.levels.disk_limit().is_some_and(|limit| self.sample_disk(limit));
-        if memory || disk { INTERVAL_NEAR } else { INTERVAL }
+        let disk = self.levels.disk_limit().map_or(INTERVAL, |limit| self.sample_disk(limit));
+        if memory { disk.min(INTERVAL_NEAR) } else { disk }
     }
 
     /// Whether the limit is near, or reached.
@@ -153,18 +159,25 @@ impl<S: Sources> Watch<S> {
         limit != NO_LIMIT && used.saturating_add(NEAR) > limit
     }
 
-    /// Whether the limit is near, or reached.
-    fn sample_disk(&self, limit: u64) -> bool {
-        let Some(free) = self.sources.disk_free() else { return false };
+    /// Returns how long it may take until the next time.
+    fn sample_disk(&self, limit: u64) -> Duration {
+        self.sources.keep_free(limit);
+        // Where nothing can be confirmed, publishers are told, whatever the file system says of its free space.
+        let needs_space = self.sources.needs_space();
+        let Some(free) = self.sources.disk_free() else { return INTERVAL };
         self.levels.disk_free.store(free, Ordering::Relaxed);
-        if free < limit {
+        if free < limit || needs_space {
             if self.alarms.raise(Resource::Disk) {
-                tracing::warn!(free, limit, "low on disk: publishers are blocked");
+                tracing::warn!(free, limit, needs_space, "low on disk: publishers are blocked");
             }
         } else if free >= limit.saturating_add(margin(limit)) && self.alarms.clear(Resource::Disk) {
             tracing::info!(free, limit, "enough disk again");
         }
-        free < limit.saturating_add(NEAR)
+        match free.checked_sub(limit) {
+            Some(left) if left >= NEAR && !needs_space => INTERVAL,
+            Some(left) if left < CLOSE && !needs_space => INTERVAL_CLOSE,
+            _ => INTERVAL_NEAR,
+        }
     }
 }
 

@@ -54,7 +54,8 @@ pub(crate) fn fill(
     };
     let at_fault =
         |error: &dyn std::fmt::Display| FillError::Folder(format!("data_dir: {}: {error}", path.display()));
-    let Opened { lock, store, rounds, recovered } = open(&path).map_err(|error| at_fault(&error))?;
+    let opened = open(&path, config.disk_free_limit.0).map_err(|error| at_fault(&error))?;
+    let Opened { lock, store, rounds, recovered } = opened;
     let messages = broker.restore(&store, recovered, now).map_err(|error| at_fault(&error))?;
     match file {
         Some(file) => load(file)?,
@@ -90,7 +91,7 @@ struct Opened {
     recovered: Recovered,
 }
 
-fn open(path: &Path) -> Result<Opened, Box<dyn std::error::Error>> {
+fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn std::error::Error>> {
     let disk = RealDisk::new(path)?;
     let lock = FolderLock::take(path)?;
     let settings = StoreSettings { weigh: broker::body_octets, ..StoreSettings::default() };
@@ -101,5 +102,6 @@ fn open(path: &Path) -> Result<Opened, Box<dyn std::error::Error>> {
             ),
             false => error.to_string(),
         })?;
+    store.set_disk_free_limit(disk_free_limit);
     Ok(Opened { lock, store, rounds, recovered })
 }

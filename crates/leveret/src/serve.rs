@@ -68,7 +68,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     if let Door::Upstream(pool) = &door {
         watch_upstream(Arc::clone(pool), server.clone());
     }
-    let sampler = start_sampler(&config, &server, data_folder.is_some())?;
+    let sampler = start_sampler(&config, &server, &door)?;
     let amqp = bind("amqp", "amqp", &config.amqp).await?;
     let amqps = bind("amqps", "amqps", &config.amqps).await?;
     let ws = bind("ws", "ws", &config.ws).await?;
@@ -166,13 +166,12 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
 }
 
 /// Watches memory and disk for the embedded broker.
-fn start_sampler(config: &Config, server: &Server, has_folder: bool) -> Result<Option<Sampler>, ServeError> {
-    if !config.upstream.is_empty() {
-        return Ok(None);
-    }
-    let folder = config.data_dir.folder().ok().flatten().filter(|_| has_folder);
+fn start_sampler(config: &Config, server: &Server, door: &Door) -> Result<Option<Sampler>, ServeError> {
+    let Door::Broker(broker) = door else { return Ok(None) };
+    let store = broker.store().cloned();
+    let folder = config.data_dir.folder().ok().flatten().filter(|_| store.is_some());
     let (watermark, disk_free_limit) = (config.memory_high_watermark, config.disk_free_limit);
-    let sampler = Sampler::start(Arc::clone(server.alarms()), watermark, disk_free_limit, folder);
+    let sampler = Sampler::start(Arc::clone(server.alarms()), watermark, disk_free_limit, folder, store);
     sampler.map(Some).map_err(ServeError::Sampler)
 }
 

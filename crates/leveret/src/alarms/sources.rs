@@ -2,6 +2,9 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use store::Store;
 
 /// Measures what may run out. `None` where that cannot be told now.
 pub(super) trait Sources {
@@ -9,12 +12,18 @@ pub(super) trait Sources {
     fn memory_used(&self) -> Option<u64>;
     /// Octets that may still be written to the data folder's file system.
     fn disk_free(&self) -> Option<u64>;
+    /// Whether the store cannot confirm anything, or only just.
+    fn needs_space(&self) -> bool;
+    /// Tells the store how many octets are to stay free.
+    fn keep_free(&self, octets: u64);
 }
 
 /// This system.
 pub(super) struct System {
     /// The data folder.
     pub(super) folder: Option<PathBuf>,
+    /// What lies in it.
+    pub(super) store: Option<Arc<Store>>,
 }
 
 impl Sources for System {
@@ -28,6 +37,14 @@ impl Sources for System {
     fn disk_free(&self) -> Option<u64> {
         let file_system = rustix::fs::statvfs(self.folder.as_ref()?).ok()?;
         file_system.f_bavail.checked_mul(file_system.f_frsize)
+    }
+
+    fn needs_space(&self) -> bool {
+        self.store.as_ref().is_some_and(|store| store.needs_space())
+    }
+
+    fn keep_free(&self, octets: u64) {
+        self.store.iter().for_each(|store| store.set_disk_free_limit(octets));
     }
 }
 
@@ -43,9 +60,9 @@ mod tests {
     #[test]
     fn this_process_and_its_disk_are_measured() {
         let folder = tempfile::tempdir().unwrap();
-        let system = System { folder: Some(folder.path().to_owned()) };
+        let system = System { folder: Some(folder.path().to_owned()), store: None };
         assert!(system.memory_used().unwrap() > 1 << 20);
         assert!(system.disk_free().unwrap() > 0);
-        assert_eq!(System { folder: None }.disk_free(), None);
+        assert_eq!(System { folder: None, store: None }.disk_free(), None);
     }
 }

@@ -6,6 +6,8 @@ use super::*;
 struct Fake {
     used: Cell<Option<u64>>,
     free: Cell<Option<u64>>,
+    needs_space: Cell<bool>,
+    kept_free: Cell<u64>,
 }
 
 impl Sources for Fake {
@@ -15,6 +17,14 @@ impl Sources for Fake {
 
     fn disk_free(&self) -> Option<u64> {
         self.free.get()
+    }
+
+    fn needs_space(&self) -> bool {
+        self.needs_space.get()
+    }
+
+    fn keep_free(&self, octets: u64) {
+        self.kept_free.set(octets);
     }
 }
 
@@ -47,6 +57,19 @@ fn free_space_below_its_limit_raises_the_alarm_and_a_little_more_does_not_clear_
 }
 
 #[test]
+fn where_nothing_can_be_confirmed_publishers_are_told_whatever_is_free() {
+    let watch = watch(None, Some(1000));
+    watch.sources.free.set(Some(u64::MAX));
+    for needs_space in [false, true, false] {
+        watch.sources.needs_space.set(needs_space);
+        let interval = watch.sample();
+        assert_eq!(watch.alarms.is_raised(Resource::Disk), needs_space);
+        assert_eq!(interval == INTERVAL_NEAR, needs_space);
+    }
+    assert_eq!(watch.sources.kept_free.get(), 1000);
+}
+
+#[test]
 fn no_limit_is_never_passed() {
     let watch = watch(None, None);
     watch.sources.used.set(Some(u64::MAX));
@@ -74,6 +97,9 @@ fn near_a_limit_it_is_looked_at_more_often() {
         (1000, u64::MAX, INTERVAL),
         (1001, u64::MAX, INTERVAL_NEAR),
         (0, NEAR, INTERVAL_NEAR),
+        (0, CLOSE + 999, INTERVAL_CLOSE),
+        (0, CLOSE + 1000, INTERVAL_NEAR),
+        (0, 999, INTERVAL_NEAR),
         (0, NEAR + 1000, INTERVAL),
     ] {
         watch.sources.used.set(Some(used));
@@ -88,7 +114,7 @@ fn a_limit_of_nothing_blocks_from_the_first_sample_on() {
     let folder = tempfile::tempdir().unwrap();
     let everything = ByteSize(u64::MAX);
     let path = Some(folder.path().to_owned());
-    let sampler = Sampler::start(Arc::clone(&alarms), Watermark::Share(0.0), everything, path).unwrap();
+    let sampler = Sampler::start(Arc::clone(&alarms), Watermark::Share(0.0), everything, path, None).unwrap();
     assert!(alarms.is_raised(Resource::Memory) && alarms.is_raised(Resource::Disk));
     assert!(sampler.levels().disk_free() > 0);
 }

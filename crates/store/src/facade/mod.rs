@@ -200,6 +200,18 @@ impl Store {
         self.journal.failing()
     }
 
+    /// Whether whoever publishes must wait: nothing can be written, so that nothing is confirmed, or the disk is full and
+    /// acknowledgements are written to what was reserved for them.
+    pub fn needs_space(&self) -> bool {
+        self.journal.needs_space()
+    }
+
+    /// From now on so many octets of the disk are to stay free: the store prepares and keeps no segment that leaves less, and
+    /// gives back early what it can do without. What has been taken in is written nevertheless.
+    pub fn set_disk_free_limit(&self, octets: u64) {
+        self.journal.set_disk_free_limit(octets);
+    }
+
     /// The journal, for its figures.
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal

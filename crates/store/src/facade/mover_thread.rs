@@ -43,7 +43,7 @@ impl MoverThread {
         journal.on_new_segment(Box::new(move || {
             let (bell, brake, journal) = &theirs;
             bell.ring();
-            journal.upgrade().into_iter().for_each(|journal| brake.look(journal.segments().len()));
+            journal.upgrade().into_iter().for_each(|journal| brake.look(journal.length_in_segments()));
         }));
         // What a restart has found may be too much.
         bell.ring();
@@ -81,13 +81,10 @@ impl Bell {
     }
 
     /// Waits until there is something to do, or for this time. `false` when it is time to stop.
-    fn wait(&self, time: Option<Duration>) -> bool {
+    fn wait(&self, time: Duration) -> bool {
         let mut rung = self.rung.lock();
         let idle = |rung: &mut Rung| !rung.work && !rung.stop;
-        match time {
-            Some(time) => drop(self.changed.wait_while_for(&mut rung, idle, time)),
-            None => self.changed.wait_while(&mut rung, idle),
-        }
+        self.changed.wait_while_for(&mut rung, idle, time);
         rung.work = false;
         !rung.stop
     }
@@ -110,28 +107,30 @@ impl Waiter for Bell {
 }
 
 fn run(mut mover: Mover, journal: &Journal, bell: &Arc<Bell>) {
-    let mut back_off = SHORTEST_PAUSE;
-    let mut pause = None;
+    let (mut back_off, mut failed) = (SHORTEST_PAUSE, false);
+    let mut pause = LOOK_AGAIN;
     while bell.wait(pause) {
-        pause = match mover.step(|lsn| bell.wait_for(journal, lsn)) {
-            Retirement::Idle => None,
-            Retirement::Done => Some(Duration::ZERO),
-            Retirement::Busy => Some(SHORTEST_PAUSE),
+        let outcome = mover.step(|lsn| bell.wait_for(journal, lsn));
+        let failed_before = std::mem::replace(&mut failed, matches!(outcome, Retirement::Failed(_)));
+        pause = match outcome {
+            Retirement::Idle => LOOK_AGAIN,
+            Retirement::Done => Duration::ZERO,
+            Retirement::Busy => SHORTEST_PAUSE,
             Retirement::Failed(error) => {
-                if back_off == SHORTEST_PAUSE {
+                if !failed_before {
+                    back_off = SHORTEST_PAUSE;
                     tracing::error!(%error, "the journal's oldest segment cannot be retired");
                 }
                 back_off = (back_off * 2).min(LONGEST_PAUSE);
-                Some(back_off)
+                back_off
             }
         };
-        if !matches!(pause, Some(time) if time > SHORTEST_PAUSE) {
-            back_off = SHORTEST_PAUSE;
-        }
     }
 }
 
 /// A segment that is still needed is looked at again after this time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+/// Free space is looked at as often, since others may take it.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// After many failures: a disk that has room again is noticed within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ use super::inventory::Keeper;
 use super::mover_thread::Bell;
 use super::settings::StoreSettings;
 use super::shelf::{Shelf, Shelves};
-use crate::journal::{LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError};
+use crate::journal::{LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError, Segment};
 use crate::pages::{QueueSegments, Record};
 
 /// Retires the journal's segments. There is one of it for each store.
@@ -71,7 +71,9 @@ impl Mover {
     pub(super) fn step(&mut self, mut wait: impl FnMut(Lsn) -> bool) -> Retirement {
         let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
         let failed = matches!(outcome, Retirement::Failed(_));
-        self.brake.tried(self.shelves.journal.segments().len(), failed);
+        // While space is short what is not retired may have to wait for consumers.
+        let idle = failed || self.shelves.journal.is_short() && matches!(outcome, Retirement::Idle);
+        self.brake.tried(self.shelves.journal.length_in_segments(), idle);
         outcome
     }
 
@@ -80,9 +82,21 @@ impl Mover {
         self.keeper.list_new_files(&self.shelves.journal)?;
         let shelves = self.shelves.clone();
         let journal = &shelves.journal;
+        let short = journal.look_at_space();
+        if short {
+            journal.leave_large_segment();
+        }
+        let over = journal.length_in_segments() > self.budget;
         let segments = journal.segments();
-        let Some(oldest) = segments.first().filter(|_| segments.len() > self.budget) else {
-            return Ok(Retirement::Idle);
+        let oldest = match segments.first() {
+            Some(oldest) if over && !short => oldest,
+            Some(oldest) if short && oldest.sealed && self.frees(*oldest, over) => oldest,
+            _ => {
+                if short {
+                    self.persist_settled(wait)?;
+                }
+                return Ok(Retirement::Idle);
+            }
         };
         if !oldest.sealed {
             return Ok(Retirement::Busy);
@@ -152,6 +166,32 @@ impl Mover {
         outcome
     }
 
+    /// Whether to retire a segment gives back much more than the copies of its messages take; or, if the log is `over` its
+    /// budget, whether there is enough space for all of them.
+    fn frees(&self, oldest: Segment, over: bool) -> bool {
+        let journal = &self.shelves.journal;
+        let length = oldest.end.0 - oldest.first.0;
+        if over && journal.space_above_limit() > 2 * length {
+            return true;
+        }
+        let most = length / MOST_COPIED;
+        if oldest.live == 0 || oldest.live > most / RECORD {
+            return oldest.live == 0;
+        }
+        let mut reader = journal.reader(READ_AHEAD);
+        let mut octets = 0;
+        for (_, live) in journal.live_messages(oldest) {
+            for message in live {
+                // What cannot be read now is judged when it is moved.
+                octets += reader.read(message.message).map_or(0, |payload| payload.len() as u64) + RECORD;
+                if octets > most {
+                    return false;
+                }
+            }
+        }
+        journal.free_space() / 2 > octets
+    }
+
     /// Copies messages of a queue to its segments. After a failure the next attempt lists anew what is live: what was copied
     /// is passed over, and what was settled meanwhile is not listed.
     fn move_out(&mut self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
@@ -211,6 +251,10 @@ impl Mover {
     }
 }
 
+/// While space is short a segment is retired early if this part of it, or less, has to be copied.
+const MOST_COPIED: u64 = 4;
+/// Octets that a message takes in a queue's segment beside its payload.
+const RECORD: u64 = 32;
 /// Of the journal, which is read in order: few calls, and little is read in vain.
 const READ_AHEAD: usize = 256 << 10;
 /// With the pauses in between, well over half a minute in which a disk may come to itself.

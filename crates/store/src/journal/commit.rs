@@ -126,7 +126,7 @@ impl Committer {
         let end = group.end();
         let mut pending = journal.pending.lock();
         pending.flight = None;
-        let has_room = pending.octets() <= journal.settings.pending_limit;
+        let has_room = pending.octets() <= journal.pending_limit();
         let for_room = if has_room { std::mem::take(&mut pending.for_room) } else { Vec::new() };
         drop(pending);
         journal.waiters.reach(end);
@@ -165,6 +165,10 @@ impl Journal {
         now.error = error.to_string();
         now.full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
         now.attempts += 1;
+        if now.full {
+            self.spares.give_back();
+            self.spares.release_reserve();
+        }
         self.figures.failures.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -24,6 +24,7 @@ mod recovery;
 mod retire;
 mod scan;
 mod segment;
+mod space;
 mod spares;
 #[cfg(test)]
 mod tests;
@@ -55,6 +56,7 @@ use index::Index;
 use pending::Pending;
 use record::{Kind, put_ranges, put_transfer};
 use segment::SharedFile;
+use space::Space;
 use spares::{Room, Spares};
 use writer::Files;
 
@@ -73,6 +75,7 @@ pub struct Journal {
     durable: AtomicU64,
     files: Arc<Files>,
     spares: Arc<Spares>,
+    space: Arc<Space>,
     queues: Mutex<HashMap<QueueId, Arc<QueueLog>>>,
     failing: Mutex<Option<Failing>>,
     figures: Figures,
@@ -171,14 +174,14 @@ impl Journal {
         let crc = hasher.finalize();
         let mut pending = self.pending.lock();
         let lsn = pending.put_message(parts, len, crc);
-        let full = pending.octets() > self.settings.pending_limit;
+        let full = pending.octets() > self.pending_limit();
         self.nudge(pending);
         (MessageRef::from_u64(lsn), full)
     }
 
     /// Whether [`Journal::append`] takes messages.
     pub fn has_room(&self) -> bool {
-        self.pending.lock().octets() <= self.settings.pending_limit
+        self.pending.lock().octets() <= self.pending_limit()
     }
 
     /// Messages enter a queue, at ascending positions behind all that it has had. Call it under the queue's own lock. Returns
@@ -281,7 +284,7 @@ impl Journal {
     /// Wakes `waiter` when [`Journal::append`] takes messages again; at once if it does.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         let mut pending = self.pending.lock();
-        if pending.octets() > self.settings.pending_limit {
+        if pending.octets() > self.pending_limit() {
             pending.for_room.push(waiter);
             return;
         }
@@ -337,6 +340,70 @@ impl Journal {
     /// What the file system says.
     pub fn prepare_segment(&self) -> std::io::Result<bool> {
         self.spares.prepare(Room::Zeros)
+    }
+
+    /// From now on so many octets of the disk are to stay free: no segment is prepared or kept for later that leaves less.
+    pub fn set_disk_free_limit(&self, octets: u64) {
+        self.space.set_limit(octets);
+    }
+
+    /// Measures the free space, gives back what the log can do without if that is short, and tells whether it is.
+    pub(crate) fn look_at_space(&self) -> bool {
+        let short = self.space.look();
+        if short {
+            self.spares.give_back();
+        }
+        self.spares.keep_reserve();
+        short
+    }
+
+    /// Whether publishers must wait for space: nothing can be written, or only what was reserved for acknowledgements.
+    pub(crate) fn needs_space(&self) -> bool {
+        self.failing.lock().is_some() || self.spares.is_reserve_used()
+    }
+
+    /// Whether space was short when it was last looked at.
+    pub(crate) fn is_short(&self) -> bool {
+        self.space.is_short()
+    }
+
+    /// Octets that may be taken of the disk without going below the limit.
+    pub(crate) fn space_above_limit(&self) -> u64 {
+        self.space.above_limit()
+    }
+
+    /// Octets that are free on the disk.
+    pub(crate) fn free_space(&self) -> u64 {
+        self.space.free()
+    }
+
+    /// Lets the next record begin a segment if the one in use is larger than a small one, so that it can be retired.
+    pub(crate) fn leave_large_segment(&self) {
+        let mut pending = self.pending.lock();
+        let last = pending.extents().last().map_or(0, |last| last.end - last.first);
+        if last > self.space.small_segment() && pending.cut() {
+            pending.put(Kind::Mark, |_| {});
+            self.demand(pending);
+        }
+    }
+
+    /// How long the log is, in segments of the ordinary size while space is short and small ones are used.
+    pub(crate) fn length_in_segments(&self) -> usize {
+        let pending = self.pending.lock();
+        if !self.space.is_short() {
+            return pending.extents().count();
+        }
+        let first = pending.extents().next().map_or(pending.end(), |first| first.first);
+        usize::try_from((pending.end() - first).div_ceil(self.settings.segment_size)).unwrap_or(usize::MAX)
+    }
+
+    fn pending_limit(&self) -> usize {
+        let limit = self.settings.pending_limit;
+        match self.space.is_short() {
+            // What is taken in must get to the disk, too.
+            true => limit.min(usize::try_from(self.space.small_segment()).unwrap_or(limit)),
+            false => limit,
+        }
     }
 
     /// Calls `ring` whenever the log has begun another segment, from the thread that writes and without locks.

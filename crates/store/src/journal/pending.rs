@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use super::address::{Entry, QueueId};
 use super::record::{HEADER, Header, Kind, Place, put_enqueue};
+use super::space::Space;
 use crate::Waiter;
 
 /// Under the journal's leaf mutex.
 pub(super) struct Pending {
     incarnation: u64,
-    /// Octets of records that an ordinary segment has room for.
-    capacity: u64,
+    space: Arc<Space>,
     /// Records that no round has taken yet.
     buffer: Vec<u8>,
     /// An empty buffer that the next group is gathered in.
@@ -60,14 +60,14 @@ impl Pending {
     /// synced; `extents` are those before.
     pub(super) fn new(
         incarnation: u64,
-        capacity: u64,
+        space: Arc<Space>,
         base: u64,
         tail: Vec<u8>,
         extents: VecDeque<Extent>,
     ) -> Self {
         let mut pending = Self {
             incarnation,
-            capacity,
+            space,
             buffer: tail,
             spare: Vec::new(),
             base,
@@ -137,6 +137,15 @@ impl Pending {
         let header = header.encode(self.place(lsn));
         self.buffer[start..start + HEADER].copy_from_slice(&header);
         self.extend(start);
+    }
+
+    /// The next record begins an extent. Returns whether that is anything new.
+    pub(super) fn cut(&mut self) -> bool {
+        let end = self.end();
+        self.extents.back_mut().is_some_and(|last| {
+            last.limit = end;
+            last.first < end
+        })
     }
 
     /// One queue less needs the message at `lsn`.
@@ -211,7 +220,12 @@ impl Pending {
 
     fn begin_extent(&mut self, first: u64, len: u64) {
         self.cuts.push(first);
-        self.extents.push_back(Extent { first, end: first, live: 0, limit: first + self.capacity.max(len) });
+        self.extents.push_back(Extent {
+            first,
+            end: first,
+            live: 0,
+            limit: first + self.space.capacity().max(len),
+        });
     }
 
     /// Counts a message that a queue needs.

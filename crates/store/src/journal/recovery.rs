@@ -13,7 +13,8 @@ use super::pending::Pending;
 use super::ranges::RangeSet;
 use super::record::{Kind, take_enqueue, take_ranges, take_transfer};
 use super::scan::{Found, Report, Scan, rewrite, scan};
-use super::segment::{DATA_START, FOLDER};
+use super::segment::FOLDER;
+use super::space::Space;
 use super::spares::Spares;
 use super::writer::Writer;
 use super::{Figures, Journal, QueueLog, Settings};
@@ -119,22 +120,30 @@ fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journa
     }
     scan.extents.iter_mut().for_each(|extent| extent.end = extent.end.min(base));
     scan.extents.retain(|extent| extent.first < extent.end);
-    let spares =
-        Arc::new(Spares::new(disk, settings.segment_size, scan.spares, scan.superseded, scan.next_sequence));
+    let space = Arc::new(Space::new(disk.clone(), settings.segment_size));
+    let spares = Spares::new(
+        disk,
+        space.clone(),
+        settings.segment_size,
+        scan.spares,
+        scan.superseded,
+        scan.next_sequence,
+    );
+    let spares = Arc::new(spares);
     let files = Arc::new(RwLock::new(scan.files));
     let repeats_until = base + tail.len() as u64;
-    let capacity = settings.segment_size.saturating_sub(DATA_START);
     let journal = Journal {
         settings,
         incarnation,
         opened_at: Lsn(repeats_until),
         rounds: RwLock::default(),
-        pending: Mutex::new(Pending::new(incarnation, capacity, base, tail, scan.extents.into())),
+        pending: Mutex::new(Pending::new(incarnation, space.clone(), base, tail, scan.extents.into())),
         work: Condvar::new(),
         waiters: Waiters::default(),
         durable: base.into(),
         files: files.clone(),
         spares: spares.clone(),
+        space,
         queues: Mutex::default(),
         failing: Mutex::default(),
         figures: Figures::default(),

@@ -11,11 +11,13 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use super::segment::{self, FOLDER, SharedFile};
+use super::space::Space;
 use crate::disk::{Disk, DiskFile};
 
 /// Spare files, shared by those who write, prepare and retire.
 pub(super) struct Spares {
     disk: Arc<dyn Disk>,
+    space: Arc<Space>,
     segment_size: u64,
     state: Mutex<State>,
     used_one: Condvar,
@@ -36,6 +38,10 @@ struct State {
     next_sequence: u64,
     /// The folder must be synced before any file in it is used.
     unsynced: bool,
+    /// Whether [`RESERVE`] holds its octets.
+    has_reserve: bool,
+    /// It had to be given free, and has not been set aside again.
+    is_reserve_used: bool,
     /// Numbers of files that came to nothing and could not be removed yet.
     leftover: Vec<u64>,
     retiring: VecDeque<SharedFile>,
@@ -47,6 +53,7 @@ struct State {
 impl Spares {
     pub(super) fn new(
         disk: Arc<dyn Disk>,
+        space: Arc<Space>,
         segment_size: u64,
         ready: Vec<u64>,
         leftover: Vec<u64>,
@@ -56,17 +63,26 @@ impl Spares {
             ready: ready.into(),
             next_sequence,
             unsynced: true,
+            has_reserve: false,
+            is_reserve_used: false,
             leftover,
             retiring: VecDeque::new(),
             renamed: None,
             stopping: false,
         };
-        Self { disk, segment_size, state: Mutex::new(state), used_one: Condvar::new() }
+        Self { disk, space, segment_size, state: Mutex::new(state), used_one: Condvar::new() }
     }
 
     /// Opens a file with room for `needed` octets to begin a segment in, under a durable name. If it is not used, it must be
-    /// removed.
+    /// removed. While space is short the file is small, and only becomes as long as what is written to it.
     pub(super) fn take(&self, needed: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
+        let mut size = self.segment_size;
+        if self.space.look() {
+            // They would be begun and hardly filled.
+            self.give_back();
+            let small = self.space.small_segment();
+            size = if self.space.above_limit() < small { needed } else { small };
+        }
         let mut state = self.state.lock();
         if state.unsynced {
             self.disk.sync_folder(FOLDER)?;
@@ -76,7 +92,7 @@ impl Spares {
         let sequence = ready.unwrap_or_else(|| state.next_number());
         drop(state);
         self.used_one.notify_one();
-        let opened = self.open(sequence, needed.max(self.segment_size), ready.is_none());
+        let opened = self.open(sequence, needed.max(size), ready.is_none());
         if opened.is_err() {
             self.remove(sequence);
         }
@@ -107,9 +123,44 @@ impl Spares {
         }
     }
 
-    /// Puts a file aside if there is none. `false` if there was.
+    /// Removes files that are put aside. The log takes what it needs then as it goes.
+    pub(super) fn give_back(&self) {
+        let ready = std::mem::take(&mut self.state.lock().ready);
+        ready.into_iter().for_each(|sequence| self.remove(sequence));
+    }
+
+    /// Sets octets aside for the day on which the disk is full, if that is not done and there are enough.
+    pub(super) fn keep_reserve(&self) {
+        let mut state = self.state.lock();
+        let size = RESERVED_SEGMENTS * self.space.small_segment();
+        if state.has_reserve || self.space.above_limit() < 2 * size {
+            return;
+        }
+        let reserved = self.disk.open(RESERVE).and_then(|file| file.reserve(size));
+        (state.has_reserve, state.is_reserve_used) = (reserved.is_ok(), false);
+        if reserved.is_err() {
+            // Some file systems cannot, and then there is none.
+            drop(self.disk.remove(RESERVE));
+        }
+    }
+
+    /// Gives the reserve free: the disk is full.
+    pub(super) fn release_reserve(&self) {
+        let mut state = self.state.lock();
+        // Whether there is one of an earlier run is not known before.
+        if self.disk.remove(RESERVE).is_ok() {
+            (state.has_reserve, state.is_reserve_used) = (false, true);
+        }
+    }
+
+    /// Whether the reserve had to be given free, and there is not enough to set it aside again.
+    pub(super) fn is_reserve_used(&self) -> bool {
+        self.state.lock().is_reserve_used
+    }
+
+    /// Puts a file aside if there is none, and space is not short. `false` if it did not.
     pub(super) fn prepare(&self, room: Room) -> io::Result<bool> {
-        if !self.state.lock().ready.is_empty() {
+        if !self.state.lock().ready.is_empty() || self.space.look() {
             return Ok(false);
         }
         self.disk.remove(PREPARING)?;
@@ -168,7 +219,7 @@ impl Spares {
     }
 
     fn rename(&self, state: &mut State, old: u64, keep: bool) -> io::Result<Option<u64>> {
-        if !keep || state.ready.len() >= SPARES_KEPT {
+        if !keep || state.ready.len() >= SPARES_KEPT || self.space.is_short() {
             self.disk.remove(&segment::path(old))?;
             return Ok(None);
         }
@@ -212,5 +263,9 @@ impl State {
 
 /// A file that is being filled.
 const PREPARING: &str = "journal/preparing";
+/// What is removed when the disk is full.
+const RESERVE: &str = "journal/reserve";
+/// Small segments that fit into the reserve: what waits to be written at that moment, and acknowledgements after it.
+const RESERVED_SEGMENTS: u64 = 2;
 /// So many retired segments are kept to be written over; more would only take room.
 const SPARES_KEPT: usize = 3;

@@ -83,8 +83,9 @@ fn prepare(spares: &Spares) {
     while spares.wait_until_used() {
         let soon = ready_since.is_some_and(|since| since.elapsed() < SOON_FULL);
         match spares.prepare(if soon { Room::Reserved } else { Room::Zeros }) {
-            Ok(_) => ready_since = Some(Instant::now()),
-            Err(_) => spares.pause(MAX_BACK_OFF),
+            Ok(true) => ready_since = Some(Instant::now()),
+            // No space for it.
+            Ok(false) | Err(_) => spares.pause(MAX_BACK_OFF),
         }
     }
 }

@@ -1,0 +1,215 @@
+//! A disk with little space: whatever is published until publishers are blocked, once all of it is consumed they go on, again
+//! and again, and what was settled stays away. The log never goes below the limit of free space by more than what had been
+//! taken in already.
+//!
+//! `LEVERET_SPACE_SEEDS=10000` runs more seeds.
+
+use std::sync::Arc;
+
+use store::disk::Disk;
+use store::disk::simulated::{Dice, SimDisk};
+use store::journal::{Entry, QueueId, Range, Settings, Step};
+use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
+
+#[test]
+fn fill_it_consume_everything_and_it_works_again() {
+    let seeds = std::env::var("LEVERET_SPACE_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(25);
+    let mut filled = 0;
+    for seed in 0..seeds {
+        let mut run = Run::new(seed);
+        for cycle in 0..4 {
+            filled += run.fill(cycle);
+            run.consume(cycle);
+            if run.dice.chance(300) {
+                run.start_again();
+            }
+        }
+    }
+    assert!(filled > 20 * seeds, "only {filled} messages");
+}
+
+#[test]
+fn what_others_take_of_the_disk_is_no_reason_to_hang() {
+    for seed in 0..10 {
+        let mut run = Run::with(seed, DEFINITIONS + 8 * SEGMENT, SEGMENT);
+        run.work();
+        run.fill(0);
+        // Another program takes all that is left.
+        let (capacity, used) = (run.capacity, run.disk.used());
+        run.disk.set_capacity(used);
+        while run.live > 0 {
+            run.take(50, true);
+            run.work();
+            assert_eq!(run.store.durable(), run.store.end(), "seed {seed}: acknowledgements are on disk");
+        }
+        run.disk.set_capacity(capacity);
+        run.work();
+        assert!(!run.is_blocked(true), "seed {seed}");
+        assert!(run.fill(1) > 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn spares_are_given_back_and_nothing_is_put_aside_beyond_the_limit() {
+    let run = Run::with(1, 40 * SEGMENT, 4 * SEGMENT);
+    assert!(run.store.journal().prepare_segment().expect("prepared"));
+    let prepared = run.disk.used();
+    assert!(prepared >= SEGMENT);
+    run.disk.set_capacity(prepared + 5 * SEGMENT);
+    let mut run = run;
+    run.work();
+    assert!(run.disk.used() + SEGMENT / 2 <= prepared, "given back: {}", run.describe());
+    assert!(!run.store.journal().prepare_segment().expect("asked"), "and not made anew");
+}
+
+struct Run {
+    dice: Dice,
+    disk: SimDisk,
+    capacity: u64,
+    limit: u64,
+    store: Arc<Store>,
+    rounds: Rounds,
+    queues: Vec<Queue>,
+    live: usize,
+}
+
+struct Queue {
+    stored: StoredQueue,
+    next: u64,
+    live: Vec<u64>,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let capacity = DEFINITIONS + SEGMENT * (2 + dice.below(10)) + dice.below(SEGMENT);
+        let limit = SEGMENT / 2 + dice.below(SEGMENT);
+        Self::with(seed, capacity, limit)
+    }
+
+    fn with(seed: u64, capacity: u64, limit: u64) -> Self {
+        let disk = SimDisk::new(seed, capacity);
+        let (store, rounds, _) = open(&disk, limit);
+        let queue = |id| Queue { stored: store.queue(QueueId(id)), next: 0, live: Vec::new() };
+        let queues = (1..=QUEUES).map(queue).collect();
+        Self { dice: Dice::new(!seed), disk, capacity, limit, store, rounds, queues, live: 0 }
+    }
+
+    fn free(&self) -> u64 {
+        self.disk.free_space().expect("told")
+    }
+
+    fn describe(&self) -> String {
+        let len =
+            |file: &String| (file.clone(), self.disk.open(file).expect("a file").len().expect("a length"));
+        let journal = self.disk.files().into_iter().filter(|file| !file.starts_with("queues"));
+        let files: Vec<_> = journal.map(|file| len(&file)).collect();
+        let (free, limit, used) = (self.free(), self.limit, self.disk.used());
+        let segments = self.store.journal().segments();
+        format!("{free} free, limit {limit}, {used} used of {}, {files:?}, {segments:?}", self.capacity)
+    }
+
+    /// As the alarm has it: once blocked, a little more than the limit is needed.
+    fn is_blocked(&self, was: bool) -> bool {
+        let limit = if was { self.limit + self.limit / 20 } else { self.limit };
+        self.free() < limit || self.store.needs_space()
+    }
+
+    /// Publishes until publishers are blocked, and returns how many messages that were.
+    fn fill(&mut self, cycle: u64) -> u64 {
+        let mut published = 0;
+        while !self.is_blocked(false) {
+            assert!(published < 100_000, "nothing ever blocks");
+            let len = if self.dice.chance(50) { self.dice.below(SEGMENT / 4) } else { self.dice.below(600) };
+            let at = self.dice.below(QUEUES) as usize;
+            let appended = self.store.append(&[&vec![cycle as u8; len as usize]]);
+            let queue = &mut self.queues[at];
+            queue.next += 1;
+            queue.stored.enqueue(&[Entry {
+                position: queue.next,
+                message: appended.message,
+                expires: 0,
+                last: true,
+            }]);
+            queue.live.push(queue.next);
+            (self.live, published) = (self.live + 1, published + 1);
+            if appended.full || self.dice.chance(400) {
+                let before = self.free();
+                let step = self.rounds.step();
+                assert!(matches!(step, Step::Committed), "{step:?} with {before} free");
+            }
+            if self.dice.chance(200) {
+                self.rounds.retire();
+            }
+            if self.dice.chance(100) {
+                drop(self.store.journal().prepare_segment());
+            }
+            if self.dice.chance(300) {
+                self.take(1, false);
+            }
+        }
+        self.work();
+        assert!(self.free() + SEGMENT / 2 > self.limit, "{}", self.describe());
+        published
+    }
+
+    /// Consumes everything, after which publishers must not be blocked any more.
+    fn consume(&mut self, cycle: u64) {
+        self.take(self.live, false);
+        self.work();
+        assert_eq!(self.store.durable(), self.store.end());
+        let free = self.free();
+        assert!(!self.is_blocked(true), "cycle {cycle}: {free} free, limit {}", self.limit);
+    }
+
+    /// Settles so many messages, the oldest of a queue or any.
+    fn take(&mut self, count: usize, in_order: bool) {
+        for _ in 0..count.min(self.live) {
+            let with_some: Vec<_> =
+                (0..self.queues.len()).filter(|at| !self.queues[*at].live.is_empty()).collect();
+            let queue = &mut self.queues[with_some[self.dice.below(with_some.len() as u64) as usize]];
+            let chosen = if in_order { 0 } else { self.dice.below(queue.live.len() as u64) as usize };
+            let position = queue.live.remove(chosen);
+            queue.stored.settle(&[Range::one(position)]);
+            self.live -= 1;
+        }
+    }
+
+    /// What the store's threads do when they have time.
+    fn work(&mut self) {
+        for _ in 0..200 {
+            let stepped = matches!(self.rounds.step(), Step::Committed | Step::Failed(_));
+            let retired = matches!(self.rounds.retire(), Retirement::Done);
+            if !stepped && !retired && self.store.durable() == self.store.end() {
+                break;
+            }
+        }
+    }
+
+    fn start_again(&mut self) {
+        self.disk = self.disk.kill();
+        let (store, rounds, recovered) = open(&self.disk, self.limit);
+        drop(recovered);
+        (self.store, self.rounds) = (store, rounds);
+        for (id, queue) in (1..).zip(&mut self.queues) {
+            queue.stored = self.store.queue(QueueId(id));
+            let back = queue.stored.read(0, usize::MAX, usize::MAX).expect("readable");
+            assert!(back.iter().map(|message| message.position).eq(queue.live.iter().copied()));
+        }
+    }
+}
+
+fn open(disk: &SimDisk, limit: u64) -> (Arc<Store>, Rounds, Recovered) {
+    let settings = StoreSettings {
+        queue_segment_size: SEGMENT / 8,
+        ..Settings { segment_size: SEGMENT, pending_limit: SEGMENT as usize }.into()
+    };
+    let opened = Store::open(Arc::new(disk.clone()), settings).expect("a store");
+    opened.0.set_disk_free_limit(limit);
+    opened
+}
+
+const SEGMENT: u64 = 256 << 10;
+const QUEUES: u64 = 3;
+/// What the file of definitions takes of the disk from the beginning.
+const DEFINITIONS: u64 = 2 << 20;
