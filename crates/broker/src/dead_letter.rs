@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use amqp::{FieldTable, FieldValue, Properties, RawTable};
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::inspect::with_headers;
@@ -125,7 +127,7 @@ fn record(
     reason: DeathReason,
 ) -> Vec<FieldValue> {
     let mut deaths = match headers.get("x-death") {
-        Some(FieldValue::Array(deaths)) => deaths.clone(),
+        Some(FieldValue::Array(deaths)) => merged(deaths),
         None => {
             headers.insert("x-first-death-reason", FieldValue::text(reason.name()));
             headers.insert("x-first-death-queue", FieldValue::text(&**queue.name()));
@@ -135,15 +137,14 @@ fn record(
         Some(_) => Vec::new(),
     };
     let same = |death: &FieldValue| {
-        let FieldValue::Table(table) = death else { return false };
-        let is = |key, text: &str| table.get(key).and_then(FieldValue::as_text) == Some(text);
-        is("queue", queue.name()) && is("reason", reason.name())
+        event_of(death) == Some((Some(queue.name().as_bytes()), Some(reason.name().as_bytes())))
     };
     let newest = match deaths.iter().position(same) {
         None => info,
         Some(at) => match deaths.remove(at) {
             FieldValue::Table(mut again) => {
-                let count = again.get("count").and_then(FieldValue::as_integer).unwrap_or(1);
+                // An only entry without a count counts for nothing in RabbitMQ.
+                let count = again.get("count").and_then(FieldValue::as_integer).unwrap_or(0);
                 again.insert("count", FieldValue::I64(count.saturating_add(1)));
                 again
             }
@@ -157,6 +158,49 @@ fn record(
     sorted.sort_by(|(one, _), (other, _)| one.cmp(other));
     *headers = sorted.into_iter().collect();
     deaths
+}
+
+/// The deaths of the header `x-death`, each queue and reason once. Brokers before RabbitMQ 3.5 had one entry for each death,
+/// without a count, and publishers send such headers back: an entry without a count stands for as many deaths as there are
+/// entries like it. Of entries like it the first is kept, which is the newest; if it has a count, that counts.
+fn merged(deaths: &[FieldValue]) -> Vec<FieldValue> {
+    if deaths.len() < 2 {
+        return deaths.to_vec();
+    }
+    let mut entries: HashMap<Event<'_>, (usize, i64), RandomState> = HashMap::default();
+    let mut merged: Vec<FieldValue> = Vec::new();
+    for death in deaths {
+        let Some(event) = event_of(death) else {
+            merged.push(death.clone());
+            continue;
+        };
+        let (_, alike) = entries.entry(event).or_insert_with(|| {
+            merged.push(death.clone());
+            (merged.len() - 1, 0)
+        });
+        *alike += 1;
+    }
+    for (at, alike) in entries.into_values() {
+        if let FieldValue::Table(table) = &mut merged[at]
+            && table.get("count").is_none()
+        {
+            table.insert("count", FieldValue::I64(alike));
+        }
+    }
+    merged
+}
+
+/// Queue and reason, as far as they are given.
+type Event<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
+
+/// What makes deaths alike; `None` for something else in the place of a death.
+fn event_of(death: &FieldValue) -> Option<Event<'_>> {
+    let FieldValue::Table(table) = death else { return None };
+    let text = |key| match table.get(key) {
+        Some(FieldValue::LongString(text)) => Some(&**text),
+        _ => None,
+    };
+    Some((text("queue"), text("reason")))
 }
 
 /// The routing keys in the header CC.

@@ -128,16 +128,6 @@ impl Door {
             .then(|| format!("user '{}' is deleted", connection.user()))
     }
 
-    /// connection.update-secret: a new password for a user of the embedded broker.
-    pub(crate) fn update_secret(&self, identity: &Identity, secret: &[u8]) -> Result<(), Fault> {
-        let Self::Broker(broker) = self else { return Ok(()) };
-        // Where the peer is was judged at login.
-        let judged = broker.authenticate(identity.user(), secret, true);
-        judged
-            .map(drop)
-            .map_err(|_| Fault::new(ReplyCode::NotAllowed, "New secret was refused by one of the backends"))
-    }
-
     /// Opens a virtual host of the upstream.
     pub(crate) async fn open_upstream(
         &self,

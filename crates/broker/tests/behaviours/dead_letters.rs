@@ -70,6 +70,61 @@ fn a_second_death_counts_up_and_comes_first() {
     assert_eq!(summary, [("two".into(), Some(2)), ("one".into(), Some(2))]);
 }
 
+/// What the header says of each death after one of queue `one` by rejection, if the publisher had sent these: queue, and
+/// count if any.
+fn deaths_after(sent: &[(&str, Option<i64>)]) -> Vec<(String, Option<i64>)> {
+    let mut world = world();
+    let one = world.queue_with("one", &dead_letter_to("two"));
+    let two = world.queue("two");
+    let old = sent.iter().map(|(queue, count)| {
+        let mut death: FieldTable =
+            [("queue", FieldValue::text(*queue)), ("reason", FieldValue::text("rejected"))]
+                .into_iter()
+                .collect();
+        if let Some(count) = count {
+            death.insert("count", FieldValue::I64(*count));
+        }
+        FieldValue::Table(death)
+    });
+    let headers = table(&[("x-death", FieldValue::Array(old.collect()))]);
+    let properties = Properties::default().with_headers(raw(&headers));
+    world.try_publish("", "one", "m", properties).unwrap();
+    one.reject(vec![world.get(&one)], world.now);
+    let deaths = deaths(&headers_of(&world.get(&two)));
+    let count = |death: &FieldTable| death.get("count").and_then(FieldValue::as_integer);
+    deaths.iter().map(|death| (field(death, "queue"), count(death))).collect()
+}
+
+#[test]
+fn deaths_of_the_old_form_are_merged_and_counted() {
+    let expected = |deaths: &[(&str, Option<i64>)]| -> Vec<(String, Option<i64>)> {
+        deaths.iter().map(|(queue, count)| ((*queue).to_owned(), *count)).collect()
+    };
+    // As RabbitMQ 3.10.8 counts.
+    for (sent, left) in [
+        (&[("one", None), ("one", None)][..], &[("one", Some(3))][..]),
+        (
+            &[("one", None), ("x", None), ("one", None), ("x", None), ("y", None)],
+            &[("one", Some(3)), ("x", Some(2)), ("y", Some(1))],
+        ),
+        (&[("one", Some(3)), ("one", None), ("one", Some(5))], &[("one", Some(4))]),
+        (&[("one", None), ("one", Some(5)), ("one", None)], &[("one", Some(4))]),
+        (&[("x", Some(7)), ("x", None)], &[("one", Some(1)), ("x", Some(7))]),
+        (&[("one", None)], &[("one", Some(1))]),
+        (&[("x", None)], &[("one", Some(1)), ("x", None)]),
+    ] {
+        assert_eq!(deaths_after(sent), expected(left), "{sent:?}");
+    }
+}
+
+#[test]
+fn very_many_deaths_are_merged_at_the_cost_of_their_number() {
+    // With a search through all for each this would take many minutes.
+    let names: Vec<String> = (0..50_000).map(|number| number.to_string()).collect();
+    let sent: Vec<_> = names.iter().map(|name| (&**name, None)).collect();
+    assert_eq!(deaths_after(&sent).len(), names.len() + 1);
+}
+
 #[test]
 fn dropping_from_a_full_queue_and_expiring_dead_letter_too() {
     let mut world = world();

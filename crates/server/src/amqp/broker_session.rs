@@ -400,9 +400,9 @@ impl Session for BrokerSession {
             && !self.blocking.is_blocked()
     }
 
-    fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
-        let context = &self.context;
-        context.shared.door.update_secret(context.seat.identity(), secret)?;
+    /// Accepted, whatever it is: only credentials that expire are renewed, and those of the broker's own users do not, as in
+    /// RabbitMQ (`rabbit_auth_backend_internal:state_can_expire/0`).
+    fn update_secret(&mut self, _: &[u8]) -> Result<bool, Fault> {
         Ok(true)
     }
 

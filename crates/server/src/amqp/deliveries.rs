@@ -26,6 +26,7 @@ use super::content::Destination;
 
 pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
+pub(crate) use inner::Settling;
 use inner::{Credit, Inner, Standing};
 
 /// The delivering side of one channel.
@@ -80,7 +81,7 @@ impl Deliveries {
     }
 
     /// Makes a place for a consumer, full until [`Deliveries::activate`]. `limit` 0 is no limit.
-    pub(crate) fn add_consumer(&self, limit: usize, no_ack: bool) -> ConsumerKey {
+    pub(crate) fn add_consumer(&self, limit: usize, settling: Settling) -> ConsumerKey {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();
         if inner.consumers.capacity() == 0 {
@@ -91,7 +92,7 @@ impl Deliveries {
         inner.next_serial += 1;
         let standing = Standing::Exhausted;
         let credit =
-            Credit { serial, limit, no_ack, unsettled: 0, standing, in_turn: false, registration: None };
+            Credit { serial, limit, settling, unsettled: 0, standing, in_turn: false, registration: None };
         ConsumerKey { place: inner.consumers.insert(credit), serial }
     }
 
@@ -229,7 +230,8 @@ impl Deliveries {
     /// Whether anything has been delivered, or may be at any time, that has to be settled.
     pub(crate) fn is_in_use(&self) -> bool {
         self.inner.lock().as_ref().is_some_and(|inner| {
-            inner.unsettled_count > 0 || inner.consumers.iter().any(|(_, credit)| !credit.no_ack)
+            inner.unsettled_count > 0
+                || inner.consumers.iter().any(|(_, credit)| credit.settling == Settling::Client)
         })
     }
 

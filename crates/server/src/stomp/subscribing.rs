@@ -16,7 +16,7 @@ use super::receipts::Until;
 use super::sending::{not_for, parse};
 use super::session::{Session, of_broker};
 use crate::amqp::content::Destination as Channel;
-use crate::amqp::deliveries::{Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Unsettled};
+use crate::amqp::deliveries::{Cancelled, ChannelConsumer, ConsumerKey, Deliveries, Settling, Unsettled};
 
 /// A subscription's consumer.
 pub(super) struct Subscription {
@@ -114,7 +114,7 @@ impl Session {
         let channel = Channel { channel: 0, frame_max: 0 };
         let deliveries = Deliveries::new(Arc::clone(&context.consumers), channel).starting_at(self.next_tag);
         let deliveries = Arc::new(deliveries);
-        let key = deliveries.add_consumer(limit.into(), !is_acked);
+        let key = deliveries.add_consumer(limit.into(), Settling::of_queue(!is_acked));
         let tag: Box<str> = form.tag().into();
         let consumer = ChannelConsumer {
             deliveries: Arc::clone(&deliveries),

@@ -11,7 +11,7 @@ use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE};
 
 use super::super::broker_session::{Context, LateGet};
 use super::super::content::{Destination, write_message};
-use super::super::deliveries::{BasicDeliver, Cancelled, ChannelConsumer};
+use super::super::deliveries::{BasicDeliver, Cancelled, ChannelConsumer, Settling};
 use super::{Channel, Mode, Registered, Settlement, give_back};
 
 impl Channel {
@@ -53,7 +53,11 @@ impl Channel {
         tag: Box<str>,
         consume: &basic::Consume<'_>,
     ) -> Result<(), Fault> {
-        let key = self.deliveries.add_consumer(self.prefetch.into(), consume.no_ack);
+        let settling = match &self.replies {
+            Some(replies) if Arc::ptr_eq(replies, queue) => Settling::Reply,
+            _ => Settling::of_queue(consume.no_ack),
+        };
+        let key = self.deliveries.add_consumer(self.prefetch.into(), settling);
         let consumer = Arc::new(ChannelConsumer {
             deliveries: Arc::clone(&self.deliveries),
             key,

@@ -48,14 +48,33 @@ pub(super) struct Credit {
     pub(super) serial: u64,
     /// Deliveries that may be unsettled at once; 0 is no limit.
     pub(super) limit: usize,
-    /// Nothing is to be settled, so no limit applies, the channel's included.
-    pub(super) no_ack: bool,
+    pub(super) settling: Settling,
     pub(super) unsettled: usize,
     pub(super) standing: Standing,
     /// It has just been called from the line for room, so that it need not join its end.
     pub(super) in_turn: bool,
     /// Where to resume it; unknown until the queue has answered the consume.
     pub(super) registration: Option<(Arc<Queue>, ConsumerId)>,
+}
+
+/// What settles what a consumer is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settling {
+    /// The client.
+    Client,
+    /// The delivery itself (`no_ack`). It takes none of the channel's credit, but it waits while there is none: what others
+    /// have not settled holds it back, too, as in RabbitMQ (`rabbit_limiter:can_send/3`).
+    Delivery,
+    /// The delivery itself, and no limit applies: a reply comes from its sender, and not from a queue (RabbitMQ, "Direct
+    /// Reply-to").
+    Reply,
+}
+
+impl Settling {
+    /// Of a consumer of a queue.
+    pub(crate) fn of_queue(no_ack: bool) -> Self {
+        if no_ack { Self::Delivery } else { Self::Client }
+    }
 }
 
 /// Whether a consumer's queue offers messages to it; and if not, as it was told that the consumer is full, what is
@@ -94,7 +113,8 @@ impl Inner {
     /// A consumer that was removed has none.
     pub(super) fn has_credit(&self, key: ConsumerKey) -> bool {
         self.consumers.get(key.place).is_some_and(|credit| {
-            credit.serial == key.serial && (credit.no_ack || credit.has_own() && self.channel_has_credit())
+            let is_limited = credit.settling != Settling::Reply;
+            credit.serial == key.serial && (!is_limited || credit.has_own() && self.channel_has_credit())
         })
     }
 

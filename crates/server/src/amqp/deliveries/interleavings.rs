@@ -97,7 +97,7 @@ fn two_queues(own_limit: usize, channel_limit: usize, no_ack: bool) {
     let consumers = ["a", "b"].map(|name| {
         let declare = QueueDeclare { name, ..Default::default() };
         let queue = vhost.declare_queue(SESSION, &declare, NOW).unwrap().queue;
-        let key = deliveries.add_consumer(own_limit, no_ack);
+        let key = deliveries.add_consumer(own_limit, Settling::of_queue(no_ack));
         let consumer = ChannelConsumer {
             deliveries: Arc::clone(&deliveries),
             key,

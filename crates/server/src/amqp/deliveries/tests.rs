@@ -50,7 +50,7 @@ impl Fixture {
     }
 
     fn consume(&self, tag: &str, limit: usize, no_ack: bool) -> ConsumerKey {
-        let key = self.deliveries.add_consumer(limit, no_ack);
+        let key = self.deliveries.add_consumer(limit, Settling::of_queue(no_ack));
         let consumer = Arc::new(ChannelConsumer {
             deliveries: Arc::clone(&self.deliveries),
             key,
@@ -127,13 +127,38 @@ fn the_channels_limit_spans_its_consumers_and_can_be_lifted() {
 }
 
 #[test]
-fn without_acknowledgements_no_limit_applies() {
+fn without_acknowledgements_no_limit_is_used_up() {
     let mut fixture = Fixture::new(AMPLE);
     fixture.deliveries.set_channel_limit(1);
     fixture.consume("c", 1, true);
     fixture.publish(10);
     assert_eq!(fixture.delivered().len(), 10);
     assert_eq!(fixture.settle(1, false), None, "there is nothing to settle");
+}
+
+#[test]
+fn what_others_have_not_settled_holds_back_a_consumer_without_acknowledgements() {
+    let mut fixture = Fixture::new(AMPLE);
+    fixture.deliveries.set_channel_limit(1);
+    fixture.publish(1);
+    let acking = fixture.consume("a", 0, false);
+    fixture.consume("b", 0, true);
+    fixture.publish(3);
+    assert_eq!(fixture.delivered(), [1], "as RabbitMQ does");
+    fixture.deliveries.remove_consumer(acking);
+    fixture.settle(1, false);
+    assert_eq!(fixture.delivered(), [2, 3, 4]);
+}
+
+#[test]
+fn a_reply_is_held_back_by_nothing() {
+    let fixture = Fixture::new(AMPLE);
+    fixture.deliveries.set_channel_limit(1);
+    let key = fixture.deliveries.add_consumer(1, Settling::Reply);
+    let mut inner = fixture.deliveries.inner.lock();
+    let inner = inner.as_mut().unwrap();
+    inner.consumed_count = 1;
+    assert!(inner.has_credit(key));
 }
 
 #[test]
