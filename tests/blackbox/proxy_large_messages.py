@@ -24,7 +24,7 @@ BASIC_DELIVER = (60, 60)
 
 def test_p2_p3_a_message_of_100_mib_holds_up_nobody_in_either_direction(targets, tmp_path):
     upstream = targets["rabbitmq"].uri.replace("guest:guest@", "")
-    with queues(targets["rabbitmq"]), leveret(tmp_path, "--upstream", upstream, "--max-message-size", str(SIZE)) as server:
+    with queues(targets["rabbitmq"]), leveret(tmp_path, "--upstream", upstream) as server:
         with Wire(server.port) as large:
             large.handshake().open_channel()
             large.send(begin(PIECES))

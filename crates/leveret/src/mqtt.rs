@@ -60,7 +60,7 @@ impl MqttListeners {
 
 /// What MQTT clients of the embedded broker are offered.
 pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
-    let largest = (config.max_message_size.0 + ROOM_FOR_PROPERTIES).min(mqtt::wire::MAX_VARINT.into());
+    let largest = config.max_message_size.of_broker().min(server::MAX_UNSPLIT_MESSAGE) + ROOM_FOR_PROPERTIES;
     let expiry = config.mqtt_session_expiry_max.as_secs();
     MqttConfig {
         vhost: config.mqtt_vhost.0.clone(),

@@ -146,7 +146,7 @@ fn management(reloader: &Arc<Reloader>, clock: Clock, drainer: Drainer) -> Arc<A
         reloader.door.clone(),
         clock,
         reloader.levels.clone(),
-        config.max_message_size.0,
+        config.max_message_size.of_broker(),
         Hooks {
             pool_limits: PoolLimits {
                 connections: config.upstream_connections_total,
@@ -309,7 +309,8 @@ fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> Serve
         channel_max: config.channel_max,
         frame_max: config.frame_max,
         heartbeat: config.heartbeat,
-        max_message_size: config.max_message_size.0,
+        max_message_size: config.max_message_size.of_broker(),
+        incomplete_limit: incomplete_limit(config),
         outbox_limit: usize::try_from(config.outbox_limit.0).unwrap_or(usize::MAX),
         handshake_timeout: config.handshake_timeout,
         write_timeout: config.write_timeout,
@@ -317,6 +318,17 @@ fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> Serve
         access_log: access_log.map(|writer| Arc::clone(writer.log())),
     }
 }
+
+/// A quarter of what the process may take before publishers are blocked, for what clients may never complete must not block them
+/// alone; and in any case two of the largest messages.
+fn incomplete_limit(config: &Config) -> usize {
+    let watermark = config.memory_high_watermark.of(alarms::memory_total());
+    let share = watermark.map_or(INCOMPLETE_WITHOUT_WATERMARK, |bytes| bytes / 4);
+    usize::try_from(share.max(2 * config.max_message_size.of_broker())).unwrap_or(usize::MAX)
+}
+
+/// Bytes of incomplete messages where there is no `memory_high_watermark` to take a share of.
+const INCOMPLETE_WITHOUT_WATERMARK: u64 = 1 << 30;
 
 pub(crate) fn websocket_config(config: &Config, routes: Routes) -> WebSocketConfig {
     WebSocketConfig {
@@ -338,7 +350,7 @@ fn pool_config(config: &Config, tls: &Tls) -> PoolConfig {
         auth_ttl: config.auth_ttl,
         connect_timeout: config.upstream_timeout,
         write_timeout: config.write_timeout,
-        max_message_size: config.max_message_size.0,
+        max_message_size: config.max_message_size.0.map(|most| most.0),
         max_shared_connections: usize::from(config.upstream_connections_max),
         min_shared_connections: usize::from(config.upstream_connections_min),
         max_channels_per_connection: config.upstream_channels_max,

@@ -64,8 +64,9 @@ pub struct PoolConfig {
     pub min_shared_connections: usize,
     /// Most upstream connections at one time, those that belong to one client included.
     pub max_connections: usize,
-    /// Octets of the largest message that is passed on; the broker may have a smaller limit of its own.
-    pub max_message_size: u64,
+    /// Bytes of the largest message that is passed on; `None` leaves that to the broker, which has a limit of its own. Memory
+    /// is bounded in any case, for large messages are passed on as they come.
+    pub max_message_size: Option<u64>,
     /// An upstream connection without a client's channel is closed after this long, and so is a channel without a client.
     pub idle_timeout: Duration,
     /// How long clients wait for a lost upstream, or another one, to be there again.
@@ -117,7 +118,7 @@ impl PoolConfig {
             max_shared_connections: 8,
             min_shared_connections: 0,
             max_connections: 4096,
-            max_message_size: amqp::content::MAX_MESSAGE_SIZE,
+            max_message_size: None,
             idle_timeout: Duration::from_secs(60),
             outage_max: Duration::from_secs(60),
             arrival_max: Duration::from_secs(3),

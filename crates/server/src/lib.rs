@@ -49,5 +49,5 @@ pub use network::Network;
 pub use preface::{Preface, TrustedProxies};
 pub use registry::{ChannelStatus, OpenConnection};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
-pub use server::{Server, ServerConfig};
+pub use server::{MAX_UNSPLIT_MESSAGE, Server, ServerConfig};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

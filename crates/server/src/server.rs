@@ -19,6 +19,7 @@ use transport::{Ended, Outbox, Peer, Stream, drive};
 use crate::access::{AccessLog, AccessRecord, Transport};
 use crate::alarms::Alarms;
 use crate::amqp::connection::Connection;
+use crate::amqp::incomplete::Incomplete;
 use crate::client::{Client, Spoken};
 use crate::door::{Clock, Door};
 use crate::limits::{ConnectionCounter, Exceeded, InUse, LimitReached, Limits, Place};
@@ -33,6 +34,10 @@ use crate::websocket::{self, WebSocketConfig};
 /// How long to wait before accepting again after a shortage of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Bytes of the largest message over MQTT and STOMP. Such a message is held until it is complete, by each client on its own, and
+/// no total bounds that.
+pub const MAX_UNSPLIT_MESSAGE: u64 = 16 << 20;
+
 /// What listeners and sessions need to know; see the configuration reference for the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
@@ -46,6 +51,8 @@ pub struct ServerConfig {
     pub heartbeat: u16,
     /// Octets of the largest message body.
     pub max_message_size: u64,
+    /// Bytes that messages may take which clients of the embedded broker have not sent completely.
+    pub incomplete_limit: usize,
     /// Octets that may wait to be written to one client before nothing more is read from it. Deliveries fill half of
     /// that at most, so that they alone never keep a consumer's acknowledgements from being read.
     pub outbox_limit: usize,
@@ -70,6 +77,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
     pub(crate) alarms: Arc<Alarms>,
+    /// What clients of the embedded broker have not sent completely.
+    pub(crate) incomplete: Arc<Incomplete>,
     /// The sessions of MQTT clients, where they are served.
     mqtt: OnceLock<Arc<Hub>>,
     /// Where MQTT clients are relayed to, if the broker does not serve them itself.
@@ -155,6 +164,7 @@ impl Server {
         };
         let shared = Shared {
             counter: ConnectionCounter::new(config.limits),
+            incomplete: Incomplete::new(config.incomplete_limit),
             config,
             door,
             product: format!("{PRODUCT}/{version}"),

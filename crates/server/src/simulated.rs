@@ -21,6 +21,7 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
         frame_max: FRAME_MAX,
         heartbeat: 0,
         max_message_size: 20_000,
+        incomplete_limit: 1 << 20,
         outbox_limit: 1 << 20,
         handshake_timeout: HANDSHAKE_TIMEOUT,
         write_timeout: Duration::from_secs(10),

@@ -60,6 +60,12 @@ impl<M> Assembler<M> {
         self.0.is_none()
     }
 
+    /// Bytes of memory that the body takes so far.
+    pub fn held(&self) -> usize {
+        let body = self.0.as_ref().and_then(|pending| pending.body.as_ref());
+        body.map_or(0, |body| body.octets.capacity())
+    }
+
     /// Starts on the content of `method`, whose class and method id are `ids`. Call [`Self::check_method`] first.
     pub fn expect(&mut self, method: M, ids: (u16, u16)) {
         self.0 = Some(Box::new(Pending { method, ids, body: None }));

@@ -131,7 +131,7 @@ fn the_file_takes_strings_and_numbers() {
     assert_eq!(config.max_connections_per_ip, Limit(Some(1000)));
     assert_eq!(config.handshake_timeout, Duration::from_secs(5));
     assert_eq!(config.write_timeout, Duration::from_millis(1500));
-    assert_eq!(config.max_message_size.0, 1 << 20);
+    assert_eq!(config.max_message_size.of_broker(), 1 << 20);
     assert_eq!(config.log.0, "warn");
 }
 
@@ -166,7 +166,10 @@ fn every_mistake_is_one_line_naming_the_key() {
     for (given, line) in [
         (Given::flags(&[("frame_max", "1")]), "--frame-max: must be between 4096 and 131072"),
         (Given::flags(&[("heartbeat", "soon")]), "--heartbeat: 'soon' is not a whole number"),
-        (Given::flags(&[("max_message_size", "513MiB")]), "--max-message-size: must be between 1 and 512MiB"),
+        (
+            Given::flags(&[("max_message_size", "513MiB")]),
+            "--max-message-size: must be between 1 and 512MiB, or 'unlimited'",
+        ),
         (
             Given::variables(&[("LEVERET_CHANNEL_MAX", "0")]),
             "LEVERET_CHANNEL_MAX: must be between 1 and 65535",

@@ -17,7 +17,9 @@ use super::choice::{
 use super::data_dir::DataDir;
 use super::origins::Origins;
 use super::relay::Relays;
-use super::value::{ByteSize, FilePath, Limit, LogFilter, RateLimit, Value, WorkerThreads, within};
+use super::value::{
+    ByteSize, FilePath, Limit, LogFilter, MessageSize, RateLimit, Value, WorkerThreads, within,
+};
 use super::watermark::Watermark;
 
 /// One setting, without its type: what the parser, the layers and the reference need to know of it.
@@ -397,8 +399,9 @@ settings! {
         /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
 
-        /// The largest body of a message; a larger one is refused with 406 PRECONDITION_FAILED.
-        max_message_size: ByteSize = "16MiB", from "1" to "512MiB";
+        /// The largest body of a message, of 512MiB at most; a larger one is refused with 406 PRECONDITION_FAILED. With
+        /// `unlimited` that is left to the upstream; the embedded broker takes 512MiB then. MQTT and STOMP take 16 MiB at most.
+        max_message_size: MessageSize = "128MiB", with upstream "unlimited";
     }
 
     "Limits and time-outs" {

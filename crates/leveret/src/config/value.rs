@@ -149,6 +149,39 @@ impl Value for ByteSize {
     }
 }
 
+/// RabbitMQ's bound on what may be configured, and ours.
+const LARGEST_MESSAGE: ByteSize = ByteSize(512 << 20);
+
+/// The largest message, or `None` for `unlimited`: as large as what stands behind takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MessageSize(pub(crate) Option<ByteSize>);
+
+impl MessageSize {
+    /// In bytes, for the embedded broker.
+    pub(crate) fn of_broker(self) -> u64 {
+        self.0.unwrap_or(LARGEST_MESSAGE).0
+    }
+}
+
+impl Value for MessageSize {
+    const KIND: &'static str = "SIZE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "unlimited" {
+            return Ok(Self(None));
+        }
+        let most = ByteSize::parse(text).map_err(|reason| format!("{reason}, nor 'unlimited'"))?;
+        if most.0 == 0 || most > LARGEST_MESSAGE {
+            return Err("must be between 1 and 512MiB, or 'unlimited'".to_owned());
+        }
+        Ok(Self(Some(most)))
+    }
+
+    fn to_toml(&self) -> String {
+        self.0.map_or_else(|| quoted("unlimited"), |most| most.to_toml())
+    }
+}
+
 /// The most of something, or `None` for `unlimited`.
 ///
 /// Zero is refused: in other programs it means "none" as often as it means "any number".
@@ -357,6 +390,14 @@ mod tests {
         same("unlimited", Limit(None), "\"unlimited\"");
         refused::<Limit>("0", "must be at least 1, or 'unlimited'");
         refused::<Limit>("many", "'many' is not a whole number, nor 'unlimited'");
+    }
+
+    #[test]
+    fn the_largest_message_may_be_left_open() {
+        same("64MiB", MessageSize(Some(ByteSize(64 << 20))), "\"64MiB\"");
+        same("unlimited", MessageSize(None), "\"unlimited\"");
+        refused::<MessageSize>("0", "must be between 1 and 512MiB, or 'unlimited'");
+        refused::<MessageSize>("513MiB", "must be between 1 and 512MiB, or 'unlimited'");
     }
 
     #[test]

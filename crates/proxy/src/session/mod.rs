@@ -394,7 +394,9 @@ impl Session {
         }
         judge_properties(header.properties)?;
         let size = header.body_size;
-        if let Err(fault) = check_size(size, max_size) {
+        if let Some(max_size) = max_size
+            && let Err(fault) = check_size(size, max_size)
+        {
             let fault = fault.caused_by(PUBLISH_IDS);
             // The broker waits for the content of a publish that it has seen: its channel cannot be left like that.
             if fault.is_hard() || channel.is_half_sent() {

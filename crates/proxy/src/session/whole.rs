@@ -21,7 +21,7 @@ impl Session {
         publish: &[u8],
         rest: &[u8],
     ) -> Result<Option<usize>, Fault> {
-        let max_size = self.pool.config().max_message_size;
+        let max_size = self.pool.config().max_message_size.unwrap_or(u64::MAX);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(None) };
         let Place::Placed(route) = &channel.place else { return Ok(None) };
         if channel.closing || channel.content != Content::None {

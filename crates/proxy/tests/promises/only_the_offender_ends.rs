@@ -227,7 +227,7 @@ async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own
 #[tokio::test]
 async fn a_message_larger_than_allowed_closes_its_channel_only() {
     let mut broker = Broker::start(Manners::default()).await;
-    let pool = Pool::new(proxy::PoolConfig { max_message_size: 10, ..broker.config() });
+    let pool = Pool::new(proxy::PoolConfig { max_message_size: Some(10), ..broker.config() });
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
     client.open_channel(1).await;
@@ -296,7 +296,7 @@ async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_sha
 #[tokio::test]
 async fn nor_does_what_was_held_on_a_channel_that_failed() {
     let mut broker = Broker::start(Manners::default()).await;
-    let pool = Pool::new(proxy::PoolConfig { max_message_size: 10, ..broker.config() });
+    let pool = Pool::new(proxy::PoolConfig { max_message_size: Some(10), ..broker.config() });
     let (mut neighbour, mut upstream, mut client) = stalled_client(&mut broker, &pool).await;
     client.send(1, exchange::Declare { exchange: "x", kind: "bogus", ..Default::default() }).await;
     client.publish(1, b"small").await;

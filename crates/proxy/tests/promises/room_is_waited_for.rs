@@ -292,7 +292,7 @@ const CHANNELS: u16 = 40;
 #[tokio::test]
 async fn p2_who_ends_a_message_wrongly_that_the_broker_has_begun_to_see_is_ended() {
     let mut broker = Broker::start(Manners::default()).await;
-    let config = PoolConfig { max_message_size: 1000, max_connections: CONNECTIONS, ..broker.config() };
+    let config = PoolConfig { max_message_size: Some(1000), max_connections: CONNECTIONS, ..broker.config() };
     let pool = Pool::new(PoolConfig { staging_total_max: 0, staging_patience: HOUR, ..config });
     let _holder = begun_everywhere(&pool).await;
     until("the first to hold room", || pool.metrics().octets_staged > 0).await;

@@ -19,6 +19,7 @@ use super::channel::Channel;
 use super::content::Destination;
 use super::deliveries::{ConnectionConsumers, Deliveries};
 use super::held::HeldAnswers;
+use super::incomplete::Holding;
 use super::room::DiskRoom;
 use super::session::Session;
 use crate::registry::OpenConnection;
@@ -36,6 +37,8 @@ pub(crate) struct BrokerSession {
     next_check: Option<Instant>,
     /// The server's alarms may make the client wait.
     blocking: Blocking,
+    /// What its channels hold of messages that are not complete.
+    incomplete: Holding,
     ended: bool,
 }
 
@@ -153,10 +156,20 @@ impl BrokerSession {
             shown,
             now: Timestamp::default(),
         };
+        let incomplete = Holding::new(&shared.incomplete, &context.outbox);
         let channels = ChannelTable::new(request.negotiated.channel_max);
         let (published, unconfirmed) = (Vec::new(), Vec::new());
         let blocking = Blocking::default();
-        Self { context, channels, published, unconfirmed, next_check: None, blocking, ended: false }
+        Self {
+            context,
+            channels,
+            published,
+            unconfirmed,
+            next_check: None,
+            blocking,
+            incomplete,
+            ended: false,
+        }
     }
 
     fn handle_method(&mut self, number: u16, payload: &[u8], rest: &[u8]) -> Result<usize, Fault> {
@@ -217,7 +230,9 @@ impl BrokerSession {
     fn handle_body(&mut self, number: u16, payload: &[u8]) -> Result<(), Fault> {
         self.has_published(number);
         let Some(channel) = self.channels.content(number)? else { return Ok(()) };
+        let before = channel.incomplete_bytes();
         let outcome = channel.handle_body(&self.context, payload);
+        self.incomplete.changed(before, channel.incomplete_bytes());
         self.settle_outcome(number, outcome)
     }
 
@@ -290,6 +305,7 @@ impl BrokerSession {
     }
 
     fn end_channel(&mut self, mut channel: Channel) {
+        self.incomplete.changed(channel.incomplete_bytes(), 0);
         channel.end(&self.context);
         self.context.shown.channel_closed(channel.shown().number());
         self.context.seat.close_channel();
@@ -343,12 +359,14 @@ impl Session for BrokerSession {
             && !self.context.is_fetching()
             && self.context.held.lets_pass(frame)
             && self.blocking.lets_pass(frame, &self.context)
+            && (frame.kind != FrameKind::Body || self.incomplete.takes(frame.payload.len()))
     }
 
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
         self.after_disk();
         self.after_load();
+        self.incomplete.look(now);
         self.blocking.go_on(&self.context);
         for cancelled in self.context.consumers.take_cancelled() {
             if let Some(channel) = self.channels.get_mut(cancelled.deliveries.channel()) {
@@ -364,10 +382,11 @@ impl Session for BrokerSession {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.next_check
+        self.next_check.into_iter().chain(self.incomplete.deadline()).min()
     }
 
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
+        self.incomplete.check(now)?;
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
         }
@@ -397,6 +416,7 @@ impl Session for BrokerSession {
         self.context.room.is_there()
             && !self.context.is_fetching()
             && self.context.held.has_room()
+            && self.incomplete.has_room()
             && !self.blocking.is_blocked()
     }
 

@@ -6,6 +6,7 @@
 mod blocking;
 mod channel;
 mod held;
+pub(crate) mod incomplete;
 
 pub(crate) mod broker_session;
 pub(crate) mod connection;

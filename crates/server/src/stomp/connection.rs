@@ -16,7 +16,7 @@ use crate::amqp::connection::Ending;
 use crate::door::Door;
 use crate::limits::Place;
 use crate::registry::{Arrival, OpenConnection, Opening, Registered};
-use crate::server::Shared;
+use crate::server::{MAX_UNSPLIT_MESSAGE, Shared};
 
 /// How long a client that has disconnected is kept for its receipt, which waits for the disk.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,8 +62,8 @@ impl Connection {
         place: Place,
         now: Instant,
     ) -> Self {
-        let settings =
-            Settings { body_limit: shared.config.max_message_size, server: shared.product().to_owned() };
+        let body_limit = shared.config.max_message_size.min(MAX_UNSPLIT_MESSAGE);
+        let settings = Settings { body_limit, server: shared.product().to_owned() };
         let deadline = Some(now + shared.config.handshake_timeout);
         Self {
             machine: machine::Connection::new(Arc::new(settings), now),

@@ -98,6 +98,7 @@ impl World {
             frame_max: 131_072,
             heartbeat: HEARTBEAT,
             max_message_size: 16 << 20,
+            incomplete_limit: 256 << 20,
             outbox_limit: 1 << 20,
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),

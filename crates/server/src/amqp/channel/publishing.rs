@@ -79,6 +79,11 @@ impl Channel {
         self.take_progress(context, progress)
     }
 
+    /// Bytes of a message that is not complete.
+    pub(crate) fn incomplete_bytes(&self) -> usize {
+        self.assembler.held()
+    }
+
     fn take_progress(
         &mut self,
         context: &Context,
