@@ -75,6 +75,9 @@ pub use store::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
 pub use store::journal::Lsn;
 pub use store::{Store, Waiter};
 
+/// The version of RabbitMQ that the broker behaves as. Clients, tools and scripts look at it to know what they may ask for.
+pub const COMPATIBLE_VERSION: &str = "3.10.8";
+
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
 pub use broker::{Broker, BrokerConfig};
 pub use deadlines::DeadlineWaker;

@@ -315,6 +315,7 @@ fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> Serve
         handshake_timeout: config.handshake_timeout,
         write_timeout: config.write_timeout,
         consumer_timeout: config.consumer_timeout,
+        product: config.server_product.0.clone(),
         access_log: access_log.map(|writer| Arc::clone(writer.log())),
     }
 }

@@ -62,6 +62,8 @@ pub struct ServerConfig {
     pub write_timeout: Duration,
     /// How long a delivery from the embedded broker may go without being acknowledged before its channel is closed.
     pub consumer_timeout: Duration,
+    /// What clients of the embedded broker are told as `product` in the server-properties.
+    pub product: String,
     /// Where connections are told of.
     pub access_log: Option<Arc<AccessLog>>,
 }
@@ -156,7 +158,7 @@ impl Server {
     /// A server without listeners. `version` is the product's, as told to clients.
     pub fn new(config: ServerConfig, door: Door, clock: Clock, version: &str) -> Self {
         let offer = ServerOffer {
-            server_properties: server_properties(version),
+            server_properties: server_properties(&config.product, version),
             mechanisms: vec![Mechanism::Plain, Mechanism::AmqPlain],
             channel_max: config.channel_max,
             frame_max: config.frame_max,
@@ -587,13 +589,17 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// What clients are told that they speak with.
+/// What this is.
 const PRODUCT: &str = "Leveret";
 
-fn server_properties(version: &str) -> FieldTable {
+/// Of the embedded broker. Clients look at `version` to know what they may ask for, so that it is RabbitMQ's; some look at
+/// `product` as well, which is therefore a setting. What this really is stands beside them.
+fn server_properties(product: &str, version: &str) -> FieldTable {
     let mut properties: FieldTable = [
-        ("product", PRODUCT),
-        ("version", version),
+        ("product", product),
+        ("version", broker::COMPATIBLE_VERSION),
+        ("implementation", PRODUCT),
+        ("implementation_version", version),
         ("platform", "Rust"),
         ("copyright", "Copyright the Leveret authors"),
         ("information", "Licensed under the Apache License 2.0"),

@@ -26,6 +26,7 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
         handshake_timeout: HANDSHAKE_TIMEOUT,
         write_timeout: Duration::from_secs(10),
         consumer_timeout: CONSUMER_TIMEOUT,
+        product: "Leveret".to_owned(),
         access_log: None,
     };
     Server::new(config, Door::Broker(broker), clock, "test")

@@ -1,18 +1,17 @@
 //! Definitions, all at once.
 
-use broker::{Definitions, VirtualHost};
+use broker::{COMPATIBLE_VERSION, Definitions, VirtualHost};
 use serde_json::{Map, Value, json};
 
 use super::call::{Answer, Call, Reply};
 use super::error::ApiError;
-use super::overview::COMPATIBLE;
 
 /// `GET /api/definitions`.
 pub(super) fn export(call: &Call) -> Answer {
     let mut file = call.broker()?.export(None);
     file.insert("product_name".to_owned(), json!("Leveret"));
     file.insert("product_version".to_owned(), json!(call.api.process.version()));
-    file.insert("rabbitmq_version".to_owned(), json!(COMPATIBLE));
+    file.insert("rabbitmq_version".to_owned(), json!(COMPATIBLE_VERSION));
     Ok(show(file))
 }
 
@@ -37,7 +36,7 @@ pub(super) fn import_vhost(call: &Call) -> Answer {
 }
 
 fn show(mut file: Map<String, Value>) -> Reply {
-    file.insert("rabbit_version".to_owned(), json!(COMPATIBLE));
+    file.insert("rabbit_version".to_owned(), json!(COMPATIBLE_VERSION));
     Reply::json(Value::Object(file))
 }
 

@@ -1,6 +1,6 @@
 //! The broker as a whole: overview, node, names.
 
-use broker::{Broker, Section};
+use broker::{Broker, COMPATIBLE_VERSION, Section};
 use serde_json::{Map, Value, json};
 
 use super::call::{Answer, Call, Reply, require};
@@ -14,12 +14,12 @@ pub(super) fn overview(call: &Call) -> Answer {
     let node = call.api.process.node();
     let mut body = Map::new();
     let mut put = |key: &str, value: Value| body.insert(key.to_owned(), value);
-    put("management_version", json!(COMPATIBLE));
+    put("management_version", json!(COMPATIBLE_VERSION));
     put("rates_mode", json!("basic"));
     put("sample_retention_policies", json!({"basic": [], "detailed": [], "global": []}));
     put("product_version", json!(call.api.process.version()));
     put("product_name", json!("Leveret"));
-    put("rabbitmq_version", json!(COMPATIBLE));
+    put("rabbitmq_version", json!(COMPATIBLE_VERSION));
     put("cluster_name", json!(name_of(call, &node.name)));
     put("disable_stats", json!(false));
     put("enable_queue_totals", json!(false));
@@ -245,9 +245,6 @@ fn show_node(call: &Call) -> Value {
     }
     shown
 }
-
-/// The version of RabbitMQ whose API this is, which clients look at.
-pub(super) const COMPATIBLE: &str = "3.10.8";
 
 const CLUSTER_NAME: &str = "cluster_name";
 

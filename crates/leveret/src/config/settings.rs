@@ -388,6 +388,11 @@ settings! {
         /// The heartbeat interval offered to clients, in seconds; 0 offers none.
         heartbeat: u16 = "60";
 
+        /// What AMQP clients of the embedded broker are told as `product` in the server-properties. The `version` there is that of
+        /// the RabbitMQ it behaves as. Clients that ask whether this is RabbitMQ before they use its extensions need `RabbitMQ`
+        /// here. Through the proxy they are told what the upstream says.
+        server_product: Name = "Leveret";
+
         /// The virtual host of MQTT clients whose user name does not begin with one (`vhost:user`).
         mqtt_vhost: Name = "/";
 

@@ -103,6 +103,7 @@ impl World {
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
             consumer_timeout: Duration::from_secs(1800),
+            product: "Leveret".to_owned(),
             access_log: None,
         };
         let door = Door::Broker(Broker::new(BrokerConfig::default()));
