@@ -1,6 +1,8 @@
 //! The broker: its users and its virtual hosts.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use hashbrown::HashMap;
 use parking_lot::RwLock;
@@ -14,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::paging::{Paging, PagingWaker};
 use crate::permissions::Seat;
 use crate::time::Timestamp;
-use crate::users::{Identity, LoginRefused, UserSpec, Users};
+use crate::users::{Attempts, Identity, LoginRefused, MAX_NAME, UserSpec, Users};
 use crate::vhost::VirtualHost;
 
 /// How a broker starts.
@@ -43,6 +45,8 @@ impl Default for BrokerConfig {
 pub struct Broker {
     vhosts: RwLock<HashMap<String, Arc<VirtualHost>>>,
     users: Users,
+    /// Wrong passwords of late.
+    attempts: Attempts,
     /// Definitions as they were made.
     book: Book,
     metrics: Arc<Metrics>,
@@ -62,6 +66,7 @@ impl Broker {
         let broker = Arc::new(Self {
             vhosts: RwLock::default(),
             users: Users::default(),
+            attempts: Attempts::default(),
             book: Book::default(),
             metrics: Arc::default(),
             deadlines: Arc::new(Deadlines::new(config.deadline_waker)),
@@ -86,6 +91,34 @@ impl Broker {
         peer_is_loopback: bool,
     ) -> Result<Identity, LoginRefused> {
         self.users.authenticate(user, password, peer_is_loopback)
+    }
+
+    /// Checks a login of a client, which may be guessing: after 30 different wrong passwords for a user from an address within
+    /// a minute no other is looked at until the minute is over. `from` is `None` on a Unix socket.
+    ///
+    /// # Errors
+    /// Why it is refused: for the log only.
+    pub fn authenticate_from(
+        &self,
+        user: &str,
+        password: &[u8],
+        from: Option<IpAddr>,
+        peer_is_loopback: bool,
+        now: Instant,
+    ) -> Result<Identity, LoginRefused> {
+        if user.len() > MAX_NAME {
+            // Nobody's, and not remembered: it may be as long as a frame.
+            return Err(LoginRefused::UnknownUser);
+        }
+        let from = from.map(|ip| ip.to_canonical());
+        if !self.attempts.may_try(from, user, now) {
+            return Err(LoginRefused::TooManyAttempts);
+        }
+        let judged = self.authenticate(user, password, peer_is_loopback);
+        if judged.is_err() {
+            self.attempts.failed(from, user, password, now);
+        }
+        judged
     }
 
     /// Logs in a user whose identity somebody else has proved, such as TLS by a client certificate.

@@ -73,8 +73,9 @@ impl Door {
         if credentials.authorize_as.as_deref().is_some_and(|other| other != credentials.username) {
             return Some(Err(LoginError::Refused(mechanism.refusal_text())));
         }
-        let loopback = client.peer.is_loopback();
-        let judged = broker.authenticate(&credentials.username, credentials.secret.expose(), loopback);
+        let (ip, loopback) = (client.peer.ip(), client.peer.is_loopback());
+        let (user, secret) = (&credentials.username, credentials.secret.expose());
+        let judged = broker.authenticate_from(user, secret, ip, loopback, Instant::now());
         Some(judged.map(Login::Broker).map_err(|why| {
             tracing::debug!(connection = client.id, user = credentials.username, %why, "login refused");
             LoginError::Refused(mechanism.refusal_text())

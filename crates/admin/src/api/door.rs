@@ -105,7 +105,7 @@ fn log_in(api: &Api, head: &request::Parts, action: &Action) -> Result<User, Api
     let caller = Caller { is_local, ..caller };
     match &api.broker {
         _ if action.who == Who::Everybody => Ok(User::operator()),
-        Some(broker) => User::log_in(broker, &head.headers, caller, &api.attempts),
+        Some(broker) => User::log_in(broker, &head.headers, caller),
         None if caller.is_local => Ok(User::operator()),
         None => Err(ApiError::remote()),
     }

@@ -5,9 +5,8 @@ use std::time::Instant;
 use axum::http::{HeaderMap, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use broker::{Broker, Identity, VirtualHost};
+use broker::{Broker, Identity, LoginRefused, VirtualHost};
 
-use super::attempts::Attempts;
 use super::door::Caller;
 use super::error::ApiError;
 
@@ -50,25 +49,19 @@ pub(super) enum Who {
 
 impl User {
     /// Judges the header Authorization.
-    pub(super) fn log_in(
-        broker: &Broker,
-        headers: &HeaderMap,
-        peer: Caller,
-        attempts: &Attempts,
-    ) -> Result<Self, ApiError> {
+    pub(super) fn log_in(broker: &Broker, headers: &HeaderMap, peer: Caller) -> Result<Self, ApiError> {
         let (name, password) = credentials(headers).ok_or_else(ApiError::login_failed)?;
         if name.len() > MAX_NAME {
-            // Nobody's, and neither remembered nor logged: it may be as long as a head.
+            // Nobody's, and not logged: it may be as long as a head.
             return Err(ApiError::login_failed());
         }
-        let now = Instant::now();
-        if !attempts.may_try(peer.ip, &name, now) {
-            return Err(ApiError::too_many_attempts());
-        }
-        let identity = broker.authenticate(&name, &password, peer.is_local).map_err(|why| {
-            attempts.failed(peer.ip, &name, now);
-            tracing::warn!(user = name, %why, "HTTP login refused");
-            ApiError::login_failed()
+        let judged = broker.authenticate_from(&name, &password, peer.ip, peer.is_local, Instant::now());
+        let identity = judged.map_err(|why| match why {
+            LoginRefused::TooManyAttempts => ApiError::too_many_attempts(),
+            why => {
+                tracing::warn!(user = name, %why, "HTTP login refused");
+                ApiError::login_failed()
+            }
         })?;
         let tags = broker.tags_of(identity.user()).unwrap_or_default();
         let has = |tag: &str| tags.iter().any(|own| own == tag);
@@ -183,19 +176,19 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nobody_can_have_is_refused_and_not_remembered() {
+    fn a_name_that_nobody_can_have_is_refused_however_often() {
         let broker = Broker::new(BrokerConfig::default());
-        let attempts = Attempts::default();
-        let tried = |length: usize| {
-            let credentials = STANDARD.encode(format!("{}:x", "n".repeat(length)));
+        let tried = |length: usize, password: u32| {
+            let credentials = STANDARD.encode(format!("{}:{password}", "n".repeat(length)));
             let value = HeaderValue::from_str(&format!("Basic {credentials}")).unwrap();
             let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
             let here = Caller { ip: None, is_local: true };
-            let refused = User::log_in(&broker, &headers, here, &attempts).unwrap_err();
-            (refused.into_response().status(), attempts.remembered())
+            User::log_in(&broker, &headers, here).unwrap_err().into_response().status()
         };
-        assert_eq!(tried(MAX_NAME + 1), (StatusCode::UNAUTHORIZED, 0));
-        assert_eq!(tried(MAX_NAME), (StatusCode::UNAUTHORIZED, 1));
+        let last =
+            |length| (0..50).map(|password| tried(length, password)).fold(None, |_, outcome| Some(outcome));
+        assert_eq!(last(MAX_NAME + 1), Some(StatusCode::UNAUTHORIZED));
+        assert_eq!(last(MAX_NAME), Some(StatusCode::TOO_MANY_REQUESTS));
     }
 
     #[test]

@@ -12,7 +12,6 @@
 //! under one lock; a change that was answered survives a crash.
 
 mod answers;
-mod attempts;
 mod bindings;
 mod call;
 mod certificates;
@@ -68,7 +67,6 @@ pub struct Api {
     samples: samples::Samples,
     totals: totals::Totals,
     queues: snapshot::Snapshot,
-    attempts: attempts::Attempts,
     /// Requests at work.
     threads: Arc<Semaphore>,
     /// Large bodies in memory.
@@ -87,7 +85,6 @@ impl Api {
             samples: samples::Samples::default(),
             totals: totals::Totals::default(),
             queues: snapshot::Snapshot::default(),
-            attempts: attempts::Attempts::default(),
             threads: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
             large_bodies: Semaphore::new(LARGE_BODIES),
             answers: Arc::default(),

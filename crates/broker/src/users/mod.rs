@@ -1,5 +1,6 @@
 //! Users and logging in.
 
+mod attempts;
 mod password;
 
 use std::fmt;
@@ -9,6 +10,7 @@ use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+pub(crate) use attempts::Attempts;
 pub use password::PasswordHash;
 
 use crate::limits::Tally;
@@ -55,6 +57,8 @@ pub enum LoginRefused {
     BlankPassword,
     /// The user may only log in from the machine that the broker runs on.
     LoopbackOnly,
+    /// Too many other passwords were tried for the user from the same address.
+    TooManyAttempts,
 }
 
 impl LoginRefused {
@@ -72,6 +76,7 @@ impl fmt::Display for LoginRefused {
             Self::UnknownUser => "no such user",
             Self::WrongPassword => "wrong password",
             Self::BlankPassword => "blank password",
+            Self::TooManyAttempts => "too many wrong passwords of late",
             Self::LoopbackOnly => "user can only log in via localhost",
         })
     }
@@ -126,6 +131,9 @@ impl UserSpec {
         Ok(Identity { name: self.name.as_str().into(), impersonator, client: None })
     }
 }
+
+/// Bytes of the longest name that a user may have.
+pub(crate) const MAX_NAME: usize = 255;
 
 /// The default user, and the only one in RabbitMQ's default `loopback_users`.
 pub(crate) const GUEST: &str = "guest";

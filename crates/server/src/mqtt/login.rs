@@ -1,6 +1,7 @@
 //! CONNECT: who the client is, where it goes, and how long its session lasts.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use broker::{BrokerError, LoginRefused, Seat, VirtualHost};
 use mqtt::ReasonCode;
@@ -101,7 +102,9 @@ impl Login {
         let vhost = vhost.unwrap_or(&config.vhost).to_owned();
         let loopback = peer.is_loopback();
         let judged = match (&self.user, &self.password) {
-            (Some(_), Some(password)) => broker.authenticate(name, password, loopback),
+            (Some(_), Some(password)) => {
+                broker.authenticate_from(name, password, peer.ip(), loopback, Instant::now())
+            }
             (Some(_), None) => return Err(bad_credentials("user without a password")),
             // The client says nothing: its certificate does, or the operator.
             (None, None) => match external.or(config.anonymous_user.as_deref()) {

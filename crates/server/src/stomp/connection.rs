@@ -390,7 +390,8 @@ impl Login<'_> {
         let (user, judged) = match (connect.login(), connect.passcode(), external) {
             (None, _, Some(user)) => (user, broker.authenticate_external(user, loopback)),
             (Some(user), Some(passcode), _) => {
-                (user, broker.authenticate(user, passcode.as_bytes(), loopback))
+                let (ip, now) = (self.peer.ip(), Instant::now());
+                (user, broker.authenticate_from(user, passcode.as_bytes(), ip, loopback, now))
             }
             // With RabbitMQ's defaults this is guest. Nobody is let in here who does not say who it is.
             _ => return Err(bad_connect("Missing login or passcode header(s)").into()),

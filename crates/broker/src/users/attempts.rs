@@ -1,0 +1,120 @@
+//! A bound on guessing passwords, the same for all protocols.
+//!
+//! Failures are counted for each user and address, so that whoever guesses cannot lock the user out elsewhere, nor others
+//! at the same address. A password counts once however often it is tried: many clients may share an address, and one of
+//! them that has not heard of a new password keeps none of the others from logging in.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+/// Failed logins of late.
+#[derive(Default)]
+pub(crate) struct Attempts {
+    failed: Mutex<HashMap<(Option<IpAddr>, String), Failures>>,
+    /// Of the passwords that failed, which are not kept themselves.
+    hasher: RandomState,
+}
+
+struct Failures {
+    /// Of different passwords.
+    hashes: Vec<u64>,
+    /// Of the first of them.
+    since: Instant,
+}
+
+impl Attempts {
+    /// Whether somebody may try to log in.
+    pub(crate) fn may_try(&self, from: Option<IpAddr>, user: &str, now: Instant) -> bool {
+        let failed = self.failed.lock();
+        let failures = failed.get(&(from, user.to_owned()));
+        failures.is_none_or(|failures| failures.hashes.len() < MOST || failures.is_over(now))
+    }
+
+    /// A login has failed.
+    pub(crate) fn failed(&self, from: Option<IpAddr>, user: &str, password: &[u8], now: Instant) {
+        let mut failed = self.failed.lock();
+        if failed.len() >= MOST_KNOWN {
+            failed.retain(|_, failures| !failures.is_over(now));
+        }
+        if failed.len() >= MOST_KNOWN {
+            // Somebody tries very many names. Those that are forgotten may try a little longer.
+            failed.clear();
+        }
+        let none = || Failures { hashes: Vec::new(), since: now };
+        let failures = failed.entry((from, user.to_owned())).or_insert_with(none);
+        if failures.is_over(now) {
+            *failures = none();
+        }
+        let hash = self.hasher.hash_one(password);
+        if !failures.hashes.contains(&hash) && failures.hashes.len() < MOST {
+            failures.hashes.push(hash);
+        }
+    }
+
+    #[cfg(test)]
+    fn remembered(&self) -> usize {
+        self.failed.lock().len()
+    }
+}
+
+impl Failures {
+    fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= WINDOW
+    }
+}
+
+/// Different wrong passwords of a user from an address within [`WINDOW`]: ample for a human, and nothing for a client that
+/// guesses.
+const MOST: usize = 30;
+
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Pairs remembered, each with a name of at most 255 bytes and [`MOST`] numbers.
+const MOST_KNOWN: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guess(attempts: &Attempts, from: Option<IpAddr>, now: Instant) {
+        for number in 0..MOST {
+            assert!(attempts.may_try(from, "u", now));
+            attempts.failed(from, "u", number.to_string().as_bytes(), now);
+        }
+    }
+
+    #[test]
+    fn guessing_stops_for_a_while_and_for_nobody_else() {
+        let (attempts, now) = (Attempts::default(), Instant::now());
+        let (here, there) = ("10.0.0.1".parse().ok(), "10.0.0.2".parse().ok());
+        guess(&attempts, here, now);
+        assert!(!attempts.may_try(here, "u", now));
+        assert!(attempts.may_try(there, "u", now), "somewhere else");
+        assert!(attempts.may_try(here, "v", now), "somebody else");
+        assert!(attempts.may_try(here, "u", now + WINDOW), "later");
+        attempts.failed(here, "u", b"x", now + WINDOW);
+        assert!(attempts.may_try(here, "u", now + WINDOW), "and counted anew");
+    }
+
+    #[test]
+    fn an_old_password_that_is_tried_again_and_again_locks_nobody_out() {
+        let (attempts, now) = (Attempts::default(), Instant::now());
+        for _ in 0..10 * MOST {
+            attempts.failed(None, "u", b"old", now);
+        }
+        assert!(attempts.may_try(None, "u", now));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (attempts, now) = (Attempts::default(), Instant::now());
+        for number in 0..=MOST_KNOWN {
+            attempts.failed(None, &number.to_string(), b"x", now);
+        }
+        assert!(attempts.remembered() <= MOST_KNOWN);
+    }
+}
