@@ -75,6 +75,8 @@ def test_types_are_right(port, path, kind):
         ("bytes=1000-300000", 206, DATA[1000:]),
         ("bytes=256000-", 416, None),
         ("bytes=0-1,5-6", 416, None),
+        ("bytes=256000-", 416, None),
+        ("bytes=18446744073709551615-", 416, None),
     ],
 )
 def test_one_range_is_served(port, asked, status, expected):
@@ -84,6 +86,13 @@ def test_one_range_is_served(port, asked, status, expected):
         assert headers["Content-Range"] == "bytes */256000"
     else:
         assert body == expected and headers["Content-Range"].endswith("/256000")
+
+
+@pytest.mark.parametrize("first", [2**64, 2**64 + 1, 2**80])
+def test_a_range_beyond_64_bits_is_none(port, first):
+    for asked in (f"bytes={first}-", f"bytes={first}-{first + 1}", f"bytes=0-{first}", f"bytes=-{first}"):
+        answered, headers, body = ask(port, "/data.bin", Range=asked)
+        assert (answered, "Content-Range" in headers, body) == (200, False, DATA), asked
 
 
 def test_head_has_no_body_and_what_has_not_changed_is_not_sent(port):

@@ -1,33 +1,42 @@
 //! The HTTP server: accepts, bounds and ends connections, and sends each request to its answer.
 //!
 //! A stranger who reaches the address can neither keep it from others nor make it grow: there is a bound on
-//! connections, and when it is reached the oldest idle one makes room; a request's head has a size and a time; an
-//! answer that is not read is given up.
+//! connections, and when it is reached the oldest that is not at work makes room (`connections`); a request is at work from
+//! its login on (`work`), and no body is read before; a request's head has a size and a time; an answer that is not read is
+//! given up. Health and metrics are answered even while all connections are at work.
+//!
+//! Every request is answered. Where what is left of its body keeps others from being read behind it, the answer says that
+//! the connection closes (`service`), and the client has the time to read it (`linger`).
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{HeaderValue, Request, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware;
 use axum::response::Response;
 use axum::routing::get;
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
 
-use crate::api::{self, Caller};
+use self::connections::Connections;
+use self::linger::{Lingering, MoreComes};
+pub(crate) use self::service::OverTls;
+use self::service::Service;
+pub(crate) use self::work::{AtWork, Work};
+use crate::api;
 use crate::listener::{Arrived, Listener};
 use crate::stall::StallTimeout;
 use crate::{Source, dashboard, health, metrics, page};
+
+mod connections;
+mod linger;
+mod service;
+mod work;
 
 /// Serves HTTP until `shutdown` is over, then finishes the requests at hand within a few seconds.
 ///
@@ -53,11 +62,15 @@ pub async fn serve_metrics(
 struct Limits {
     /// Open connections.
     connections: usize,
+    /// Connections beyond them for health and metrics, while all those are at work.
+    reserve: usize,
     /// From the first moment a request may come, so between requests too, to the end of its head. As much before that for
     /// the handshake of TLS.
     head: Duration,
     /// Without one octet of an answer being taken.
     stall: Duration,
+    /// From the end of the last answer to the client's closing the connection.
+    linger: Duration,
     /// From the request to shut down to the end of the last connection.
     drain: Duration,
 }
@@ -65,10 +78,14 @@ struct Limits {
 const LIMITS: Limits = Limits {
     // A few scrapers, probes and browsers; each connection may hold a few dozen KiB.
     connections: 256,
+    // Each answers one probe and closes.
+    reserve: 32,
     // Ample for a head. Scrapers come less often and open a connection each time, which costs nothing that matters.
     head: Duration::from_secs(10),
     // A scraper behind the worst network takes something in this time.
     stall: Duration::from_secs(10),
+    // A few round trips around the world, for what was sent before the answer had arrived.
+    linger: Duration::from_secs(1),
     // Answers take milliseconds; this is for clients that are slow to take them.
     drain: Duration::from_secs(2),
 };
@@ -79,71 +96,6 @@ const MAX_HEAD: usize = 16 * 1024;
 /// The pause after a failed accept, which is usually want of file descriptors: trying again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The router, for a connection whose other end it is told of.
-#[derive(Clone)]
-struct Service {
-    inner: TowerToHyperService<Router>,
-    caller: Caller,
-    is_over_tls: bool,
-    work: Work,
-}
-
-/// Among the extensions of a request that came over TLS.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OverTls;
-
-impl hyper::service::Service<Request<Incoming>> for Service {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
-        request.extensions_mut().insert(self.caller);
-        if self.is_over_tls {
-            request.extensions_mut().insert(OverTls);
-        }
-        let at_work = self.work.begin();
-        request.extensions_mut().insert(at_work.clone());
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await;
-            drop(at_work);
-            answer
-        })
-    }
-}
-
-/// How many requests of a connection are at work; with HTTP/1.1 one at most, but for an answer that is still sent.
-#[derive(Debug, Clone, Default)]
-struct Work(Arc<AtomicUsize>);
-
-/// Keeps a connection from having to make room: while a request is at work, and for as long as its answer says so.
-#[derive(Debug)]
-pub(crate) struct AtWork(Work);
-
-impl Work {
-    fn begin(&self) -> AtWork {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        AtWork(self.clone())
-    }
-
-    fn is_over(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == 0
-    }
-}
-
-impl Clone for AtWork {
-    fn clone(&self) -> Self {
-        self.0.begin()
-    }
-}
-
-impl Drop for AtWork {
-    fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 async fn serve_within(
     limits: Limits,
     listener: Listener,
@@ -151,7 +103,7 @@ async fn serve_within(
     shutdown: impl Future<Output = ()>,
 ) {
     let router = TowerToHyperService::new(strict(router, listener.strict()));
-    let mut connections = Connections::new(limits.connections);
+    let mut connections = Connections::new(limits.connections, limits.reserve);
     // Nothing is sent: that the sender is gone is the message.
     let (open, draining) = watch::channel(());
     let mut shutdown = pin!(shutdown);
@@ -161,8 +113,12 @@ async fn serve_within(
             arrived = accept(&listener) => {
                 let work = Work::default();
                 let (caller, is_over_tls) = (arrived.caller(), arrived.is_over_tls());
-                let service = Service { inner: router.clone(), caller, is_over_tls, work: work.clone() };
-                connections.admit(work, converse(limits, arrived, service, draining.clone()));
+                connections.admit(work.clone(), caller.ip, |admitted| {
+                    let more_comes = MoreComes::default();
+                    let inner = router.clone();
+                    let service = Service { inner, caller, is_over_tls, work, admitted, more_comes };
+                    converse(limits, arrived, service, draining.clone())
+                });
             }
         }
     }
@@ -200,7 +156,8 @@ async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draini
         Ok(Err(error)) => return tracing::debug!(%error, "HTTP connection ended"),
         Err(_) => return tracing::debug!("HTTP connection ended: no TLS handshake in time"),
     };
-    let stream = TokioIo::new(StallTimeout::new(stream, limits.stall));
+    let stream = StallTimeout::new(stream, limits.stall);
+    let stream = TokioIo::new(Lingering::new(stream, limits.linger, service.more_comes.clone()));
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
@@ -220,48 +177,6 @@ async fn converse(limits: Limits, arrived: Arrived, service: Service, mut draini
     }
 }
 
-/// The open connections, never more than their limit.
-struct Connections {
-    limit: usize,
-    tasks: JoinSet<()>,
-    /// Oldest first; some may have ended.
-    by_age: VecDeque<(AbortHandle, Work)>,
-}
-
-impl Connections {
-    fn new(limit: usize) -> Self {
-        Self { limit, tasks: JoinSet::new(), by_age: VecDeque::new() }
-    }
-
-    /// Runs a connection. At the limit the oldest one that is not at work ends for it: it is between requests, or there
-    /// to keep others out, for what a stranger may ask takes milliseconds. If all are at work, it is the new one that
-    /// ends: nobody's request is cut for who has only just come.
-    fn admit(&mut self, work: Work, connection: impl Future<Output = ()> + Send + 'static) {
-        while self.tasks.try_join_next().is_some() {}
-        if self.by_age.len() >= self.limit {
-            self.by_age.retain(|(task, _)| !task.is_finished());
-        }
-        if self.by_age.len() >= self.limit {
-            let idle = self.by_age.iter().position(|(_, work)| work.is_over());
-            let Some((oldest, _)) = idle.and_then(|idle| self.by_age.remove(idle)) else {
-                tracing::debug!("refused an HTTP connection, for all of them are at work");
-                return;
-            };
-            oldest.abort();
-        }
-        self.by_age.push_back((self.tasks.spawn(connection), work));
-    }
-
-    /// Waits for all to end, and after the bound ends them.
-    async fn finish(mut self, bound: Duration) {
-        let all_ended = async { while self.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(bound, all_ended).await.is_err() {
-            tracing::debug!(left = self.tasks.len(), "HTTP connections did not end in time");
-        }
-        self.tasks.shutdown().await;
-    }
-}
-
 fn router(source: Arc<dyn Source>) -> Router {
     let probes_and_page = Router::new()
         .route("/healthz", get(health::alive))
@@ -277,6 +192,7 @@ fn router(source: Arc<dyn Source>) -> Router {
 fn finished(router: Router) -> Router {
     router
         .fallback(async || (StatusCode::NOT_FOUND, "not found\n"))
+        .layer(middleware::from_fn(service::check_host))
         .layer(middleware::map_response(with_security_headers))
 }
 

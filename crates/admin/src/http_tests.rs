@@ -1,5 +1,6 @@
 use std::sync::Mutex;
 
+use axum::Extension;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -10,8 +11,10 @@ use crate::{MetricsWriter, Readiness, Wanted, WebSocketPorts};
 
 pub(super) const PATIENT: Limits = Limits {
     connections: 16,
+    reserve: 4,
     head: Duration::from_secs(60),
     stall: Duration::from_secs(60),
+    linger: Duration::from_secs(60),
     drain: Duration::from_secs(60),
 };
 
@@ -225,7 +228,8 @@ async fn at_the_limit_a_request_at_work_goes_on() {
         "/slow",
         get({
             let end = Arc::clone(&end);
-            async move || {
+            async move |Extension(work): Extension<Work>| {
+                let _at_work = work.begin();
                 begun.send(()).unwrap();
                 end.notified().await;
                 "ok\n"
@@ -247,7 +251,11 @@ async fn at_the_limit_a_request_at_work_goes_on() {
     has_begun.recv().await.unwrap();
     assert_eq!(read_to_end(&mut idle).await, "", "the idle one made room, though it is younger");
     let mut third = TcpStream::connect(at).await.unwrap();
-    assert_eq!(read_to_end(&mut third).await, "", "no room");
+    third.write_all(ask).await.unwrap();
+    let answer = read_to_end(&mut third).await;
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    let mut probe = TcpStream::connect(at).await.unwrap();
+    keep_alive_request(&mut probe).await;
     end.notify_waiters();
     for stream in [&mut first, &mut second] {
         let answer = read_to_end(stream).await;

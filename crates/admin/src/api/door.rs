@@ -21,7 +21,7 @@ use super::durable;
 use super::error::ApiError;
 use super::login::{User, Who};
 use super::routes::{self, Action, Found, Size};
-use crate::http::{AtWork, OverTls};
+use crate::http::{OverTls, Work};
 
 /// Who is at the other end of a connection.
 #[derive(Debug, Clone, Copy)]
@@ -57,17 +57,20 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
     check_origin(head)?;
     let user = log_in(&api, head, action)?;
     user.check(api.broker.as_deref(), action.who, found.vhost())?;
+    // From here on nobody makes the connection of somebody who has logged in give way to others.
+    let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
+    let at_work = work.map(Work::begin);
     let (body, _room) = read(&api, head, action, body).await?;
     let Found { names, .. } = found;
     let reason = head.headers.get("x-reason").and_then(|reason| reason.to_str().ok()).map(str::to_owned);
     let call = Call { api: Arc::clone(&api), user, names, query: query(&head.uri), body, reason };
     let run = action.run;
     let permit = thread(&api, &head.method, ANSWER_TIME).await?;
-    let (answers, at_work) = (Arc::clone(&api.answers), head.extensions.get::<AtWork>().cloned());
+    let (answers, until_sent) = (Arc::clone(&api.answers), at_work.clone());
     let reply = tokio::task::spawn_blocking(move || {
         let mut reply = run(&call)?;
         // Counted before the next request may run.
-        let body = reply.body.take().map(|body| answers.keep(body, at_work));
+        let body = reply.body.take().map(|body| answers.keep(body, until_sent));
         drop(permit);
         Ok::<_, ApiError>((reply, body))
     });
@@ -148,7 +151,7 @@ fn check_origin(head: &request::Parts) -> Result<(), ApiError> {
     }
 }
 
-/// Reads the body, within its size and time. A large one has to wait for room.
+/// Reads the body, within its size and time, if the route takes one. A large one has to wait for room.
 async fn read<'a>(
     api: &'a Api,
     head: &request::Parts,
@@ -156,6 +159,7 @@ async fn read<'a>(
     body: Body,
 ) -> Result<(Bytes, Option<SemaphorePermit<'a>>), ApiError> {
     let most = match action.size {
+        Size::Nothing => return Ok((Bytes::new(), None)),
         Size::Usual => USUAL_BODY,
         Size::Large => LARGE_BODY,
     };

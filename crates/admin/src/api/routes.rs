@@ -52,6 +52,8 @@ pub(super) enum Verb {
 /// Of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Size {
+    /// None is read, whatever comes.
+    Nothing,
     Usual,
     Large,
 }
@@ -126,7 +128,11 @@ fn matched(pattern: &'static str, parts: &[&str]) -> Option<Vec<(&'static str, S
 }
 
 const fn action(verb: Verb, who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
-    Action { verb, who, size: Size::Usual, is_list: false, run, about }
+    let size = match verb {
+        Verb::Get | Verb::Delete => Size::Nothing,
+        Verb::Put | Verb::Post => Size::Usual,
+    };
+    Action { verb, who, size, is_list: false, run, about }
 }
 
 const fn get(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
@@ -147,6 +153,11 @@ const fn post(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action
 
 const fn large(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
     Action { size: Size::Large, ..post(who, run, about) }
+}
+
+/// Asks for something that needs no words.
+const fn bare(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
+    Action { size: Size::Nothing, ..post(who, run, about) }
 }
 
 const fn delete(who: Who, run: fn(&Call) -> Answer, about: &'static str) -> Action {
@@ -176,7 +187,7 @@ pub(super) static ROUTES: &[Route] = &[
     ]),
     route("nodes", &[list(Monitoring, overview::nodes, "The node")]),
     route("nodes/{node}", &[get(Monitoring, overview::node, "The node, by name")]),
-    route("rebalance/queues", &[post(Administrator, overview::rebalance, "Nothing, for there is one node")]),
+    route("rebalance/queues", &[bare(Administrator, overview::rebalance, "Nothing, for there is one node")]),
     route("definitions", &[
         get(Administrator, definitions::export, "All definitions"),
         large(Administrator, definitions::import, "Load definitions"),
@@ -330,7 +341,7 @@ pub(super) static ROUTES: &[Route] = &[
     anywhere("leveret/leases", &[get(Monitoring, leveret::leases, "Channels leased to clients, and what sharing has saved")]),
     anywhere("leveret/limits", &[get(Monitoring, leveret::limits, "Limits, and how often they were exceeded")]),
     anywhere("leveret/environment", &[get(Administrator, leveret::environment, "Settings in effect, and where they came from")]),
-    anywhere("leveret/drain", &[post(Administrator, leveret::drain, "Shut down in order, as SIGTERM does")]),
+    anywhere("leveret/drain", &[bare(Administrator, leveret::drain, "Shut down in order, as SIGTERM does")]),
 ];
 
 #[cfg(test)]

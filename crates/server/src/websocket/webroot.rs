@@ -103,12 +103,20 @@ impl FileRequest {
         }
         let mut request = Request::builder().method(head.method).uri(head.path);
         for name in FIELDS {
-            if let Some(value) = head.single(name.as_str()) {
+            let value = head.single(name.as_str());
+            if let Some(value) = value.filter(|value| name != header::RANGE || has_small_numbers(value)) {
                 request = request.header(name, value);
             }
         }
         Some(Self { request: request.body(()).ok()?, path: decode(head.path) })
     }
+}
+
+/// Whether the numbers in a range fit 64 bits, as those of all files do. A range that does not is as good as none (RFC 9110,
+/// 14.2): what it comes to is not left to arithmetic.
+fn has_small_numbers(range: &str) -> bool {
+    let mut numbers = range.split(|sign: char| !sign.is_ascii_digit()).filter(|number| !number.is_empty());
+    numbers.all(|number| number.parse::<u64>().is_ok())
 }
 
 /// A path without its percent signs. `None` when it goes anywhere but straight down, or to something hidden.

@@ -1,0 +1,173 @@
+//! The open connections, and which of them makes room for a new one.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::work::Work;
+
+/// The open connections, never more than their limits.
+pub(super) struct Connections {
+    tasks: JoinSet<()>,
+    usual: Places,
+    /// For when all the usual ones are at work.
+    reserve: Places,
+}
+
+/// What a connection may ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Admitted {
+    /// Anything.
+    Usual,
+    /// Health and metrics, which have to be answered whatever else goes on.
+    Probes,
+}
+
+impl Connections {
+    pub(super) fn new(usual: usize, reserve: usize) -> Self {
+        Self { tasks: JoinSet::new(), usual: Places::new(usual), reserve: Places::new(reserve) }
+    }
+
+    /// Runs a connection. At the limit another one ends for it that is not at work: it is between requests, has not finished
+    /// one, or belongs to somebody who has not logged in, and what such a client may ask takes milliseconds. It is the oldest
+    /// of the address that has the most, so that an address with many takes them from nobody but itself. If all are at
+    /// work, the new one is in the reserve: nobody's request is cut for somebody who has only just come.
+    pub(super) fn admit<C>(
+        &mut self,
+        work: Work,
+        from: Option<IpAddr>,
+        connection: impl FnOnce(Admitted) -> C,
+    ) where
+        C: Future<Output = ()> + Send + 'static,
+    {
+        while self.tasks.try_join_next().is_some() {}
+        let (places, admitted) = if self.usual.make_room() {
+            (&mut self.usual, Admitted::Usual)
+        } else if self.reserve.make_room() {
+            (&mut self.reserve, Admitted::Probes)
+        } else {
+            return tracing::debug!("refused an HTTP connection, for all of them are at work");
+        };
+        let task = self.tasks.spawn(connection(admitted));
+        places.by_age.push_back(Open { task, work, from: from.map(network_of) });
+    }
+
+    /// Waits for all to end, and after the bound ends them.
+    pub(super) async fn finish(mut self, bound: Duration) {
+        let all_ended = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(bound, all_ended).await.is_err() {
+            tracing::debug!(left = self.tasks.len(), "HTTP connections did not end in time");
+        }
+        self.tasks.shutdown().await;
+    }
+}
+
+struct Places {
+    limit: usize,
+    /// Oldest first; some may have ended.
+    by_age: VecDeque<Open>,
+}
+
+struct Open {
+    task: AbortHandle,
+    work: Work,
+    /// `None` for a Unix socket.
+    from: Option<IpAddr>,
+}
+
+impl Places {
+    fn new(limit: usize) -> Self {
+        Self { limit, by_age: VecDeque::new() }
+    }
+
+    /// Returns whether there is room for one more.
+    fn make_room(&mut self) -> bool {
+        if self.by_age.len() >= self.limit {
+            self.by_age.retain(|open| !open.task.is_finished());
+        }
+        if self.by_age.len() < self.limit {
+            return true;
+        }
+        let mut counts: HashMap<Option<IpAddr>, usize> = HashMap::new();
+        for open in &self.by_age {
+            *counts.entry(open.from).or_default() += 1;
+        }
+        let idle = self.by_age.iter().enumerate().filter(|(_, open)| open.work.is_over());
+        // The first of those that are equal is the oldest.
+        let least = idle.min_by_key(|(_, open)| Reverse(counts.get(&open.from).copied()));
+        let oldest = least.map(|(at, _)| at).and_then(|at| self.by_age.remove(at));
+        oldest.inspect(|open| open.task.abort()).is_some()
+    }
+}
+
+/// What counts as one address: whoever has one of IPv6 has the 2^64 of its network.
+fn network_of(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => ip,
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Admits a connection that never ends by itself; returns what it may ask for.
+    fn admit(connections: &mut Connections, from: &str, work: &Work) -> Option<Admitted> {
+        let mut told = None;
+        connections.admit(work.clone(), from.parse().ok(), |admitted| {
+            told = Some(admitted);
+            std::future::pending()
+        });
+        told
+    }
+
+    fn open_from(connections: &Connections) -> Vec<String> {
+        let open = connections.usual.by_age.iter().chain(&connections.reserve.by_age);
+        open.map(|open| open.from.unwrap().to_string()).collect()
+    }
+
+    #[tokio::test]
+    async fn an_address_with_many_takes_room_from_nobody_but_itself() {
+        let mut connections = Connections::new(4, 1);
+        for from in ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.9"] {
+            admit(&mut connections, from, &Work::default());
+        }
+        for _ in 0..100 {
+            admit(&mut connections, "10.0.0.9", &Work::default());
+        }
+        assert_eq!(open_from(&connections), ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.9"]);
+        admit(&mut connections, "10.0.0.3", &Work::default());
+        assert_eq!(open_from(&connections), ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.0.3"]);
+    }
+
+    #[tokio::test]
+    async fn a_network_of_ipv6_counts_as_an_address() {
+        let mut connections = Connections::new(3, 1);
+        for from in
+            ["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2", "2001:db8:0:1::3", "2001:db8:0:1::4"]
+        {
+            admit(&mut connections, from, &Work::default());
+        }
+        assert_eq!(open_from(&connections), ["2001:db8::", "2001:db8:0:1::", "2001:db8:0:1::"]);
+    }
+
+    #[tokio::test]
+    async fn while_all_are_at_work_the_reserve_is_for_probes() {
+        let mut connections = Connections::new(2, 1);
+        let work = [Work::default(), Work::default()];
+        let at_work = [work[0].begin(), work[1].begin()];
+        for work in &work {
+            assert_eq!(admit(&mut connections, "10.0.0.1", work), Some(Admitted::Usual));
+        }
+        for _ in 0..3 {
+            assert_eq!(admit(&mut connections, "10.0.0.2", &Work::default()), Some(Admitted::Probes));
+        }
+        assert_eq!(open_from(&connections), ["10.0.0.1", "10.0.0.1", "10.0.0.2"]);
+        drop(at_work);
+        assert_eq!(admit(&mut connections, "10.0.0.2", &Work::default()), Some(Admitted::Usual));
+    }
+}

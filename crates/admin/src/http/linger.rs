@@ -1,0 +1,124 @@
+//! The end of a connection: what the client still sends is read for a moment, so that it gets the last answer.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// A stream of which everything that has come is read when it is shut down.
+///
+/// Closing a socket before everything was read from it resets the connection, which may take an answer from a client that
+/// has not read it yet (RFC 9112, 9.6).
+pub(super) struct Lingering<S> {
+    stream: S,
+    bound: Duration,
+    more: MoreComes,
+    /// Runs once the writing side is closed.
+    until: Option<Pin<Box<Sleep>>>,
+}
+
+/// Set when the client is in the middle of sending something: then the stream is shut down only when the client has closed
+/// it, too, or the bound is over.
+#[derive(Debug, Clone, Default)]
+pub(super) struct MoreComes(Arc<AtomicBool>);
+
+impl MoreComes {
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Bytes that are read and dropped at once.
+const PIECE: usize = 4096;
+
+impl<S> Lingering<S> {
+    pub(super) fn new(stream: S, bound: Duration, more: MoreComes) -> Self {
+        Self { stream, bound, more, until: None }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Lingering<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Lingering<S> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.until.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(context))?;
+        }
+        let bound = this.bound;
+        let until = this.until.get_or_insert_with(|| Box::pin(tokio::time::sleep(bound)));
+        loop {
+            if until.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            let mut dropped = [0; PIECE];
+            let mut buffer = ReadBuf::new(&mut dropped);
+            match Pin::new(&mut this.stream).poll_read(context, &mut buffer) {
+                Poll::Pending if this.more.is_set() => return Poll::Pending,
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn more_comes() -> MoreComes {
+        let more = MoreComes::default();
+        more.set();
+        more
+    }
+
+    #[tokio::test]
+    async fn what_still_comes_is_read_until_the_other_side_closes() {
+        let (mine, mut theirs) = tokio::io::duplex(16);
+        let mut stream = Lingering::new(mine, Duration::from_secs(60), more_comes());
+        let send = async {
+            assert_eq!(theirs.read(&mut [0; 1]).await.unwrap(), 0, "shut down first");
+            theirs.write_all(&[7; 1000]).await.unwrap();
+            drop(theirs);
+        };
+        let (ended, ()) = tokio::join!(stream.shutdown(), send);
+        ended.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_that_stays_is_not_waited_for() {
+        let (mine, _theirs) = tokio::io::duplex(16);
+        Lingering::new(mine, Duration::from_millis(10), more_comes()).shutdown().await.unwrap();
+        let (mine, mut theirs) = tokio::io::duplex(16);
+        theirs.write_all(&[7; 10]).await.unwrap();
+        let hour = Duration::from_hours(1);
+        Lingering::new(mine, hour, MoreComes::default()).shutdown().await.unwrap();
+    }
+}
