@@ -1,6 +1,8 @@
 """Metrics of single queues, connections and channels, of chosen families and virtual hosts, and on a listener of their own."""
 
+import base64
 import contextlib
+import json
 import os
 import urllib.error
 import urllib.request
@@ -103,6 +105,27 @@ def test_protocols_and_transports_are_told_apart(tmp_path):
         assert scrape(server.http + "/metrics").value("rabbitmq_connections") == sum(kinds.values())
         clients.close()
         server.stop()
+
+
+def test_what_names_queues_and_virtual_hosts_asks_for_a_login(server):
+    names = ("/metrics/per-object", "/metrics/detailed?family=queue_metrics", "/metrics/detailed")
+    for login, expected in ((None, 401), ("guest:wrong", 401), ("guest:guest", 200)):
+        assert [status(server.http + path, login) for path in names] == [expected] * 3, login
+    users = f"{server.http}/api/users/"
+    for tag, expected in (("", 401), ("management", 401), ("policymaker", 401), ("monitoring", 200)):
+        assert status(users + "u", "guest:guest", "PUT", json.dumps({"password": "x", "tags": tag})) in (201, 204)
+        assert [status(server.http + path, "u:x") for path in names] == [expected] * 3, tag
+    assert [status(server.http + "/metrics"), status(server.metrics + "/metrics/per-object")] == [200, 200]
+
+
+def status(url, login=None, method="GET", body=None):
+    headers = {"authorization": "Basic " + base64.b64encode(login.encode()).decode()} if login else {}
+    asked = urllib.request.Request(url, body and body.encode(), headers, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as answer:
+        return answer.code
 
 
 def test_ten_thousand_queues_are_scraped_in_time(server):

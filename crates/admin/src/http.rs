@@ -184,8 +184,11 @@ fn router(source: Arc<dyn Source>) -> Router {
         .merge(dashboard::router())
         .merge(page::router())
         .with_state(Arc::clone(&source));
-    let api = source.management().map_or_else(Router::new, api::router);
-    finished(Router::new().merge(metrics::router(source)).merge(probes_and_page).merge(api))
+    let ours = match source.management() {
+        Some(api) => metrics::router_beside(Arc::clone(&api), source).merge(api::router(api)),
+        None => metrics::router(source),
+    };
+    finished(ours.merge(probes_and_page))
 }
 
 /// Adds what every answer has.

@@ -6,7 +6,7 @@ mod wanted;
 
 use std::fmt::{self, Write as _};
 
-pub(crate) use self::routes::router;
+pub(crate) use self::routes::{router, router_beside};
 pub use self::wanted::{Detail, Families, Wanted};
 
 /// Writes metric families: their `# HELP` and `# TYPE` lines and their samples.

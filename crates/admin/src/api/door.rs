@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode, Uri, header, request};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
@@ -46,6 +47,16 @@ async fn handle(State(api): State<Arc<Api>>, request: Request) -> Response {
     with_headers(answer)
 }
 
+/// Lets requests for what lies beside the API pass if their sender sees everything in it.
+pub(crate) async fn for_monitors(State(api): State<Arc<Api>>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let user = log_in(&api, &head, Who::Monitoring);
+    match user.and_then(|user| user.check(api.broker.as_deref(), Who::Monitoring, None)) {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(error) => error.into_response(),
+    }
+}
+
 async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Response, ApiError> {
     let found = routes::find(head.uri.path(), api.broker.is_some()).ok_or_else(ApiError::not_found)?;
     if head.method == Method::OPTIONS {
@@ -55,7 +66,7 @@ async fn answer(api: Arc<Api>, head: &request::Parts, body: Body) -> Result<Resp
         return Err(ApiError::method_not_allowed(found.allow()));
     };
     check_origin(head)?;
-    let user = log_in(&api, head, action)?;
+    let user = log_in(&api, head, action.who)?;
     user.check(api.broker.as_deref(), action.who, found.vhost())?;
     // From here on nobody makes the connection of somebody who has logged in give way to others.
     let work = head.extensions.get::<Work>().filter(|_| action.who != Who::Everybody);
@@ -99,7 +110,7 @@ async fn thread(api: &Api, method: &Method, patience: Duration) -> Result<OwnedS
     }
 }
 
-fn log_in(api: &Api, head: &request::Parts, action: &Action) -> Result<User, ApiError> {
+fn log_in(api: &Api, head: &request::Parts, who: Who) -> Result<User, ApiError> {
     let nobody = Caller { ip: None, is_local: false };
     let caller = head.extensions.get::<Caller>().copied().unwrap_or(nobody);
     // What holds for this machine alone (guest, and everything where there are no users) is neither for pages of others
@@ -107,7 +118,7 @@ fn log_in(api: &Api, head: &request::Parts, action: &Action) -> Result<User, Api
     let is_local = caller.is_local && names_this_machine(&head.headers) && !is_passed_on(&head.headers);
     let caller = Caller { is_local, ..caller };
     match &api.broker {
-        _ if action.who == Who::Everybody => Ok(User::operator()),
+        _ if who == Who::Everybody => Ok(User::operator()),
         Some(broker) => User::log_in(broker, &head.headers, caller),
         None if caller.is_local => Ok(User::operator()),
         None => Err(ApiError::remote()),
@@ -291,7 +302,7 @@ mod tests {
         let mut head = parts("GET", headers);
         head.extensions.insert(Caller { ip: "127.0.0.1".parse().ok(), is_local: true });
         let found = routes::find("/api/overview", api.broker.is_some()).unwrap();
-        log_in(api, &head, found.action(&Method::GET).unwrap())
+        log_in(api, &head, found.action(&Method::GET).unwrap().who)
     }
 
     #[test]

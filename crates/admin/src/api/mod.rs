@@ -51,7 +51,7 @@ use broker::{Broker, SessionId};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub(crate) use door::{Caller, router};
+pub(crate) use door::{Caller, for_monitors, router};
 pub use process::{
     CertificateFile, ChannelInfo, Connection, ConnectionInfo, Counters, ListenerInfo, NodeInfo, Process,
     TlsListener,

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::sync::Semaphore;
 
 use super::{Detail, MetricsWriter, Wanted};
+use crate::api::{self, Api};
 use crate::{Source, process};
 
 /// Scrapes being written at once; others wait. Each takes a thread and walks what there is to measure.
@@ -23,18 +25,38 @@ struct Context {
     started: process::Started,
 }
 
-/// The routes of the metrics, wherever they are served.
+/// The routes of the metrics for everybody.
 pub(crate) fn router(source: Arc<dyn Source>) -> Router {
-    let context = Context {
-        source,
-        scrapes: Arc::new(Semaphore::new(SCRAPES_AT_ONCE)),
-        started: process::Started::now(),
-    };
+    let context = Arc::new(Context::new(source));
+    together(Arc::clone(&context)).merge(apart(context))
+}
+
+/// The routes of the metrics beside the API: what names queues and virtual hosts is for those who may see all of them there.
+pub(crate) fn router_beside(api: Arc<Api>, source: Arc<dyn Source>) -> Router {
+    let context = Arc::new(Context::new(source));
+    let apart =
+        apart(Arc::clone(&context)).route_layer(middleware::from_fn_with_state(api, api::for_monitors));
+    together(context).merge(apart)
+}
+
+impl Context {
+    fn new(source: Arc<dyn Source>) -> Self {
+        let scrapes = Arc::new(Semaphore::new(SCRAPES_AT_ONCE));
+        Self { source, scrapes, started: process::Started::now() }
+    }
+}
+
+fn together(context: Arc<Context>) -> Router {
     Router::new()
         .route("/metrics", get(|State(context)| scrape(context, Wanted::Together)))
+        .with_state(context)
+}
+
+fn apart(context: Arc<Context>) -> Router {
+    Router::new()
         .route("/metrics/per-object", get(|State(context)| scrape(context, Wanted::Apart)))
         .route("/metrics/detailed", get(detailed))
-        .with_state(Arc::new(context))
+        .with_state(context)
 }
 
 /// `GET /metrics/detailed?family=F&vhost=V`, both as often as wanted.
