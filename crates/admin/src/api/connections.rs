@@ -19,11 +19,13 @@ pub(super) fn all(call: &Call) -> Answer {
 
 /// `GET /api/connections/username/{user}`.
 pub(super) fn of_user(call: &Call) -> Answer {
+    check_visible(call, call.at("user"))?;
     show_all(call, of_user_named(call))
 }
 
 /// `DELETE /api/connections/username/{user}`.
 pub(super) fn close_of_user(call: &Call) -> Answer {
+    check_may_close(call, call.at("user"))?;
     for named in of_user_named(call) {
         named.connection.close(reason(call));
     }
@@ -38,7 +40,9 @@ pub(super) fn one(call: &Call) -> Answer {
 
 /// `DELETE /api/connections/{name}`.
 pub(super) fn close(call: &Call) -> Answer {
-    find(call)?.close(reason(call));
+    let connection = find(call)?;
+    check_may_close(call, connection.user())?;
+    connection.close(reason(call));
     Ok(Reply::no_content())
 }
 
@@ -59,7 +63,7 @@ pub(super) fn channel(call: &Call) -> Answer {
     let (connection, number) = call.at("name").rsplit_once(" (").ok_or_else(missing)?;
     let number: u16 = number.trim_end_matches(')').parse().map_err(|_| missing())?;
     let connection = call.api.process.connection_named(connection).ok_or_else(missing)?;
-    check_visible(call, &*connection)?;
+    check_visible(call, connection.user())?;
     let channels = channels_in(call, &Named::of(connection));
     let channel = channels.iter().find(|channel| channel.info.number == number).ok_or_else(missing)?;
     let mut shown = show_channel(call, channel);
@@ -113,15 +117,20 @@ fn of_user_named(call: &Call) -> Vec<Named> {
 
 fn find(call: &Call) -> Result<Arc<dyn Connection>, ApiError> {
     let connection = call.api.process.connection_named(call.at("name")).ok_or_else(ApiError::not_found)?;
-    check_visible(call, &*connection)?;
+    check_visible(call, connection.user())?;
     Ok(connection)
 }
 
-fn check_visible(call: &Call, connection: &dyn Connection) -> Result<(), ApiError> {
-    match call.user.sees_connections_of(connection.user()) {
-        true => Ok(()),
-        false => Err(ApiError::not_authorised("User not authorised to access object")),
-    }
+fn check_visible(call: &Call, user: &str) -> Result<(), ApiError> {
+    allow(call.user.sees_connections_of(user))
+}
+
+fn check_may_close(call: &Call, user: &str) -> Result<(), ApiError> {
+    allow(call.user.may_close_connections_of(user))
+}
+
+fn allow(is_allowed: bool) -> Result<(), ApiError> {
+    if is_allowed { Ok(()) } else { Err(ApiError::not_authorised("User not authorised to access object")) }
 }
 
 fn show_all(call: &Call, connections: Vec<Named>) -> Answer {

@@ -135,6 +135,11 @@ impl User {
     pub(super) fn sees_connections_of(&self, user: &str) -> bool {
         self.level.monitoring || self.name() == user
     }
+
+    /// Whether the user may close them: whoever monitors looks on, and closes none but its own.
+    pub(super) fn may_close_connections_of(&self, user: &str) -> bool {
+        self.level.administrator || self.name() == user
+    }
 }
 
 /// Octets of the longest name of a user: definitions with longer ones are refused.
