@@ -101,6 +101,14 @@ impl Output {
         print(&facts.map(line).collect::<String>())
     }
 
+    /// A number of bytes as this prints it: for people in a unit that fits, for scripts as it is.
+    pub(super) fn size(&self, bytes: Value) -> Value {
+        match bytes.as_u64() {
+            Some(number) if !self.quiet && self.format == Format::Table => Value::String(size(number)),
+            _ => bytes,
+        }
+    }
+
     /// Says what was done.
     pub(super) fn done(&self, what: &str) -> Result<(), Failure> {
         match (self.quiet, self.format) {
@@ -116,6 +124,19 @@ impl Output {
         print(&(text.map_err(Failure::run)? + "\n"))
     }
 }
+
+/// A number of bytes in the largest unit that leaves a whole part, with one decimal.
+fn size(bytes: u64) -> String {
+    let fits = |(_, unit): &&(&str, u64)| bytes >= *unit;
+    match UNITS.iter().find(fits) {
+        // Whole parts and tenths, rounded down: there is not more free than there is.
+        Some((name, unit)) => format!("{}.{} {name}", bytes / unit, bytes % unit * 10 / unit),
+        None => format!("{bytes} B"),
+    }
+}
+
+/// Largest first.
+const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 /// Prints to standard output. A reader that has seen enough, such as `head`, is no failure.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
@@ -167,6 +188,19 @@ mod tests {
         assert_eq!(shown("tags"), "x,y");
         assert_eq!(shown("arguments"), "{\"x-max\":1}");
         assert_eq!(shown("missing.entirely"), "");
+    }
+
+    #[test]
+    fn people_read_sizes_in_a_unit_that_fits_and_scripts_bytes() {
+        for (bytes, shown) in
+            [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_048_575, "1023.9 KiB"), (3 << 29, "1.5 GiB")]
+        {
+            assert_eq!(size(bytes), shown);
+        }
+        let printed = |format, quiet| Output { format, quiet }.size(json!(1024));
+        assert_eq!(printed(Format::Table, false), "1.0 KiB");
+        assert_eq!([printed(Format::Table, true), printed(Format::Json, false)], [json!(1024), json!(1024)]);
+        assert_eq!(Output { format: Format::Table, quiet: false }.size(json!("NaN")), "NaN");
     }
 
     #[test]

@@ -58,5 +58,10 @@ fn status(api: &Api, output: &Output) -> Result<(), Failure> {
         ("fd_used", used("fd_used")),
         ("fd_total", used("fd_total")),
     ];
+    let facts =
+        facts.map(|(name, value)| (name, if SIZES.contains(&name) { output.size(value) } else { value }));
     output.facts(&facts, &json!({ "overview": overview, "nodes": nodes }))
 }
+
+/// Facts that are numbers of bytes.
+const SIZES: [&str; 4] = ["mem_used", "mem_limit", "disk_free", "disk_free_limit"];
