@@ -160,7 +160,8 @@ impl Broker {
         self.vhosts.write().remove(name)
     }
 
-    pub(crate) fn has_user(&self, name: &str) -> bool {
+    /// Whether there is a user of this name.
+    pub fn has_user(&self, name: &str) -> bool {
         self.users.account(name).is_some()
     }
 

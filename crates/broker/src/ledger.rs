@@ -42,7 +42,7 @@ impl Ledger {
     pub(crate) fn queue_declared(&self, queue: &Queue, number: u64) {
         let properties = queue.properties();
         let mut value = start_value(number, flag(properties.auto_delete, AUTO_DELETE));
-        value.extend_from_slice(&properties.arguments.encode());
+        value.extend_from_slice(&queue.own_arguments().encode());
         self.catalogue.put(Section::Queues, key(&[&self.vhost, queue.name()]), value);
     }
 

@@ -256,6 +256,15 @@ impl Topology {
         self.queue_names.insert(name, slot);
     }
 
+    /// Notes what a queue is declared as, which has changed, if it is there still.
+    pub(crate) fn write_queue_down(&self, queue: &Arc<Queue>) {
+        if let (Some(ledger), Some(number)) = (&self.ledger, queue.number())
+            && self.queue(queue.name()).is_some_and(|(_, found)| Arc::ptr_eq(found, queue))
+        {
+            ledger.queue_declared(queue, number);
+        }
+    }
+
     /// Takes the name from a queue that is to go. What comes back must be given to [`Topology::demolish`].
     pub(crate) fn doom_queue(&mut self, slot: u32) -> Destination {
         let name = self.queues[slot as usize].queue.name();

@@ -62,12 +62,15 @@ impl MqttListeners {
 pub(crate) fn mqtt_config(config: &Config) -> MqttConfig {
     let largest = config.max_message_size.of_broker().min(server::MAX_UNSPLIT_MESSAGE) + ROOM_FOR_PROPERTIES;
     let expiry = config.mqtt_session_expiry_max.as_secs();
+    // Rounded up: less than a second is not off.
+    let keep_alive = config.mqtt_keep_alive_max.as_millis().div_ceil(1000);
     MqttConfig {
         vhost: config.mqtt_vhost.0.clone(),
         anonymous_user: config.mqtt_anonymous_user.0.clone(),
         settings: Arc::new(Settings {
             maximum_packet_size: u32::try_from(largest).unwrap_or(u32::MAX),
             session_expiry_maximum: u32::try_from(expiry).unwrap_or(u32::MAX),
+            keep_alive_maximum: u16::try_from(keep_alive).unwrap_or(u16::MAX),
             ..Settings::default()
         }),
     }

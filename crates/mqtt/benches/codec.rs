@@ -106,7 +106,8 @@ fn sessions(c: &mut Criterion) {
         });
     });
     let (qos, properties, payload) = (QoS::AtLeastOnce, PropertyList::new(), Bytes::from_static(&[7; 16]));
-    let message = Message { topic: TOPIC.into(), qos, retain: false, properties, payload };
+    let message =
+        Message { topic: TOPIC.into(), qos, retain: false, redelivered: false, properties, payload };
     let mut ack = Vec::new();
     group.throughput(Throughput::Elements(1));
     group.bench_function("deliver_and_ack", |b| {

@@ -116,7 +116,7 @@ fn show(call: &Call, listed: &Listed) -> Value {
     put("durable", json!(properties.durable));
     put("auto_delete", json!(properties.auto_delete));
     put("exclusive", json!(properties.owner.is_some()));
-    put("arguments", json_of(&properties.arguments));
+    put("arguments", json_of(&queue.own_arguments()));
     put("messages", json!(view.ready + view.unacknowledged));
     put("messages_ready", json!(view.ready));
     put("messages_unacknowledged", json!(view.unacknowledged));

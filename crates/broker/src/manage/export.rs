@@ -77,7 +77,7 @@ fn export_topology(
         if properties.durable && properties.owner.is_none() {
             queues.push(json!({
                 "name": &**queue.name(), "vhost": name, "durable": true, "auto_delete": properties.auto_delete,
-                "arguments": json_of(&properties.arguments),
+                "arguments": json_of(&queue.own_arguments()),
             }));
         }
     }

@@ -88,6 +88,7 @@ impl PolicyTable {
         let policies = [self.policies.0.iter().find(fits), self.operator.0.iter().find(fits)];
         let overflow_is_set = queue.properties().arguments.get("x-overflow").is_some();
         let mut arguments = own.clone();
+        arguments.expires = queue.own_expires();
         let mut overflow_is_set = overflow_is_set;
         let mut lazy = queue.properties().arguments.get("x-queue-mode").map(|_| own.lazy);
         let mut letters_to = own.dead_lettering.as_ref().map(|letters| letters.exchange.clone());

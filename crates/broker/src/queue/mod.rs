@@ -14,11 +14,12 @@ mod state;
 mod stored;
 mod view;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use amqp::FieldTable;
+use amqp::{FieldTable, FieldValue};
 use arc_swap::ArcSwap;
 use store::StoredQueue;
 use sync::{Mutex, MutexGuard};
@@ -46,6 +47,8 @@ pub struct Queue {
     vhost: Arc<str>,
     properties: QueueProperties,
     declared: QueueArguments,
+    /// `x-expires` in milliseconds, in place of what was declared; 0 for none (`VirtualHost::set_queue_expires`).
+    own_expires: AtomicU64,
     /// What was declared, and what policies make of it.
     arguments: ArcSwap<QueueArguments>,
     /// Unlike the name never used again.
@@ -141,6 +144,7 @@ impl Queue {
             properties: new.properties,
             lazy: AtomicBool::new(new.arguments.lazy),
             arguments: ArcSwap::from_pointee(new.arguments.clone()),
+            own_expires: AtomicU64::new(new.arguments.expires.unwrap_or(0)),
             declared: new.arguments,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             number: new.number,
@@ -178,9 +182,36 @@ impl Queue {
         self.arguments.load_full()
     }
 
-    /// Its own arguments alone.
+    /// Its own arguments alone; for `x-expires` see [`Queue::own_expires`].
     pub(crate) fn declared_arguments(&self) -> &QueueArguments {
         &self.declared
+    }
+
+    /// Its own `x-expires` in milliseconds.
+    pub(crate) fn own_expires(&self) -> Option<u64> {
+        Some(self.own_expires.load(Ordering::Relaxed)).filter(|expires| *expires > 0)
+    }
+
+    /// Sets its own `x-expires`; whether that is something new.
+    pub(crate) fn set_own_expires(&self, expires: Option<u64>) -> bool {
+        let expires = expires.unwrap_or(0);
+        self.own_expires.swap(expires, Ordering::Relaxed) != expires
+    }
+
+    /// Its own arguments as they are shown, written down and compared: as they were sent, with the `x-expires` of today.
+    pub fn own_arguments(&self) -> Cow<'_, FieldTable> {
+        const KEY: &str = "x-expires";
+        let sent = &self.properties.arguments;
+        let expires = self.own_expires();
+        if expires == self.declared.expires {
+            return Cow::Borrowed(sent);
+        }
+        let mut arguments = sent.clone();
+        match expires.map(|expires| i64::try_from(expires).unwrap_or(i64::MAX)) {
+            Some(expires) => arguments.insert(KEY, FieldValue::I64(expires)),
+            None => drop(arguments.remove(KEY)),
+        }
+        Cow::Owned(arguments)
     }
 
     /// Sets what holds now; whether that is something new.
@@ -209,6 +240,11 @@ impl Queue {
     /// Messages ready for delivery.
     pub fn message_count(&self) -> u64 {
         self.state.lock().ready.len() as u64
+    }
+
+    /// The place that the next message will have (see [`Delivery::position`]).
+    pub fn next_position(&self) -> u64 {
+        self.state.lock().next_position
     }
 
     /// Messages delivered and not settled yet.

@@ -260,6 +260,21 @@ impl VirtualHost {
         Ok(queue)
     }
 
+    /// Changes the `x-expires` of a queue, in milliseconds, and begins its lease anew: for a front end whose queues last as long
+    /// as something of its own, whose time may change. Returns what to wait for.
+    pub fn set_queue_expires(&self, queue: &Arc<Queue>, expires: Option<u64>, now: Timestamp) -> Ticket {
+        if !queue.set_own_expires(expires) {
+            return Ticket::default();
+        }
+        let policies = self.policies.read();
+        queue.set_arguments(policies.arguments_of(queue));
+        // While it is read, the queue cannot lose its name.
+        self.topology.read().write_queue_down(queue);
+        drop(policies);
+        queue.touch(now);
+        self.ticket(queue.properties().durable)
+    }
+
     /// Deletes the exclusive queues of a session that has ended.
     pub fn end_session(&self, session: SessionId) {
         let owned = self.exclusive.lock().remove(&session).unwrap_or_default();
@@ -308,7 +323,7 @@ impl VirtualHost {
         check_flag("durable", current.durable, declare.durable, &resource)?;
         check_flag("auto_delete", current.auto_delete, declare.auto_delete, &resource)?;
         let keys = queue.kind().known_arguments();
-        check_arguments(keys, &current.arguments, arguments, &resource)?;
+        check_arguments(keys, &queue.own_arguments(), arguments, &resource)?;
         queue.touch(now);
         self.metrics.queues_declared.add(1);
         Ok(describe(queue, self.ticket(declare.durable)))

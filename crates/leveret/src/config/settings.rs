@@ -155,8 +155,8 @@ settings! {
         /// The same over TLS; needs `tls_cert` and `tls_key`.
         mqtts: ListenAddr = "off";
 
-        /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it. `ws` and `wss` have it at
-        /// `/ws/mqtt`.
+        /// The same over WebSocket, for browsers, at `/ws`, where RabbitMQ's Web-MQTT has it, `/mqtt` and `/`. `ws` and `wss`
+        /// have it at `/ws/mqtt`.
         web_mqtt: ListenAddr = "127.0.0.1:15675", with upstream "off";
 
         /// The same over TLS; needs `tls_cert` and `tls_key`.
@@ -403,6 +403,11 @@ settings! {
         /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
         /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";
+
+        /// The longest Keep Alive of MQTT clients, in whole seconds: one of MQTT 5.0 that asks for a longer one, or for none, is
+        /// told to use this (Server Keep Alive), and is disconnected after one and a half of it in silence. Older clients
+        /// cannot be told, and keep theirs. With `0s` clients choose.
+        mqtt_keep_alive_max: Duration = "0s", from "0s" to "65535s";
 
         /// The largest body of a message, of 512MiB at most; a larger one is refused with 406 PRECONDITION_FAILED. With
         /// `unlimited` that is left to the upstream; the embedded broker takes 512MiB then. MQTT and STOMP take 16 MiB at most.

@@ -62,7 +62,8 @@ impl Connection {
         if let Some(entry) = core.session.outgoing.find(packet_id)
             && let Stage::Published(message) = &entry.stage
         {
-            let publish = message.as_publish(version, packet_id, false);
+            let dup = message.redelivered && message.qos == QoS::AtLeastOnce;
+            let publish = message.as_publish(version, packet_id, dup);
             send(version, &mut core.sent_aliases, size, &publish, &payload, out);
         }
         Ok(Some(packet_id))

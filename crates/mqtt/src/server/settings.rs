@@ -40,7 +40,9 @@ impl Default for Settings {
             connect_packet_size: 64 * 1024,
             // As the broker's largest message.
             maximum_packet_size: 16 * 1024 * 1024,
-            receive_maximum: 100,
+            // All that there can be: clients that publish without counting, as MQTT.js does, would be cut off at less.
+            // Of one who sends faster than the server takes nothing more is read, and an identifier costs a few bytes.
+            receive_maximum: u16::MAX,
             // Twice RabbitMQ's prefetch of 10 for MQTT, so that a round trip does not starve a client.
             in_flight: 20,
             // RabbitMQ's.

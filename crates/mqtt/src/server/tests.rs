@@ -121,7 +121,14 @@ fn ack(kind: AckKind, packet_id: u16) -> Packet<'static> {
 
 fn message(qos: QoS, payload: &'static [u8]) -> Message {
     let payload = Bytes::from_static(payload);
-    Message { topic: "a/b".into(), qos, retain: false, properties: PropertyList::new(), payload }
+    Message {
+        topic: "a/b".into(),
+        qos,
+        retain: false,
+        redelivered: false,
+        properties: PropertyList::new(),
+        payload,
+    }
 }
 
 #[test]
@@ -145,7 +152,7 @@ fn a_client_of_5_0_is_told_what_it_cannot_assume() {
     let told = connack.properties;
     assert_eq!(told.assigned_client_identifier(), Some("given"));
     assert_eq!((told.server_keep_alive(), told.session_expiry_interval()), (Some(30), Some(60)));
-    assert_eq!((told.receive_maximum(), told.maximum_packet_size()), (Some(100), Some(16 * 1024 * 1024)));
+    assert_eq!((told.receive_maximum(), told.maximum_packet_size()), (Some(65_535), Some(16 * 1024 * 1024)));
     assert_eq!((told.topic_alias_maximum(), told.maximum_qos()), (Some(16), Some(true)));
     assert_eq!((told.retain_available(), told.shared_subscription_available()), (Some(false), Some(false)));
     assert_eq!(told.wildcard_subscription_available(), None, "it may assume that");

@@ -52,6 +52,9 @@ pub struct Message {
     pub qos: QoS,
     /// See [`Subscription::retain_flag`].
     pub retain: bool,
+    /// It may have been sent before, on a connection that the session knows nothing of, such as one before a restart: at
+    /// QoS 1 it has DUP from the first sending on (MQTT-3.3.1-1). A message of QoS 2 that comes by itself is a new one.
+    pub redelivered: bool,
     /// For clients of 5.0: what the publisher gave, Subscription Identifiers, and what is left of the Message Expiry
     /// Interval. Without Topic Alias, which is the connection's.
     pub properties: PropertyList,

@@ -113,6 +113,7 @@ impl InFlight {
                 Stage::Published(Message {
                     qos: QoS::from_level(qos).filter(|qos| *qos != QoS::AtMostOnce).ok_or(DecodeError)?,
                     retain: retain != 0,
+                    redelivered: false,
                     topic: reader.text()?.into(),
                     properties: PropertyList::from_octets(reader.octets()?).map_err(|_| DecodeError)?,
                     payload: Bytes::copy_from_slice(reader.octets()?),

@@ -7,6 +7,7 @@ fn message(qos: QoS) -> Message {
         topic: "a/b".into(),
         qos,
         retain: true,
+        redelivered: false,
         properties: PropertyList::new().with(Property::MessageExpiryInterval(5)),
         payload: Bytes::from_static(b"hello"),
     }

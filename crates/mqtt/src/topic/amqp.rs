@@ -1,16 +1,20 @@
-//! Topics as AMQP routing keys and back, as RabbitMQ's MQTT plugin translates them: `/` and `.` change places with each
-//! other in one direction only, `+` is `*`, `#` is `#`.
+//! Topics as AMQP routing keys and back, as RabbitMQ's MQTT plugin translates them: `/` is `.`, a filter's `+` is `*`, `#` is `#`.
 //!
-//! What is lost, as it is with RabbitMQ: a dot within a level becomes a level separator for subscribers. Unlike there, a
-//! `*` in a routing key stays one: as a `+` it would be in no topic name. Both worlds' wildcards differ in one more thing: `#` at the end of a binding key
-//! matches no word as well, and so does `#` at the end of a filter (`a/#` matches `a`), so nothing need be done.
+//! Unlike there, a dot within a level of a topic stays apart from the `/` between levels: the two change places, so that
+//! `v1.2/x` is the routing key `v1/2.x`. A topic without a dot has the key that RabbitMQ gives it, and each topic has a key of
+//! its own, as long as itself; the words of the key are the levels of the topic, so that wildcards match the same in both.
+//!
+//! A `*` in a routing key stays one: as a `+` it would be in no topic name. Both worlds' wildcards differ in one more thing: `#`
+//! at the end of a binding key matches no word as well, and so does `#` at the end of a filter (`a/#` matches `a`), so nothing
+//! need be done.
+
+use std::borrow::Cow;
 
 /// The routing key of a message that was published to `topic`.
 pub fn topic_to_routing_key(topic: &str) -> String {
     let letter = |letter| match letter {
-        '/' => '.',
         '+' => '*',
-        other => other,
+        other => exchanged(other),
     };
     topic.chars().map(letter).collect()
 }
@@ -22,7 +26,22 @@ pub fn filter_to_binding_key(filter: &str) -> String {
 
 /// The topic under which a message with this routing key is delivered.
 pub fn routing_key_to_topic(key: &str) -> String {
-    key.replace('.', "/")
+    key.chars().map(exchanged).collect()
+}
+
+/// The form of a topic or filter in which earlier versions told it in AMQP, where `.` and `/` were one:
+/// what these have left on disk is found by it. It is the text itself if it has no dot.
+pub fn merged(text: &str) -> Cow<'_, str> {
+    if text.contains('.') { Cow::Owned(text.replace('.', "/")) } else { Cow::Borrowed(text) }
+}
+
+/// `.` and `/` change places.
+fn exchanged(letter: char) -> char {
+    match letter {
+        '/' => '.',
+        '.' => '/',
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -45,10 +64,26 @@ mod tests {
     }
 
     #[test]
-    fn a_topic_without_dots_and_stars_comes_back_as_it_was() {
-        for topic in ["a/b/c", "/", "a//b", "$SYS/x y"] {
-            assert_eq!(routing_key_to_topic(&topic_to_routing_key(topic)), topic);
+    fn every_topic_has_a_key_of_its_own_and_comes_back_as_it_was() {
+        for (topic, key) in [
+            ("a/b/c", "a.b.c"),
+            ("/", "."),
+            ("a//b", "a..b"),
+            ("$SYS/x y", "$SYS.x y"),
+            ("v1.2/x", "v1/2.x"),
+            ("v1/2.x", "v1.2/x"),
+            ("hosts/web1.example.org/up", "hosts.web1/example/org.up"),
+            (".", "/"),
+        ] {
+            assert_eq!(topic_to_routing_key(topic), key);
+            assert_eq!(routing_key_to_topic(key), topic);
         }
-        assert_eq!(routing_key_to_topic(&topic_to_routing_key("v1.2/x")), "v1/2/x", "as in RabbitMQ");
+        assert_eq!(filter_to_binding_key("hosts/+/v1.#"), "hosts.*.v1/#");
+    }
+
+    #[test]
+    fn earlier_versions_took_dots_for_slashes() {
+        assert_eq!(merged("v1.2/x"), "v1/2/x");
+        assert!(matches!(merged("a/b"), Cow::Borrowed("a/b")));
     }
 }

@@ -2,7 +2,7 @@
 
 mod amqp;
 
-pub use amqp::{filter_to_binding_key, routing_key_to_topic, topic_to_routing_key};
+pub use amqp::{filter_to_binding_key, merged, routing_key_to_topic, topic_to_routing_key};
 
 use crate::fault::Fault;
 use crate::properties::Properties;

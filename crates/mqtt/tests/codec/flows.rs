@@ -195,6 +195,7 @@ impl World {
                     topic: "to/client".into(),
                     qos: *qos,
                     retain: false,
+                    redelivered: false,
                     properties: PropertyList::new(),
                     payload: Bytes::copy_from_slice(&(*tag as u32).to_be_bytes()),
                 };

@@ -26,7 +26,7 @@ use transport::Outbox;
 use super::delivering::Source;
 use super::hub::{Claim, EXCHANGE, Hub, Owner};
 use super::inbox::Inbox;
-use super::kept::{Held, Kept, PendingWill, encode};
+use super::kept::{Held, Kept, PendingWill, Written};
 use super::message::{Incoming, routing_key, to_amqp};
 use super::owed::Owed;
 use super::received::{Note, Partial, received_key};
@@ -61,6 +61,10 @@ pub(super) struct Client {
     pub(super) groups: Vec<Box<str>>,
     pub(super) partial: Vec<Partial>,
     pub(super) moving: Vec<(u64, Lsn)>,
+    /// Whose session it is: the client's user, but for a session without a noted user that has not been taken up yet.
+    session_user: Option<Box<str>>,
+    /// See [`Kept::merged_below`].
+    pub(super) merged_below: u64,
     pub(super) owed: Owed,
     pub(super) waiting: Waiting,
     /// Messages of QoS 2 that the client has, whose PUBREL waits until that is noted.
@@ -68,7 +72,7 @@ pub(super) struct Client {
     /// The session has changed, and is to be written down without anybody's waiting for it.
     pub(super) changed: bool,
     /// Seconds that the session is to outlive the connection; 0 for one that is nobody's business afterwards.
-    expiry: u32,
+    pub(super) expiry: u32,
     /// A bridge takes messages as they were published, and nothing of its own.
     pub(super) is_bridge: bool,
     pub(super) now: Timestamp,
@@ -118,6 +122,7 @@ impl Client {
             outbox: Arc::clone(outbox),
             nudge: Arc::new(Nudge(Arc::clone(outbox))),
             publisher: seat.vhost().publisher(seat.identity()).of(FrontEnd::Mqtt),
+            session_user: Some(seat.identity().user().into()),
             seat,
             published: Vec::new(),
             room: DiskRoom::new(Arc::clone(outbox)),
@@ -131,6 +136,7 @@ impl Client {
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),
+            merged_below: 0,
             owed: Owed::default(),
             waiting: Waiting::default(),
             to_release: Vec::new(),
@@ -169,10 +175,18 @@ impl Client {
 
     /// Takes over what was kept of the session, but for its subscriptions; returns what is for the engine.
     pub(super) fn adopt(&mut self, kept: Kept) -> Session {
-        let Kept { session, held, restored, next_tag, owed, groups, partial, moving, .. } = kept;
+        let Kept {
+            session, held, restored, next_tag, owed, groups, partial, moving, user, merged_below, ..
+        } = kept;
         (self.held, self.restored, self.next_tag, self.groups) = (held, restored, next_tag, groups);
-        (self.owed, self.partial, self.moving) = (owed, partial, moving);
+        (self.owed, self.partial, self.moving, self.session_user) = (owed, partial, moving, user);
+        self.merged_below = merged_below;
         session
+    }
+
+    /// The session has been taken up: from now on it is the user's.
+    pub(super) fn own_session(&mut self) {
+        self.session_user = Some(self.seat.identity().user().into());
     }
 
     /// Whether the session is written down.
@@ -322,14 +336,21 @@ impl Client {
         if !self.is_kept() {
             return None;
         }
-        let value = encode(session, &self.moving, self.expiry, None, None);
+        let value = self.written(session, self.expiry);
         self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
     }
 
     /// Writes down a session from earlier that is to end with this connection: a crash must not bring it back as it was.
     pub(super) fn write_down_mortal(&self, session: &Session) {
-        let value = encode(session, &self.moving, 0, None, None);
+        let value = self.written(session, 0);
         self.hub.put_session(&self.owner, self.vhost(), value);
+    }
+
+    /// The session of an open connection as it is to be written.
+    fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
+        let user = self.session_user.as_deref();
+        let (moving, merged_below) = (&self.moving[..], self.merged_below);
+        Written { session, moving, user, merged_below, expiry, since: None, will: None }.encode()
     }
 
     /// Whether nothing waits for the disk.
@@ -347,6 +368,7 @@ impl Client {
                 session.accepted(packet_id);
             }
         }
+        self.renew_lease(end.session_expiry);
         self.detach_all();
         let will_delay = end.will_delay().unwrap_or_default();
         let user: Box<str> = self.seat.identity().user().into();
@@ -366,6 +388,9 @@ impl Client {
             groups: std::mem::take(&mut self.groups),
             partial: std::mem::take(&mut self.partial),
             moving: std::mem::take(&mut self.moving),
+            user: self.session_user.take(),
+            merged_below: self.merged_below,
+            is_merged: false,
             expiry: end.session_expiry,
             since: self.now,
             will: will.map(|will| PendingWill { will, user, due }),

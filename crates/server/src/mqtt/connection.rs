@@ -11,7 +11,7 @@ use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::client::{Admitted, Client, Refusal};
 use super::delivering::Out;
-use super::hub::{Claim, Hub, Owner};
+use super::hub::{Claim, ForeignSession, Hub, Owner};
 use super::login::{self, Login};
 use super::subscribing::Request;
 use super::waiting::Then;
@@ -205,9 +205,11 @@ impl Connection {
             Err(refused) => return self.refuse(&refused),
         };
         let owner = Arc::new(login.owner());
-        let claim = Claim::new(&self.outbox);
-        if let Some(vhost) = login.vhost() {
-            self.hub.claim(&owner, vhost, &claim);
+        let claim = Claim::new(&self.outbox, Some(login.user().into()));
+        if let Some(vhost) = login.vhost()
+            && let Err(foreign) = self.hub.claim(&owner, vhost, &claim, || login.may_adopt())
+        {
+            return self.refuse_foreign(foreign, &owner, &login);
         }
         self.phase = Phase::Claiming(Box::new(Claiming { login, owner, claim }));
         self.intent = Intent::Pause;
@@ -231,6 +233,21 @@ impl Connection {
             return Err(login::Refused::new(ReasonCode::QuotaExceeded, limit.to_string()));
         }
         Ok(login)
+    }
+
+    /// The session is another user's. Older clients are told what RabbitMQ tells them whose user may not have the session's
+    /// queue (return code 3).
+    fn refuse_foreign(&mut self, _: ForeignSession, owner: &Owner, login: &Login) {
+        let user = login.user();
+        let why =
+            format!("the session of client identifier '{}' is not that of user '{user}'", owner.client_id);
+        self.shared.metrics.logins_refused.add(1);
+        tracing::warn!(connection = self.id, peer = %self.peer, why, "login refused");
+        let reason = match self.engine.version() {
+            mqtt::Version::V5 => ReasonCode::NotAuthorized,
+            mqtt::Version::V31 | mqtt::Version::V311 => ReasonCode::ServerUnavailable,
+        };
+        self.refuse(&login::Refused { reason, why, told: "client identifier in use by another user" });
     }
 
     fn refuse(&mut self, refused: &login::Refused) {
@@ -266,12 +283,17 @@ impl Connection {
         let at = self.shared.clock.timestamp(now);
         let mut client = Box::new(Client::new(&self.shared, &self.hub, &self.outbox, admitted, at));
         let mut session = None;
-        let is_resumed = kept.is_some() && self.engine.wants_session();
         match kept {
-            Some(kept) if self.engine.wants_session() => session = Some(client.adopt(*kept)),
+            // That of a user who has been deleted ends, and so does one whose time, and that of its queue, is over.
+            Some(kept)
+                if self.engine.wants_session() && kept.belongs_to(login.user()) && !kept.is_over(at) =>
+            {
+                session = Some(client.adopt(*kept));
+            }
             Some(kept) => self.hub.end(&owner, client.vhost(), *kept, at),
             None => {}
         }
+        let is_resumed = session.is_some();
         let mut out = Vec::new();
         let dropped = self.engine.accept(session, login.assigned(), now, &mut out);
         self.write(out);
@@ -282,6 +304,7 @@ impl Connection {
             self.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
             return self.fail(Fault::new(reason, "the session cannot be resumed"));
         }
+        client.own_session();
         if client.outlives() {
             client.write_down(self.engine.session());
         } else if is_resumed {

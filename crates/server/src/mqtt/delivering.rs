@@ -7,6 +7,7 @@ use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket};
 use bytes::Bytes;
 use mqtt::server::{Connection as Engine, Output, Undeliverable};
 use mqtt::session::{Message, Stage, Subscription};
+use mqtt::topic::{merged, routing_key_to_topic};
 use mqtt::{Property, PropertyList, QoS};
 use transport::OutBuf;
 
@@ -218,13 +219,19 @@ impl Client {
     fn message_of(&self, kind: Kind, delivery: &Delivery, engine: &Engine) -> Option<Message> {
         let amqp = delivery.message();
         let properties = Properties::decode(amqp.properties()).ok()?;
-        let Some(outgoing) = message::outgoing(amqp.routing_key(), &properties) else {
+        let is_merged = kind == Kind::Own(Class::Qos1) && delivery.position() < self.merged_below;
+        let topic = if is_merged {
+            merged(amqp.routing_key()).into()
+        } else {
+            routing_key_to_topic(amqp.routing_key())
+        };
+        let Some(outgoing) = message::outgoing(topic, &properties) else {
             tracing::debug!(key = amqp.routing_key(), "a routing key that is no topic name is not delivered");
             return None;
         };
         let is_own = outgoing.client_id.as_deref() == Some(&*self.owner.client_id);
         let verdict = match kind {
-            Kind::Own(class) => match self.subscriptions.judge(&outgoing.topic, class, is_own) {
+            Kind::Own(class) => match self.judge(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
                 // Another exchange was bound to the queue, or it was named itself.
                 Match::None if amqp.exchange() != EXCHANGE => {
@@ -232,11 +239,7 @@ impl Client {
                 }
                 Match::None | Match::Drop => return None,
             },
-            Kind::Shared(subscription) => Verdict {
-                qos: subscription.options.qos,
-                retain_as_published: subscription.options.retain_as_published,
-                identifiers: subscription.identifier.into_iter().collect(),
-            },
+            Kind::Shared(subscription) => Verdict::of(&subscription),
         };
         let expires = amqp.traits().expiration.and_then(|_| delivery.expires());
         if expires.is_some_and(|at| at <= self.now) {
@@ -251,9 +254,18 @@ impl Client {
             topic: outgoing.topic.into(),
             qos: outgoing.qos.min(verdict.qos),
             retain: outgoing.retain && verdict.retain_as_published,
+            redelivered: delivery.redelivered(),
             properties: list,
             payload: payload_of(amqp.body()),
         })
+    }
+
+    fn judge(&self, topic: &str, class: Class, is_own: bool, is_merged: bool) -> Match {
+        if is_merged {
+            self.subscriptions.judge_merged(topic, class, is_own)
+        } else {
+            self.subscriptions.judge(topic, class, is_own)
+        }
     }
 
     pub(super) fn own_tag(&mut self) -> u64 {

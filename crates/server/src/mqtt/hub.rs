@@ -2,7 +2,8 @@
 //!
 //! A session belongs to one connection or to nobody. A connection [claims](Hub::claim) it by the client's name; if another
 //! one has it, that one is told to go, and hands it over when it does ([`Hub::release`]). What belongs to nobody is kept
-//! until its time is over ([`Hub::expire`]).
+//! until its time is over ([`Hub::expire`]). A session is its user's: another user who comes by the same name is refused,
+//! and the connection that has the session goes on.
 //!
 //! A virtual host that is deleted takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its connections
 //! may live on for a moment, when another one may have its name: so they bring along which one they mean, and what they
@@ -27,7 +28,7 @@ use transport::Outbox;
 
 use super::MqttConfig;
 use super::disk;
-use super::kept::{Kept, PendingWill, encode};
+use super::kept::{Kept, PendingWill, Written, lease};
 use super::message::{Incoming, routing_key, to_amqp};
 use super::owed;
 use super::received::{self, AfterCrash, Note, Partial};
@@ -38,7 +39,7 @@ use crate::door::Clock;
 pub(super) const EXCHANGE: &str = "amq.topic";
 
 /// The hub's own session, which no connection has: those are numbered from 1.
-const NOBODY: SessionId = SessionId(0);
+pub(super) const NOBODY: SessionId = SessionId(0);
 
 /// Whose session it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,6 +78,8 @@ enum Slot {
 /// One connection's claim to a session.
 pub(super) struct Claim {
     outbox: Arc<Outbox>,
+    /// Who claims it; `None` while a session ends whose user was never noted.
+    user: Option<Box<str>>,
     state: Mutex<ClaimState>,
 }
 
@@ -88,8 +91,8 @@ struct ClaimState {
 }
 
 impl Claim {
-    pub(super) fn new(outbox: &Arc<Outbox>) -> Arc<Self> {
-        Arc::new(Self { outbox: Arc::clone(outbox), state: Mutex::default() })
+    pub(super) fn new(outbox: &Arc<Outbox>, user: Option<Box<str>>) -> Arc<Self> {
+        Arc::new(Self { outbox: Arc::clone(outbox), user, state: Mutex::default() })
     }
 
     /// The session, once it is granted: what was kept of it, if anything was.
@@ -110,6 +113,31 @@ impl Claim {
     fn supersede(&self) {
         self.state.lock().superseded = true;
         self.outbox.nudge();
+    }
+}
+
+/// The session of this name is another user's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ForeignSession;
+
+/// Whose a session is.
+#[derive(PartialEq, Eq)]
+enum Holder {
+    /// There is none.
+    None,
+    /// An earlier version has not noted it.
+    Unknown,
+    User(Box<str>),
+}
+
+impl Sessions {
+    fn holder(&self, owner: &Owner) -> Holder {
+        let user = match self.slots.get(owner) {
+            None => return Holder::None,
+            Some(Slot::Taken { by, .. }) => &by.user,
+            Some(Slot::Kept(kept)) => &kept.user,
+        };
+        user.clone().map_or(Holder::Unknown, Holder::User)
     }
 }
 
@@ -168,11 +196,37 @@ impl Hub {
     }
 
     /// Asks for a session. The claim's outbox is nudged when it is granted, or superseded by another one; at once if the
-    /// virtual host is gone.
-    pub(super) fn claim(&self, owner: &Arc<Owner>, vhost: &VirtualHost, claim: &Arc<Claim>) {
+    /// virtual host is gone. `may_adopt` tells whether the user may have a session whose user was never noted. The session of
+    /// a user that has been deleted is granted, for the claimant to end it.
+    ///
+    /// # Errors
+    /// The session is another user's.
+    pub(super) fn claim(
+        &self,
+        owner: &Arc<Owner>,
+        vhost: &VirtualHost,
+        claim: &Arc<Claim>,
+        may_adopt: impl Fn() -> bool,
+    ) -> Result<(), ForeignSession> {
+        let is_foreign =
+            |holder: &Holder| matches!(holder, Holder::User(user) if claim.user.as_ref() != Some(user));
+        // Users and permissions are asked before the list of sessions is locked: they come first in the order of locks.
+        let holder = self.sessions.lock().holder(owner);
+        match &holder {
+            Holder::User(user) if is_foreign(&holder) && self.broker.has_user(user) => {
+                return Err(ForeignSession);
+            }
+            Holder::Unknown if !may_adopt() => return Err(ForeignSession),
+            _ => {}
+        }
         let mut sessions = self.sessions.lock();
         if vhost.is_gone() {
-            return claim.supersede();
+            claim.supersede();
+            return Ok(());
+        }
+        let current = sessions.holder(owner);
+        if current != holder && is_foreign(&current) {
+            return Err(ForeignSession);
         }
         let slot = sessions.slots.remove(owner);
         let slot = match slot {
@@ -194,6 +248,7 @@ impl Hub {
             }
         };
         sessions.slots.insert(Arc::clone(owner), slot);
+        Ok(())
     }
 
     /// The connection that has a session, or waits for it, is gone. What it leaves goes to whoever waits, or is kept.
@@ -243,7 +298,7 @@ impl Hub {
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             if kept.ends().is_some_and(|end| end <= now) {
                 // A client that comes meanwhile waits, lest its queue be deleted.
-                let by = Claim::new(&Arc::new(Outbox::new(0)));
+                let by = Claim::new(&Arc::new(Outbox::new(0)), kept.user.clone());
                 sessions.slots.insert(Arc::clone(&owner), Slot::Taken { by: Arc::clone(&by), next: None });
                 drop(sessions);
                 self.end(&owner, &vhost, *kept, now);
@@ -287,8 +342,16 @@ impl Hub {
 
     /// Writes a session down that nobody has.
     pub(super) fn write_down(&self, owner: &Owner, vhost: &VirtualHost, kept: &Kept) -> Option<Ticket> {
-        let value = encode(&kept.session, &kept.moving, kept.expiry, Some(kept.since), kept.will.as_ref());
-        self.put_session(owner, vhost, value)
+        let written = Written {
+            session: &kept.session,
+            moving: &kept.moving,
+            user: kept.user.as_deref(),
+            merged_below: kept.merged_below,
+            expiry: kept.expiry,
+            since: Some(kept.since),
+            will: kept.will.as_ref(),
+        };
+        self.put_session(owner, vhost, written.encode())
     }
 
     pub(super) fn put_session(&self, owner: &Owner, vhost: &VirtualHost, value: Vec<u8>) -> Option<Ticket> {
@@ -433,17 +496,26 @@ impl Hub {
                     orphans.push((Section::MqttSessions, key.to_vec()));
                 }
                 Some(([vhost, client_id], mut kept)) => {
+                    let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };
                     if kept.forget_what_did_not_move(store.opened_at()) {
-                        changed.push((vhost.into(), client_id.into()));
+                        changed.push(owner.clone());
                     }
-                    found.insert(Owner { vhost: vhost.into(), client_id: client_id.into() }, kept);
+                    found.insert(owner, kept);
                 }
                 None => wrong = Some(key.to_vec()),
             }
         });
         scanned.map_err(|error| error.to_string())?;
-        for (vhost, client_id) in changed {
-            let owner = Owner { vhost, client_id };
+        let groups_before = self.separate_dots(&mut found, &mut changed, now);
+        // A crash may have left a queue without the time that its session has got; earlier versions gave it none.
+        for (owner, kept) in found.iter().filter(|(_, kept)| kept.expiry > 0) {
+            if let Some(vhost) = self.broker.vhost(&owner.vhost)
+                && let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1))
+            {
+                vhost.set_queue_expires(&queue, lease(kept.expiry), now);
+            }
+        }
+        for owner in changed {
             if let Some((kept, vhost)) = found.get(&owner).zip(self.broker.vhost(&owner.vhost)) {
                 self.write_down(&owner, &vhost, kept);
             }
@@ -458,6 +530,7 @@ impl Hub {
         for (owner, mut kept) in found {
             let shared = kept.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
             kept.groups = shared.map(Into::into).collect();
+            kept.groups.extend(groups_before.get(&owner).into_iter().flatten().cloned());
             for queue in &kept.groups {
                 *sessions.groups.entry((Arc::clone(&owner.vhost), queue.clone())).or_default() += 1;
             }
@@ -516,7 +589,7 @@ fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(),
     let scanned = store.catalogue().scan(Section::MqttOwed, |key, _| {
         let read = owed::read_key(key);
         match read.and_then(|(owner, topic)| Some((found.get_mut(&owner)?, topic))) {
-            Some((kept, topic)) => kept.owed.add(topic, true),
+            Some((kept, topic)) => kept.owed.restore(topic),
             None => nobodys.push(key.to_vec()),
         }
     });

@@ -29,11 +29,24 @@ pub(super) struct Kept {
     /// Messages that came out of a queue which others share, by their tags, and how far the log of messages must have got
     /// for that queue to have let go of them. After a crash before that they are the queue's, and were not sent to the client.
     pub(super) moving: Vec<(u64, Lsn)>,
+    /// The user whose session it is. `None` only for a session that an earlier version wrote, which noted no user: it
+    /// becomes that of the first user who comes for it and may have its queue.
+    pub(super) user: Option<Box<str>>,
+    /// Messages at lower places of the client's queue came from an earlier version, to which `.` and `/` in topics were one;
+    /// 0 if there are none (see [`super::merging`]).
+    pub(super) merged_below: u64,
+    /// An earlier version has written it, and [`super::merging`] has not looked at it yet.
+    pub(super) is_merged: bool,
     /// Seconds that the session outlives its connection; `u32::MAX` for ever.
     pub(super) expiry: u32,
     /// When the connection ended.
     pub(super) since: Timestamp,
     pub(super) will: Option<PendingWill>,
+}
+
+/// `x-expires` of the queue of a session that outlives its connection by so many seconds, in milliseconds; `None` for ever.
+pub(super) fn lease(expiry: u32) -> Option<u64> {
+    (expiry != u32::MAX).then(|| u64::from(expiry) * 1000)
 }
 
 /// A delivery that is not settled.
@@ -66,15 +79,28 @@ impl Kept {
             groups: Vec::new(),
             partial: Vec::new(),
             moving: Vec::new(),
+            user: None,
+            merged_below: 0,
+            is_merged: false,
             expiry: 0,
             since: Timestamp::default(),
             will: None,
         }
     }
 
+    /// Whether a user may take it up.
+    pub(super) fn belongs_to(&self, user: &str) -> bool {
+        self.user.as_deref().is_none_or(|own| own == user)
+    }
+
     /// When the session ends, if ever.
     pub(super) fn ends(&self) -> Option<Timestamp> {
-        (self.expiry != u32::MAX).then(|| self.since.after(u64::from(self.expiry) * 1000))
+        lease(self.expiry).map(|lease| self.since.after(lease))
+    }
+
+    /// Whether it has ended by `now`, though nobody has seen to that yet.
+    pub(super) fn is_over(&self, now: Timestamp) -> bool {
+        self.ends().is_some_and(|end| end <= now)
     }
 
     /// When something is to be done with it.
@@ -82,18 +108,25 @@ impl Kept {
         self.will.as_ref().map(|will| will.due).into_iter().chain(self.ends()).min()
     }
 
-    /// What [`encode`] wrote; `None` if it is not well-formed. A session whose connection was open when the server went is
+    /// What [`Written::encode`] wrote; `None` if it is not well-formed. A session whose connection was open when the server went is
     /// without one since `now`.
     pub(super) fn decode(octets: &[u8], now: Timestamp) -> Option<Self> {
         let (&[form], rest) = octets.split_first_chunk()?;
         let (expiry, rest) = rest.split_first_chunk()?;
         let (since, mut rest) = rest.split_first_chunk()?;
         let will = take_will(&mut rest)?;
-        let moving = match form {
-            WITHOUT_MOVING => Vec::new(),
-            FORM => take_moving(&mut rest)?,
+        let (user, merged_below) = match form {
+            // The user of a will is that of its session.
+            WITHOUT_MOVING | WITHOUT_USER => (will.as_ref().map(|will| will.user.clone()), 0),
+            FORM => {
+                let user = Some(take_text(&mut rest)?).filter(|user| !user.is_empty()).map(Into::into);
+                let (merged_below, after) = rest.split_first_chunk()?;
+                rest = after;
+                (user, u64::from_be_bytes(*merged_below))
+            }
             _ => return None,
         };
+        let moving = if form == WITHOUT_MOVING { Vec::new() } else { take_moving(&mut rest)? };
         let session = Session::decode(rest).ok()?;
         let restored: HashSet<u64> = session.in_flight().map(|entry| entry.tag).collect();
         let next_tag = restored.iter().copied().filter(|tag| *tag >= OWN_TAGS).max();
@@ -107,6 +140,9 @@ impl Kept {
             since,
             will,
             moving,
+            user,
+            merged_below,
+            is_merged: form != FORM,
             ..Self::new()
         })
     }
@@ -120,36 +156,50 @@ impl Kept {
     }
 }
 
-/// Appends a session as it is to be kept. `since` is when its connection ended, if it has.
-pub(super) fn encode(
-    session: &Session,
-    moving: &[(u64, Lsn)],
-    expiry: u32,
-    since: Option<Timestamp>,
-    will: Option<&PendingWill>,
-) -> Vec<u8> {
-    let mut octets = vec![FORM];
-    octets.extend_from_slice(&expiry.to_be_bytes());
-    octets.extend_from_slice(&since.map_or(0, |since| since.0).to_be_bytes());
-    match will {
-        None => octets.push(0),
-        Some(PendingWill { will, user, due }) => {
-            octets.extend_from_slice(&[1, will.qos as u8, u8::from(will.retain)]);
-            octets.extend_from_slice(&due.0.to_be_bytes());
-            let properties = will.properties.as_properties();
-            for part in [user.as_bytes(), will.topic.as_bytes(), properties.octets(), &will.payload] {
-                octets.extend_from_slice(&(part.len() as u32).to_be_bytes());
-                octets.extend_from_slice(part);
+/// A session as it is to be written.
+pub(super) struct Written<'a> {
+    pub(super) session: &'a Session,
+    pub(super) moving: &'a [(u64, Lsn)],
+    pub(super) user: Option<&'a str>,
+    pub(super) merged_below: u64,
+    pub(super) expiry: u32,
+    /// When its connection ended, if it has.
+    pub(super) since: Option<Timestamp>,
+    pub(super) will: Option<&'a PendingWill>,
+}
+
+impl Written<'_> {
+    /// The bytes for the disk.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![FORM];
+        bytes.extend_from_slice(&self.expiry.to_be_bytes());
+        bytes.extend_from_slice(&self.since.map_or(0, |since| since.0).to_be_bytes());
+        match self.will {
+            None => bytes.push(0),
+            Some(PendingWill { will, user, due }) => {
+                bytes.extend_from_slice(&[1, will.qos as u8, u8::from(will.retain)]);
+                bytes.extend_from_slice(&due.0.to_be_bytes());
+                let properties = will.properties.as_properties();
+                for part in [user.as_bytes(), will.topic.as_bytes(), properties.octets(), &will.payload] {
+                    put(&mut bytes, part);
+                }
             }
         }
+        put(&mut bytes, self.user.unwrap_or_default().as_bytes());
+        bytes.extend_from_slice(&self.merged_below.to_be_bytes());
+        bytes.extend_from_slice(&(self.moving.len() as u32).to_be_bytes());
+        for (tag, until) in self.moving {
+            bytes.extend_from_slice(&tag.to_be_bytes());
+            bytes.extend_from_slice(&until.0.to_be_bytes());
+        }
+        self.session.encode_exactly_once(&mut bytes);
+        bytes
     }
-    octets.extend_from_slice(&(moving.len() as u32).to_be_bytes());
-    for (tag, until) in moving {
-        octets.extend_from_slice(&tag.to_be_bytes());
-        octets.extend_from_slice(&until.0.to_be_bytes());
-    }
-    session.encode_exactly_once(&mut octets);
-    octets
+}
+
+fn put(bytes: &mut Vec<u8>, part: &[u8]) {
+    bytes.extend_from_slice(&(part.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(part);
 }
 
 fn take_moving(rest: &mut &[u8]) -> Option<Vec<(u64, Lsn)>> {
@@ -199,9 +249,12 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
 }
 
 /// First octet of what is written, so that another form can be told from this one.
-const FORM: u8 = 2;
+const FORM: u8 = 3;
 
-/// As it was before messages were noted that are between their queue and the session.
+/// As it was before the user was noted, and when `.` and `/` in topics were one.
+const WITHOUT_USER: u8 = 2;
+
+/// As it was before messages were noted that are between their queue and the session, either.
 const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]
@@ -230,16 +283,46 @@ mod tests {
         let options = SubscribeOptions::of_qos(QoS::ExactlyOnce);
         session.subscribe("a/#", Subscription { options, identifier: Some(7) });
         let moving = [(OWN_TAGS, Lsn(7))];
-        let octets = encode(&session, &moving, 60, Some(Timestamp(1000)), Some(&will));
+        let written = Written {
+            session: &session,
+            moving: &moving,
+            user: Some("alice"),
+            merged_below: 7,
+            expiry: 60,
+            since: Some(Timestamp(1000)),
+            will: Some(&will),
+        };
+        let octets = written.encode();
         let kept = Kept::decode(&octets, Timestamp(9)).unwrap();
+        assert!(kept.belongs_to("alice") && !kept.belongs_to("guest"));
+        assert_eq!((kept.merged_below, kept.is_merged), (7, false));
         assert!(kept.session.subscriptions().eq(session.subscriptions()));
         assert_eq!((kept.ends(), kept.due()), (Some(Timestamp(61_000)), Some(Timestamp(1500))));
-        assert_eq!((kept.will, kept.moving), (Some(will), moving.to_vec()));
+        assert_eq!((kept.will.as_ref(), kept.moving), (Some(&will), moving.to_vec()));
         for cut in 0..octets.len() {
             assert!(Kept::decode(&octets[..cut], Timestamp(9)).is_none(), "{cut} octets");
         }
-        let open = encode(&session, &[], u32::MAX, None, None);
-        let kept = Kept::decode(&open, Timestamp(9)).unwrap();
+        let open = Written { expiry: u32::MAX, since: None, will: None, moving: &[], ..written };
+        let kept = Kept::decode(&open.encode(), Timestamp(9)).unwrap();
         assert_eq!((kept.since, kept.due()), (Timestamp(9), None));
+    }
+
+    #[test]
+    fn a_session_of_an_earlier_version_is_read_and_has_a_user_if_its_will_has() {
+        let mut session = Session::new();
+        session.subscribe("a/#", Subscription { options: SubscribeOptions::default(), identifier: None });
+        let mut rest = Vec::new();
+        session.encode_exactly_once(&mut rest);
+        let expiry = 60_u32.to_be_bytes();
+        let since = 1000_u64.to_be_bytes();
+        let with_moving = [&[WITHOUT_USER][..], &expiry, &since, &[0], &[0; 4], &rest].concat();
+        let without = [&[WITHOUT_MOVING][..], &expiry, &since, &[0], &rest].concat();
+        let will = [&[1, 0, 0][..], &[0; 8], &[0, 0, 0, 5], b"guest", &[0, 0, 0, 1], b"t", &[0; 8]].concat();
+        let with_will = [&[WITHOUT_USER][..], &expiry, &since, &will, &[0; 4], &rest].concat();
+        for (octets, user) in [(with_moving, None), (without, None), (with_will, Some("guest"))] {
+            let kept = Kept::decode(&octets, Timestamp(9)).unwrap();
+            assert_eq!((kept.user.as_deref(), kept.is_merged), (user, true));
+            assert!(kept.session.subscriptions().eq(session.subscriptions()));
+        }
     }
 }

@@ -10,7 +10,7 @@ use mqtt::server::split_user_name;
 use transport::Peer;
 
 use super::MqttConfig;
-use super::hub::{Hub, Owner, QUEUE_PREFIX};
+use super::hub::{Hub, Owner, QUEUE_PREFIX, queue_name};
 use super::message::{Incoming, MAX_SHORT, Untold, routing_key, to_amqp};
 
 /// Longest client identifier: with what stands around it, it is the name of a queue.
@@ -147,6 +147,15 @@ impl Login {
     /// The virtual host, once the client may come in.
     pub(super) fn vhost(&self) -> Option<&Arc<VirtualHost>> {
         self.seat.as_ref().map(Seat::vhost)
+    }
+
+    /// Whether the user may have a session of this client that an earlier version wrote, which noted no user: whoever may
+    /// delete its queue and read from it.
+    pub(super) fn may_adopt(&self) -> bool {
+        let queue = queue_name(&self.client_id, 1);
+        self.seat.as_ref().is_some_and(|seat| {
+            seat.check_delete_queue(&queue).is_ok() && seat.check_read_queue(&queue).is_ok()
+        })
     }
 
     pub(super) fn take_seat(&mut self) -> Option<Seat> {

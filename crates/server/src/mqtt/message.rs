@@ -4,7 +4,7 @@
 //!
 //! | MQTT | AMQP |
 //! |---|---|
-//! | topic | routing key on amq.topic, `/` as `.` |
+//! | topic | routing key on amq.topic, `/` as `.` and `.` as `/` |
 //! | QoS | delivery_mode, header `x-mqtt-publish-qos` |
 //! | DUP | header `x-mqtt-dup` |
 //! | RETAIN | header `x-mqtt-retain`, when it is set |
@@ -156,8 +156,7 @@ fn is_reserved(name: &str) -> bool {
 
 /// Reads what matters for delivering a message, whatever the client's version. `None` if its topic is none that MQTT knows:
 /// it has a wildcard, or is empty.
-pub(super) fn outgoing(routing_key: &str, properties: &Properties<'_>) -> Option<Outgoing> {
-    let topic = routing_key_to_topic(routing_key);
+pub(super) fn outgoing(topic: String, properties: &Properties<'_>) -> Option<Outgoing> {
     check_name(&topic).ok().filter(|()| !topic.contains('\0'))?;
     let mut outgoing = Outgoing { topic, qos: QoS::AtLeastOnce, retain: false, client_id: None };
     if let Some(headers) = properties.headers.filter(|headers| !headers.is_empty()) {
@@ -259,7 +258,7 @@ mod tests {
             Incoming { qos: QoS::ExactlyOnce, dup: false, retain: true, properties, client_id: Some("me") };
         let octets = to_amqp(&message).unwrap();
         let amqp = Properties::decode(&octets).unwrap();
-        let outgoing = outgoing("a.b", &amqp).unwrap();
+        let outgoing = outgoing("a/b".to_owned(), &amqp).unwrap();
         assert_eq!((outgoing.topic.as_str(), outgoing.qos, outgoing.retain), ("a/b", QoS::ExactlyOnce, true));
         assert_eq!(outgoing.client_id.as_deref(), Some("me"));
         to_mqtt(&amqp, left)
@@ -363,7 +362,7 @@ mod tests {
         .collect();
         let encoded = table.encode();
         let properties = Properties::default().with_headers(RawTable::check(&encoded).unwrap());
-        assert_eq!(outgoing("a", &properties).unwrap().qos, QoS::AtLeastOnce);
+        assert_eq!(outgoing("a".to_owned(), &properties).unwrap().qos, QoS::AtLeastOnce);
         let expected = PropertyList::new()
             .with(Property::UserProperty("text", "t"))
             .with(Property::UserProperty("number", "-5"))
@@ -374,7 +373,7 @@ mod tests {
     #[test]
     fn a_routing_key_that_is_no_topic_name_is_no_message_of_mqtt() {
         for key in ["", "a.+", "a.#", "a\0"] {
-            assert!(outgoing(key, &Properties::default()).is_none(), "{key:?}");
+            assert!(outgoing(routing_key_to_topic(key), &Properties::default()).is_none(), "{key:?}");
         }
     }
 }

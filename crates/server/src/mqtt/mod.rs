@@ -3,7 +3,8 @@
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
 //! - [`client`]: what the broker has for it; [`subscribing`], [`delivering`], [`owing`], [`subscriptions`], [`inbox`], [`waiting`].
-//! - [`hub`]: the sessions of all clients; [`kept`]: one of them between two connections.
+//! - [`hub`]: the sessions of all clients; [`kept`]: one of them between two connections. [`merging`]: what earlier
+//!   versions have left of theirs.
 //! - [`message`]: messages of MQTT as messages of AMQP, and back. [`retained`]: retained messages, and [`owed`]: those that a
 //!   client is to be sent. [`received`]: messages of QoS 2 that clients have not released.
 //!
@@ -20,6 +21,7 @@ mod hub;
 mod inbox;
 mod kept;
 mod login;
+mod merging;
 mod message;
 mod owed;
 mod owing;

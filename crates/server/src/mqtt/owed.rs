@@ -3,8 +3,9 @@
 //!
 //! Topics are noted, not messages: what is sent is what is retained when it is sent. Of a message that has been replaced
 //! meanwhile the client gets the later one, of one that has been cleared nothing, and no old message is kept for a client that
-//! takes its time. A topic is owed once, however many subscriptions match it and however often a client subscribes: what a
-//! client can heap up here is bounded by what is retained.
+//! takes its time. Each filter that matches a topic is owed a copy of its own (section 3.3.1.3), however often a client
+//! subscribes with it. What a client can heap up here is bounded: by what is retained, and by [`MOST_COPIES`] beyond a copy of
+//! each; above that, and after a restart, one copy of a topic stands for all filters that match.
 //!
 //! What a session that outlives its connection is owed at QoS 1 and 2 is on disk ([`broker::Section::MqttOwed`]) before its
 //! SUBACK: at QoS 1 until the client has acknowledged it, at QoS 2 until the session has it.
@@ -18,20 +19,60 @@ use super::hub::Owner;
 /// What one client is owed.
 #[derive(Default)]
 pub(super) struct Owed {
-    /// Topics whose message is to be sent, and whether they are on disk.
-    topics: BTreeMap<Arc<str>, bool>,
+    /// Topics whose message is to be sent.
+    topics: BTreeMap<Arc<str>, OwedTopic>,
     /// How many of them are on disk.
     noted: usize,
+    /// Filters of all topics, beyond one for each.
+    more_copies: usize,
     /// Topics that are on disk and whose message was sent at QoS 1, by its tag. No more than the client's window.
     sent: Vec<(u64, Arc<str>)>,
 }
 
+#[derive(Default)]
+struct OwedTopic {
+    /// It is on disk, or will be.
+    is_noted: bool,
+    /// It was owed before a restart, and may have been sent then.
+    is_redelivered: bool,
+    /// Each of them is to be sent a copy; if there is none, one copy is for all filters that match.
+    filters: Vec<Arc<str>>,
+}
+
+/// A copy of a retained message that is to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OwedCopy {
+    pub(super) topic: Arc<str>,
+    pub(super) is_noted: bool,
+    pub(super) is_redelivered: bool,
+    /// The subscription that is to have it; `None` for all that match.
+    pub(super) filter: Option<Arc<str>>,
+}
+
 impl Owed {
-    /// Notes a topic; `is_noted` tells that it is on disk, or will be.
-    pub(super) fn add(&mut self, topic: Arc<str>, is_noted: bool) {
+    /// Notes a topic that a subscription has matched; `is_noted` tells that it is on disk, or will be.
+    pub(super) fn add(&mut self, topic: Arc<str>, is_noted: bool, filter: &Arc<str>) {
+        let is_new = !self.topics.contains_key(&topic);
         let before = self.topics.entry(topic).or_default();
-        self.noted += usize::from(is_noted && !*before);
-        *before |= is_noted;
+        self.noted += usize::from(is_noted && !before.is_noted);
+        before.is_noted |= is_noted;
+        if is_new {
+            before.filters.push(Arc::clone(filter));
+        } else if before.filters.is_empty() || before.filters.contains(filter) {
+            // A copy for it is owed already.
+        } else if self.more_copies < MOST_COPIES {
+            before.filters.push(Arc::clone(filter));
+            self.more_copies += 1;
+        } else {
+            self.more_copies -= before.filters.len() - 1;
+            before.filters = Vec::new();
+        }
+    }
+
+    /// Takes in a topic that is on disk from before a restart.
+    pub(super) fn restore(&mut self, topic: Arc<str>) {
+        let restored = OwedTopic { is_noted: true, is_redelivered: true, filters: Vec::new() };
+        self.noted += usize::from(self.topics.insert(topic, restored).is_none());
     }
 
     /// Whether another topic may be noted on disk.
@@ -39,16 +80,26 @@ impl Owed {
         self.noted + self.sent.len() < MOST_NOTED
     }
 
-    /// The topic whose message is the next to be sent.
-    pub(super) fn first(&self) -> Option<&Arc<str>> {
-        self.topics.first_key_value().map(|(topic, _)| topic)
+    /// The copy that is the next to be sent.
+    pub(super) fn first(&self) -> Option<OwedCopy> {
+        let (topic, owed) = self.topics.first_key_value()?;
+        Some(OwedCopy {
+            topic: Arc::clone(topic),
+            is_noted: owed.is_noted,
+            is_redelivered: owed.is_redelivered,
+            filter: owed.filters.first().cloned(),
+        })
     }
 
-    /// Takes it out, to be sent; and whether it is on disk.
-    pub(super) fn take_first(&mut self) -> Option<(Arc<str>, bool)> {
-        let first = self.topics.pop_first();
-        self.noted -= usize::from(matches!(first, Some((_, true))));
-        first
+    /// Takes it out: it is being sent.
+    pub(super) fn pop_first(&mut self) {
+        let Some(mut first) = self.topics.first_entry() else { return };
+        if first.get().filters.len() > 1 {
+            first.get_mut().filters.remove(0);
+            self.more_copies -= 1;
+            return;
+        }
+        self.noted -= usize::from(first.remove().is_noted);
     }
 
     /// The message of a topic that is on disk was sent at QoS 1.
@@ -64,7 +115,7 @@ impl Owed {
 
     /// Whether a topic is to stay on disk: it may have come to be owed again.
     pub(super) fn needs(&self, topic: &str) -> bool {
-        self.topics.get(topic).is_some_and(|is_noted| *is_noted)
+        self.topics.get(topic).is_some_and(|owed| owed.is_noted)
             || self.sent.iter().any(|(_, sent)| **sent == *topic)
     }
 
@@ -77,6 +128,9 @@ impl Owed {
 /// Topics that one client may be owed on disk at a time. They are written before anybody's next confirm: more of them, for a
 /// subscription to everything, would hold that up. What goes beyond is owed for as long as the connection lasts.
 const MOST_NOTED: usize = 10_000;
+
+/// Copies that one client may be owed beyond one of each topic, for filters that overlap: some 16 bytes each.
+const MOST_COPIES: usize = 10_000;
 
 /// The key of what a client is owed of one topic.
 pub(super) fn owed_key(owner: &Owner, topic: &str) -> Vec<u8> {
@@ -93,28 +147,65 @@ pub(super) fn read_key(key: &[u8]) -> Option<(Owner, Arc<str>)> {
 mod tests {
     use super::*;
 
+    fn add(owed: &mut Owed, topic: &str, is_noted: bool, filter: &str) {
+        owed.add(topic.into(), is_noted, &filter.into());
+    }
+
+    fn take_first(owed: &mut Owed) -> OwedCopy {
+        let first = owed.first().unwrap();
+        owed.pop_first();
+        first
+    }
+
     #[test]
-    fn a_topic_is_owed_once_and_stays_noted_until_nobody_waits_for_it() {
+    fn a_topic_is_owed_once_to_a_filter_and_stays_noted_until_nobody_waits_for_it() {
         let mut owed = Owed::default();
         for is_noted in [false, true, false] {
-            owed.add("t".into(), is_noted);
+            add(&mut owed, "t", is_noted, "t");
         }
-        let (topic, is_noted) = owed.take_first().unwrap();
+        let OwedCopy { topic, is_noted, .. } = take_first(&mut owed);
         assert!(is_noted && owed.first().is_none() && !owed.needs("t"));
         owed.sent(7, topic);
         assert!(owed.needs("t") && !owed.is_empty());
         // It is subscribed again before it is acknowledged.
-        owed.add("t".into(), true);
+        add(&mut owed, "t", true, "t");
         assert_eq!((owed.acknowledged(8), owed.acknowledged(7).as_deref()), (None, Some("t")));
         assert!(owed.needs("t"));
-        owed.take_first();
+        take_first(&mut owed);
         assert!(!owed.needs("t") && owed.is_empty());
+    }
+
+    #[test]
+    fn each_filter_is_owed_a_copy_and_above_the_limit_one_is_for_all() {
+        let mut owed = Owed::default();
+        for filter in ["#", "t", "+", "t"] {
+            add(&mut owed, "t", true, filter);
+        }
+        let filters = |owed: &mut Owed| take_first(owed).filter.map(|filter| filter.to_string());
+        for expected in ["#", "t", "+"] {
+            assert!(owed.needs("t"));
+            assert_eq!(filters(&mut owed).as_deref(), Some(expected));
+        }
+        assert!(owed.is_empty() && !owed.needs("t") && owed.more_copies == 0);
+        for number in 0..=MOST_COPIES {
+            add(&mut owed, "t", true, &number.to_string());
+        }
+        add(&mut owed, "u", true, "u");
+        assert_eq!((owed.more_copies, owed.topics.len()), (MOST_COPIES, 2));
+        add(&mut owed, "t", true, "one more");
+        assert_eq!((owed.more_copies, filters(&mut owed)), (0, None));
+        assert_eq!(filters(&mut owed).as_deref(), Some("u"));
+        owed.restore("r".into());
+        add(&mut owed, "r", true, "#");
+        let copy = take_first(&mut owed);
+        assert!(copy.is_redelivered && copy.filter.is_none() && owed.is_empty());
+        assert_eq!((owed.noted, owed.more_copies), (0, 0));
     }
 
     #[test]
     fn what_is_owed_for_the_moment_need_not_be_on_disk() {
         let mut owed = Owed::default();
-        owed.add("t".into(), false);
+        add(&mut owed, "t", false, "t");
         assert!(!owed.needs("t") && !owed.is_empty());
     }
 
@@ -123,11 +214,11 @@ mod tests {
         let mut owed = Owed::default();
         for number in 0..MOST_NOTED {
             assert!(owed.may_note());
-            owed.add(number.to_string().into(), true);
-            owed.add(number.to_string().into(), true);
+            add(&mut owed, &number.to_string(), true, "#");
+            add(&mut owed, &number.to_string(), true, "#");
         }
         assert!(!owed.may_note());
-        let (topic, _) = owed.take_first().unwrap();
+        let OwedCopy { topic, .. } = take_first(&mut owed);
         assert!(owed.may_note());
         owed.sent(1, topic);
         assert!(!owed.may_note(), "until it is acknowledged");

@@ -10,7 +10,7 @@ use mqtt::{Property, QoS};
 use super::client::Client;
 use super::delivering::{Noted, Out};
 use super::message::left;
-use super::owed::owed_key;
+use super::owed::{OwedCopy, owed_key};
 use super::retained::RetainedMessage;
 use super::subscriptions::Verdict;
 
@@ -25,13 +25,20 @@ impl Client {
         }
         let retained = self.hub.retained(self.vhost());
         let mut for_nothing = 0;
-        while let Some(topic) = self.owed.first() {
+        while let Some(OwedCopy { topic, is_noted, is_redelivered, filter }) = self.owed.first() {
             if for_nothing == MOST_FOR_NOTHING {
                 return self.outbox.nudge();
             }
             // There is none any more, or nobody who wants it.
-            let found = retained.get(topic, self.now).zip(self.subscriptions.judge_retained(topic));
-            let copy = found.map(|(message, verdict)| self.copy_of(&message, &verdict));
+            let verdict = match filter {
+                Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
+                None => self.subscriptions.judge_retained(&topic),
+            };
+            let found = retained.get(&topic, self.now).zip(verdict);
+            let copy = found.map(|(message, verdict)| Message {
+                redelivered: is_redelivered,
+                ..self.copy_of(&message, &verdict)
+            });
             let qos = copy.as_ref().map_or(QoS::AtMostOnce, |copy| copy.qos);
             if !self.has_room(noted) || (qos != QoS::AtMostOnce && engine.room() == 0) {
                 return;
@@ -41,7 +48,7 @@ impl Client {
                 // The connection is over.
                 return;
             }
-            let Some((topic, is_noted)) = self.owed.take_first() else { return };
+            self.owed.pop_first();
             for_nothing += usize::from(sent.is_none());
             match sent {
                 _ if !is_noted => {}
@@ -67,6 +74,7 @@ impl Client {
             topic: (*message.topic).into(),
             qos: verdict.qos.min(message.qos),
             retain: true,
+            redelivered: false,
             properties,
             payload: message.payload.clone(),
         }

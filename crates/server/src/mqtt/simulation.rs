@@ -1,10 +1,12 @@
 //! Whole conversations of MQTT clients with the embedded broker, stepped without sockets.
 
 mod deleted_vhost;
+mod dots;
 mod million;
 mod owed;
 mod sessions;
 mod torn;
+mod users;
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use amqp::RawTable;
+use amqp::{FieldTable, FieldValue, RawTable};
 use broker::{Binding, BrokerError, ConsumerSpec, Queue, QueueDeclare, Section, Ticket};
 use mqtt::packet::SubscribeOptions;
 use mqtt::server::{Connection as Engine, SubscribeEvent};
@@ -15,6 +15,8 @@ use mqtt::{QoS, ReasonCode};
 use super::client::{Client, Refusal};
 use super::delivering::{Kind, Source};
 use super::hub::{EXCHANGE, group_queue, queue_name};
+use super::kept::lease;
+use super::merging::merged_group_queue;
 use super::message::MAX_SHORT;
 use super::owed::owed_key;
 use super::subscriptions::Class;
@@ -156,7 +158,12 @@ impl Client {
         }
         let found = self.vhost().queue(self.session_id, name).ok();
         let (queue, ticket) = match found.filter(|_| kind != Kind::Own(Class::Qos0)) {
-            // Shared with others, or from an earlier connection, which may have been about another time of expiry.
+            // From an earlier connection, whose session may have been about another time of expiry.
+            Some(queue) if kind == Kind::Own(Class::Qos1) => {
+                let ticket = self.set_lease(&queue, self.expiry);
+                (queue, ticket)
+            }
+            // Shared with others.
             Some(queue) => (queue, Ticket::default()),
             None => self.declare(name, kind)?,
         };
@@ -170,9 +177,33 @@ impl Client {
             Kind::Own(Class::Qos1) => (true, !self.outlives()),
             Kind::Shared(_) => (self.outlives(), false),
         };
-        let declare = QueueDeclare { name, durable, auto_delete, ..QueueDeclare::default() };
+        // The session's time is its queue's, as in RabbitMQ. Queues of groups go with the last session.
+        let is_leased = kind == Kind::Own(Class::Qos1) && self.outlives();
+        let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
+        let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
+        let arguments = expires.into_iter().collect::<FieldTable>().encode();
+        let arguments = RawTable::check(&arguments).unwrap_or_default();
+        let declare = QueueDeclare { name, durable, auto_delete, arguments, ..QueueDeclare::default() };
         let declared = self.seat.declare_queue(self.session_id, &declare, self.now)?;
         Ok((declared.queue, declared.ticket))
+    }
+
+    /// Makes a queue of the session last as long as it. Returns what to wait for.
+    fn set_lease(&self, queue: &Arc<Queue>, expiry: u32) -> Ticket {
+        if expiry == 0 || queue.properties().auto_delete {
+            // It goes with the connection.
+            return Ticket::default();
+        }
+        self.vhost().set_queue_expires(queue, lease(expiry), self.now)
+    }
+
+    /// The client has changed the time of its session with its last words.
+    pub(super) fn renew_lease(&self, expiry: u32) {
+        if expiry != self.expiry
+            && let Ok(queue) = self.vhost().queue(self.session_id, &self.queue_of(Class::Qos1))
+        {
+            self.set_lease(&queue, expiry);
+        }
     }
 
     fn consume(&mut self, queue: &Arc<Queue>, kind: Kind) -> Result<(), BrokerError> {
@@ -215,7 +246,7 @@ impl Client {
                 continue;
             };
             if is_shared {
-                self.leave_group(&filter);
+                self.leave_group(&filter, engine);
             } else {
                 self.subscriptions.remove(&filter);
                 ticket = ticket.max(self.unbind(&filter, Class::of(before.options.qos)));
@@ -242,12 +273,22 @@ impl Client {
         self.vhost().unbind_queue(self.session_id, &binding).ok()
     }
 
-    fn leave_group(&mut self, filter: &str) {
-        let Some(name) = group_queue(filter) else { return };
-        self.detach(&name);
-        if let Some(at) = self.groups.iter().position(|group| **group == *name) {
-            self.groups.swap_remove(at);
-            self.hub.leave_group(&self.owner, self.vhost(), &name);
+    /// The queue that an earlier version has made for a shared subscription, if the session still shares it.
+    fn group_queue_before(&self, filter: &str, engine: &Engine) -> Option<String> {
+        let name = merged_group_queue(filter)?;
+        let mut filters = engine.session().subscriptions().map(|(filter, _)| filter);
+        let is_before = !filters.any(|other| group_queue(other).is_some_and(|queue| queue == name));
+        (is_before && self.groups.iter().any(|group| **group == *name)).then_some(name)
+    }
+
+    fn leave_group(&mut self, filter: &str, engine: &Engine) {
+        let before = self.group_queue_before(filter, engine);
+        for name in group_queue(filter).into_iter().chain(before) {
+            if let Some(at) = self.groups.iter().position(|group| **group == *name) {
+                self.detach(&name);
+                self.groups.swap_remove(at);
+                self.hub.leave_group(&self.owner, self.vhost(), &name);
+            }
         }
     }
 
@@ -262,6 +303,11 @@ impl Client {
             self.establish(&filter, subscription, engine)?;
             if !is_shared(&filter, engine) {
                 self.subscriptions.insert(&filter, subscription);
+            } else if let Some(name) = self.group_queue_before(&filter, engine)
+                && self.vhost().queue(self.session_id, &name).is_ok()
+            {
+                // What an earlier version has queued for the group.
+                self.attach(&name, Kind::Shared(subscription))?;
             }
         }
         // Messages from before all its subscriptions were changed to QoS 0 are the client's still.
@@ -276,6 +322,7 @@ impl Client {
     fn owe_retained(&mut self, request: &Request) -> Option<Ticket> {
         let filter = TopicFilter::parse(&request.text, false).ok()?;
         let messages = self.hub.retained(self.vhost()).matching(&filter, self.now);
+        let filter: Arc<str> = (*request.text).into();
         let mut ticket = None;
         for message in messages {
             let is_needed = self.owed.needs(&message.topic);
@@ -287,7 +334,7 @@ impl Client {
                 let noted = self.vhost().note(|catalogue| catalogue.put(Section::MqttOwed, key, Vec::new()));
                 ticket = ticket.max(noted);
             }
-            self.owed.add(Arc::clone(&message.topic), is_noted);
+            self.owed.add(Arc::clone(&message.topic), is_noted, &filter);
         }
         ticket
     }

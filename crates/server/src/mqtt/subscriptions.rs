@@ -1,34 +1,22 @@
 //! Which of a client's subscriptions a message belongs to.
-//!
-//! A topic's way through AMQP is not without loss: `/` and `.` become one. So filters are compared in the form in which
-//! topics come back from there.
 
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
-use mqtt::topic::{TopicFilter, filter_to_binding_key, routing_key_to_topic};
+use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
 /// A client's subscriptions that are not shared, found by topic. Those without wildcards are found at once, the others by one
 /// look for each shape that there is, of which clients have few however many filters they have.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
-    /// By their filters in the form in which they come back.
-    entries: HashMap<Box<str>, Vec<Entry>>,
+    /// By their filters.
+    entries: HashMap<Box<str>, Subscription>,
     /// Shapes of filters with wildcards, and how many have each.
     shapes: HashMap<Box<str>, usize>,
-    /// The same of filters as they were sent, of those with dots alone: their levels are other ones.
-    dotted: HashMap<Box<str>, usize>,
     /// How many want nothing of the client's own.
     no_local: usize,
     /// How many have a level `*`, which is a letter to MQTT and a wildcard to AMQP.
     stars: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    /// As it was sent.
-    filter: Box<str>,
-    subscription: Subscription,
 }
 
 /// Which of a client's two queues a subscription's messages go through, as in RabbitMQ.
@@ -47,6 +35,17 @@ pub(super) struct Verdict {
     /// RETAIN of the publisher is told.
     pub(super) retain_as_published: bool,
     pub(super) identifiers: Vec<u32>,
+}
+
+impl Verdict {
+    /// By one subscription alone.
+    pub(super) fn of(subscription: &Subscription) -> Self {
+        Self {
+            qos: subscription.options.qos,
+            retain_as_published: subscription.options.retain_as_published,
+            identifiers: subscription.identifier.into_iter().collect(),
+        }
+    }
 }
 
 /// What becomes of a message.
@@ -70,59 +69,40 @@ impl Subscriptions {
     /// Notes a subscription, in place of one with the same filter.
     pub(super) fn insert(&mut self, filter: &str, subscription: Subscription) {
         self.remove(filter);
-        let canonical = canonical(filter);
-        for (shapes, shape) in self.shapes_of(filter, &canonical) {
-            *shapes.entry_ref(shape.as_str()).or_default() += 1;
+        if let Some(shape) = shape(filter) {
+            *self.shapes.entry_ref(shape.as_str()).or_default() += 1;
         }
         self.no_local += usize::from(subscription.options.no_local);
-        self.stars += usize::from(has_star(&canonical));
-        let entry = Entry { filter: filter.into(), subscription };
-        let same = self.entries.entry_ref(canonical.as_str()).or_default();
-        // There is nearly always one.
-        same.reserve_exact(1);
-        same.push(entry);
+        self.stars += usize::from(has_star(filter));
+        self.entries.insert(filter.into(), subscription);
     }
 
     pub(super) fn remove(&mut self, filter: &str) {
-        let canonical = canonical(filter);
-        let Some(entries) = self.entries.get_mut(canonical.as_str()) else { return };
-        let Some(at) = entries.iter().position(|entry| *entry.filter == *filter) else { return };
-        let removed = entries.swap_remove(at);
-        if entries.is_empty() {
-            self.entries.remove(canonical.as_str());
-        }
-        self.no_local -= usize::from(removed.subscription.options.no_local);
-        self.stars -= usize::from(has_star(&canonical));
-        for (shapes, shape) in self.shapes_of(filter, &canonical) {
-            let Some(count) = shapes.get_mut(shape.as_str()) else { continue };
-            *count -= 1;
-            if *count == 0 {
-                shapes.remove(shape.as_str());
-            }
+        let Some(removed) = self.entries.remove(filter) else { return };
+        self.no_local -= usize::from(removed.options.no_local);
+        self.stars -= usize::from(has_star(filter));
+        let Some(shape) = shape(filter) else { return };
+        let Some(count) = self.shapes.get_mut(shape.as_str()) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.shapes.remove(shape.as_str());
         }
     }
 
-    /// The shapes of a filter, and where they are counted.
-    fn shapes_of(
-        &mut self,
-        filter: &str,
-        canonical: &str,
-    ) -> impl Iterator<Item = (&mut HashMap<Box<str>, usize>, String)> {
-        let as_sent = shape(filter).filter(|_| filter.contains('.')).map(|shape| (&mut self.dotted, shape));
-        shape(canonical).map(|shape| (&mut self.shapes, shape)).into_iter().chain(as_sent)
+    /// The subscription with this filter.
+    pub(super) fn get(&self, filter: &str) -> Option<&Subscription> {
+        self.entries.get(filter)
     }
 
     /// Whether a subscription of a class has the same binding as this filter's.
     pub(super) fn binds(&self, filter: &str, class: Class) -> bool {
-        let canonical = canonical(filter);
-        if self.stars == 0 && !has_star(&canonical) {
-            // No other form has the same key.
-            let same = self.entries.get(canonical.as_str()).into_iter().flatten();
-            return same.into_iter().any(|entry| entry.class() == class);
+        let is_of = |subscription: &Subscription| Class::of(subscription.options.qos) == class;
+        if self.stars == 0 && !has_star(filter) {
+            // No other filter has the same key.
+            return self.entries.get(filter).is_some_and(is_of);
         }
         let key = filter_to_binding_key(filter);
-        let same = |entry: &Entry| entry.class() == class && filter_to_binding_key(&entry.filter) == key;
-        self.entries.values().flatten().any(same)
+        self.entries.iter().any(|(other, one)| is_of(one) && filter_to_binding_key(other) == key)
     }
 
     /// Whether the client wants nothing of its own in any of them.
@@ -132,93 +112,89 @@ impl Subscriptions {
 
     /// What becomes of a message that came through the queue of `class`. `is_own` tells that the client published it.
     pub(super) fn judge(&self, topic: &str, class: Class, is_own: bool) -> Match {
-        let mut verdict = Verdict::default();
-        let (mut is_matched, mut is_wanted, mut in_other) = (false, false, false);
-        self.each_match(topic, |entry| {
-            let options = entry.subscription.options;
-            is_matched = true;
-            if is_own && options.no_local {
-                return;
-            }
-            in_other |= entry.class() != class;
-            is_wanted |= entry.class() == class;
-            verdict.qos = verdict.qos.max(options.qos);
-            verdict.retain_as_published |= options.retain_as_published;
-            verdict.identifiers.extend(entry.subscription.identifier);
-        });
-        verdict.identifiers.sort_unstable();
-        match class {
-            _ if !is_matched => Match::None,
-            // The subscription that it came by has been changed to QoS 0, or has gone when its copy in the other queue had
-            // been dropped for this one. It must not be lost by that (MQTT-3.8.4-4).
-            Class::Qos1 if !is_wanted && in_other => Match::Send(verdict),
-            _ if !is_wanted => Match::Drop,
-            // Section 3.3.4: one copy, at the highest quality.
-            Class::Qos0 if in_other => Match::Drop,
-            Class::Qos0 | Class::Qos1 => Match::Send(verdict),
-        }
+        let mut judging = Judging::new(class, is_own);
+        self.each_match(topic, |subscription| judging.add(subscription));
+        judging.finish()
     }
 
-    /// How the retained message of a topic is sent, which a subscription has asked for; `None` if there is no such
-    /// subscription any more. All that match count (section 3.3.4), since one copy is sent for all.
+    /// The same for a message that an earlier version has queued, to which `.` and `/` were one: by the [merged] topic.
+    pub(super) fn judge_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
+        let mut judging = Judging::new(class, is_own);
+        for (filter, subscription) in &self.entries {
+            if TopicFilter::parse(&merged(filter), false).is_ok_and(|filter| filter.matches(topic)) {
+                judging.add(subscription);
+            }
+        }
+        judging.finish()
+    }
+
+    /// How the retained message of a topic is sent, for all subscriptions that match at once (section 3.3.4); `None` if there
+    /// is no such subscription any more.
     pub(super) fn judge_retained(&self, topic: &str) -> Option<Verdict> {
         let mut verdict = None;
-        let mut add = |entry: &Entry| {
+        self.each_match(topic, |subscription| {
             let verdict: &mut Verdict = verdict.get_or_insert_default();
-            verdict.qos = verdict.qos.max(entry.subscription.options.qos);
-            verdict.identifiers.extend(entry.subscription.identifier);
-        };
-        let canonical = canonical(topic);
-        self.each_match(&canonical, &mut add);
-        if topic.contains('.') {
-            // Retained messages have not been through AMQP: it is their own topic that was asked for.
-            self.each_match_as_sent(topic, |entry| {
-                if !entry.matches_canonical(&canonical) {
-                    add(entry);
-                }
-            });
-        }
+            verdict.qos = verdict.qos.max(subscription.options.qos);
+            verdict.identifiers.extend(subscription.identifier);
+        });
         verdict.iter_mut().for_each(|verdict| verdict.identifiers.sort_unstable());
         verdict
     }
 
-    /// Those with wildcards that match a topic as MQTT alone has it.
-    fn each_match_as_sent(&self, topic: &str, mut each: impl FnMut(&Entry)) {
-        let mut filter = String::new();
-        let dotted = self.dotted.keys().filter(|shape| !self.shapes.contains_key(*shape));
-        for shape in self.shapes.keys().chain(dotted) {
-            if fill(shape, topic, &mut filter) {
-                let same = self.entries.get(canonical(&filter).as_str()).into_iter().flatten();
-                same.filter(|entry| *entry.filter == *filter).for_each(&mut each);
-            }
-        }
-    }
-
-    fn each_match(&self, topic: &str, mut each: impl FnMut(&Entry)) {
-        self.entries.get(topic).into_iter().flatten().for_each(&mut each);
+    fn each_match(&self, topic: &str, mut each: impl FnMut(&Subscription)) {
+        self.entries.get(topic).into_iter().for_each(&mut each);
         let mut filter = String::new();
         for shape in self.shapes.keys() {
             if fill(shape, topic, &mut filter) {
-                self.entries.get(filter.as_str()).into_iter().flatten().for_each(&mut each);
+                self.entries.get(filter.as_str()).into_iter().for_each(&mut each);
             }
         }
     }
 }
 
-impl Entry {
-    fn matches_canonical(&self, topic: &str) -> bool {
-        let filter = canonical(&self.filter);
-        TopicFilter::parse(&filter, false).is_ok_and(|filter| filter.matches(topic))
-    }
-
-    fn class(&self) -> Class {
-        Class::of(self.subscription.options.qos)
-    }
+/// What is found out about a message while its subscriptions are looked at.
+struct Judging {
+    class: Class,
+    is_own: bool,
+    verdict: Verdict,
+    is_matched: bool,
+    is_wanted: bool,
+    in_other: bool,
 }
 
-/// A filter in the form in which topics come back.
-pub(super) fn canonical(filter: &str) -> String {
-    routing_key_to_topic(filter)
+impl Judging {
+    fn new(class: Class, is_own: bool) -> Self {
+        let verdict = Verdict::default();
+        Self { class, is_own, verdict, is_matched: false, is_wanted: false, in_other: false }
+    }
+
+    fn add(&mut self, subscription: &Subscription) {
+        let options = subscription.options;
+        self.is_matched = true;
+        if self.is_own && options.no_local {
+            return;
+        }
+        let is_of_class = Class::of(options.qos) == self.class;
+        self.in_other |= !is_of_class;
+        self.is_wanted |= is_of_class;
+        self.verdict.qos = self.verdict.qos.max(options.qos);
+        self.verdict.retain_as_published |= options.retain_as_published;
+        self.verdict.identifiers.extend(subscription.identifier);
+    }
+
+    fn finish(mut self) -> Match {
+        self.verdict.identifiers.sort_unstable();
+        match self.class {
+            _ if !self.is_matched => Match::None,
+            // The subscription that it came by has been changed to QoS 0, or has gone when its copy in the other queue had
+            // been dropped for this one. It must not be lost by that (MQTT-3.8.4-4).
+            Class::Qos1 if !self.is_wanted && self.in_other => Match::Send(self.verdict),
+            _ if !self.is_wanted => Match::Drop,
+            // Section 3.3.4: one copy, at the highest quality.
+            Class::Qos0 if self.in_other => Match::Drop,
+            Class::Qos0 | Class::Qos1 => Match::Send(self.verdict),
+        }
+    }
 }
 
 /// A filter's wildcards, each in its place: the other levels are empty. `None` if it has none.
@@ -294,36 +270,42 @@ mod tests {
     fn a_retained_message_is_sent_once_for_all_subscriptions_that_match() {
         let mut all = Subscriptions::default();
         subscribe(&mut all, "a/#", QoS::AtMostOnce, 1);
-        subscribe(&mut all, "a.b", QoS::AtLeastOnce, 2);
-        subscribe(&mut all, "b", QoS::ExactlyOnce, 3);
+        subscribe(&mut all, "a/b", QoS::AtLeastOnce, 2);
+        subscribe(&mut all, "a.b", QoS::ExactlyOnce, 3);
         let verdict = |topic| all.judge_retained(topic).map(|verdict| (verdict.qos, verdict.identifiers));
-        assert_eq!(verdict("a.b"), Some((QoS::AtLeastOnce, vec![1, 2])), "as it comes back");
+        assert_eq!(verdict("a/b"), Some((QoS::AtLeastOnce, vec![1, 2])));
         assert_eq!(verdict("a"), Some((QoS::AtMostOnce, vec![1])));
         assert_eq!(verdict("c"), None);
     }
 
     #[test]
-    fn a_retained_message_whose_topic_has_dots_is_found_as_it_was_asked_for() {
+    fn a_dot_is_a_letter_of_its_level() {
         for (filter, topic, is_found) in [
             ("+/x", "a.b/x", true),
             ("hosts/+/status", "hosts/web1.example/status", true),
             ("x.y/+", "x.y/z.w", true),
             ("x.y/#", "x.y/z.w/v", true),
-            ("+/+/x", "a.b/x", true),
+            ("+/+/x", "a.b/x", false),
+            ("v1.2/x", "v1/2/x", false),
             ("+", "a.b/x", false),
             ("x.y/+", "x.z/w.v", false),
         ] {
             let mut all = Subscriptions::default();
-            subscribe(&mut all, filter, QoS::AtLeastOnce, 1);
-            let found = all.judge_retained(topic).map(|verdict| verdict.identifiers);
-            assert_eq!(found, is_found.then_some(vec![1]), "{filter} and {topic}");
+            subscribe(&mut all, filter, QoS::AtMostOnce, 1);
+            let expected = if is_found { sent(QoS::AtMostOnce, &[1]) } else { Match::None };
+            assert_eq!(all.judge(topic, Class::Qos0, false), expected, "{filter} and {topic}");
             all.remove(filter);
-            assert!(all.shapes.is_empty() && all.dotted.is_empty() && all.judge_retained(topic).is_none());
+            assert!(all.shapes.is_empty() && all.judge_retained(topic).is_none());
         }
+    }
+
+    #[test]
+    fn to_a_message_of_an_earlier_version_dots_and_slashes_are_one() {
         let mut all = Subscriptions::default();
-        subscribe(&mut all, "a.b/#", QoS::AtLeastOnce, 1);
-        subscribe(&mut all, "+/#", QoS::AtMostOnce, 2);
-        assert_eq!(all.judge_retained("a.b/c").unwrap().identifiers, [1, 2], "each once");
+        subscribe(&mut all, "v1.2/+", QoS::AtLeastOnce, 1);
+        subscribe(&mut all, "v1/2/x", QoS::AtMostOnce, 2);
+        assert_eq!(all.judge_merged("v1/2/x", Class::Qos1, false), sent(QoS::AtLeastOnce, &[1, 2]));
+        assert_eq!(all.judge("v1/2/x", Class::Qos0, false), sent(QoS::AtMostOnce, &[2]));
     }
 
     #[test]
@@ -348,14 +330,6 @@ mod tests {
         let options = SubscribeOptions { no_local: true, ..SubscribeOptions::of_qos(QoS::AtMostOnce) };
         all.insert("a/#", Subscription { options, identifier: None });
         assert_eq!(all.judge("a/b", Class::Qos1, true), Match::Drop, "nobody wants it");
-    }
-
-    #[test]
-    fn filters_with_dots_match_what_comes_back_with_slashes() {
-        let mut all = Subscriptions::default();
-        subscribe(&mut all, "v1.2/x", QoS::AtMostOnce, 1);
-        assert_eq!(all.judge("v1/2/x", Class::Qos0, false), sent(QoS::AtMostOnce, &[1]));
-        assert!(all.binds("v1/2/x", Class::Qos0) && !all.binds("v1/2/x", Class::Qos1));
     }
 
     #[test]

@@ -43,8 +43,9 @@ impl Routes {
     /// Where MQTT is on the listeners that serve AMQP, too.
     pub const MQTT_BESIDE_AMQP: &'static [&'static str] = &["/ws/mqtt"];
 
-    /// Where RabbitMQ's Web-MQTT has it.
-    pub const WEB_MQTT: &'static [&'static str] = &["/ws", "/ws/mqtt"];
+    /// Where RabbitMQ's Web-MQTT has it, where other brokers do, which clients and their examples have as their default
+    /// (`/mqtt`, and `/` of a URL without a path), and where it is beside AMQP.
+    pub const WEB_MQTT: &'static [&'static str] = &["/ws", "/mqtt", "/", "/ws/mqtt"];
 
     /// Where STOMP is on the listeners that serve AMQP, too.
     pub const STOMP_BESIDE_AMQP: &'static [&'static str] = &["/ws/stomp"];

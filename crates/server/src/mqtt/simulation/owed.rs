@@ -222,8 +222,8 @@ fn of_what_was_replaced_the_later_one_is_sent_and_of_what_was_cleared_nothing() 
         retained,
         [
             "publish lower AtMostOnce 0 retain",
-            "publish replaced AtLeastOnce 1 retain",
-            "publish stays AtLeastOnce 2 retain"
+            "publish replaced AtLeastOnce 1 dup retain",
+            "publish stays AtLeastOnce 2 dup retain"
         ]
     );
     assert_eq!(live.len(), 3, "and the newer ones came as such: {came:?}");
@@ -238,7 +238,7 @@ fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
     let message =
         Publish { retain: true, properties: list.as_properties(), ..message("brief", QoS::AtLeastOnce, 1) };
     writer.send(&mut world, Packet::Publish(message));
-    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut reader = world.connected(Version::V5, "reader", 3600);
     assert_eq!(reader.subscribe_at(&mut world, "#", QoS::AtLeastOnce).len(), 2);
     drop(writer);
     let disk = kill(reader, world, &disk);
@@ -258,7 +258,7 @@ fn a_retained_message_that_is_too_old_is_not_owed_any_more() {
 }
 
 #[test]
-fn a_client_that_subscribes_again_and_again_is_owed_each_once() {
+fn a_client_that_subscribes_again_and_again_is_owed_each_once_for_each_filter() {
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
@@ -269,7 +269,8 @@ fn a_client_that_subscribes_again_and_again_is_owed_each_once() {
     assert_eq!(owed_on_disk(&mut world), MANY);
     came = take_all(&mut reader, &mut world, came);
     // Those that were under way are sent a second time, since they have been asked for again.
-    assert_eq!(came.len(), WINDOW + MANY);
+    let filters = 3;
+    assert_eq!(came.len(), WINDOW + filters * MANY);
     assert_eq!(owed_on_disk(&mut world), 0);
 }
 
@@ -318,7 +319,7 @@ fn retain_handling_decides_what_is_owed_and_identifiers_come_along() {
 
     let mut world = World::on(&disk);
     let (_, came) = back(&mut world, "reader");
-    assert_eq!(came, ["publish t AtLeastOnce 1 retain"], "though Retain As Published is not set");
+    assert_eq!(came, ["publish t AtLeastOnce 1 dup retain"], "though Retain As Published is not set");
 }
 
 #[test]
@@ -392,6 +393,25 @@ fn a_session_that_ends_leaves_nothing_that_a_later_one_of_its_name_would_be_sent
     assert_eq!(owed_on_disk(&mut world), MANY);
     drop(world.connected(Version::V5, "reader", 0));
     assert_eq!(owed_on_disk(&mut world), 0);
+}
+
+#[test]
+fn each_filter_of_a_subscribe_is_sent_its_own_copy() {
+    let mut world = World::new();
+    retain(&mut world, "a/b", QoS::AtLeastOnce, b"x");
+    let mut reader = world.connected(Version::V5, "reader", 60);
+    let mut buffer = Vec::new();
+    let request = |filter, qos| SubscribeRequest { filter, options: SubscribeOptions::of_qos(qos) };
+    let requests = [request("a/+", QoS::AtMostOnce), request("#", QoS::AtLeastOnce)];
+    let requests = Requests::write(&mut buffer, requests);
+    let packet = Subscribe { packet_id: 1, properties: Properties::NONE, requests };
+    let answers = reader.send(&mut world, Packet::Subscribe(packet));
+    let expected = [
+        "suback Success,Granted QoS 1",
+        "publish a/b AtMostOnce 0 retain",
+        "publish a/b AtLeastOnce 1 retain",
+    ];
+    assert_eq!(answers, expected);
 }
 
 #[test]

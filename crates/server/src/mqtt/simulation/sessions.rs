@@ -123,6 +123,49 @@ fn what_a_session_has_received_is_forgotten_with_it() {
 }
 
 #[test]
+fn the_queue_of_a_session_expires_with_it_however_its_time_changes() {
+    const QUEUE: &str = "mqtt-subscription-meqos1";
+    let x_expires = |world: &World| {
+        let vhost = world.hub.broker().vhost("/").unwrap();
+        let queue = vhost.queue(broker::SessionId(0), QUEUE).unwrap();
+        let shown = queue.own_arguments().get("x-expires").and_then(amqp::FieldValue::as_integer);
+        assert_eq!(queue.arguments().expires, shown.map(|shown| u64::try_from(shown).unwrap()));
+        shown
+    };
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let (mut client, _) = resumed(&mut world, "me", 60);
+    client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    assert_eq!(x_expires(&world), Some(60_000));
+    drop(client);
+    for (expiry, expected) in [(90, Some(90_000)), (u32::MAX, None), (30, Some(30_000))] {
+        let (client, answers) = resumed(&mut world, "me", expiry);
+        assert_eq!((answers[0].as_str(), x_expires(&world)), ("connack Success present", expected));
+        drop(client);
+    }
+    let (mut client, _) = resumed(&mut world, "me", 30);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(40));
+    let disconnect = Disconnect { reason: ReasonCode::Success, properties: list.as_properties() };
+    client.send(&mut world, Packet::Disconnect(disconnect));
+    assert_eq!(x_expires(&world), Some(40_000));
+    world.round();
+    drop((client, world));
+    assert_eq!(x_expires(&World::on(&disk)), Some(40_000), "it is on disk");
+}
+
+#[test]
+fn a_session_whose_time_is_over_is_not_taken_up_though_nobody_has_ended_it_yet() {
+    let mut world = World::new();
+    let (mut client, _) = resumed(&mut world, "me", 60);
+    client.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    drop(client);
+    let mut client = world.client(Version::V5);
+    client.now += std::time::Duration::from_secs(61);
+    let connect = Connect { clean_start: false, ..Connect::new(Version::V5, "me") };
+    assert_eq!(client.send(&mut world, Packet::Connect(Box::new(connect))), ["connack Success"]);
+}
+
+#[test]
 fn a_will_that_could_not_be_published_is_refused_at_once() {
     let long = "x".repeat(256);
     let too_long = PropertyList::new().with(Property::ContentType(&long));

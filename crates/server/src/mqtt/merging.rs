@@ -1,0 +1,118 @@
+//! What earlier versions have left on disk of sessions whose filters have dots. To them `.` and `/` in topics were one: `v1.2/x`
+//! was bound, and published, as `v1.2.x`, which is the key of `v1/2/x` alone from now on ([`mqtt::topic::topic_to_routing_key`]).
+//!
+//! When such a session is loaded, its filters are bound by their keys of today, so that nothing that comes from then on misses
+//! it, and the bindings of before go. What waits in its queue already is delivered as it would have been: below a place in the
+//! queue that the session notes, topics and filters are compared in their [merged] form. The queue of a shared subscription
+//! has its key in its name; the queue of before is consumed beside the new one for as long as the session shares it.
+
+use broker::{Binding, Queue, QueueDeclare, Timestamp, VirtualHost};
+use hashbrown::{HashMap, HashSet};
+use mqtt::QoS;
+use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
+
+use super::hub::{EXCHANGE, Hub, NOBODY, Owner, group_queue, queue_name};
+use super::kept::Kept;
+
+use std::sync::Arc;
+
+/// The queue that an earlier version has made for a shared subscription, if it has another name today. `None` if the filter
+/// is none.
+pub(super) fn merged_group_queue(filter: &str) -> Option<String> {
+    let parsed = TopicFilter::parse(filter, true).ok().filter(|parsed| parsed.filter().contains('.'))?;
+    group_queue(&format!("$share/{}/{}", parsed.group()?, merged(parsed.filter())))
+}
+
+impl Hub {
+    /// Binds what is loaded anew where it has to be. Adds sessions that are to be written to `changed`, and returns the queues
+    /// of before that sessions share.
+    pub(super) fn separate_dots(
+        &self,
+        found: &mut HashMap<Owner, Kept>,
+        changed: &mut Vec<Owner>,
+        now: Timestamp,
+    ) -> HashMap<Owner, Vec<Box<str>>> {
+        let mut groups_before = HashMap::new();
+        // The name of a queue of before may be the right one of somebody else's filter today.
+        let groups: HashSet<(Arc<str>, String)> = found
+            .iter()
+            .flat_map(|(owner, kept)| {
+                let queues = kept.session.subscriptions().filter_map(|(filter, _)| group_queue(filter));
+                queues.map(|queue| (Arc::clone(&owner.vhost), queue))
+            })
+            .collect();
+        for (owner, kept) in found {
+            let Some(vhost) = self.broker().vhost(&owner.vhost) else { continue };
+            let has_dots = kept.session.subscriptions().any(|(filter, _)| filter.contains('.'));
+            if has_dots && std::mem::take(&mut kept.is_merged) {
+                separate_own(&vhost, owner, kept);
+                changed.push(owner.clone());
+            }
+            let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1)).ok();
+            // A queue that was empty may have begun anew.
+            kept.merged_below = kept.merged_below.min(queue.map_or(0, |queue| queue.next_position()));
+            for (filter, _) in kept.session.subscriptions() {
+                let Some(before) = merged_group_queue(filter) else { continue };
+                if !groups.contains(&(Arc::clone(&owner.vhost), before.clone()))
+                    && let Ok(queue) = vhost.queue(NOBODY, &before)
+                {
+                    separate_group(&vhost, filter, &queue, now);
+                    groups_before.entry(owner.clone()).or_insert_with(Vec::new).push(before.into());
+                }
+            }
+        }
+        groups_before
+    }
+}
+
+/// The client's own queue.
+fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut Kept) {
+    let name = queue_name(&owner.client_id, 1);
+    let Ok(queue) = vhost.queue(NOBODY, &name) else { return };
+    kept.merged_below = queue.next_position();
+    let own = || {
+        let all = kept.session.subscriptions().filter(|(_, one)| one.options.qos != QoS::AtMostOnce);
+        all.map(|(filter, _)| filter).filter(|filter| group_queue(filter).is_none())
+    };
+    let keys: HashSet<String> = own().map(filter_to_binding_key).collect();
+    for filter in own().filter(|filter| filter.contains('.')) {
+        rebind(vhost, &name, filter, |before| keys.contains(before));
+    }
+}
+
+/// The queue of a group, in whose place another one is from now on.
+fn separate_group(vhost: &Arc<VirtualHost>, filter: &str, before: &Arc<Queue>, now: Timestamp) {
+    let Ok(parsed) = TopicFilter::parse(filter, true) else { return };
+    let Some(name) = group_queue(filter) else { return };
+    let durable = before.properties().durable;
+    let declare = QueueDeclare { name: &name, durable, ..QueueDeclare::default() };
+    if let Err(error) = vhost.declare_queue(NOBODY, &declare, now) {
+        return tracing::warn!(vhost = vhost.name(), queue = name, %error, "the queue of a shared subscription is missing");
+    }
+    let key = filter_to_binding_key(parsed.filter());
+    bind(vhost, &name, &key);
+    unbind(vhost, before.name(), &filter_to_binding_key(&merged(parsed.filter())));
+}
+
+fn rebind(vhost: &Arc<VirtualHost>, queue: &str, filter: &str, is_needed: impl Fn(&str) -> bool) {
+    bind(vhost, queue, &filter_to_binding_key(filter));
+    let before = filter_to_binding_key(&merged(filter));
+    if !is_needed(&before) {
+        unbind(vhost, queue, &before);
+    }
+}
+
+fn bind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
+    let binding =
+        Binding { source: EXCHANGE, destination: queue, routing_key, arguments: Default::default() };
+    if let Err(error) = vhost.bind_queue(NOBODY, &binding) {
+        tracing::warn!(vhost = vhost.name(), queue, routing_key, %error, "a session's queue could not be bound");
+    }
+}
+
+fn unbind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
+    let binding =
+        Binding { source: EXCHANGE, destination: queue, routing_key, arguments: Default::default() };
+    // It is gone already if somebody has unbound it.
+    let _ = vhost.unbind_queue(NOBODY, &binding);
+}

@@ -1,0 +1,129 @@
+//! Dots and slashes in topics stay apart, and what an earlier version has queued when they did not is not lost.
+
+use broker::{Section, SessionId, Timestamp};
+
+use super::*;
+use crate::mqtt::kept::Kept;
+
+fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
+    let mut client = world.client(Version::V5);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
+    let connect =
+        Connect { clean_start: false, properties: list.as_properties(), ..Connect::new(Version::V5, name) };
+    let answers = client.send(world, Packet::Connect(Box::new(connect)));
+    (client, answers)
+}
+
+/// Rewrites all sessions on disk as the version before has written them.
+fn as_before(world: &mut World) {
+    let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
+    let mut found = Vec::new();
+    catalogue.scan(Section::MqttSessions, |key, value| found.push((key.to_vec(), value.to_vec()))).unwrap();
+    for (key, value) in found {
+        let user = [&[0, 0, 0, 5][..], b"guest", &[0; 8]].concat();
+        let at = value.windows(user.len()).position(|part| part == user).unwrap();
+        let older = [&[2][..], &value[1..at], &value[at + user.len()..]].concat();
+        assert!(Kept::decode(&older, Timestamp(1)).unwrap().is_merged);
+        catalogue.put(Section::MqttSessions, key, older);
+    }
+    world.round();
+}
+
+/// Binds a queue as the version before did, in place of how it is bound.
+fn bind_as_before(world: &World, queue: &str, key: &str, before: &str) {
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    let binding = |routing_key| broker::Binding {
+        source: "amq.topic",
+        destination: queue,
+        routing_key,
+        arguments: Default::default(),
+    };
+    vhost.unbind_queue(SessionId(0), &binding(key)).unwrap();
+    vhost.bind_queue(SessionId(0), &binding(before)).unwrap();
+}
+
+#[test]
+fn a_topic_with_a_dot_is_not_that_with_a_slash() {
+    let mut world = World::new();
+    let mut dots = world.connected(Version::V311, "dots", 0);
+    dots.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
+    let mut slashes = world.connected(Version::V311, "slashes", 0);
+    slashes.subscribe_at(&mut world, "v1/2/+", QoS::AtLeastOnce);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    for topic in ["v1.2/x.y", "v1/2/x", "v1/2.x"] {
+        writer.publish(&mut world, topic, QoS::AtMostOnce, 0);
+    }
+    assert_eq!(dots.received(&mut world), ["publish v1.2/x.y AtMostOnce 0"]);
+    assert_eq!(slashes.received(&mut world), ["publish v1/2/x AtMostOnce 0"]);
+}
+
+#[test]
+fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_that_comes() {
+    const QUEUE: &str = "mqtt-subscription-readerqos1";
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    let (mut reader, _) = resumed(&mut world, "reader");
+    reader.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
+    drop(reader);
+    // To that version `v1.2/x` was what `v1/2/x` is.
+    bind_as_before(&world, QUEUE, "v1/2.*", "v1.2.*");
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    assert_eq!(writer.publish(&mut world, "v1/2/x", QoS::AtLeastOnce, 1).len(), 1);
+    drop(writer);
+    as_before(&mut world);
+    drop(world);
+
+    // Twice, since the client may come after the second start.
+    drop(World::on(&disk));
+    let mut world = World::on(&disk);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    writer.publish(&mut world, "v1.2/y", QoS::AtLeastOnce, 1);
+    writer.publish(&mut world, "v1/2/z", QoS::AtLeastOnce, 2);
+    let (_, answers) = resumed(&mut world, "reader");
+    let expected =
+        ["connack Success present", "publish v1/2/x AtLeastOnce 1", "publish v1.2/y AtLeastOnce 2"];
+    assert_eq!(answers, expected);
+}
+
+#[test]
+fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
+    const BEFORE: &str = "mqtt-shared-subscription-g/v1.2.x";
+    const TODAY: &str = "mqtt-shared-subscription-g/v1/2.x";
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    // What makes the queue of before, and goes again but for it.
+    let (mut maker, _) = resumed(&mut world, "maker");
+    maker.subscribe_at(&mut world, "$share/g/v1/2/x", QoS::AtLeastOnce);
+    let (mut worker, _) = resumed(&mut world, "worker");
+    worker.subscribe_at(&mut world, "$share/g/v1.2/x", QoS::AtLeastOnce);
+    drop((maker, worker));
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    writer.publish(&mut world, "v1/2/x", QoS::AtLeastOnce, 1);
+    drop(writer);
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    vhost.delete_queue(SessionId(0), TODAY, false, false).unwrap();
+    let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
+    as_before(&mut world);
+    catalogue.delete(Section::MqttSessions, crate::mqtt::disk::key(&["/", "maker"]));
+    world.round();
+    drop((world, vhost));
+
+    let mut world = World::on(&disk);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    writer.publish(&mut world, "v1.2/x", QoS::AtLeastOnce, 1);
+    let (mut worker, answers) = resumed(&mut world, "worker");
+    let mut topics: Vec<_> = answers[1..].iter().map(|answer| answer.split(' ').nth(1).unwrap()).collect();
+    topics.sort_unstable();
+    assert_eq!(topics, ["v1.2/x", "v1/2/x"], "{answers:?}");
+    for packet_id in [1, 2] {
+        worker.ack(&mut world, AckKind::PubAck, packet_id);
+    }
+    let mut buffer = Vec::new();
+    let filters = ::mqtt::packet::Filters::write(&mut buffer, ["$share/g/v1.2/x"]);
+    let packet = ::mqtt::packet::Unsubscribe { packet_id: 2, properties: Properties::NONE, filters };
+    worker.send(&mut world, Packet::Unsubscribe(packet));
+    let vhost = world.hub.broker().vhost("/").unwrap();
+    for queue in [BEFORE, TODAY] {
+        assert!(vhost.queue(SessionId(0), queue).is_err(), "{queue}");
+    }
+}

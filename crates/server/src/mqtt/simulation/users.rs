@@ -1,0 +1,153 @@
+//! A session belongs to its user: nobody else takes it over, ends it or is given what it has.
+
+use broker::{Definitions, PasswordHash, Permissions, Section, Timestamp};
+
+use super::*;
+use crate::mqtt::kept::Kept;
+
+const USERS: [&str; 2] = ["alice", "bob"];
+
+/// Makes both users, with all rights.
+fn make_users(world: &World) {
+    let mut users = Vec::new();
+    for name in USERS {
+        let (hash, algorithm) = PasswordHash::new(name.as_bytes()).write();
+        users.push(format!(
+            r#"{{"name": "{name}", "password_hash": "{hash}", "hashing_algorithm": "{algorithm}", "tags": []}}"#
+        ));
+    }
+    let definitions = format!(r#"{{"users": [{}]}}"#, users.join(","));
+    let definitions = Definitions::from_json(definitions.as_bytes()).unwrap();
+    world.hub.broker().load(&definitions, Timestamp(1)).unwrap();
+    for name in USERS {
+        permit(world, name, &Permissions::all());
+    }
+}
+
+fn permit(world: &World, user: &str, permissions: &Permissions) {
+    world.hub.broker().vhost("/").unwrap().set_permissions(user, Some(permissions)).unwrap();
+}
+
+/// A client that asks for its session, and what it is told.
+fn come(world: &mut World, version: Version, user: &str, expiry: u32) -> (Client, Vec<String>) {
+    let mut client = world.client(version);
+    let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
+    let properties = if version.is_5() { list.as_properties() } else { Properties::NONE };
+    let connect = Connect {
+        clean_start: expiry == 0,
+        user_name: Some(user),
+        password: Some(user.as_bytes()),
+        properties,
+        ..Connect::new(version, "thing")
+    };
+    let mut octets = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(version, &mut octets);
+    client.connection.handle_input(&octets, client.now);
+    let answers = client.received(world);
+    (client, answers)
+}
+
+#[test]
+fn another_user_neither_ends_nor_takes_over_a_connected_clients_session() {
+    let mut world = World::new();
+    make_users(&world);
+    let (mut alice, answers) = come(&mut world, Version::V5, "alice", 60);
+    assert_eq!(answers, ["connack Success"]);
+    alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    for (version, expected) in
+        [(Version::V5, "connack Not authorized"), (Version::V311, "connack Server unavailable")]
+    {
+        for expiry in [0, 60] {
+            let (bob, answers) = come(&mut world, version, "bob", expiry);
+            assert_eq!(answers, [expected]);
+            assert_eq!(bob.connection.intent(), Intent::Finish);
+        }
+    }
+    assert_eq!(alice.publish(&mut world, "t", QoS::AtMostOnce, 0), ["publish t AtMostOnce 0"]);
+    let (mut again, answers) = come(&mut world, Version::V5, "alice", 60);
+    assert!(answers.is_empty(), "it waits for the session");
+    assert_eq!(alice.look(), ["disconnect Session taken over"]);
+    assert_eq!(again.look(), ["connack Success present"], "its own user takes it over");
+}
+
+#[test]
+fn a_session_that_is_kept_is_its_users_after_a_restart_too() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    make_users(&world);
+    let (mut alice, _) = come(&mut world, Version::V311, "alice", 60);
+    alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    let mut writer = world.connected(Version::V311, "writer", 0);
+    for restarts in [false, true] {
+        if restarts {
+            // Killed while its client was connected.
+            let (client, answers) = come(&mut world, Version::V311, "alice", 60);
+            assert_eq!(answers[0], "connack Success present");
+            std::mem::forget(client);
+            let killed = disk.kill();
+            drop(world);
+            world = World::on(&killed);
+            make_users(&world);
+            writer = world.connected(Version::V311, "writer", 0);
+        } else {
+            drop(std::mem::replace(&mut alice, world.client(Version::V311)));
+        }
+        writer.publish(&mut world, "t", QoS::AtLeastOnce, 1);
+        for expiry in [0, 60] {
+            assert_eq!(come(&mut world, Version::V5, "bob", expiry).1, ["connack Not authorized"]);
+        }
+    }
+    let (_, answers) = come(&mut world, Version::V311, "alice", 60);
+    assert_eq!(answers.iter().filter(|answer| answer.starts_with("publish t")).count(), 2, "{answers:?}");
+}
+
+#[test]
+fn a_name_is_free_when_its_session_or_its_user_is_gone() {
+    let mut world = World::new();
+    make_users(&world);
+    let (alice, _) = come(&mut world, Version::V5, "alice", 0);
+    drop(alice);
+    assert_eq!(come(&mut world, Version::V5, "bob", 0).1, ["connack Success"]);
+
+    let (mut alice, _) = come(&mut world, Version::V5, "alice", 60);
+    alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    drop(alice);
+    assert_eq!(come(&mut world, Version::V5, "bob", 60).1, ["connack Not authorized"]);
+    assert!(world.hub.broker().undefine(Section::Users, &["alice"], Timestamp(1)));
+    let (mut bob, answers) = come(&mut world, Version::V5, "bob", 60);
+    assert_eq!(answers, ["connack Success"], "a session of his own");
+    assert!(bob.publish(&mut world, "t", QoS::AtMostOnce, 0).is_empty(), "without her subscription");
+}
+
+#[test]
+fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
+    let disk = SimDisk::new(1, 1 << 30);
+    let mut world = World::on(&disk);
+    make_users(&world);
+    let (mut alice, _) = come(&mut world, Version::V311, "alice", 60);
+    alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
+    drop(alice);
+    world.round();
+    // As the version before has written it.
+    let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
+    let mut found = Vec::new();
+    catalogue.scan(Section::MqttSessions, |key, value| found.push((key.to_vec(), value.to_vec()))).unwrap();
+    let (key, value) = found.pop().unwrap();
+    let user = [&[0, 0, 0, 5][..], b"alice", &[0; 8]].concat();
+    let at = value.windows(user.len()).position(|part| part == user).unwrap();
+    let older = [&[2][..], &value[1..at], &value[at + user.len()..]].concat();
+    assert_eq!(Kept::decode(&older, Timestamp(1)).unwrap().user, None);
+    catalogue.put(Section::MqttSessions, key, older);
+    world.round();
+    drop(world);
+
+    let mut world = World::on(&disk);
+    make_users(&world);
+    permit(&world, "bob", &Permissions::default());
+    assert_eq!(come(&mut world, Version::V5, "bob", 0).1, ["connack Not authorized"]);
+    let (alice, answers) = come(&mut world, Version::V5, "alice", 60);
+    assert_eq!(answers, ["connack Success present"]);
+    drop(alice);
+    permit(&world, "bob", &Permissions::all());
+    assert_eq!(come(&mut world, Version::V5, "bob", 60).1, ["connack Not authorized"], "it is hers now");
+}

@@ -1,0 +1,123 @@
+"""What MQTT clients rely on: bursts are taken, what comes again says so, topics stay what they are, browsers find the server."""
+
+import subprocess
+
+import pytest
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from harness.instances import leveret as instance
+from harness.leveret import ROOT
+from harness.mqtt_broker import Broker, KilledServer, listening
+from harness.mqtt_client import V5, V311, MqttClient
+
+BURST = 5000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    broker = Broker("leveret", tmp_path_factory.mktemp("leveret"))
+    yield broker
+    broker.stop()
+
+
+def test_a_burst_of_mqttjs_is_taken(broker):
+    script = ROOT / "tests" / "websocket" / "mqtt_burst.mjs"
+    done = subprocess.run(
+        ["node", script, f"mqtt://127.0.0.1:{broker.mqtt}", str(BURST)], capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, str(BURST)), done.stderr
+
+
+def test_the_window_is_as_large_as_can_be(broker):
+    with MqttClient(broker.mqtt, "window", V5) as client:
+        # Left out, it would be the same.
+        assert getattr(client.properties, "ReceiveMaximum", 65_535) == 65_535
+
+
+@pytest.mark.parametrize("path", ["/", "/mqtt", "/ws", "/ws/mqtt"])
+def test_web_mqtt_is_where_clients_look_for_it(broker, path):
+    with MqttClient(broker.web_mqtt, "browser", transport="websockets", path=path) as client:
+        client.subscribe("web", 1)
+        client.publish("web", path.encode())
+        assert client.message().payload == path.encode()
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_dots_and_slashes_stay_apart(broker, version):
+    with MqttClient(broker.mqtt, "dots", version) as dots, MqttClient(broker.mqtt, "slashes", version) as slashes:
+        dots.subscribe("v1.2/+", 1)
+        slashes.subscribe("v1/2/+", 1)
+        for topic in ("v1.2/x.y", "v1/2/x", "v1.2/end", "v1/2/end"):
+            dots.publish(topic, topic.encode())
+        assert [message.topic for message in dots.take(2)] == ["v1.2/x.y", "v1.2/end"]
+        assert [message.topic for message in slashes.take(2)] == ["v1/2/x", "v1/2/end"]
+
+
+def test_amqp_clients_see_plain_topics_as_with_rabbitmq_and_dots_as_slashes(broker):
+    with broker.channel() as channel, MqttClient(broker.mqtt, "bridge") as client:
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(queue, "amq.topic", "hosts.#")
+        client.subscribe("hosts/#", 1)
+        for topic, key in [("hosts/web1/up", "hosts.web1.up"), ("hosts/web1.example/up", "hosts.web1/example.up")]:
+            client.publish(topic, b"1")
+            method, _, _ = next(channel.consume(queue, auto_ack=True))
+            assert (method.routing_key, client.message().topic) == (key, topic)
+            channel.basic_publish("amq.topic", key, b"2")
+            assert client.message().topic == topic
+            next(channel.consume(queue, auto_ack=True))
+        channel.cancel()
+
+
+def test_each_filter_of_one_subscribe_is_sent_the_retained_message(broker):
+    with MqttClient(broker.mqtt, "retained", V5) as client:
+        client.publish("kept/a", b"x", retain=True)
+        filters = [("kept/a", SubscribeOptions(qos=1)), ("kept/+", SubscribeOptions(qos=0))]
+        assert client.subscribe(filters) == [1, 0]
+        assert sorted((message.payload, message.qos, message.retain) for message in client.take(2)) == [
+            (b"x", 0, True),
+            (b"x", 1, True),
+        ]
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_what_is_sent_again_after_a_restart_says_so(tmp_path, version):
+    server = KilledServer(tmp_path)
+    options = {"keep": True, "manual_ack": True, "expiry": 3600 if version == V5 else None}
+    try:
+        with MqttClient(server.port, "reader", version, **options) as reader, MqttClient(server.port, "writer") as writer:
+            reader.subscribe("t", 1)
+            writer.publish("t", b"1")
+            assert not reader.message().dup
+            # Its confirm is written behind the note that the first was sent.
+            writer.publish("t", b"2")
+            assert not reader.message().dup
+            writer.publish("other", b"3")
+            server.kill()
+        with MqttClient(server.port, "reader", version, **options) as reader:
+            assert reader.session_present
+            assert [(message.payload, message.dup) for message in reader.take(2)] == [(b"1", True), (b"2", True)]
+        with MqttClient(server.port, "reader", version, **options) as reader:
+            assert [(message.payload, message.dup) for message in reader.take(2)] == [(b"1", True), (b"2", True)]
+    finally:
+        server.stop()
+
+
+def test_the_server_sets_the_keep_alive_of_those_that_ask_for_more(tmp_path):
+    with instance(tmp_path, "--mqtt", "127.0.0.1:0", "--mqtt-keep-alive-max", "7s") as server:
+        with MqttClient(listening(server, "mqtt", "mqtt"), "quiet", V5) as client:
+            assert client.properties.ServerKeepAlive == 7
+        server.stop()
+
+
+@pytest.mark.parametrize("kind", ["leveret", "rabbitmq"])
+def test_the_queue_of_a_session_expires_with_it(tmp_path, kind):
+    broker = Broker(kind, tmp_path)
+    try:
+        with MqttClient(broker.mqtt, "away", keep=True) as client:
+            client.subscribe("t", 1)
+        with broker.channel() as channel:
+            name, arguments = "mqtt-subscription-awayqos1", {"x-expires": 86_400_000}
+            # Another value would be 406.
+            assert channel.queue_declare(name, durable=True, arguments=arguments).method.queue == name
+    finally:
+        broker.stop()

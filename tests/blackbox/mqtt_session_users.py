@@ -1,0 +1,48 @@
+"""An MQTT session belongs to its user: nobody else ends it, takes it over or deletes it by its client identifier."""
+
+import pytest
+
+from harness.ctl import Ctl
+from harness.mqtt_broker import KilledServer
+from harness.mqtt_client import V5, V311, MqttClient
+
+REFUSED = {V311: 0x88, V5: 0x87}
+USERS = ("alice", "bob")
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = KilledServer(tmp_path)
+    ctl = Ctl(server.server.http)
+    for user in USERS:
+        ctl("add_user", user, LEVERET_CTL_NEW_PASSWORD=user)
+        ctl("set_permissions", user, ".*", ".*", ".*")
+    yield server
+    server.stop()
+
+
+def client(server, user, version, keep=True):
+    expiry = 3600 if version == V5 and keep else None
+    return MqttClient(server.port, "thing", version, keep=keep, expiry=expiry, user=user, password=user)
+
+
+def others_are_refused(server):
+    for version, reason in REFUSED.items():
+        for keep in (True, False):
+            with client(server, "bob", version, keep) as bob:
+                assert bob.reason.value == reason
+
+
+@pytest.mark.parametrize("version", [V311, V5])
+def test_another_user_hears_that_the_session_is_not_his(server, version):
+    with client(server, "alice", version) as alice:
+        alice.subscribe("t", 1)
+        others_are_refused(server)
+        assert not alice.gone.is_set()
+        alice.publish("t", b"still here")
+        assert alice.message().payload == b"still here"
+    others_are_refused(server)
+    server.kill()
+    others_are_refused(server)
+    with client(server, "alice", version) as alice:
+        assert alice.session_present
