@@ -427,3 +427,40 @@ def test_a_subscription_that_is_there_already_is_refused(server, name):
     assert body == "A subscription identified by 'T_1' already exists."
     assert wire.frame() is None
     wire.close()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_a_line_behind_the_headers_of_connect_is_no_body(server, end):
+    wire = Wire(server.stomp_port)
+    wire.send(f"CONNECT\naccept-version:1.2\nhost:/\nlogin:guest\npasscode:guest\n\n{end}")
+    assert wire.frame()[0] == "CONNECTED"
+    wire.send("DISCONNECT\nreceipt:r\n\n\n")
+    assert wire.frame()[:1] == ("RECEIPT",)
+
+
+@pytest.mark.parametrize("how", ["ACK", "NACK"])
+def test_a_message_is_acknowledged_in_1_1_by_its_identifier_alone(server, name, how):
+    wire = Wire(server.stomp_port)
+    assert wire.connect("1.1")[0] == "CONNECTED"
+    wire.send(f"SUBSCRIBE\nid:1\ndestination:/queue/{name}-{how}\nack:client-individual\nreceipt:s\n\n")
+    assert wire.frame()[0] == "RECEIPT"
+    for subscription in ("", "subscription:1\n", "subscription:other\n"):
+        wire.send(f"SEND\ndestination:/queue/{name}-{how}\n\nx")
+        command, headers, _ = wire.frame()
+        assert command == "MESSAGE"
+        wire.send(f"{how}\n{subscription}message-id:{headers['message-id']}\nrequeue:false\nreceipt:a\n\n")
+        assert wire.frame()[0] == "RECEIPT", subscription
+
+
+@pytest.mark.parametrize("durable", ["", "durable:true\n"])
+def test_the_receipt_of_a_subscription_comes_before_its_messages(server, name, durable):
+    wire = Wire(server.stomp_port)
+    assert wire.connect()[0] == "CONNECTED"
+    queue_name = f"/queue/{name}"
+    for number in range(20):
+        wire.send(f"SEND\ndestination:{queue_name}\n{durable}receipt:m\n\n{number}")
+        assert wire.frame()[0] == "RECEIPT"
+        wire.send(f"SUBSCRIBE\nid:{number}\ndestination:{queue_name}\n{durable}receipt:s\n\n")
+        assert [wire.frame()[0] for _ in range(2)] == ["RECEIPT", "MESSAGE"]
+        wire.send(f"UNSUBSCRIBE\nid:{number}\nreceipt:u\n\n")
+        assert wire.frame()[0] == "RECEIPT"

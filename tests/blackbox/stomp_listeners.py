@@ -255,3 +255,13 @@ def test_a_relay_speaks_tls_to_the_upstream_and_lets_clients_go_while_that_is_do
             server.stop()
     finally:
         rabbitmq.stop()
+
+
+def test_a_client_that_says_nothing_is_the_default_user_if_there_is_one(tmp_path):
+    for flags, answers in (((), ["ERROR"] * 3), (("--stomp-default-user", "guest"), ["CONNECTED", "ERROR", "ERROR"])):
+        with leveret(tmp_path / str(len(flags)), "--stomp", ANY, *flags) as server:
+            for login, expected in zip(("", "passcode:x\n", "login:guest\npasscode:x\n"), answers):
+                wire = Wire(port(server))
+                wire.send(f"CONNECT\naccept-version:1.2\nhost:/\n{login}\n")
+                assert wire.frame()[0] == expected, login
+            server.stop()

@@ -53,6 +53,8 @@ pub struct ServerConfig {
     pub max_message_size: u64,
     /// Bytes that messages may take which clients of the embedded broker have not sent completely.
     pub incomplete_limit: usize,
+    /// The user whose rights STOMP clients have that name none; `None` refuses them.
+    pub stomp_default_user: Option<String>,
     /// Octets that may wait to be written to one client before nothing more is read from it. Deliveries fill half of
     /// that at most, so that they alone never keep a consumer's acknowledgements from being read.
     pub outbox_limit: usize,

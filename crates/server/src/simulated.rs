@@ -22,6 +22,7 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
         heartbeat: 0,
         max_message_size: 20_000,
         incomplete_limit: 1 << 20,
+        stomp_default_user: None,
         outbox_limit: 1 << 20,
         handshake_timeout: HANDSHAKE_TIMEOUT,
         write_timeout: Duration::from_secs(10),

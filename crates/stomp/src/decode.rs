@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::escape;
 use crate::fault::Fault;
 use crate::frame::{Frame, Headers, Payload};
-use crate::limits::{MAX_HEAD, MAX_HEADER_LINE, MAX_HEADERS};
+use crate::limits::{MAX_BLANK, MAX_HEAD, MAX_HEADER_LINE, MAX_HEADERS};
 use crate::version::Version;
 
 /// How far [`Decoder::decode`] came.
@@ -111,6 +111,7 @@ impl Decoder {
             return Ok(Step { taken: skipped + input.len(), frame: None });
         };
         check_end(rest[len])?;
+        check_blank(command, &rest[..len])?;
         self.state = State::Head { looked_at: 0 };
         let frame = Frame { command, headers, body: Payload::Borrowed(&rest[..len]) };
         Ok(Step { taken: skipped + end + len + 1, frame: Some(frame) })
@@ -136,6 +137,7 @@ impl Decoder {
         let body = Bytes::from(std::mem::take(body));
         self.state = State::Head { looked_at: 0 };
         let (command, headers) = self.read_head(&self.head)?;
+        check_blank(command, &body)?;
         let frame = Frame { command, headers, body: Payload::Owned(body) };
         Ok(Step { taken: step + 1, frame: Some(frame) })
     }
@@ -169,8 +171,7 @@ impl Decoder {
     }
 
     fn announced(&self, command: &str, headers: &Headers<'_>) -> Result<Announced, Fault> {
-        // 1.2, "Body": only these may have one.
-        let limit = if matches!(command, "SEND" | "MESSAGE" | "ERROR") { self.body_limit } else { 0 };
+        let limit = if may_have_body(command) { self.body_limit } else { MAX_BLANK };
         let len: Option<u64> = headers.number("content-length")?;
         let announced = Announced { len: len.map(|len| usize::try_from(len).unwrap_or(usize::MAX)), limit };
         announced.check(command, 0)?;
@@ -185,13 +186,26 @@ impl Announced {
         let fits = at_least as u64 <= self.limit && at_least < usize::MAX;
         match (fits, self.len) {
             (true, _) => Ok(()),
-            (false, _) if self.limit == 0 && command != "SEND" => {
-                Err(Fault::frame(format!("'{command}' must not have a body\n")))
-            }
+            (false, _) if !may_have_body(command) => Err(unwanted_body(command)),
             (false, Some(len)) => Err(too_large(&format!("size {len} "), self.limit)),
             (false, None) => Err(too_large("", self.limit)),
         }
     }
+}
+
+/// 1.2, "Body": only these may have one.
+fn may_have_body(command: &str) -> bool {
+    matches!(command, "SEND" | "MESSAGE" | "ERROR")
+}
+
+fn unwanted_body(command: &str) -> Fault {
+    Fault::frame(format!("'{command}' must not have a body\n"))
+}
+
+/// Clients end other frames with a line, too, before their NUL; as in RabbitMQ that is no body.
+fn check_blank(command: &str, body: &[u8]) -> Result<(), Fault> {
+    let is_blank = body.iter().all(|byte| matches!(byte, b'\r' | b'\n'));
+    if is_blank || may_have_body(command) { Ok(()) } else { Err(unwanted_body(command)) }
 }
 
 /// As RabbitMQ's channel says it.
@@ -338,7 +352,11 @@ mod tests {
         assert!(refused(b"SEND\ncontent-length:2\n\nabc\0").contains("no NUL"));
         assert!(refused(b"SEND\ncontent-length:-1\n\nabc\0").contains("'content-length' must be a number"));
         assert!(refused(b"BEGIN\ntransaction:t\n\nx\0").contains("'BEGIN' must not have a body"));
-        assert!(refused(b"BEGIN\ncontent-length:1\n\n").contains("'BEGIN' must not have a body"));
+        assert!(refused(b"BEGIN\ncontent-length:17\n\n").contains("'BEGIN' must not have a body"));
+        assert!(
+            refused(b"BEGIN\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n")
+                .contains("'BEGIN' must not have a body")
+        );
     }
 
     #[test]

@@ -15,3 +15,6 @@ pub const MAX_TRANSACTIONS: usize = 64;
 
 /// Subscriptions of one connection: each takes some hundred octets and a consumer.
 pub const MAX_SUBSCRIPTIONS: usize = 16 * 1024;
+
+/// Line ends between the headers of a frame that has no body and its NUL: clients send one or two.
+pub(crate) const MAX_BLANK: u64 = 16;

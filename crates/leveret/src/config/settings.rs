@@ -400,6 +400,10 @@ settings! {
         /// from this machine only, as guest is, lets in only those.
         mqtt_anonymous_user: OptionalName = "off";
 
+        /// The user whose rights STOMP clients have that give no login, as RabbitMQ's `stomp.default_user`, but without a
+        /// password; with `off` they are refused. A user that may log in from this machine only, as guest is, lets in only those.
+        stomp_default_user: OptionalName = "off";
+
         /// How long a session of an MQTT client is kept at most after its connection has ended, with its subscriptions and
         /// messages. Clients of MQTT 3.1 and 3.1.1 that keep one (clean session off) get just this.
         mqtt_session_expiry_max: Duration = "24h", from "0s" to "10000h";

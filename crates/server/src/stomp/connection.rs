@@ -261,6 +261,11 @@ impl Connection {
             } else {
                 self.machine.receipt(&receipt.id, &mut out);
             }
+            if let Some(number) = receipt.starts {
+                append(&self.outbox, &out);
+                out.clear();
+                session.start(number);
+            }
         }
         let is_settled = session.is_settled();
         self.append(&out);
@@ -339,9 +344,13 @@ impl Connection {
     }
 
     fn append(&self, octets: &[u8]) {
-        if !octets.is_empty() {
-            self.outbox.append(|buf| buf.tail().extend_from_slice(octets));
-        }
+        append(&self.outbox, octets);
+    }
+}
+
+fn append(outbox: &Outbox, octets: &[u8]) {
+    if !octets.is_empty() {
+        outbox.append(|buf| buf.tail().extend_from_slice(octets));
     }
 }
 
@@ -387,13 +396,17 @@ impl Login<'_> {
             return Err(bad_connect("STOMP is spoken by the embedded broker only").into());
         };
         let loopback = self.peer.is_loopback();
-        let (user, judged) = match (connect.login(), connect.passcode(), external) {
+        let default = self.shared.config.stomp_default_user.as_deref();
+        // A password without a user is nobody's.
+        let unnamed = external.or(default.filter(|_| connect.passcode().is_none()));
+        let (user, judged) = match (connect.login(), connect.passcode(), unnamed) {
             (None, _, Some(user)) => (user, broker.authenticate_external(user, loopback)),
             (Some(user), Some(passcode), _) => {
                 let (ip, now) = (self.peer.ip(), Instant::now());
                 (user, broker.authenticate_from(user, passcode.as_bytes(), ip, loopback, now))
             }
-            // With RabbitMQ's defaults this is guest. Nobody is let in here who does not say who it is.
+            // With RabbitMQ's defaults this is guest. Nobody is let in here who does not say who it is, unless the operator
+            // has said so.
             _ => return Err(bad_connect("Missing login or passcode header(s)").into()),
         };
         // RabbitMQ takes no host for its default virtual host.

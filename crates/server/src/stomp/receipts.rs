@@ -28,6 +28,8 @@ pub(super) struct Receipt {
     pub(super) is_refused: bool,
     /// It is about a message.
     pub(super) is_confirm: bool,
+    /// The number of the subscription that it is about: its messages come behind the receipt.
+    pub(super) starts: Option<u64>,
 }
 
 /// What has to be on disk, of definitions and of messages.
@@ -61,14 +63,20 @@ impl Receipts {
         for (place, id) in self.unflushed.drain(..) {
             let is_refused = flushed.refused.binary_search(&place).is_ok();
             let until = Until { lsn: flushed.until.filter(|_| !is_refused), ticket: None };
-            self.waiting.push_back(Receipt { id, until, is_refused, is_confirm: true });
+            self.waiting.push_back(Receipt { id, until, is_refused, is_confirm: true, starts: None });
         }
     }
 
     /// A request is done, but for `until`.
-    pub(super) fn done(&mut self, id: &str, until: Until) {
+    pub(super) fn done(&mut self, id: &str, until: Until, starts: Option<u64>) {
         self.octets += cost(id);
-        self.waiting.push_back(Receipt { id: id.into(), until, is_refused: false, is_confirm: false });
+        self.waiting.push_back(Receipt {
+            id: id.into(),
+            until,
+            is_refused: false,
+            is_confirm: false,
+            starts,
+        });
     }
 
     /// The next receipt that need not wait any more. If the first that is there has to, `waiter` is woken when it is worth

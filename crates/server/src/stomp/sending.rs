@@ -125,6 +125,7 @@ impl Session {
         let form = MessageForm::of_replies(self.context.version, Arc::clone(&self.context.name), name);
         let consumer = NewConsumer { word: name.into(), form, is_acked: false, limit: 0 };
         let subscription = self.consume(&queue, consumer)?;
+        subscription.start(self.context.now);
         let queue_name = queue.name().to_string();
         self.replies.insert(name.into(), Reply { queue, subscription });
         Ok(queue_name)

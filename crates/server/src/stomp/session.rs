@@ -159,10 +159,23 @@ impl Session {
             }
             Kind::Send { .. } => Until::default(),
         };
-        if let Some(receipt) = receipt {
-            self.receipts.done(receipt, until);
+        let new = match &request.kind {
+            Kind::Subscribe(subscribe) => Some(subscribe.number),
+            _ => None,
+        };
+        match (receipt, new) {
+            (Some(receipt), _) => self.receipts.done(receipt, until, new),
+            (None, Some(number)) => self.start(number),
+            (None, None) => {}
         }
         Ok(())
+    }
+
+    /// The messages of a subscription may come, if it is still there.
+    pub(super) fn start(&self, number: u64) {
+        if let Some(subscription) = self.subscriptions.get(&number) {
+            subscription.start(self.context.now);
+        }
     }
 
     /// The next receipt whose promise is kept.

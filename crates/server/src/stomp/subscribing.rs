@@ -39,6 +39,12 @@ pub(super) struct NewConsumer {
 }
 
 impl Subscription {
+    /// Lets messages come.
+    pub(super) fn start(&self, now: Timestamp) {
+        self.deliveries.activate(self.key, &self.queue, self.id);
+        self.queue.resume(self.id, now);
+    }
+
     /// Ends it: what is not acknowledged returns to its queue. Returns the first delivery tag that it has not used.
     pub(super) fn end(self, now: Timestamp) -> u64 {
         self.queue.cancel(self.id, now);
@@ -49,7 +55,7 @@ impl Subscription {
 }
 
 impl Session {
-    /// Returns what to wait for until it is kept.
+    /// Adds a subscription, which is still to be [started](Session::start). Returns what to wait for until it is kept.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscribeEvent,
@@ -105,7 +111,7 @@ impl Session {
         }
     }
 
-    /// Adds a consumer to a queue.
+    /// Adds a consumer to a queue, which is still to be [started](Subscription::start).
     pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, Fault> {
         let NewConsumer { word, form, is_acked, limit } = new;
         let context = &self.context;
@@ -134,8 +140,6 @@ impl Session {
             arguments: RawTable::default(),
         };
         let id = queue.consume(spec).map_err(of_broker)?;
-        deliveries.activate(key, queue, id);
-        queue.resume(id, context.now);
         Ok(Subscription { deliveries, key, queue: Arc::clone(queue), id, tag })
     }
 

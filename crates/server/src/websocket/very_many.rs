@@ -99,6 +99,7 @@ impl World {
             heartbeat: HEARTBEAT,
             max_message_size: 16 << 20,
             incomplete_limit: 256 << 20,
+            stomp_default_user: None,
             outbox_limit: 1 << 20,
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),

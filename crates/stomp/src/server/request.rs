@@ -88,11 +88,8 @@ impl Core {
             let detail = format!("Message with id \"{id}\" has no subscription");
             return Err(Fault::new("Subscription not found", detail));
         };
-        // 1.1 asks for it beside the message's identifier, which says the same.
-        let named = headers.get("subscription").filter(|_| self.version == Version::V11);
-        if named.zip(tag.strip_prefix(TAG_OF_ID)).is_some_and(|(named, own)| named != own) {
-            return Err(Fault::header(format!("the message of '{command}' is of another subscription\n")));
-        }
+        // 1.1 asks for the header `subscription` beside the message's identifier, which says the same. As in RabbitMQ it
+        // is not looked at.
         Ok(Settle {
             subscription: subscription.number,
             delivery_tag,
