@@ -20,12 +20,14 @@ def binary():
 
 
 class Leveret:
-    """`leveret serve` with AMQP and HTTP on ports that the system chooses, and whatever flags are added."""
+    """`leveret serve` with AMQP and HTTP on ports that the system chooses unless flags say others, and whatever is added."""
 
-    def __init__(self, folder, *flags, env=None, wait=True):
+    def __init__(self, folder, *flags, env=None, wait=True, amqp="127.0.0.1:0"):
         folder.mkdir(parents=True, exist_ok=True)
         quiet = [word for name in OPTIONAL_LISTENERS if name not in flags for word in (name, "off")]
-        argv = [binary(), "serve", *quiet, "--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags]
+        fixed = {"--amqp": amqp, "--http": "127.0.0.1:0"}
+        addresses = [word for name, address in fixed.items() if name not in flags for word in (name, address)]
+        argv = [binary(), "serve", *quiet, *addresses, *flags]
         environment = clean_environment(**{"STATE_DIRECTORY": str(folder / "state"), **(env or {})})
         self.child = Child(argv, folder / "leveret.log", env=environment, cwd=folder)
         if wait:

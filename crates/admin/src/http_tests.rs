@@ -49,11 +49,11 @@ pub(super) struct Server {
 
 impl Server {
     async fn start(limits: Limits, padding: usize) -> Self {
-        Self::start_on(Listener::tcp("127.0.0.1", 0).await.unwrap(), limits, padding).await
+        Self::start_on(Listener::tcp(&[("127.0.0.1", 0)]).await.unwrap(), limits, padding).await
     }
 
     pub(super) async fn start_on(listener: Listener, limits: Limits, padding: usize) -> Self {
-        let port = listener.local_addr().unwrap().unwrap().port();
+        let port = listener.local_addresses()[0].port();
         let source = Arc::new(Told { readiness: Mutex::new(Readiness::Ready), padding });
         let (shutdown, told) = oneshot::channel();
         let told = async {

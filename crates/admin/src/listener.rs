@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use transport::Stream;
 use transport::tls::ServerTls;
+use transport::{Stream, TcpListeners};
 
 use crate::api::Caller;
 
@@ -24,7 +24,7 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum Socket {
-    Tcp(TcpListener),
+    Tcp(TcpListeners),
     Unix(UnixSocket),
 }
 
@@ -36,13 +36,13 @@ struct UnixSocket {
 }
 
 impl Listener {
-    /// Listens on a TCP port; port 0 lets the system choose.
+    /// Listens on TCP ports: see [`TcpListeners::bind`].
     ///
     /// # Errors
     ///
-    /// The host has no address, or none of its addresses can be bound.
-    pub async fn tcp(host: &str, port: u16) -> io::Result<Self> {
-        TcpListener::bind((host, port)).await.map(Self::from)
+    /// One of them cannot be bound.
+    pub async fn tcp(places: &[(&str, u16)]) -> io::Result<Self> {
+        TcpListeners::bind(places).await.map(|listeners| Self::plain(Socket::Tcp(listeners)))
     }
 
     /// Listens on a Unix socket, in place of one that an ended process left behind.
@@ -67,15 +67,11 @@ impl Listener {
         Self { tls: Some(tls), strict, ..self }
     }
 
-    /// The TCP address that was bound, `None` for a Unix socket.
-    ///
-    /// # Errors
-    ///
-    /// The system does not tell.
-    pub fn local_addr(&self) -> io::Result<Option<SocketAddr>> {
+    /// The TCP addresses that were bound; none for a Unix socket.
+    pub fn local_addresses(&self) -> Vec<SocketAddr> {
         match &self.socket {
-            Socket::Tcp(listener) => listener.local_addr().map(Some),
-            Socket::Unix(_) => Ok(None),
+            Socket::Tcp(listeners) => listeners.local_addresses().collect(),
+            Socket::Unix(_) => Vec::new(),
         }
     }
 
@@ -97,7 +93,7 @@ impl Listener {
 
 impl From<TcpListener> for Listener {
     fn from(listener: TcpListener) -> Self {
-        Self::plain(Socket::Tcp(listener))
+        Self::plain(Socket::Tcp(listener.into()))
     }
 }
 

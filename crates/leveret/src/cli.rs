@@ -179,8 +179,8 @@ mod tests {
             (&["--amqp"][..], "a value is required for '--amqp <ADDR>' but none was supplied"),
             (&["--amqp", ""][..], "a value is required for '--amqp <ADDR>' but none was supplied"),
             (
-                &["--amqp", "off", "--amqp", "off"][..],
-                "the argument '--amqp <ADDR>' cannot be used multiple times",
+                &["--frame-max", "4096", "--frame-max", "4096"][..],
+                "the argument '--frame-max <N>' cannot be used multiple times",
             ),
             (&["amqp://u:hunter2@a"][..], "unexpected argument 'amqp://***@a' found"),
         ] {

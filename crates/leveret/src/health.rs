@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Asks; the answer is the exit code.
 pub(crate) fn run(arguments: &HealthArguments, effective: &Effective) -> Result<(), Failure> {
     let Config { http, https, .. } = &effective.config;
-    let is_tls = *http == ListenAddr::Off && matches!(https, ListenAddr::Tcp { .. });
+    let is_tls = *http == ListenAddr::Off && matches!(https, ListenAddr::Tcp { .. } | ListenAddr::Several(_));
     let (key, listen) = if is_tls { ("https", https) } else { ("http", http) };
     let endpoint = endpoint(listen, is_tls).map_err(|reason| Failure::Usage(format!("{key}: {reason}")))?;
     let client = HttpClient::new(endpoint, BELIEVING, TIMEOUT).map_err(Failure::run)?;
@@ -54,6 +54,7 @@ fn endpoint(listen: &ListenAddr, tls: bool) -> Result<Endpoint, String> {
     match listen {
         ListenAddr::Off => Err("is off, there is nobody to ask".to_owned()),
         ListenAddr::Tcp { port: 0, .. } => Err("is a port that the system chooses".to_owned()),
+        ListenAddr::Several(several) => endpoint(&several[0], tls),
         ListenAddr::Unix(path) => Ok(Endpoint::Unix(path.clone())),
         ListenAddr::Tcp { host, port } => {
             let host = match host.as_str() {

@@ -1,5 +1,7 @@
 //! Listeners: bound, and announced.
 
+use std::net::SocketAddr;
+
 use server::Listener;
 
 use crate::announce::announce;
@@ -18,13 +20,13 @@ pub(crate) async fn bind(
 ) -> Result<Option<Listener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { host, port } => Listener::bind_tcp(host, *port).await,
+        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => Listener::bind_tcp(&address.places()).await,
         ListenAddr::Unix(path) => Listener::bind_unix(path).await,
     };
     let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
     let name = key.replace('_', "-");
     match &listener {
-        Listener::Tcp(_) => announce(&name, scheme, &format!("{scheme}://{listener}")),
+        Listener::Tcp(listeners) => announce_all(&name, scheme, listeners.local_addresses()),
         Listener::Unix(..) => announce(&name, scheme, &address.to_string()),
     }
     Ok(Some(listener))
@@ -42,14 +44,18 @@ pub(crate) async fn bind_http(
 ) -> Result<Option<admin::Listener>, ServeError> {
     let bound = match address {
         ListenAddr::Off => return Ok(None),
-        ListenAddr::Tcp { host, port } => admin::Listener::tcp(host, *port).await,
+        ListenAddr::Tcp { .. } | ListenAddr::Several(_) => admin::Listener::tcp(&address.places()).await,
         ListenAddr::Unix(path) => admin::Listener::unix(path).await,
     };
-    let failed = |error| ServeError::Listen { key, address: address.clone(), error };
-    let listener = bound.map_err(failed)?;
-    match listener.local_addr().map_err(failed)? {
-        Some(bound) => announce(key, scheme, &format!("{scheme}://{bound}")),
-        None => announce(key, scheme, &address.to_string()),
+    let listener = bound.map_err(|error| ServeError::Listen { key, address: address.clone(), error })?;
+    if let ListenAddr::Unix(_) = address {
+        announce(key, scheme, &address.to_string());
     }
+    announce_all(key, scheme, listener.local_addresses());
     Ok(Some(listener))
+}
+
+/// One line for each address.
+fn announce_all(name: &str, scheme: &str, bound: impl IntoIterator<Item = SocketAddr>) {
+    bound.into_iter().for_each(|address| announce(name, scheme, &format!("{scheme}://{address}")));
 }

@@ -448,7 +448,7 @@ impl std::error::Error for ServeError {
 
 fn port_of(listener: Option<&Listener>) -> Option<u16> {
     match listener? {
-        Listener::Tcp(tcp) => tcp.local_addr().ok().map(|address| address.port()),
+        Listener::Tcp(listeners) => listeners.local_addresses().next().map(|address| address.port()),
         Listener::Unix(..) => None,
     }
 }

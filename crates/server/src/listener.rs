@@ -1,22 +1,17 @@
 //! Where connections come in: TCP and Unix sockets.
 
-use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
-use transport::{Peer, Stream};
+use tokio::net::{UnixListener, UnixStream};
+use transport::{Peer, Stream, TcpListeners};
 
-/// Connections that the kernel completes ahead of us; a burst of a few thousand clients must not meet a refusal.
-const BACKLOG: u32 = 4096;
-
-/// A bound socket.
+/// Bound sockets.
 #[derive(Debug)]
 pub enum Listener {
     /// TCP.
-    Tcp(TcpListener),
+    Tcp(TcpListeners),
     /// A Unix socket, and its file, which goes with the listener.
     Unix(UnixListener, SocketFile),
 }
@@ -33,19 +28,12 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    /// Binds a TCP port. Port 0 lets the system choose; `to_string` tells which.
+    /// Binds TCP ports: see [`TcpListeners::bind`].
     ///
     /// # Errors
-    /// When no address of `host` can be bound.
-    pub async fn bind_tcp(host: &str, port: u16) -> io::Result<Self> {
-        let mut last_error = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-        for address in tokio::net::lookup_host((host, port)).await? {
-            match bind(address) {
-                Ok(listener) => return Ok(Self::Tcp(listener)),
-                Err(error) => last_error = error,
-            }
-        }
-        Err(last_error)
+    /// When one of them cannot be bound.
+    pub async fn bind_tcp(places: &[(&str, u16)]) -> io::Result<Self> {
+        TcpListeners::bind(places).await.map(Self::Tcp)
     }
 
     /// Binds a Unix socket at `path`. A socket file that a killed process left there is replaced; one that somebody
@@ -82,30 +70,6 @@ impl Listener {
     }
 }
 
-/// The address as it stands in a URL, after the scheme: `127.0.0.1:5672` or `/run/leveret.sock`.
-impl fmt::Display for Listener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(listener) => match listener.local_addr() {
-                Ok(address) => address.fmt(f),
-                Err(_) => f.write_str("?"),
-            },
-            Self::Unix(_, file) => file.0.display().fmt(f),
-        }
-    }
-}
-
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => tokio::net::TcpSocket::new_v4(),
-        SocketAddr::V6(_) => tokio::net::TcpSocket::new_v6(),
-    }?;
-    // Connections in TIME_WAIT must not keep a restarted process from its port.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
-}
-
 /// Whether `path` is a socket that nobody listens on.
 async fn is_left_over(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
@@ -118,13 +82,6 @@ async fn is_left_over(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn port_zero_is_told() {
-        let listener = Listener::bind_tcp("127.0.0.1", 0).await.unwrap();
-        let address = listener.to_string();
-        assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{address}");
-    }
 
     #[tokio::test]
     async fn a_socket_file_left_behind_is_replaced_and_a_live_one_is_not() {

@@ -1,6 +1,7 @@
 //! Byte streams and their buffers: what every connection of Leveret, to a client or to an upstream, is made of.
 //!
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
+//! - [`TcpListeners`]: TCP sockets that are listened on together.
 //! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing little pieces.
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
@@ -18,6 +19,7 @@
 
 mod buffer;
 mod drive;
+mod listeners;
 mod outbox;
 mod paced;
 mod stream;
@@ -27,6 +29,7 @@ mod turn;
 
 pub use buffer::OutBuf;
 pub use drive::{Ended, Intent, MAX_UNCONSUMED, Protocol, drive, linger};
+pub use listeners::TcpListeners;
 pub use outbox::Outbox;
 pub use paced::Paced;
 pub use stream::{ConnectOptions, Peer, Stream};

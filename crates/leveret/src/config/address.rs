@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::value::{Value, quoted};
 
-/// Where a listener listens: `HOST:PORT`, `unix:/path`, or `off`.
+/// Where a listener listens: `HOST:PORT`, several of them, `unix:/path`, or `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddr {
     /// No listener.
@@ -17,8 +17,30 @@ pub(crate) enum ListenAddr {
         /// The port.
         port: u16,
     },
+    /// Two or more of the former.
+    Several(Vec<Self>),
     /// A Unix socket at an absolute path.
     Unix(PathBuf),
+}
+
+impl ListenAddr {
+    /// The hosts and ports of TCP.
+    pub(crate) fn places(&self) -> Vec<(&str, u16)> {
+        match self {
+            Self::Off | Self::Unix(_) => Vec::new(),
+            Self::Tcp { host, port } => vec![(host.as_str(), *port)],
+            Self::Several(all) => all.iter().flat_map(Self::places).collect(),
+        }
+    }
+
+    /// Whether the two cannot both be bound, as far as the texts tell.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        if let (Self::Unix(path), Self::Unix(other)) = (self, other) {
+            return path == other;
+        }
+        let others = other.places();
+        self.places().into_iter().any(|place| place.1 != 0 && others.contains(&place))
+    }
 }
 
 /// The longest path of a Unix socket in octets: `sun_path` is 108 of them with the closing zero (unix(7)).
@@ -26,6 +48,7 @@ const MAX_UNIX_PATH: usize = 107;
 
 impl Value for ListenAddr {
     const KIND: &'static str = "ADDR";
+    const REPEATED: bool = true;
 
     fn parse(text: &str) -> Result<Self, String> {
         if text == "off" {
@@ -33,6 +56,10 @@ impl Value for ListenAddr {
         }
         if let Some(path) = text.strip_prefix("unix:") {
             return unix_path(path).map(Self::Unix);
+        }
+        if text.contains(',') {
+            let texts: Vec<String> = text.split(',').map(|text| text.trim().to_owned()).collect();
+            return Self::parse_all(&texts);
         }
         let (host, port) = host_and_port(text)
             .filter(|(host, _)| {
@@ -47,8 +74,37 @@ impl Value for ListenAddr {
         Ok(Self::Tcp { host: host.to_owned(), port })
     }
 
+    fn parse_all(texts: &[String]) -> Result<Self, String> {
+        if let [text] = texts {
+            return Self::parse(text);
+        }
+        let mut several = Vec::with_capacity(texts.len());
+        for text in texts {
+            match Self::parse(text)? {
+                Self::Off => return Err("'off' cannot be combined with an address".to_owned()),
+                Self::Unix(_) => return Err(format!("'{text}' cannot be combined with another address")),
+                Self::Several(more) => several.extend(more),
+                address if several.iter().any(|other: &Self| other.overlaps(&address)) => {
+                    return Err(format!("names {address} twice"));
+                }
+                address => several.push(address),
+            }
+        }
+        if several.is_empty() {
+            Err("is an empty list ('off' is none)".to_owned())
+        } else {
+            Ok(Self::Several(several))
+        }
+    }
+
     fn to_toml(&self) -> String {
-        quoted(&self.to_string())
+        match self {
+            Self::Several(all) => {
+                let all: Vec<String> = all.iter().map(Self::to_toml).collect();
+                format!("[{}]", all.join(", "))
+            }
+            one => quoted(&one.to_string()),
+        }
     }
 }
 
@@ -57,6 +113,10 @@ impl fmt::Display for ListenAddr {
         match self {
             Self::Off => formatter.write_str("off"),
             Self::Tcp { host, port } => write_host_and_port(formatter, host, *port),
+            Self::Several(all) => {
+                let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+                formatter.write_str(&all.join(","))
+            }
             Self::Unix(path) => write!(formatter, "unix:{}", path.display()),
         }
     }
@@ -238,6 +298,30 @@ mod tests {
     fn a_listener_is_written_as_it_is_read() {
         for text in ["127.0.0.1:5672", "[::1]:1", "off", "unix:/run/leveret.sock"] {
             assert_eq!(listen(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn several_addresses_are_a_list_or_separated_by_commas() {
+        let all = |texts: &[&str]| {
+            ListenAddr::parse_all(&texts.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let both = listen("127.0.0.1:5672,[::1]:5672").unwrap();
+        assert_eq!(both.places(), [("127.0.0.1", 5672), ("::1", 5672)]);
+        assert_eq!(all(&["127.0.0.1:5672", "[::1]:5672"]), Ok(both.clone()));
+        assert_eq!(both.to_string(), "127.0.0.1:5672,[::1]:5672");
+        assert_eq!(both.to_toml(), r#"["127.0.0.1:5672", "[::1]:5672"]"#);
+        assert!(both.overlaps(&listen("[::1]:5672").unwrap()));
+        assert!(!both.overlaps(&listen("[::1]:5671").unwrap()));
+        assert!(!listen("a:0").unwrap().overlaps(&listen("a:0").unwrap()), "the system chooses");
+        for (texts, reason) in [
+            (&["a:1", "off"][..], "'off' cannot be combined with an address"),
+            (&["a:1", "unix:/b"], "'unix:/b' cannot be combined with another address"),
+            (&["a:1", "a:1"], "names a:1 twice"),
+            (&["a:1,b"], "'b' has no port (HOST:PORT, unix:/path or off)"),
+            (&[], "is an empty list ('off' is none)"),
+        ] {
+            assert_eq!(all(texts).unwrap_err(), reason);
         }
     }
 

@@ -142,11 +142,9 @@ pub(super) fn check_relays(effective: &Effective) -> Result<(), ConfigError> {
             return fault(format!("{name}: tls needs tls_cert and tls_key"));
         }
         let listen = &relay.listen;
-        if *listen == ListenAddr::Off || matches!(listen, ListenAddr::Tcp { port: 0, .. }) {
-            continue;
-        }
-        let same = listeners(config).into_iter().find(|(_, address)| *address == listen).map(|(key, _)| key);
-        let twice = relays[..at].iter().any(|other| other.listen == *listen).then_some("another relay");
+        let same = listeners(config).into_iter().find(|(_, address)| address.overlaps(listen));
+        let same = same.map(|(key, _)| key);
+        let twice = relays[..at].iter().any(|other| other.listen.overlaps(listen)).then_some("another relay");
         if let Some(other) = same.or(twice) {
             return fault(format!("the same address as {other} ({listen})"));
         }

@@ -214,11 +214,8 @@ impl Effective {
             ));
         }
         for (second, (key, address)) in listeners.into_iter().enumerate() {
-            let chosen_by_system = matches!(address, ListenAddr::Tcp { port: 0, .. });
-            let same = listeners[..second].iter().find(|(_, other)| *other == address);
-            let Some((other, _)) = same.filter(|_| *address != ListenAddr::Off && !chosen_by_system) else {
-                continue;
-            };
+            let same = listeners[..second].iter().find(|(_, other)| other.overlaps(address));
+            let Some((other, _)) = same else { continue };
             let (at_fault, other) =
                 if *self.origin(key) == Origin::Default { (*other, key) } else { (key, *other) };
             return Err(ConfigError::new(

@@ -98,7 +98,7 @@ and where it came from. Both take the flags of `leveret serve`.
 
 | kind of value | written as |
 |---|---|
-| ADDR | `HOST:PORT` (`[::1]:5672` for IPv6, port 0 for any free one), `unix:/path`, or `off` |
+| ADDR | `HOST:PORT` (`[::1]:5672` for IPv6, port 0 for any free one), `unix:/path`, or `off`; several of the first kind as repeated flags, a list in the file, or separated by commas. A host name stands for all its addresses that this machine has, `localhost` for 127.0.0.1 and `[::1]` |
 | URL | `amqp://host[:port]` or `amqps://host[:port]`, or `off` for none; several as repeated flags, a list in the file, or separated by commas in the variable |
 | FILE | a path, or `off` for none; several like URLs |
 | RELAY | `LISTEN=URL`, an inline table of TOML, or `off` for none; see below; several like URLs |
