@@ -6,6 +6,7 @@ import time
 import pytest
 
 from harness.instances import leveret
+from harness.rabbitmq import free_ports
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Closed, Wire, close_of
 
 SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'")
@@ -40,8 +41,35 @@ def test_a_client_that_never_answers_delays_the_end_only_to_the_bound(tmp_path):
         assert server.child.wait() == 0
 
 
+def test_a_successor_binds_all_addresses_at_once(tmp_path):
+    ports = free_ports(3)
+    names = ("--amqp", "--http", "--prometheus")
+    addresses = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
+    with leveret(tmp_path / "old", "--drain-timeout", "1h", "--drain-idle-timeout", "1h", *addresses) as old:
+        deaf, *visitors = [Wire(port) for port in ports]
+        deaf.handshake()
+        old.child.send(signal.SIGTERM)
+        deaf.expect(CONNECTION_CLOSE)
+        for visitor in visitors:
+            # A listener is closed before the connections are that it has accepted.
+            visitor.expect_end()
+        while lets_in(ports[0]):
+            pass
+        with leveret(tmp_path / "new", *addresses) as new:
+            assert lets_in(new.port)
+        assert old.child.running()
+
+
+def test_an_idle_client_that_does_not_close_is_waited_for_briefly(tmp_path):
+    with leveret(tmp_path, "--drain-timeout", "1h", "--drain-idle-timeout", "100ms") as server:
+        deaf = Wire(server.port).handshake()
+        server.child.send(signal.SIGTERM)
+        assert close_of(deaf.expect(CONNECTION_CLOSE)) == SHUTDOWN
+        assert server.child.wait(9) == 0
+
+
 def test_a_second_signal_leaves_at_once(tmp_path):
-    with leveret(tmp_path, "--drain-timeout", "1h") as server:
+    with leveret(tmp_path, "--drain-timeout", "1h", "--drain-idle-timeout", "1h") as server:
         deaf = Wire(server.port).handshake()
         server.child.send(signal.SIGINT)
         deaf.expect(CONNECTION_CLOSE)
@@ -52,7 +80,7 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 
 
 def test_a_client_that_answers_late_ends_the_drain(tmp_path):
-    with leveret(tmp_path, "--drain-timeout", "1h") as server:
+    with leveret(tmp_path, "--drain-timeout", "1h", "--drain-idle-timeout", "1h") as server:
         late = Wire(server.port).handshake()
         server.child.send(signal.SIGTERM)
         late.expect(CONNECTION_CLOSE)

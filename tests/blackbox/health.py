@@ -51,7 +51,7 @@ def test_metrics_count_connections(tmp_path):
 
 
 def test_a_draining_server_is_not_ready(tmp_path):
-    with leveret(tmp_path, "--drain-timeout", "1h") as server:
+    with leveret(tmp_path, "--drain-timeout", "1h", "--drain-idle-timeout", "1h") as server:
         deaf = Wire(server.port).handshake()
         server.child.send(15)
         deaf.expect(CONNECTION_CLOSE)

@@ -100,7 +100,7 @@ def test_a_drain_ends_the_process_in_order(tmp_path):
 
 
 def test_a_drain_over_http_is_no_signal(tmp_path):
-    with leveret(tmp_path, "--drain-timeout", "1h") as ours:
+    with leveret(tmp_path, "--drain-timeout", "1h", "--drain-idle-timeout", "1h") as ours:
         late = Wire(ours.server.port).handshake()
         for _ in range(2):
             assert ours.status("POST", "leveret/drain") == 204

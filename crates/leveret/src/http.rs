@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use crate::config::Config;
 use crate::listen::bind_http;
 use crate::serve::ServeError;
+use crate::signals::Signalled;
 use crate::status::Status;
 use crate::tls::Tls;
 
@@ -39,35 +40,41 @@ impl HttpListeners {
 
 /// The listeners at work.
 pub(crate) struct Http {
-    /// Its end is what the tasks wait for.
+    /// Its first message is what the tasks wait for.
     may_end: watch::Sender<()>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl Http {
-    /// Starts accepting.
-    pub(crate) fn serve(listeners: HttpListeners, status: &Arc<Status>) -> Self {
+    /// Starts accepting. A signal ends that at once, so that a successor can have the addresses.
+    pub(crate) fn serve(listeners: HttpListeners, status: &Arc<Status>, mut signalled: Signalled) -> Self {
         let source = || Arc::clone(status) as Arc<dyn Source>;
         let may_end = watch::Sender::new(());
         let HttpListeners { http, https, prometheus } = listeners;
         // Each with bounds of its own: strangers who reach one do not keep others from the other.
-        let serve = |listener| {
+        let end = || {
             let mut end = may_end.subscribe();
-            tokio::spawn(admin::serve(listener, source(), async move {
+            async move {
                 let _ = end.changed().await;
-            }))
+            }
         };
+        let serve = |listener| tokio::spawn(admin::serve(listener, source(), end()));
         let tasks = http.into_iter().chain(https).map(serve).collect();
         if let Some(listener) = prometheus {
-            // To the end of the process: nobody waits for a scrape.
-            tokio::spawn(admin::serve_metrics(listener, source(), std::future::pending()));
+            // Nobody waits for a scrape.
+            tokio::spawn(admin::serve_metrics(listener, source(), end()));
         }
+        let by_signal = may_end.clone();
+        tokio::spawn(async move {
+            signalled.wait().await;
+            by_signal.send_replace(());
+        });
         Self { may_end, tasks }
     }
 
     /// Finishes the requests at hand.
     pub(crate) async fn end(self) {
-        drop(self.may_end);
+        self.may_end.send_replace(());
         for task in self.tasks {
             let _ = task.await;
         }

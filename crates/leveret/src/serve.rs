@@ -31,7 +31,7 @@ use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
 use crate::relays::Relays;
 use crate::reload::Reloader;
-use crate::signals::{self, Drainer};
+use crate::signals::{self, Caught, Drainer};
 use crate::status::Status;
 use crate::stomp::StompListeners;
 use crate::tls::Tls;
@@ -47,7 +47,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Result<(), ServeError> {
     let config = effective.config.clone();
     // Before anything is announced: who reads the announcement may send a signal at once.
-    let (mut drain, drainer, reload) = signals::catch().map_err(ServeError::Signals)?;
+    let Caught { mut drain, signalled, drainer, reload } = signals::catch().map_err(ServeError::Signals)?;
     let notifier = Notifier::of_process().map_err(ServeError::Notifier)?;
     descriptors::raise_limit();
     for upstream in config.upstream.iter().filter(|upstream| upstream.has_unused_parts) {
@@ -114,7 +114,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     });
     tokio::spawn(Arc::clone(&reloader).serve(reload));
     status.manage(management(&reloader, clock, drainer));
-    let http = Http::serve(http_listeners, &status);
+    let http = Http::serve(http_listeners, &status, signalled);
     notifier.ready();
     tokio::spawn(notifier.clone().stay_alive());
 
@@ -130,7 +130,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
         pool.drain(drain_timeout).await;
     }
 
-    // Last to go, so that probes see the drain.
+    // Last to go: one who has asked for the drain over HTTP sees how it goes.
     http.end().await;
     // After the last session, so that what it has changed is kept.
     drop(data_folder);
@@ -315,6 +315,7 @@ fn server_config(config: &Config, access_log: Option<&AccessLogWriter>) -> Serve
         outbox_limit: usize::try_from(config.outbox_limit.0).unwrap_or(usize::MAX),
         handshake_timeout: config.handshake_timeout,
         write_timeout: config.write_timeout,
+        drain_idle_timeout: config.drain_idle_timeout,
         consumer_timeout: config.consumer_timeout,
         product: config.server_product.0.clone(),
         access_log: access_log.map(|writer| Arc::clone(writer.log())),

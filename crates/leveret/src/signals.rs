@@ -15,6 +15,20 @@ const LEFT_AT_ONCE: i32 = 1;
 #[derive(Debug, Clone)]
 pub(crate) struct DrainRequest(watch::Receiver<bool>);
 
+/// Whether a signal has asked for the drain: then a successor may be waiting for the process's addresses.
+#[derive(Debug)]
+pub(crate) struct Signalled(watch::Receiver<bool>);
+
+impl Signalled {
+    /// Returns when a signal has asked, or at once if one has.
+    pub(crate) async fn wait(&mut self) {
+        if self.0.wait_for(|signalled| *signalled).await.is_err() {
+            // The task that watches the signals is gone, and none will ask.
+            std::future::pending().await
+        }
+    }
+}
+
 /// Asks for a drain from within the process.
 #[derive(Debug, Clone)]
 pub(crate) struct Drainer(Arc<watch::Sender<bool>>);
@@ -42,18 +56,33 @@ impl ReloadRequests {
 /// # Errors
 ///
 /// A handler could not be installed.
-pub(crate) fn catch() -> io::Result<(DrainRequest, Drainer, ReloadRequests)> {
+pub(crate) fn catch() -> io::Result<Caught> {
     let reload = Arc::new(Notify::new());
+    let (signal_sender, signalled) = watch::channel(false);
     let signals = Signals {
         terminate: signal(SignalKind::terminate())?,
         interrupt: signal(SignalKind::interrupt())?,
         hang_up: signal(SignalKind::hangup())?,
         reload: Arc::clone(&reload),
+        signalled: signal_sender,
     };
     let (request, requested) = watch::channel(false);
     let drainer = Drainer(Arc::new(request));
     tokio::spawn(signals.watch(drainer.clone()));
-    Ok((DrainRequest(requested), drainer, ReloadRequests(reload)))
+    Ok(Caught {
+        drain: DrainRequest(requested),
+        signalled: Signalled(signalled),
+        drainer,
+        reload: ReloadRequests(reload),
+    })
+}
+
+/// What signals lead to.
+pub(crate) struct Caught {
+    pub(crate) drain: DrainRequest,
+    pub(crate) signalled: Signalled,
+    pub(crate) drainer: Drainer,
+    pub(crate) reload: ReloadRequests,
 }
 
 impl DrainRequest {
@@ -69,12 +98,14 @@ struct Signals {
     interrupt: Signal,
     hang_up: Signal,
     reload: Arc<Notify>,
+    signalled: watch::Sender<bool>,
 }
 
 impl Signals {
     async fn watch(mut self, drainer: Drainer) {
         let name = self.next().await;
         tracing::info!(signal = name, "draining; a second signal leaves at once");
+        self.signalled.send_replace(true);
         drainer.ask();
         let name = self.next().await;
         tracing::warn!(signal = name, "leaving at once");

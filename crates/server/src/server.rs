@@ -62,6 +62,8 @@ pub struct ServerConfig {
     pub handshake_timeout: Duration,
     /// How long a client may take nothing of what is written to it.
     pub write_timeout: Duration,
+    /// How long a client that has nothing under way may take to close its connection while the server drains.
+    pub drain_idle_timeout: Duration,
     /// How long a delivery from the embedded broker may go without being acknowledged before its channel is closed.
     pub consumer_timeout: Duration,
     /// What clients of the embedded broker are told as `product` in the server-properties.

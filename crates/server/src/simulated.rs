@@ -26,6 +26,7 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
         outbox_limit: 1 << 20,
         handshake_timeout: HANDSHAKE_TIMEOUT,
         write_timeout: Duration::from_secs(10),
+        drain_idle_timeout: Duration::from_secs(2),
         consumer_timeout: CONSUMER_TIMEOUT,
         product: "Leveret".to_owned(),
         access_log: None,

@@ -476,6 +476,9 @@ settings! {
 
         /// How long shutting down waits for clients to take their last bytes and close.
         drain_timeout: Duration = "10s", from "0s" to "1h";
+
+        /// How long of that it waits for a client that has nothing under way, and only its connection to close.
+        drain_idle_timeout: Duration = "2s", from "0s" to "1h";
     }
 
     "Process" {

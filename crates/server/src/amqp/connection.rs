@@ -490,9 +490,15 @@ impl Connection {
             return;
         }
         let deadline = *self.deadline.get_or_insert(now + SETTLE_TIMEOUT);
-        if session.is_settled() || deadline <= now {
+        let is_settled = session.is_settled();
+        if is_settled || deadline <= now {
+            let is_idle = is_settled && self.outbox.backlog() == 0;
             let text = "broker forced connection closure with reason 'shutdown'";
             self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
+            if is_idle {
+                // Only its close-ok is missing, and a client that is asleep, or gone, will never send it.
+                self.deadline = Some(now + self.shared.config.drain_idle_timeout);
+            }
         }
     }
 

@@ -103,6 +103,7 @@ impl World {
             outbox_limit: 1 << 20,
             handshake_timeout: Duration::from_secs(10),
             write_timeout: Duration::from_secs(30),
+            drain_idle_timeout: Duration::from_secs(2),
             consumer_timeout: Duration::from_secs(1800),
             product: "Leveret".to_owned(),
             access_log: None,
