@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test setup unit loom leveret scenarios differential cluster hostile crash figures backlog capacity pika-latency routing-study screenshot check run clean
+.PHONY: package package-test static test setup unit loom leveret scenarios differential cluster hostile bystander crash figures backlog capacity pika-latency routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -54,6 +54,10 @@ cluster: setup leveret
 HOSTILE ?= 15000
 hostile: setup leveret
 	LEVERET_HOSTILE=$(HOSTILE) $(SHELL) -c '$(PYTEST) -rP blackbox/hostile_clients.py $(ARGS)'
+
+# What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
+bystander: setup leveret
+	cd tests && ../.cache/venv/bin/python bystander.py $(ARGS)
 
 # The Debian package of this tree, in target/packages.
 package: leveret

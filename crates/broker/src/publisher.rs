@@ -7,6 +7,7 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 use store::journal::Lsn;
+use sync::work;
 
 use crate::error::BrokerError;
 use crate::inspect::{Inspected, inspect};
@@ -14,7 +15,7 @@ use crate::message::{Body, Message};
 use crate::metrics::{FrontEnd, Published};
 use crate::permissions::Grant;
 use crate::persistence::KeptMessages;
-use crate::queue::Queue;
+use crate::queue::{DeadLetter, Queue};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -48,6 +49,9 @@ pub struct Flushed {
     /// More waits to be written than should: the session takes no more publishes until [`VirtualHost::wait_for_room`]
     /// wakes it.
     pub full: bool,
+    /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the session has to
+    /// flush again in its next turn, before it takes anything more of its client.
+    pub unfinished: bool,
 }
 
 /// A durable queue that was given a message.
@@ -72,6 +76,9 @@ pub struct Publisher {
     /// Messages of [`Publisher::route`] that have not been handed over.
     batch: Vec<Arc<Message>>,
     batch_bytes: usize,
+    /// An earlier batch that some queues of its route have and others do not: set when a turn was over in the middle of
+    /// handing it over, cleared when the last queue has it.
+    handing_over: Option<Box<HandingOver>>,
     /// Where the last message went.
     route: Option<Arc<Route>>,
     flushed: Flushed,
@@ -85,6 +92,20 @@ pub struct Publisher {
     front_end: FrontEnd,
     /// It counts among those that have published.
     has_published: bool,
+}
+
+/// A batch on its way into the queues of its route.
+struct HandingOver {
+    route: Arc<Route>,
+    batch: Vec<Arc<Message>>,
+    kept: KeptMessages,
+    /// The number of the batch's first message among the publishes since the last flush.
+    first: u64,
+    /// How many of the route's queues have it.
+    done: usize,
+    /// Dead letters of queues, by the queue's place in the route. They go on their way when all queues have the batch, as
+    /// they do where each queue is a process: a queue that gets both has the messages first.
+    letters: Vec<(usize, Vec<DeadLetter>)>,
 }
 
 /// Messages published to an exchange, and places in queues that they led to.
@@ -125,6 +146,7 @@ impl Publisher {
             routes: RouteCache::default(),
             batch: Vec::new(),
             batch_bytes: 0,
+            handing_over: None,
             route: None,
             flushed: Flushed::default(),
             shares: None,
@@ -212,9 +234,13 @@ impl Publisher {
         publish: Publish<'_>,
         inspected: &Inspected<'_>,
     ) -> Result<bool, BrokerError> {
+        work::charge(PUBLISH, 1);
         let same = self.route.as_ref().is_some_and(|last| Arc::ptr_eq(last, &route));
         if !same {
-            self.hand_over();
+            // A batch is of one route.
+            while !self.batch.is_empty() {
+                self.hand_over();
+            }
             if self.route.as_ref().is_some_and(|last| !Arc::ptr_eq(&last.flow, &route.flow)) {
                 self.count_through();
             }
@@ -239,7 +265,9 @@ impl Publisher {
         message.share(route.queues.len());
         self.batch_bytes += message.body_len();
         self.batch.push(Arc::new(message));
-        if self.batch.len() >= MAX_BATCH || self.batch_bytes >= MAX_BATCH_BYTES {
+        work::charge_bytes(BODY_BYTE, self.batch.last().map_or(0, |message| message.body_len()));
+        let wide = self.batch.len() * route.queues.len() >= MAX_BATCH_PLACES;
+        if wide || self.batch.len() >= MAX_BATCH || self.batch_bytes >= MAX_BATCH_BYTES {
             self.hand_over();
         }
         Ok(route.counts)
@@ -268,7 +296,7 @@ impl Publisher {
             self.shares = Some(Vec::new());
             self.publish_without(publish, without, generation)
         };
-        let flushed = self.flush(now);
+        let flushed = self.flush_all(now);
         let shares = self.shares.take().unwrap_or_default();
         matched.map(|matched| (matched, flushed, shares))
     }
@@ -289,10 +317,13 @@ impl Publisher {
         self.follow(route, publish, &inspected)
     }
 
-    /// Hands the batch to its queues, and reports on everything since the last flush.
+    /// Hands what has gathered to its queues, and reports on everything since the last flush. When that does not fit into
+    /// the turn, it is [unfinished](Flushed::unfinished).
     pub fn flush(&mut self, now: Timestamp) -> Flushed {
         self.now = now;
-        self.hand_over();
+        if !self.hand_over() {
+            return Flushed { unfinished: true, ..Flushed::default() };
+        }
         self.count_through();
         let mut flushed = std::mem::take(&mut self.flushed);
         flushed.refused.sort_unstable();
@@ -325,6 +356,8 @@ impl Publisher {
         let allowed = Allowed { grant, client, routing_key, at: allowed_at };
         let found = self.vhost.route(publish.exchange, routed, &allowed)?;
         let Found { exchange, flow, mut routes, generation } = found;
+        work::charge(ROUTE, 1);
+        work::charge(MATCH, routes.queues.len());
         let counts = !routes.queues.is_empty();
         let replies = publish.exchange.is_empty() && keys.iter().any(|key| is_reply_name(key));
         if replies {
@@ -358,51 +391,90 @@ impl Publisher {
         }
     }
 
-    /// Gives the batch to each queue of its route, in order, taking each queue's lock once.
-    fn hand_over(&mut self) {
-        if self.batch.is_empty() {
-            return;
-        }
-        let Some(route) = self.route.clone() else { return };
-        // The batch holds the latest publishes, one after the other: an unroutable one takes another route.
-        let first = self.flushed.count - self.batch.len() as u64;
-        self.batch_bytes = 0;
-        let count = self.batch.len() as u64;
-        self.through.published += count;
-        self.through.enqueued += if route.counts { count * route.queues.len() as u64 } else { 0 };
-        self.vhost.metrics().messages_routed.add(self.batch.len());
-        self.published().routed.add(self.batch.len());
-        let Some((last, others)) = route.queues.split_last() else { return };
-        let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &self.batch);
-        self.flushed.full |= kept.full;
-        // Dead letters go on their way when all queues have the batch, as they do where each queue is a process: a
-        // queue that gets both has the messages first.
-        let mut letters = Vec::new();
-        for (at, queue) in others.iter().enumerate() {
-            let refused = &mut self.flushed.refused;
-            let messages = self.batch.iter().cloned();
-            let appended =
-                queue.append(messages, kept.at(at), self.now, None, |at| refused.push(first + at as u64));
-            note_share(&mut self.shares, queue, appended.until);
-            self.flushed.until = self.flushed.until.max(appended.until);
-            self.flushed.full |= appended.full;
-            if !appended.dead.is_empty() || appended.lined_up {
-                letters.push((queue, appended.dead));
+    /// [`Publisher::flush`], however long it takes: for the end of a session, and where nothing can be left for later.
+    pub fn flush_all(&mut self, now: Timestamp) -> Flushed {
+        loop {
+            let flushed = self.flush(now);
+            if !flushed.unfinished {
+                return flushed;
             }
         }
+    }
+
+    /// Gives the batch to the queues of its route; whether all of them have it. If not, because the turn is over, at least
+    /// one more of them has it than before.
+    fn hand_over(&mut self) -> bool {
+        // What has begun comes first, or later messages would overtake it.
+        if let Some(handing) = self.handing_over.take()
+            && !self.go_on(*handing)
+        {
+            return false;
+        }
+        let Some(route) = self.route.clone().filter(|_| !self.batch.is_empty()) else { return true };
+        let batch = std::mem::take(&mut self.batch);
+        self.batch_bytes = 0;
+        let count = batch.len() as u64;
+        self.through.published += count;
+        self.through.enqueued += if route.counts { count * route.queues.len() as u64 } else { 0 };
+        self.vhost.metrics().messages_routed.add(batch.len());
+        self.published().routed.add(batch.len());
+        let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &batch);
+        self.flushed.full |= kept.full;
+        // The batch holds the latest publishes, one after the other: an unroutable one takes another route.
+        let first = self.flushed.count - count;
+        self.go_on(HandingOver { route, batch, kept, first, done: 0, letters: Vec::new() })
+    }
+
+    /// Gives the batch that is on its way to one queue after the other, taking each queue's lock once, until all of them
+    /// have it or the turn is over.
+    fn go_on(&mut self, mut handing: HandingOver) -> bool {
+        let last = handing.route.queues.len() - 1;
+        loop {
+            self.hand_to_next(&mut handing);
+            if handing.done > last {
+                break;
+            }
+            if work::is_turn_over() {
+                // Boxed here: most batches fit into a turn, and most publishers have none under way.
+                self.handing_over = Some(Box::new(handing));
+                return false;
+            }
+        }
+        let HandingOver { route, mut batch, letters, .. } = handing;
+        if self.batch.is_empty() {
+            // Its room serves the next batch.
+            batch.clear();
+            self.batch = batch;
+        }
+        let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| dead.is_empty());
+        for (at, dead) in own {
+            self.vhost.dead_letter(&route.queues[at], dead, self.now);
+        }
+        in_line.into_iter().for_each(|(at, _)| route.queues[at].wait_for_letters());
+        true
+    }
+
+    /// Gives the batch to the next queue of its route.
+    fn hand_to_next(&mut self, handing: &mut HandingOver) {
+        let HandingOver { route, batch, kept, first, done, letters } = handing;
+        let at = *done;
+        *done += 1;
+        let queue = &route.queues[at];
+        work::charge(APPEND, 1);
+        work::charge(ENQUEUE, batch.len());
         let refused = &mut self.flushed.refused;
-        let messages = self.batch.drain(..);
-        let appended = last
-            .append(messages, kept.at(others.len()), self.now, None, |at| refused.push(first + at as u64));
-        note_share(&mut self.shares, last, appended.until);
+        let refuse = |at: usize| refused.push(*first + at as u64);
+        let appended = if at + 1 == route.queues.len() {
+            queue.append(batch.drain(..), kept.at(at), self.now, None, refuse)
+        } else {
+            queue.append(batch.iter().cloned(), kept.at(at), self.now, None, refuse)
+        };
+        note_share(&mut self.shares, queue, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);
         self.flushed.full |= appended.full;
         if !appended.dead.is_empty() || appended.lined_up {
-            letters.push((last, appended.dead));
+            letters.push((at, appended.dead));
         }
-        let (in_line, own): (Vec<_>, Vec<_>) = letters.into_iter().partition(|(_, dead)| dead.is_empty());
-        own.into_iter().for_each(|(queue, dead)| self.vhost.dead_letter(queue, dead, self.now));
-        in_line.into_iter().for_each(|(queue, _)| queue.wait_for_letters());
     }
 }
 
@@ -414,7 +486,7 @@ fn note_share(shares: &mut Option<Vec<Share>>, queue: &Queue, until: Option<Lsn>
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        self.hand_over();
+        while !self.hand_over() {}
         self.count_through();
         if self.has_published {
             self.published().publishers.sub(1);
@@ -521,6 +593,19 @@ const MAX_BATCH: usize = 256;
 
 /// The same in octets of bodies.
 const MAX_BATCH_BYTES: usize = 1 << 20;
+
+/// The same in places in queues: what has to be handed over before something else can be done takes a millisecond at most,
+/// but for a single message that has more queues than this.
+const MAX_BATCH_PLACES: usize = 16 * 1024;
+
+/// What it takes, in nanoseconds: to look for a route, and for each queue that is found; to take a message along a route that is known; to append a batch to a queue; and for each
+/// message of it. And in picoseconds: to copy a byte of a body.
+const ROUTE: u32 = 1_000;
+const MATCH: u32 = 30;
+const PUBLISH: u32 = 120;
+const APPEND: u32 = 200;
+const ENQUEUE: u32 = 80;
+const BODY_BYTE: u32 = 150;
 
 /// Routes that one channel remembers; when there are more, it starts anew. About 100 octets each.
 const MAX_ROUTES: usize = 1024;

@@ -115,8 +115,10 @@ fn load(flags: &Flags) -> Result<Effective, Failure> {
 fn serve(flags: Flags) -> Result<(), Failure> {
     let effective = load(&flags)?;
     let log = logs::start(&effective.config);
+    let busy = effective.config.worker_threads.count();
+    transport::limit_busy_turns(busy);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(effective.config.worker_threads.count())
+        .worker_threads(busy + RESERVED_THREADS)
         .thread_name("leveret")
         .enable_all()
         .build()
@@ -131,6 +133,10 @@ fn serve(flags: Flags) -> Result<(), Failure> {
         error => Failure::run(error),
     })
 }
+
+/// Threads beyond those that busy connections may keep at work: whoever has little to do (a client that connects, a
+/// heartbeat, a health check) finds one of them free, and the system runs it before threads that have run all along.
+const RESERVED_THREADS: usize = 1;
 
 fn benchmark(arguments: bench::Arguments) -> ExitCode {
     match bench::run(arguments) {

@@ -4,10 +4,13 @@
 //! with the same interface, so that a test can run the real code through every interleaving that the memory model
 //! allows (`make loom`). Such a build does nothing but that.
 //!
+//! [`work`] counts what a thread does in its turn, so that no connection keeps the others waiting.
+//!
 //! What must never be added: anything that is not needed in both worlds.
 
 #[cfg(feature = "loom")]
 mod explored;
+pub mod work;
 
 #[cfg(feature = "loom")]
 pub use explored::{AtomicWaker, Mutex, MutexGuard, RwLock, RwLockWriteGuard, explore};

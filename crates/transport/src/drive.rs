@@ -8,12 +8,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use bytes::{Buf, BytesMut};
+use sync::work;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::sync::SemaphorePermit;
 use tokio::time::Sleep;
 
 use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
-use crate::turn::turn_to_end;
+use crate::turn::{next_busy_turn, turn_to_end};
 
 /// Octets of the per-thread read buffer: what was left unconsumed in front, then what is read.
 const SCRATCH: usize = 256 * 1024;
@@ -22,9 +25,15 @@ const SCRATCH: usize = 256 * 1024;
 /// always there to read into.
 pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 
-/// Octets read from one connection before others get their turn. In octets, not messages, so that large messages
-/// do not take more than their share.
-const READ_BUDGET: usize = 512 * 1024;
+/// Fewest bytes that a read asks for, when what was read before could not be worked off in one turn: less would cost more
+/// in system calls than it saves in bytes that wait here and not with the peer.
+const MIN_READ: usize = 4 * 1024;
+
+/// What it takes to read, and to write, a kibibyte's worth of bytes, in picoseconds a byte, and the system call for it in
+/// nanoseconds.
+const READ_BYTE: u32 = 150;
+const WRITE_BYTE: u32 = 250;
+const SYSTEM_CALL: u32 = 1_500;
 
 /// What a connection is to do next, as its protocol sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +50,8 @@ pub enum Intent {
 pub trait Protocol {
     /// Takes octets from the front of `input`, and returns how many. What it leaves is shown again: with more behind it
     /// when it has arrived (it may leave at most [`MAX_UNCONSUMED`] for that), or as it is when the protocol left it
-    /// because it paused, or because the backlog had reached the read limit, and goes on.
+    /// because it paused, because the backlog had reached the read limit, or because the connection's turn was over
+    /// ([`work::is_turn_over`], which it asks after each frame), and goes on.
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
     /// The peer will send nothing more.
     fn handle_eof(&mut self);
@@ -64,11 +74,6 @@ pub trait Protocol {
     /// knows (AMQP's `connection.blocked`); once it counts again it starts from the beginning.
     fn write_timeout_applies(&self) -> bool {
         true
-    }
-    /// Octets that were worked on beyond those that were read, such as inflated ones, since this was last asked. They
-    /// count for the connection's turn.
-    fn take_surplus(&mut self) -> usize {
-        0
     }
 }
 
@@ -108,7 +113,8 @@ where
         outbox,
         read_limit,
         write_timeout,
-        unconsumed: Vec::new(),
+        unconsumed: BytesMut::new(),
+        read_size: SCRATCH,
         held: false,
         writing: OutBuf::default(),
         unflushed: false,
@@ -116,10 +122,15 @@ where
         write_timeout_suspended: false,
         eof: false,
         timer: None,
+        busy_turn: None,
     };
     let ended = loop {
         match poll_fn(|cx| connection.poll(cx)).await {
             Step::Ended(ended) => break ended,
+            Step::TurnOver => {
+                // Boxed: few connections are busy at a time.
+                connection.busy_turn = Box::pin(next_busy_turn()).await;
+            }
             Step::Eof => {
                 // Boxed: few connections are at their end at a time.
                 Box::pin(turn_to_end()).await;
@@ -167,6 +178,8 @@ const LINGER_READ: usize = 4096;
 enum Step {
     /// The peer closed its side, which the protocol is to be told.
     Eof,
+    /// There is more to do than fits into one turn.
+    TurnOver,
     Ended(Ended),
 }
 
@@ -177,7 +190,10 @@ struct Connection<'c, S, P> {
     read_limit: usize,
     write_timeout: Duration,
     /// Input that the protocol has not taken; empty, and without memory, between whole frames.
-    unconsumed: Vec<u8>,
+    unconsumed: BytesMut,
+    /// Bytes that a whole turn has lately been able to work off, as far as that is known to be less than the scratch
+    /// buffer: a read asks for no more than what is left of the turn is good for, so that the rest waits with the peer.
+    read_size: usize,
     /// The protocol may have left input because it could not go on, so it is to be shown that again when it can.
     held: bool,
     /// What was taken from the outbox and not written yet.
@@ -192,6 +208,8 @@ struct Connection<'c, S, P> {
     eof: bool,
     /// Made when the first deadline is known, then reset.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Set while the connection has more to do than fits into one turn: what it goes on by.
+    busy_turn: Option<SemaphorePermit<'static>>,
 }
 
 impl<S, P> Connection<'_, S, P>
@@ -199,9 +217,17 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     P: Protocol,
 {
+    /// One turn.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
+        let turn = work::Turn::begin();
+        let step = self.poll_turn(cx);
+        drop(turn);
+        self.busy_turn = None;
+        step
+    }
+
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         self.outbox.register(cx);
-        let mut budget = READ_BUDGET;
         loop {
             let mut progress = false;
             if self.outbox.take_nudge() {
@@ -217,7 +243,7 @@ where
                 progress = true;
             }
             match self.protocol.intent() {
-                Intent::Finish if self.stuck_since.is_none() => {
+                Intent::Finish if self.stuck_since.is_none() && !work::is_turn_over() => {
                     return Poll::Ready(Step::Ended(self.finished()));
                 }
                 Intent::Run if self.outbox.backlog() < self.read_limit && self.held => {
@@ -230,10 +256,7 @@ where
                             self.eof = true;
                             return Poll::Ready(Step::Eof);
                         }
-                        Poll::Ready(Ok(octets)) => {
-                            budget = budget.saturating_sub(octets);
-                            progress = true;
-                        }
+                        Poll::Ready(Ok(_)) => progress = true,
                         Poll::Ready(Err(error)) => return Poll::Ready(Step::Ended(Ended::Io(error))),
                         Poll::Pending => {}
                     }
@@ -246,10 +269,8 @@ where
             if !progress {
                 return Poll::Pending;
             }
-            budget = budget.saturating_sub(self.protocol.take_surplus());
-            if budget == 0 {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+            if work::is_turn_over() {
+                return Poll::Ready(Step::TurnOver);
             }
         }
     }
@@ -266,9 +287,12 @@ where
                 let text = "frame larger than the read buffer";
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
             }
-            let mut buf = ReadBuf::new(&mut scratch[kept..]);
+            let end = SCRATCH.min(kept + work::share_left(self.read_size).max(MIN_READ));
+            let mut buf = ReadBuf::new(&mut scratch[kept..end]);
             ready!(Pin::new(&mut *self.stream).poll_read(cx, &mut buf))?;
             let octets = buf.filled().len();
+            work::charge(SYSTEM_CALL, 1);
+            work::charge_bytes(READ_BYTE, octets);
             if octets == 0 {
                 return Poll::Ready(Ok(0));
             }
@@ -277,14 +301,25 @@ where
             let consumed = self.protocol.handle_input(input, Instant::now());
             let left = &input[consumed..];
             if left.is_empty() {
-                self.unconsumed = Vec::new();
+                self.unconsumed = BytesMut::new();
             } else {
                 self.unconsumed.clear();
                 self.unconsumed.extend_from_slice(left);
             }
             self.note_held();
+            self.adapt_read_size(octets, consumed);
             Poll::Ready(Ok(octets))
         })
+    }
+
+    /// Reads as much at once as a turn works off: less at once when a read was too much, and a little more each time that
+    /// one was not.
+    fn adapt_read_size(&mut self, read: usize, consumed: usize) {
+        if !work::is_turn_over() {
+            self.read_size = SCRATCH.min(self.read_size + self.read_size / 8);
+        } else if self.held {
+            self.read_size = (self.read_size * consumed / read.max(1)).clamp(MIN_READ, SCRATCH);
+        }
     }
 
     /// Shows the protocol what it left when it could not go on.
@@ -292,7 +327,7 @@ where
         let mut input = std::mem::take(&mut self.unconsumed);
         if !input.is_empty() {
             let consumed = self.protocol.handle_input(&input, Instant::now());
-            input.drain(..consumed);
+            input.advance(consumed);
             if !input.is_empty() {
                 self.unconsumed = input;
             }
@@ -302,18 +337,22 @@ where
 
     fn note_held(&mut self) {
         self.held = !self.unconsumed.is_empty()
-            && (self.protocol.intent() == Intent::Pause || self.outbox.backlog() >= self.read_limit);
+            && (self.protocol.intent() == Intent::Pause
+                || self.outbox.backlog() >= self.read_limit
+                || work::is_turn_over());
     }
 
-    /// Writes until nothing is left or the socket takes no more; returns whether anything was written.
+    /// Writes until nothing is left, the socket takes no more, or the turn is over; returns whether anything was written.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut wrote = false;
-        while !self.writing.is_empty() || self.next_batch() {
+        while !(wrote && work::is_turn_over()) && (!self.writing.is_empty() || self.next_batch()) {
             let mut slices = OutBuf::slices();
             let used = self.writing.fill_slices(&mut slices);
             match Pin::new(&mut *self.stream).poll_write_vectored(cx, &slices[..used]) {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(octets)) => {
+                    work::charge(SYSTEM_CALL, 1);
+                    work::charge_bytes(WRITE_BYTE, octets);
                     self.writing.advance(octets);
                     self.outbox.written(octets);
                     self.stuck_since = None;

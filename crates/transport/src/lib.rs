@@ -8,6 +8,7 @@
 //! - [`Tally`]: what waits in several of them together.
 //! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
 //!   and writes what gathered in the outbox, once per batch.
+//! - [`limit_busy_turns`]: connections that have much to do leave room for those that have little.
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
 //! What always holds: an idle connection holds neither a read nor a write buffer; reading stops while the peer does
@@ -34,4 +35,4 @@ pub use outbox::Outbox;
 pub use paced::Paced;
 pub use stream::{ConnectOptions, Peer, Stream};
 pub use tally::Tally;
-pub use turn::turn_to_end;
+pub use turn::{limit_busy_turns, turn_to_end};

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use sync::work;
+
 use super::consumers::Consumers;
 use super::delivery::{Delivery, NEVER, Offer, Room};
 use super::paging::PagingState;
@@ -245,6 +247,8 @@ impl QueueState {
                 Offer { ready, expired_by, now, allowance, taken: 0, redelivered: 0, no_ack, marks };
             let room = entry.consumer.accept(&mut offer);
             let (taken, redelivered) = (offer.taken, offer.redelivered);
+            work::charge(OFFER, 1);
+            work::charge(DELIVERY, taken);
             match entry.no_ack {
                 true => effects.delivered_auto_ack += taken,
                 false => self.unacked += taken as u64,
@@ -261,6 +265,10 @@ const JUST_CAME: Timestamp = Timestamp(0);
 
 /// Most messages that have expired, or are too many, dropped while the lock is held: well below a millisecond.
 const DROP_STEP: usize = 512;
+
+/// What it takes to offer messages to a consumer, and for each that it takes, in nanoseconds.
+const OFFER: u32 = 60;
+const DELIVERY: u32 = 60;
 
 /// Most messages that one call of a consumer may take, so that its own lock is released now and then.
 const MAX_TURN: usize = 1024;

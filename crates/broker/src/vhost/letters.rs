@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use store::journal::Transfer;
+use sync::work;
 
 use super::VirtualHost;
 use crate::dead_letter::Letter;
@@ -15,6 +16,9 @@ use crate::time::Timestamp;
 
 /// What queues have dropped for letters that they were sent.
 type Pending = VecDeque<(Arc<Queue>, Vec<DeadLetter>)>;
+
+/// What it takes to write a dead letter and to find its queues, in nanoseconds.
+const LETTER: u32 = 1_500;
 
 impl VirtualHost {
     /// Routes what `from` has dropped to its dead-letter exchange, and what that makes other queues drop, and so on;
@@ -66,6 +70,7 @@ impl VirtualHost {
             return dead.stored;
         };
         let mut letter = Letter::write(from, &target.exchange, target.routing_key.as_deref(), dead, now);
+        work::charge(LETTER, 1);
         self.metrics.messages_dead_lettered.add(1);
         self.dead_lettered_for(dead.reason).add(1);
         let queues = self.queues_of(&target.exchange, &letter);

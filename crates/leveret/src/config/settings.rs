@@ -493,7 +493,7 @@ settings! {
         /// How these lines look: `text` or `json`.
         access_log_format: AccessFormat = "text";
 
-        /// Threads that run the sessions; `auto` is one for each core.
+        /// Threads that sessions with much to do may keep at work, `auto` is one for each core; one more is there for all others.
         worker_threads: WorkerThreads = "auto";
     }
 }

@@ -52,7 +52,7 @@ impl Blocking {
 }
 
 /// Whether a frame is part of a message that the client publishes.
-fn publishes(frame: &Frame<'_>) -> bool {
+pub(super) fn publishes(frame: &Frame<'_>) -> bool {
     frame.kind != FrameKind::Method || frame.payload.starts_with(&BASIC_PUBLISH)
 }
 

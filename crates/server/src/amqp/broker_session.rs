@@ -14,7 +14,7 @@ use amqp::properties::ContentHeader;
 use broker::{Flushed, Lsn, Queue, Seat, SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter};
 use transport::Outbox;
 
-use super::blocking::Blocking;
+use super::blocking::{Blocking, publishes};
 use super::channel::Channel;
 use super::content::Destination;
 use super::deliveries::{ConnectionConsumers, Deliveries};
@@ -281,11 +281,11 @@ impl BrokerSession {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
 
-    /// Sends what has waited for the disk, if it is there.
+    /// Goes on if there is room or the next turn has come, and sends what has waited for the disk, if it is there.
     fn after_disk(&mut self) {
         let Self { context, channels, unconfirmed, .. } = self;
-        let Some(store) = context.store() else { return };
         context.room.resume(&context.vhost);
+        let Some(store) = context.store() else { return };
         let durable = store.durable();
         unconfirmed.retain(|number| {
             channels.get_mut(*number).is_some_and(|channel| {
@@ -345,16 +345,23 @@ impl Session for BrokerSession {
     fn flush(&mut self, now: Instant) {
         self.context.set_time(now);
         for number in std::mem::take(&mut self.published) {
-            if let Some(channel) = self.channels.get_mut(number) {
-                channel.flush(&self.context);
-                if channel.has_unconfirmed() && !self.unconfirmed.contains(&number) {
-                    self.unconfirmed.push(number);
-                }
+            let Some(channel) = self.channels.get_mut(number) else { continue };
+            if !channel.flush(&self.context) {
+                self.published.push(number);
+            } else if channel.has_unconfirmed() && !self.unconfirmed.contains(&number) {
+                self.unconfirmed.push(number);
             }
+        }
+        if !self.published.is_empty() {
+            self.context.room.pause_for_turn();
         }
     }
 
-    fn takes(&mut self, frame: &Frame<'_>) -> bool {
+    fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool {
+        if !self.published.is_empty() && !publishes(frame) {
+            // Whatever follows must see what was published before it.
+            self.flush(now);
+        }
         self.context.room.is_there()
             && !self.context.is_fetching()
             && self.context.held.lets_pass(frame)
@@ -365,9 +372,13 @@ impl Session for BrokerSession {
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
         self.after_disk();
+        if self.context.room.is_there() && !self.published.is_empty() {
+            self.flush(now);
+        }
         self.after_load();
         self.incomplete.look(now);
         self.blocking.go_on(&self.context);
+        self.context.consumers.resume_deferred(self.context.now);
         for cancelled in self.context.consumers.take_cancelled() {
             if let Some(channel) = self.channels.get_mut(cancelled.deliveries.channel()) {
                 channel.cancelled_by_broker(&self.context, &cancelled);
@@ -431,7 +442,7 @@ impl Session for BrokerSession {
     }
 
     fn is_settled(&self) -> bool {
-        self.unconfirmed.is_empty() && self.context.held.is_empty()
+        self.unconfirmed.is_empty() && self.published.is_empty() && self.context.held.is_empty()
     }
 
     fn close(&mut self, now: Instant) -> bool {

@@ -89,8 +89,7 @@ impl Channel {
 
     /// Takes any method but basic.publish and those of the channel's life cycle.
     pub(crate) fn handle_method(&mut self, context: &Context, method: Method<'_>) -> Result<(), Fault> {
-        // Whatever follows must see what was published before it.
-        self.flush(context);
+        self.flush_all(context);
         match method {
             Method::ExchangeDeclare(m) => self.exchange_declare(context, &m),
             Method::ExchangeDelete(m) => self.exchange_delete(context, &m),
@@ -142,7 +141,7 @@ impl Channel {
     /// Ends the channel: what was published is handed over, consumers go, and what is unsettled returns to its
     /// queues.
     pub(crate) fn end(&mut self, context: &Context) {
-        self.flush(context);
+        self.flush_all(context);
         self.leave_confirms(context);
         for (_, consumer) in self.consumers.drain() {
             consumer.queue.cancel(consumer.id, context.now);

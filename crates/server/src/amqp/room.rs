@@ -1,4 +1,5 @@
-//! Publishers pause while more waits to be written to disk than should, or has to leave memory for it.
+//! Publishers pause while more waits to be written to disk than should, or has to leave memory for it, and until their next
+//! turn when one was not enough for what they have published.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -41,6 +42,12 @@ impl DiskRoom {
         if !self.paused.replace(true) {
             vhost.wait_for_room(self.signal.clone());
         }
+    }
+
+    /// Pauses until the connection's next turn: the outbox is nudged now.
+    pub(crate) fn pause_for_turn(&self) {
+        self.paused.set(true);
+        self.signal.wake();
     }
 
     /// After a nudge: goes on if there is room, and others have not taken it meanwhile.

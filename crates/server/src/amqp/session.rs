@@ -15,8 +15,9 @@ pub(crate) trait Session: Send {
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
     /// Whether a frame can be taken now. If not, it is shown again once [`Session::has_room`] says so; the outbox is nudged
     /// then.
-    fn takes(&mut self, frame: &Frame<'_>) -> bool;
-    /// The batch of frames that was read at once is through: hand over what was gathered.
+    fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool;
+    /// The batch of frames that was read at once is through: hand over what was gathered. What does not fit into the turn
+    /// follows in the next, before [`Session::has_room`] says that more can be taken.
     fn flush(&mut self, now: Instant);
     /// Another task has left word.
     ///
@@ -63,7 +64,7 @@ impl Session for proxy::Session {
         Self::handle_frame(self, frame, rest)
     }
 
-    fn takes(&mut self, _frame: &Frame<'_>) -> bool {
+    fn takes(&mut self, _frame: &Frame<'_>, _now: Instant) -> bool {
         true
     }
 

@@ -4,6 +4,7 @@ mod alarms;
 mod behaviours;
 mod counting;
 mod disk;
+mod fairness;
 mod incomplete;
 mod memory;
 mod paging;

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use amqp::{FieldTable, FieldValue, ReplyCode};
 use broker::{
-    Body, BrokerError, Change, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section, SessionId,
-    Store, Ticket, Timestamp, VirtualHost, Waiter,
+    Body, BrokerError, Change, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section,
+    SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter,
 };
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::{Connection as Engine, End};
@@ -278,12 +278,16 @@ impl Client {
         Some(self.partial.swap_remove(at).queues)
     }
 
-    /// Hands over what was published.
+    /// Hands over what was published, however long it takes: what follows must see it.
     pub(super) fn flush_published(&mut self) {
-        if self.published.is_empty() {
-            return;
+        if !self.published.is_empty() {
+            let flushed = self.publisher.flush_all(self.now);
+            self.flushed(&flushed);
         }
-        let flushed = self.publisher.flush(self.now);
+    }
+
+    /// Notes the acknowledgements of what was handed over.
+    fn flushed(&mut self, flushed: &Flushed) {
         let mut refused = flushed.refused.iter().copied().peekable();
         for (at, published) in std::mem::take(&mut self.published).into_iter().enumerate() {
             let is_refused = refused.next_if_eq(&(at as u64)).is_some();
@@ -312,9 +316,16 @@ impl Client {
         self.wait(Then::Complete { packet_id }, (None, ticket));
     }
 
-    /// The end of a batch of input: hands over and notes what it came to.
+    /// The end of a batch of input: hands over and notes what it came to. What does not fit into the turn follows in the
+    /// next, and the client is not read before.
     pub(super) fn flush(&mut self, engine: &Engine) {
-        self.flush_published();
+        if !self.published.is_empty() {
+            let flushed = self.publisher.flush(self.now);
+            if flushed.unfinished {
+                return self.room.pause_for_turn();
+            }
+            self.flushed(&flushed);
+        }
         self.flush_settled();
         if self.to_release.is_empty() && !std::mem::take(&mut self.changed) {
             return;
@@ -360,7 +371,7 @@ impl Client {
 
     /// The connection is over: the session is kept, or ends.
     pub(super) fn end(mut self, mut session: Session, end: End) {
-        self.publisher.flush(self.now);
+        self.publisher.flush_all(self.now);
         self.published.clear();
         for then in self.waiting.drain() {
             // It was handed over, and is not to be published again.

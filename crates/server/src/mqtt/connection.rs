@@ -7,6 +7,7 @@ use amqp::handshake::Negotiated;
 use broker::FrontEnd;
 use mqtt::server::{Cause, Connection as Engine, End, Event};
 use mqtt::{Fault, ReasonCode, packet};
+use sync::work;
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::client::{Admitted, Client, Refusal};
@@ -140,7 +141,11 @@ impl Connection {
 
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
-        while self.intent == Intent::Run && self.outbox.backlog() < self.shared.config.outbox_limit {
+        while self.intent == Intent::Run
+            && self.outbox.backlog() < self.shared.config.outbox_limit
+            && !work::is_turn_over()
+        {
+            work::charge(PACKET, 1);
             let mut out = Vec::new();
             let Self { engine, phase, .. } = self;
             let step = engine.handle_input(&input[taken..], now, &mut out);
@@ -570,6 +575,9 @@ fn describe(end: &End, draining: bool) -> (Ending, String) {
         Cause::Server(reason) => (Ending::Refused, format!("closed by server: {reason}")),
     }
 }
+
+/// What a packet costs before it is looked at what it asks for, in nanoseconds.
+const PACKET: u32 = 200;
 
 impl Protocol for Connection {
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize {

@@ -437,7 +437,7 @@ impl Hub {
         let publish =
             Publish { exchange: EXCHANGE, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };
         publisher.publish(publish, now).map_err(|error| error.to_string())?;
-        publisher.flush(now);
+        publisher.flush_all(now);
         if will.retain {
             let [payload] = body;
             let retained = self.retain(vhost, &will.topic, &message, payload, now);

@@ -8,6 +8,7 @@ use amqp::handshake::Negotiated;
 use broker::{BrokerError, LoginRefused, SessionId};
 use stomp::server::{self as machine, Connect, End, Event, Kind, Settings};
 use stomp::{Fault, Version};
+use sync::work;
 use transport::{Intent, Outbox, Peer, Protocol};
 
 use super::session::{Session, of_broker};
@@ -145,10 +146,12 @@ impl Connection {
         !self.is_over
             && self.session.as_ref().is_none_or(|session| session.has_room())
             && self.outbox.backlog() < self.shared.config.outbox_limit
+            && !work::is_turn_over()
     }
 
     /// Takes one frame, if there is one. Returns the octets taken, and whether there was.
     fn step(&mut self, input: &[u8], now: Instant) -> (usize, bool) {
+        work::charge(FRAME, 1);
         let mut out = Vec::new();
         let (taken, outcome) = self.take_frame(input, now, &mut out);
         self.append(&out);
@@ -444,6 +447,9 @@ impl Login<'_> {
 fn bad_connect(detail: impl Into<std::borrow::Cow<'static, str>>) -> Fault {
     Fault::new("Bad CONNECT", detail)
 }
+
+/// What a frame costs before its request is looked at, in nanoseconds: its headers are parsed.
+const FRAME: u32 = 400;
 
 /// What AMQP tells by basic.nack.
 fn full_queue() -> Fault {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use amqp::error::ReplyCode;
 use broker::{
-    BrokerError, FrontEnd, Publisher, Queue, Seat, SessionId, Store, Timestamp, VirtualHost, Waiter,
+    BrokerError, Flushed, FrontEnd, Publisher, Queue, Seat, SessionId, Store, Timestamp, VirtualHost, Waiter,
 };
 use hashbrown::HashMap;
 use stomp::server::{Kind, Request, TransactionId};
@@ -133,8 +133,7 @@ impl Session {
             self.wait_out_alarms();
             return Ok(());
         }
-        // Whatever follows must see what was published before it.
-        self.flush(now);
+        self.flush_published();
         let until = match &request.kind {
             Kind::Subscribe(subscribe) => {
                 self.next_check = self.next_check.or_else(|| now.checked_add(self.check_interval()));
@@ -187,28 +186,48 @@ impl Session {
         Some(receipt)
     }
 
-    /// The batch of frames that was read at once is through: hands over what was gathered.
+    /// The batch of frames that was read at once is through: hands over what was gathered. What does not fit into the turn
+    /// follows in the next, before [`Session::has_room`] says that more can be taken.
     pub(super) fn flush(&mut self, now: Instant) {
         self.set_time(now);
-        self.flush_published();
-    }
-
-    pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
-        if std::mem::take(&mut self.unflushed) == 0 {
-            return None;
+        if self.unflushed == 0 {
+            return;
         }
         let flushed = self.publisher.flush(self.context.now);
-        self.receipts.flushed(&flushed);
+        if flushed.unfinished {
+            self.context.room.pause_for_turn();
+        } else {
+            self.flushed(&flushed);
+        }
+    }
+
+    /// Hands over all that was published, however long it takes: what follows must see it. Returns what to wait for until
+    /// it is on disk.
+    pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
+        if self.unflushed == 0 {
+            return None;
+        }
+        let flushed = self.publisher.flush_all(self.context.now);
+        self.flushed(&flushed);
+        flushed.until
+    }
+
+    fn flushed(&mut self, flushed: &Flushed) {
+        self.unflushed = 0;
+        self.receipts.flushed(flushed);
         if flushed.full {
             self.context.room.pause(&self.context.vhost);
         }
-        flushed.until
     }
 
     /// Another task has left word. Returns the subscriptions that the broker has cancelled, with their tags.
     pub(super) fn handle_nudge(&mut self, now: Instant) -> Vec<(Box<str>, u64)> {
         self.set_time(now);
         self.context.room.resume(&self.context.vhost);
+        if self.context.room.is_there() {
+            self.flush(now);
+        }
+        self.context.consumers.resume_deferred(self.context.now);
         if self.blocked.is_some() && !self.context.shared.alarms.stand() {
             self.blocked = None;
         }
@@ -265,7 +284,8 @@ impl Session {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        self.flush(now);
+        self.set_time(now);
+        self.flush_published();
         self.blocked = None;
         let replies = self.replies.drain().map(|(_, reply)| reply.subscription);
         let subscriptions: Vec<_> = self.subscriptions.drain().map(|(_, own)| own).chain(replies).collect();

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use sync::work;
 use transport::{Intent, OutBuf, Outbox, Protocol};
 use websocket::{
     CloseCode, CloseFrame, Decoder, Deflate, Event, Fault, Header, HeaderOctets, Limits, MAX_INFLATED,
@@ -34,8 +35,8 @@ use super::pings::{PingAction, Pings};
 /// the RFC (5.5.3) allows to answer the last of several pings only.
 pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
 
-/// Octets that are inflated for one connection before others get their turn: as many as are read.
-pub(super) const INFLATE_BUDGET: usize = 512 * 1024;
+/// What it takes to inflate a byte, in picoseconds.
+const INFLATED_BYTE: u32 = 3_000;
 
 /// A protocol that a WebSocket can carry.
 pub(crate) trait Inner: Protocol {
@@ -67,12 +68,10 @@ pub(crate) struct WebSocket<P> {
     deflate: Option<Deflate>,
     /// The decoder has more to give of what it has taken.
     more: bool,
-    /// Octets inflated in this connection's turn.
-    inflated: usize,
     /// Payload that the inner protocol has left: the beginning of a frame, or what it could not take while it paused. It
     /// is at most what a protocol may leave, and one read. No memory while there is none.
     left: Vec<u8>,
-    /// The inner protocol left it because it paused, so it is to be shown again.
+    /// The inner protocol left it because it paused, or because its turn was over, so it is to be shown again.
     held: bool,
     /// Control frames that go in front of the next batch.
     control: Vec<u8>,
@@ -113,7 +112,6 @@ impl<P: Inner> WebSocket<P> {
             decoder: Decoder::new(Role::Server, Limits::NONE),
             deflate: None,
             more: false,
-            inflated: 0,
             left: Vec::new(),
             held: false,
             control: Vec::new(),
@@ -193,8 +191,8 @@ impl<P: Inner> WebSocket<P> {
                 Stop::More => {}
             }
             self.more = true;
-            self.inflated += MAX_INFLATED;
-            if self.inflated >= INFLATE_BUDGET {
+            work::charge_bytes(INFLATED_BYTE, MAX_INFLATED);
+            if work::is_turn_over() {
                 self.outbox.nudge();
                 return taken;
             }
@@ -244,7 +242,10 @@ impl<P: Inner> WebSocket<P> {
         } else if left.capacity() / 4 > left.len() {
             left.shrink_to_fit();
         }
-        self.held = !left.is_empty() && !self.reads();
+        self.held = !left.is_empty() && (!self.reads() || work::is_turn_over());
+        if self.held && self.reads() {
+            self.outbox.nudge();
+        }
         self.left = left;
     }
 
@@ -496,7 +497,7 @@ impl<P: Inner> Protocol for WebSocket<P> {
 
     fn intent(&self) -> Intent {
         match self.closing {
-            Closing::No if self.more && self.inner.intent() == Intent::Run => Intent::Pause,
+            Closing::No if (self.more || self.held) && self.inner.intent() == Intent::Run => Intent::Pause,
             Closing::No => self.inner.intent(),
             // The last frame is framed and written first.
             Closing::Last(_) => Intent::Pause,
@@ -506,9 +507,5 @@ impl<P: Inner> Protocol for WebSocket<P> {
 
     fn write_timeout_applies(&self) -> bool {
         self.inner.write_timeout_applies()
-    }
-
-    fn take_surplus(&mut self) -> usize {
-        std::mem::take(&mut self.inflated)
     }
 }

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn flushed(count: u64, refused: &[u64], until: Option<u64>) -> Flushed {
-        Flushed { count, refused: refused.to_vec(), until: until.map(Lsn), full: false }
+        Flushed { count, refused: refused.to_vec(), until: until.map(Lsn), ..Flushed::default() }
     }
 
     fn ack(first: u64, last: u64) -> Run {

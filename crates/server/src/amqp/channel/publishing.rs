@@ -35,6 +35,11 @@ impl LazyPublisher {
     pub(super) fn flush(&mut self, now: Timestamp) -> Option<Flushed> {
         self.0.as_mut().map(|publisher| publisher.flush(now))
     }
+
+    /// [`Publisher::flush_all`].
+    pub(super) fn flush_all(&mut self, now: Timestamp) -> Flushed {
+        self.0.as_mut().map(|publisher| publisher.flush_all(now)).unwrap_or_default()
+    }
 }
 
 impl Channel {
@@ -157,9 +162,13 @@ impl Channel {
         context.shared.metrics.messages_returned.add(1);
     }
 
-    /// Hands over what was published, and confirms it as soon as may be.
-    pub(crate) fn flush(&mut self, context: &Context) {
-        let Some(flushed) = self.publisher.flush(context.now) else { return };
+    /// Hands over what was published, and confirms it as soon as may be. Returns whether all of it was handed over: if not,
+    /// it is to be called again in the connection's next turn.
+    pub(crate) fn flush(&mut self, context: &Context) -> bool {
+        let Some(flushed) = self.publisher.flush(context.now) else { return true };
+        if flushed.unfinished {
+            return false;
+        }
         context.handed_over(&flushed);
         self.count_published(context, flushed.count);
         let (number, shown) = (self.number, &self.shown);
@@ -171,6 +180,12 @@ impl Channel {
                 context.wait_until_stored(until);
             }
         }
+        true
+    }
+
+    /// The same to the end, however long it takes: what follows must see what was published before it.
+    pub(crate) fn flush_all(&mut self, context: &Context) {
+        while !self.flush(context) {}
     }
 
     /// Whether confirms wait for the disk.

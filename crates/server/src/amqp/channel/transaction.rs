@@ -115,7 +115,7 @@ impl Channel {
                 }
             }
         }
-        let flushed = self.publisher.flush(context.now).unwrap_or_default();
+        let flushed = self.publisher.flush_all(context.now);
         context.handed_over(&flushed);
         self.count_published(context, flushed.count);
         let settles = !transaction.settlements.is_empty();

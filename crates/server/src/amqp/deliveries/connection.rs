@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use broker::Timestamp;
-use sync::Mutex;
 use sync::atomic::{AtomicBool, Ordering};
+use sync::{Mutex, work};
 use transport::Outbox;
 
 use super::{ConsumerKey, Deliveries};
@@ -16,6 +16,9 @@ pub(crate) struct ConnectionConsumers {
     line: Mutex<Line>,
     /// Somebody stands in line. May be late, so it decides nothing.
     crowded: AtomicBool,
+    /// Somebody in line waits for a turn of the connection's own task, not for room. Set before the outbox is nudged,
+    /// cleared when that task looks.
+    deferred: AtomicBool,
     cancelled: Mutex<Vec<Cancelled>>,
 }
 
@@ -37,16 +40,32 @@ pub(crate) struct Cancelled {
 
 impl ConnectionConsumers {
     pub(crate) fn new(outbox: Arc<Outbox>) -> Self {
-        let (line, crowded, cancelled) = Default::default();
-        Self { outbox, line, crowded, cancelled }
+        let (line, crowded, deferred, cancelled) = Default::default();
+        Self { outbox, line, crowded, deferred, cancelled }
     }
 
-    /// The outbox has room again: calls consumers from the line, as long as there is any. Who is left waits for the next
-    /// time, of which the outbox has then been told.
+    /// The outbox has room again: calls consumers from the line, as long as there is any and the turn is not over. Those
+    /// left wait for the next time, of which the outbox has then been told.
     pub(crate) fn resume(&self, now: Timestamp) {
         while let Some((deliveries, key)) = self.next_with_room() {
             deliveries.resume_in_turn(key, now);
+            if work::is_turn_over() {
+                return self.defer();
+            }
         }
+    }
+
+    /// After a nudge: calls consumers that could not be served in the turn of a publisher, or in this connection's last one.
+    pub(crate) fn resume_deferred(&self, now: Timestamp) {
+        if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::AcqRel) {
+            self.resume(now);
+        }
+    }
+
+    /// Has the connection's own task call the line in its next turn.
+    fn defer(&self) {
+        self.deferred.store(true, Ordering::Release);
+        self.outbox.nudge();
     }
 
     /// How many stand in line.
@@ -65,22 +84,27 @@ impl ConnectionConsumers {
         self.outbox.nudge();
     }
 
-    /// Lets a consumer write if there is room and nobody waits for it, or it is the consumer's turn. If not, puts it at
-    /// the end of the line and returns its ticket.
+    /// Lets a consumer write if there is room and nobody waits for it, or it is the consumer's turn. If not, or if the
+    /// turn of whoever brings the messages is over, puts it at the end of the line and returns its ticket.
     pub(super) fn enter(&self, deliveries: &Arc<Deliveries>, key: ConsumerKey, in_turn: bool) -> Option<u64> {
-        if (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
+        let is_late = !in_turn && work::is_turn_over();
+        if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
             return None;
         }
         // Looked at again with the line locked: the connection's task, called for the room of which there was none,
         // then comes to the line after the consumer has joined it.
         let mut line = self.line.lock();
-        if (in_turn || line.waiting.is_empty()) && self.outbox.has_room() {
+        if !is_late && (in_turn || line.waiting.is_empty()) && self.outbox.has_room() {
             return None;
         }
         let ticket = line.next_ticket;
         line.next_ticket += 1;
         line.waiting.insert(ticket, (Arc::clone(deliveries), key));
         self.crowded.store(true, Ordering::Relaxed);
+        drop(line);
+        if is_late {
+            self.defer();
+        }
         Some(ticket)
     }
 

@@ -1,0 +1,192 @@
+//! Clients that have much to do leave the others their turns: the clock is the work that is charged.
+
+use sync::work::{TURN, Turn};
+
+use super::*;
+
+/// What a turn may cost beyond its due: the largest step that is not divided, a batch of messages for one queue. And for
+/// each queue of a message, since the queues of a route are looked up in one go.
+const STEP: u64 = 60_000;
+const MATCH: u64 = 30;
+const EXCHANGE: &str = "wide";
+/// Turns after which a test gives up.
+const ENDLESS: usize = 100_000;
+
+/// Publishers, what each publishes at once, and to how many queues.
+const LOADS: [(usize, usize, usize); 4] = [(4, 5_000, 0), (4, 5_000, 1), (4, 500, 100), (3, 3, 10_000)];
+
+/// Lets the connection work for one turn, on what was nudged and on what it has not taken yet; what that cost.
+fn turn(client: &mut Conversation) -> u64 {
+    let turn = Turn::begin();
+    let now = client.now;
+    client.connection.handle_nudge(now);
+    if client.connection.intent() == Intent::Run {
+        client.send(&[]);
+    }
+    turn.spent()
+}
+
+fn name(number: usize) -> String {
+    format!("wide.{number}")
+}
+
+/// A server with `queues` queues at a fanout exchange, and a client of it.
+fn fanout(queues: usize) -> (Arc<Shared>, Conversation) {
+    let shared = simulated::server_of(Broker::new(BrokerConfig::default()), Clock::start(), 0).shared();
+    let mut client = Conversation::open(&shared, 0);
+    client.call(|out| {
+        frame::write_method(
+            out,
+            1,
+            exchange::Declare { exchange: EXCHANGE, kind: "fanout", ..Default::default() },
+        );
+    });
+    for number in 0..queues {
+        let name = name(number);
+        client.call(|out| {
+            declare(out, &name);
+            let bind = queue::Bind { queue: &name, exchange: EXCHANGE, ..Default::default() };
+            frame::write_method(out, 1, bind);
+        });
+    }
+    (shared, client)
+}
+
+fn publish_wide(out: &mut Vec<u8>, body: &[u8]) {
+    let publish = basic::Publish { exchange: EXCHANGE, routing_key: "k", ..Default::default() };
+    write_content(out, 1, publish, NO_PROPERTIES, body, FRAME_MAX);
+}
+
+/// The messages in a queue, as its declare-ok tells.
+fn depth(client: &mut Conversation, number: usize) -> u32 {
+    let (mut octets, name) = (Vec::new(), name(number));
+    frame::write_method(&mut octets, 1, queue::Declare { queue: &name, passive: true, ..Default::default() });
+    client.send(&octets);
+    let answer = client.outbox.read_all();
+    let frame = Frame::parse(&answer, 0).unwrap().unwrap();
+    match Method::decode(frame.payload).unwrap() {
+        Method::QueueDeclareOk(ok) => ok.message_count,
+        other => panic!("{}", other.name()),
+    }
+}
+
+#[test]
+fn no_turn_is_longer_than_it_may_be_and_a_bystander_waits_for_one_only() {
+    for (publishers, messages, queues) in LOADS {
+        let (shared, mut bystander) = fanout(queues);
+        let mut input = Vec::new();
+        (0..messages).for_each(|_| publish_wide(&mut input, b""));
+        let mut busy: Vec<_> = (0..publishers).map(|_| Conversation::open(&shared, 0)).collect();
+        busy.iter_mut().for_each(|client| client.unconsumed.extend_from_slice(&input));
+        let mut turns = 0;
+        // A publisher that has been heard out is asked once more, for what it has still under way.
+        let mut quiet = 0;
+        while quiet < 2 * publishers {
+            let client = &mut busy[turns % publishers];
+            let spent = turn(client);
+            let most = u64::from(TURN) + STEP + MATCH * queues as u64;
+            assert!(spent <= most, "{publishers} to {queues}: {spent} ns in one turn");
+            quiet = if spent < 1_000 { quiet + 1 } else { 0 };
+            turns += 1;
+            assert!(turns < ENDLESS, "{publishers} to {queues}");
+            // Whatever it asks for is answered between two turns of the publishers.
+            let asks = Turn::begin();
+            let answers = bystander.call(|out| {
+                declare(out, "visit");
+                publish(out, "visit", b"x", false);
+                frame::write_method(
+                    out,
+                    1,
+                    basic::Get { queue: "visit", no_ack: true, ..Default::default() },
+                );
+            });
+            assert_eq!(answers, ["queue.declare-ok", "basic.get-ok 0"]);
+            assert!(asks.spent() < u64::from(TURN) / 10);
+        }
+        assert!(busy.iter().all(|client| client.unconsumed.is_empty()));
+        for number in [0, queues / 2, queues.saturating_sub(1)].into_iter().filter(|number| *number < queues)
+        {
+            assert_eq!(
+                depth(&mut bystander, number),
+                (publishers * messages) as u32,
+                "queue {number} of {queues}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_confirm_waits_for_the_last_of_very_many_queues_and_what_follows_sees_the_message() {
+    const QUEUES: usize = 20_000;
+    let (shared, mut other) = fanout(QUEUES);
+    let mut client = Conversation::open(&shared, 0);
+    client.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
+    let last = name(QUEUES - 1);
+    let first_turn = Turn::begin();
+    let answers = client.call(|out| {
+        publish_wide(out, b"x");
+        frame::write_method(out, 1, basic::Get { queue: &last, no_ack: true, ..Default::default() });
+    });
+    drop(first_turn);
+    assert_eq!(answers, Vec::<String>::new());
+    assert_eq!((depth(&mut other, 0), depth(&mut other, QUEUES - 1)), (1, 0));
+    let mut answers = Vec::new();
+    let mut turns = 1;
+    while answers.len() < 2 {
+        turn(&mut client);
+        turns += 1;
+        assert!(turns < ENDLESS);
+        answers.extend(client.received());
+    }
+    assert!(turns > 3, "{turns} turns");
+    assert_eq!(answers, ["basic.ack 1", "basic.get-ok 0"]);
+    assert_eq!(depth(&mut other, QUEUES / 2), 1);
+}
+
+#[test]
+fn a_consumer_of_a_long_queue_gets_it_in_many_turns() {
+    const MESSAGES: usize = 15_000;
+    let mut client = Conversation::open(&server(), 0);
+    client.call(|out| declare(out, "q"));
+    for _ in 0..MESSAGES / 100 {
+        client.call(|out| (0..100).for_each(|_| publish(out, "q", b"", false)));
+    }
+    let mut octets = Vec::new();
+    let consume = basic::Consume { queue: "q", no_ack: true, ..Default::default() };
+    frame::write_method(&mut octets, 1, consume);
+    client.unconsumed = octets;
+    let (mut delivered, mut turns) = (0, 0);
+    while delivered < MESSAGES {
+        let spent = turn(&mut client);
+        // A single consumer takes up to 1,024 messages at once.
+        assert!(spent <= u64::from(TURN) + 2 * STEP, "{spent} ns in one turn");
+        delivered += client.received().iter().filter(|method| *method == "basic.deliver").count();
+        turns += 1;
+        assert!(turns < ENDLESS);
+    }
+    assert!(turns > 1);
+}
+
+#[test]
+fn a_publisher_leaves_deliveries_that_are_too_many_to_the_consumers_own_turns() {
+    const MESSAGES: usize = 20_000;
+    let (shared, mut consumer) = fanout(1);
+    let queue = name(0);
+    consumer.call(|out| {
+        frame::write_method(out, 1, basic::Consume { queue: &queue, no_ack: true, ..Default::default() });
+    });
+    let mut publisher = Conversation::open(&shared, 0);
+    let mut input = Vec::new();
+    (0..MESSAGES).for_each(|_| publish_wide(&mut input, b""));
+    publisher.unconsumed = input;
+    let (mut delivered, mut turns) = (0, 0);
+    while delivered < MESSAGES {
+        for client in [&mut publisher, &mut consumer] {
+            let spent = turn(client);
+            assert!(spent <= u64::from(TURN) + 2 * STEP, "{spent} ns in one turn");
+        }
+        delivered += consumer.received().iter().filter(|method| *method == "basic.deliver").count();
+        turns += 1;
+        assert!(turns < ENDLESS, "{delivered} delivered");
+    }
+}

@@ -1,0 +1,306 @@
+"""What a bystander (connect, declare, publish, get, close) waits beside publishers that never stop and ask for no confirms:
+on RabbitMQ and on the embedded broker, in turn. Health checks and the heartbeats of an idle client are timed as well, and
+so is what the publishers get done.
+
+    make bystander                                          # everything, about three minutes
+    make bystander ARGS="--load unroutable --seconds 5"
+    make bystander ARGS="--beside target/old/leveret"       # an older build, measured in the same run
+    make bystander ARGS="--alone"                           # the publishers alone: what has arrived, and in how much memory
+    make bystander ARGS="--strict"                          # fails where the broker misses what it promises
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import statistics
+import struct
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pika
+from harness.leveret import Leveret
+from harness.process import peak_memory
+from harness.rabbitmq import RabbitMq
+from harness.wire import (
+    BASIC_PUBLISH,
+    HEADER,
+    HEARTBEAT,
+    METHOD,
+    Closed,
+    Wire,
+    content_header,
+    frame,
+    publish_arguments,
+)
+
+EXCHANGE = "bystander.fanout"
+# How many publishers there are, and how many queues get each message; no queue at all is the unroutable message.
+LOADS = {
+    "one queue": (4, 1),
+    "unroutable": (4, 0),
+    "fanout to 100": (4, 100),
+    "fanout to 1500": (20, 1500),
+}
+# What a publisher writes at once.
+CHUNK_BYTES = 256 * 1024
+# The time that the load has before anything is measured.
+WARM_UP_SECONDS = 1
+PAUSE_SECONDS = 0.02
+# How long a queue has to stay as long as it is until nothing more is on its way.
+SETTLE_SECONDS = 1
+# Where publishers wait for the disk, that takes long.
+MAX_SETTLE_SECONDS = 15
+HEARTBEAT_SECONDS = 2
+# What the broker promises beside any of these loads, in milliseconds.
+PROMISED = {"p99": 50, "worst": 200, "health": 100, "heartbeat": 1500}
+
+
+def main():
+    options = arguments()
+    if options.alone:
+        return alone(options)
+    kept = True
+    print("| load | system | published/s | bystander median | p99 | worst | health worst | heartbeats late by |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for load in options.load or LOADS:
+        for name in systems(options):
+            with tempfile.TemporaryDirectory() as folder, started(name, Path(folder), options) as server:
+                measured = measure(server, load, options.seconds)
+            print(row(load, name, measured), flush=True)
+            if name == "leveret":
+                kept &= all(measured[what] <= limit for what, limit in PROMISED.items())
+    return 0 if kept or not options.strict else 1
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", action="append", choices=LOADS, help="one of the loads; may be given again")
+    parser.add_argument("--seconds", type=float, default=10, help="how long each is measured")
+    parser.add_argument("--only", action="append", choices=["leveret", "rabbitmq"], help="one of the systems")
+    parser.add_argument("--beside", type=Path, help="another build of Leveret")
+    parser.add_argument("--alone", action="store_true", help="measure the publishers without a bystander")
+    parser.add_argument("--rounds", type=int, default=3, help="of the publishers alone; the median counts")
+    parser.add_argument("--strict", action="store_true", help="fail where a promise is broken")
+    return parser.parse_args()
+
+
+def alone(options):
+    """What the publishers get done when nobody else is there: messages that each queue has got in the end."""
+    print("| load | system | messages/s | peak memory |\n|---|---|---|---|", flush=True)
+    for load in options.load or LOADS:
+        rates, peaks = {name: [] for name in systems(options)}, {name: 0 for name in systems(options)}
+        for _ in range(options.rounds):
+            for name in rates:
+                with tempfile.TemporaryDirectory() as folder, started(name, Path(folder), options) as server:
+                    rates[name].append(arrived(server, load, options.seconds))
+                    peaks[name] = max(peaks[name], peak_memory(server))
+        for name, of_rounds in rates.items():
+            print(f"| {load} | {name} | {statistics.median(of_rounds):,.0f} | {peaks[name] / 2**20:,.0f} MiB |", flush=True)
+    return 0
+
+
+def arrived(server, load, seconds):
+    publishers, queues = LOADS[load]
+    prepare(server.port, queues)
+    with flooding(server.port, publishers, queues) as sent:
+        begin = time.monotonic()
+        before = sent.value
+        time.sleep(seconds)
+        count = (sent.value - before) / len(message_to(queues))
+    if queues == 0:
+        return count / seconds
+    # What was read and is still on its way counts with the time that it takes.
+    last, count = -1, 0
+    while count > last and time.monotonic() - begin < seconds + MAX_SETTLE_SECONDS:
+        time.sleep(SETTLE_SECONDS)
+        last, count = count, depth(server.port)
+    return count / (time.monotonic() - begin - SETTLE_SECONDS)
+
+
+def depth(port):
+    with contextlib.closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))) as connection:
+        return connection.channel().queue_declare("bystander.0", passive=True).method.message_count
+
+
+def systems(options):
+    return (options.only or ["leveret", "rabbitmq"]) + (["beside"] if options.beside else [])
+
+
+@contextlib.contextmanager
+def started(name, folder, options):
+    """A server that has just been started."""
+    if name == "rabbitmq":
+        server = RabbitMq(folder)
+        try:
+            yield server
+        finally:
+            server.stop()
+        return
+    before = os.environ.get("LEVERET_BIN")
+    if name == "beside":
+        os.environ["LEVERET_BIN"] = str(options.beside.resolve())
+    try:
+        server = Leveret(folder)
+    finally:
+        os.environ.pop("LEVERET_BIN", None)
+        if before:
+            os.environ["LEVERET_BIN"] = before
+    try:
+        yield server
+    finally:
+        server.child.kill()
+
+
+def measure(server, load, seconds):
+    publishers, queues = LOADS[load]
+    prepare(server.port, queues)
+    with flooding(server.port, publishers, queues) as sent:
+        time.sleep(WARM_UP_SECONDS)
+        watchers = [Health(server), Heartbeats(server.port)]
+        before, begin = sent.value, time.monotonic()
+        waits = list(bystander(server.port, begin + seconds))
+        rate = (sent.value - before) / len(message_to(queues)) / (time.monotonic() - begin)
+        late = [watcher.finish() for watcher in watchers]
+    return {
+        "rate": rate,
+        "median": statistics.median(waits),
+        "p99": sorted(waits)[int(len(waits) * 0.99)],
+        "worst": max(waits),
+        "health": late[0],
+        "heartbeat": late[1],
+    }
+
+
+def row(load, name, measured):
+    times = [f"{measured[what]:.0f} ms" for what in ("median", "p99", "worst", "health", "heartbeat")]
+    return f"| {load} | {name} | {measured['rate']:,.0f} | " + " | ".join(times) + " |"
+
+
+def prepare(port, queues):
+    with contextlib.closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(EXCHANGE, "fanout")
+        for number in range(queues):
+            channel.queue_declare(f"bystander.{number}")
+            channel.queue_bind(f"bystander.{number}", EXCHANGE)
+
+
+@contextlib.contextmanager
+def flooding(port, publishers, queues):
+    """Publishers in a process of their own, as long as the block lasts; the count of bytes that the server has taken."""
+    stop, sent = multiprocessing.Event(), multiprocessing.Value("Q", 0)
+    flood = multiprocessing.Process(target=publish_until, args=(port, publishers, message_to(queues), stop, sent))
+    flood.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        flood.kill()
+        flood.join()
+
+
+def message_to(queues):
+    """The frames of one empty message."""
+    arguments = publish_arguments(EXCHANGE, "key") if queues else publish_arguments("", "nowhere")
+    method = struct.pack(">HH", *BASIC_PUBLISH) + arguments
+    return frame(METHOD, 1, method) + frame(HEADER, 1, content_header(0))
+
+
+def publish_until(port, publishers, message, stop, sent):
+    chunk = message * (CHUNK_BYTES // len(message))
+    threads = [threading.Thread(target=publish_on_one, args=(port, chunk, stop, sent), daemon=True) for _ in range(publishers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def publish_on_one(port, chunk, stop, sent):
+    with Wire(port) as wire:
+        wire.handshake().open_channel()
+        wire.socket.settimeout(None)
+        view = memoryview(chunk)
+        while not stop.is_set():
+            rest = view
+            while rest:
+                # What a server that is busy takes counts as it takes it.
+                count = wire.socket.send(rest)
+                rest = rest[count:]
+                with sent.get_lock():
+                    sent.value += count
+
+
+def bystander(port, end):
+    """Milliseconds for each visit."""
+    number = 0
+    while time.monotonic() < end:
+        begin = time.monotonic()
+        with contextlib.closing(pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))) as connection:
+            channel = connection.channel()
+            name = channel.queue_declare(f"visit.{number}", auto_delete=True).method.queue
+            channel.basic_publish("", name, b"hello")
+            # RabbitMQ counts a message ahead of its way to the queue.
+            while channel.basic_get(name, auto_ack=True)[2] is None:
+                pass
+            channel.queue_delete(name)
+        yield (time.monotonic() - begin) * 1000
+        number += 1
+        time.sleep(PAUSE_SECONDS)
+
+
+class Watcher:
+    """Notes the worst of what it sees until it is asked, in milliseconds."""
+
+    def __init__(self):
+        self.worst = 0
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def finish(self):
+        self.over.set()
+        self.thread.join()
+        return self.worst
+
+
+class Health(Watcher):
+    def __init__(self, server):
+        self.url = f"{server.http}/healthz" if isinstance(server, Leveret) else None
+        super().__init__()
+
+    def watch(self):
+        while self.url and not self.over.wait(PAUSE_SECONDS):
+            begin = time.monotonic()
+            urllib.request.urlopen(self.url, timeout=60).read()
+            self.worst = max(self.worst, (time.monotonic() - begin) * 1000)
+
+
+class Heartbeats(Watcher):
+    """A client that only sends heartbeats. The server's come every half interval; how late the latest was."""
+
+    def __init__(self, port):
+        self.port = port
+        super().__init__()
+
+    def watch(self):
+        with Wire(self.port) as wire:
+            wire.handshake(heartbeat=HEARTBEAT_SECONDS)
+            last = time.monotonic()
+            while not self.over.is_set():
+                wire.send(frame(HEARTBEAT, 0, b""))
+                try:
+                    wire.read_frame()
+                except Closed:
+                    self.worst = float("inf")
+                    return
+                gap, last = time.monotonic() - last, time.monotonic()
+                self.worst = max(self.worst, (gap - HEARTBEAT_SECONDS / 2) * 1000)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
