@@ -99,7 +99,9 @@ impl Fault {
 
     /// `NAME - text`, cut to the 255 octets of a short string.
     pub fn reply_text(&self) -> String {
-        let mut text = format!("{} - {}", self.code.name(), self.text);
+        let name = self.code.name();
+        // As RabbitMQ says INTERNAL_ERROR, of which it says no more.
+        let mut text = if self.text.is_empty() { name.to_owned() } else { format!("{name} - {}", self.text) };
         text.truncate(truncate_to_short(&text).len());
         text
     }

@@ -1,14 +1,17 @@
 //! Content headers: body size and the fourteen properties of a basic message.
 
+use crate::error::{Fault, ReplyCode};
 use crate::method::BASIC_CLASS;
 use crate::table::RawTable;
 use crate::wire::{DecodeError, Field, Reader, Writer};
 
 /// A decoded content header whose properties are still on the wire.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContentHeader<'a> {
     /// The class id; 60 (basic) in every valid header.
     pub class_id: u16,
+    /// Not used by any version of the protocol, and 0 in every valid header.
+    pub weight: u16,
     /// Octets of body that follow.
     pub body_size: u64,
     /// Property flags and property list, not checked yet.
@@ -23,13 +26,34 @@ impl<'a> ContentHeader<'a> {
     #[inline]
     pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(payload);
-        let (class_id, _weight): (u16, u16) = (reader.read()?, reader.read()?);
-        Ok(Self { class_id, body_size: reader.read()?, properties: reader.rest() })
+        let (class_id, weight) = (reader.read()?, reader.read()?);
+        Ok(Self { class_id, weight, body_size: reader.read()?, properties: reader.rest() })
     }
 
-    /// Whether the header belongs to the class that carries content.
-    pub fn is_basic(&self) -> bool {
-        self.class_id == BASIC_CLASS
+    /// Judges class and weight, as RabbitMQ does (`rabbit_command_assembler`).
+    ///
+    /// # Errors
+    /// 505 UNEXPECTED_FRAME for any class but basic, and for a weight.
+    #[inline]
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.is_valid() { Ok(()) } else { Err(self.unexpected()) }
+    }
+
+    /// Whether [`Self::check`] has nothing against the header.
+    #[inline]
+    pub fn is_valid(&self) -> bool {
+        self.class_id == BASIC_CLASS && self.weight == 0
+    }
+
+    #[cold]
+    fn unexpected(&self) -> Fault {
+        let instead = match self.weight {
+            0 => format!("got one for class {} instead", self.class_id),
+            // RabbitMQ takes it for no content header at all.
+            _ => "got non content header frame instead".to_owned(),
+        };
+        let text = format!("expected content header for class {BASIC_CLASS}, {instead}");
+        Fault::new(ReplyCode::UnexpectedFrame, text)
     }
 }
 

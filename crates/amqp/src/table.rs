@@ -282,6 +282,13 @@ impl<'a> RawTable<'a> {
         self.0.is_empty()
     }
 
+    /// Whether no number in it is infinite or NaN. RabbitMQ cannot read those, for Erlang has none: the process that tries
+    /// to ends.
+    pub fn is_finite(&self) -> bool {
+        // `check` has seen every byte, so nothing is left that could fail.
+        check_entries(self.0, MAX_TABLE_DEPTH).unwrap_or_default()
+    }
+
     /// An owned copy.
     pub fn decode(&self) -> FieldTable {
         // `check` has seen every octet, so nothing is left that could fail.
@@ -324,37 +331,42 @@ fn keep_first(entries: &mut Vec<(Box<str>, FieldValue)>) {
     entries.retain(|_| is_first.next().unwrap_or(true));
 }
 
-fn check_entries(octets: &[u8], depth: usize) -> Result<(), DecodeError> {
+/// Walks over a table; returns whether all its numbers are finite.
+fn check_entries(octets: &[u8], depth: usize) -> Result<bool, DecodeError> {
     let mut reader = Reader::new(octets);
+    let mut is_finite = true;
     while !reader.rest().is_empty() {
         reader.read::<&str>()?;
-        check_value(&mut reader, depth)?;
+        is_finite &= check_value(&mut reader, depth)?;
     }
-    Ok(())
+    Ok(is_finite)
 }
 
-fn check_value(reader: &mut Reader<'_>, depth: usize) -> Result<(), DecodeError> {
+fn check_value(reader: &mut Reader<'_>, depth: usize) -> Result<bool, DecodeError> {
     let letter: u8 = reader.read()?;
     let width = match letter {
         b'V' => 0,
         b't' | b'b' | b'B' => 1,
         b's' | b'u' => 2,
-        b'I' | b'i' | b'f' => 4,
+        b'I' | b'i' => 4,
         b'D' => 5,
-        b'l' | b'L' | b'd' | b'T' => 8,
-        b'S' | b'x' => return reader.read::<&[u8]>().map(drop),
+        b'l' | b'L' | b'T' => 8,
+        b'f' => return Ok(reader.read::<f32>()?.is_finite()),
+        b'd' => return Ok(reader.read::<f64>()?.is_finite()),
+        b'S' | b'x' => return reader.read::<&[u8]>().map(|_| true),
         b'F' => return check_entries(reader.read()?, depth.checked_sub(1).ok_or(DecodeError::TooDeep)?),
         b'A' => {
             let depth = depth.checked_sub(1).ok_or(DecodeError::TooDeep)?;
             let mut items = Reader::new(reader.read()?);
+            let mut is_finite = true;
             while !items.rest().is_empty() {
-                check_value(&mut items, depth)?;
+                is_finite &= check_value(&mut items, depth)?;
             }
-            return Ok(());
+            return Ok(is_finite);
         }
         other => return Err(DecodeError::UnknownFieldType(other)),
     };
-    reader.take(width).map(drop)
+    reader.take(width).map(|_| true)
 }
 
 #[cfg(test)]
@@ -400,6 +412,23 @@ mod tests {
         let octets = table.encode();
         let whole_entries = (0..octets.len()).filter(|&n| RawTable::check(&octets[..n]).is_ok()).count();
         assert_eq!(whole_entries, table.len(), "only cuts between entries may pass");
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_found_at_any_depth() {
+        let is_finite =
+            |value| RawTable::check(&FieldTable::from_iter([("k", value)]).encode()).unwrap().is_finite();
+        let inner = |value| FieldValue::Table(FieldTable::from_iter([("k", value)]));
+        for odd in
+            [FieldValue::F64(f64::NAN), FieldValue::F32(f32::INFINITY), FieldValue::F64(f64::NEG_INFINITY)]
+        {
+            assert!(!is_finite(odd.clone()));
+            assert!(!is_finite(inner(odd.clone())));
+            assert!(!is_finite(FieldValue::Array(vec![odd.clone(), FieldValue::I32(1)])));
+            assert!(!is_finite(FieldValue::Array(vec![FieldValue::Void, inner(odd)])));
+        }
+        assert!(is_finite(FieldValue::Table(every_type())));
+        assert!(is_finite(FieldValue::F64(f64::MAX)));
     }
 
     #[test]

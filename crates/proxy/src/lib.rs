@@ -28,8 +28,10 @@
 //!   has declared a queue with auto-delete, for a move would delete that;
 //! - declares an exclusive queue, which belongs to the connection (P4); from then on all its channels that name queues
 //!   are there;
-//! - uses transactions, purges a queue, deletes one conditionally, declares a stream, or an exchange of a type that is not
-//!   built in: depending on plugins, queue types and arguments the broker answers these by closing the connection (P2);
+//! - uses transactions, purges a queue, deletes one conditionally, declares a stream or a queue with unusual arguments, or an
+//!   exchange of a type that is not built in; publishes to, or declares, a client's end of direct reply-to, or publishes
+//!   headers that RabbitMQ may fail over: depending on plugins, queue types and arguments the broker answers these by
+//!   closing the connection (P2);
 //! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until they
 //!   are complete, so that no channel is left in the middle of a message. When there is no room for what all clients have
 //!   sent of those ([`PoolConfig::staging_total_max`]), clients wait for some, or, while connections may be opened, a few of them stream through as well;

@@ -55,12 +55,34 @@ impl std::error::Error for Refusal {}
 /// [`Fault::reply_text`] puts back.
 pub(crate) fn announced_fault(code: u16, text: &str, method: (u16, u16)) -> Fault {
     let code = ReplyCode::from_code(code).unwrap_or(ReplyCode::InternalError);
-    let bare = text.strip_prefix(code.name()).and_then(|rest| rest.strip_prefix(" - ")).unwrap_or(text);
+    let bare = match text.strip_prefix(code.name()) {
+        Some("") => "",
+        Some(rest) => rest.strip_prefix(" - ").unwrap_or(text),
+        None => text,
+    };
     Fault::new(code, bare.to_owned()).caused_by(method).on_connection()
 }
 
+/// The same from the payload of a broker's `connection.close`, if it is one. Its text need not be one: RabbitMQ cuts a long
+/// text in the middle of a letter, and repeats what is no text.
+pub(crate) fn announced_close(payload: &[u8]) -> Option<Fault> {
+    let arguments = payload.strip_prefix(&CONNECTION_CLOSE)?;
+    let (code, rest) = arguments.split_first_chunk()?;
+    let (length, rest) = rest.split_first()?;
+    let (text, blame) = rest.split_at_checked(usize::from(*length))?;
+    let (class, method) = blame.split_first_chunk()?;
+    let blame = (u16::from_be_bytes(*class), u16::from_be_bytes(method.try_into().ok()?));
+    Some(announced_fault(u16::from_be_bytes(*code), &String::from_utf8_lossy(text), blame))
+}
+
+/// Class and method of `connection.close`, as they stand in front of its arguments.
+const CONNECTION_CLOSE: [u8; 4] = [0, 10, 0, 50];
+
 #[cfg(test)]
 mod tests {
+    use amqp::Method;
+    use amqp::method::connection;
+
     use super::*;
 
     #[test]
@@ -68,6 +90,27 @@ mod tests {
         for text in ["NOT_ALLOWED - vhost nowhere not found", "ACCESS_REFUSED - access to vhost"] {
             let code = if text.starts_with('N') { 530 } else { 403 };
             assert_eq!(announced_fault(code, text, (10, 40)).reply_text(), text);
+        }
+        assert_eq!(announced_fault(541, "INTERNAL_ERROR", (0, 0)).reply_text(), "INTERNAL_ERROR");
+    }
+
+    #[test]
+    fn a_close_is_understood_whatever_its_text() {
+        let mut close = Vec::new();
+        let announced = connection::Close {
+            reply_code: 540,
+            reply_text: "NOT_IMPLEMENTED - q",
+            class_id: 50,
+            method_id: 30,
+        };
+        Method::from(announced).encode(&mut close);
+        let fault = announced_close(&close).unwrap();
+        assert_eq!((fault.reply_text().as_str(), fault.method), ("NOT_IMPLEMENTED - q", (50, 30)));
+        let last = close.len() - 5;
+        close[last] = 0xc3;
+        assert_eq!(announced_close(&close).unwrap().reply_text(), "NOT_IMPLEMENTED - \u{fffd}");
+        for cut in 0..close.len() {
+            assert_eq!(announced_close(&close[..cut]), None);
         }
     }
 }

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 
 use super::check_size;
 use crate::error::{Fault, ReplyCode};
-use crate::method::BASIC_CLASS;
 use crate::properties::ContentHeader;
 
 /// The content assembly of one channel. `M` is what the caller wants to keep of the method until its content is
@@ -86,20 +85,14 @@ impl<M> Assembler<M> {
     /// Takes a content header. `max_size` limits the body, in octets.
     ///
     /// # Errors
-    /// 505 UNEXPECTED_FRAME out of order or for another class; 406 or 501 for a body that is too large
+    /// 505 UNEXPECTED_FRAME out of order, for another class or with a weight; 406 or 501 for a body that is too large
     /// ([`check_size`]). After an error the assembler is idle.
     pub fn header<'a>(&mut self, header: ContentHeader<'a>, max_size: u64) -> Result<Progress<'a, M>, Fault> {
         let mut pending = self.0.take().ok_or_else(expected_method)?;
         if pending.body.is_some() {
             return Err(pending.unexpected());
         }
-        if !header.is_basic() {
-            let text = format!(
-                "expected content header for class {BASIC_CLASS}, got one for class {} instead",
-                header.class_id
-            );
-            return Err(Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(pending.ids));
-        }
+        header.check().map_err(|fault| fault.caused_by(pending.ids))?;
         check_size(header.body_size, max_size).map_err(|fault| fault.caused_by(pending.ids))?;
         if header.body_size == 0 {
             return Ok(Progress::Complete(Content {
@@ -188,13 +181,14 @@ const INITIAL_CAPACITY: usize = 64 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::method::BASIC_CLASS;
     use crate::properties::NO_PROPERTIES;
 
     const PUBLISH: (u16, u16) = (60, 40);
     const LIMIT: u64 = 16 * 1024 * 1024;
 
     fn header(body_size: u64) -> ContentHeader<'static> {
-        ContentHeader { class_id: BASIC_CLASS, body_size, properties: NO_PROPERTIES }
+        ContentHeader { class_id: BASIC_CLASS, weight: 0, body_size, properties: NO_PROPERTIES }
     }
 
     fn expecting() -> Assembler<&'static str> {
@@ -310,6 +304,13 @@ mod tests {
             text(expecting().header(other, LIMIT).unwrap_err()),
             "UNEXPECTED_FRAME - expected content header for class 60, got one for class 50 instead"
         );
+        for class_id in [BASIC_CLASS, 50] {
+            let weighted = ContentHeader { class_id, weight: 1, ..header(1) };
+            assert_eq!(
+                text(expecting().header(weighted, LIMIT).unwrap_err()),
+                "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead"
+            );
+        }
         assert_eq!(
             text(in_body().body(b"123456").unwrap_err()),
             "FRAME_ERROR - content body frame exceeds remaining content size"

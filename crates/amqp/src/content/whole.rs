@@ -32,7 +32,7 @@ impl<'a> Whole<'a> {
             return Ok(None);
         }
         let Ok(header) = ContentHeader::decode(frame.payload) else { return Ok(None) };
-        if !header.is_basic() {
+        if !header.is_valid() {
             return Ok(None);
         }
         check_size(header.body_size, max_size)?;

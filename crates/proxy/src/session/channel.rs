@@ -21,6 +21,12 @@ pub(super) struct Channel {
     /// Number of the present lease, for events.
     pub(super) lease: u64,
     pub(super) content: Content,
+    /// The message that is coming goes to the default exchange.
+    pub(super) to_default: bool,
+    /// The message that is coming may make the broker close the connection that it comes over.
+    pub(super) needs_own: bool,
+    /// There has been such a message.
+    pub(super) risked: bool,
     /// The present message is passed on as it comes, not held until it is complete.
     pub(super) streaming: bool,
     /// The frames of a message that is not complete.

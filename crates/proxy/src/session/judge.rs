@@ -8,6 +8,7 @@ use amqp::method::BASIC_CLASS;
 use amqp::method::basic::Consume;
 use amqp::{DecodeError, Fault, FieldValue, Method, Properties, RawTable, ReplyCode};
 
+use super::arguments::are_usual;
 use crate::upstream::REPLY_TO;
 
 /// What kind of connection a method needs.
@@ -28,6 +29,9 @@ pub(super) enum Need {
 /// What RabbitMQ would close the connection with.
 pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault> {
     let fault = |code, text: String| Err(Fault::new(code, text).caused_by(method.ids()));
+    if !arguments(method).is_finite() {
+        return fault(ReplyCode::InternalError, NOT_FINITE.to_owned());
+    }
     let naming = if exclusive { Need::Own } else { Need::Any };
     Ok(match method {
         Method::BasicQos(qos) if qos.prefetch_size != 0 => {
@@ -41,8 +45,10 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
             return fault(ReplyCode::NotImplemented, "active=false".to_owned());
         }
         Method::QueueDeclare(declare) if declare.exclusive && !declare.passive => Need::Exclusive,
-        // RabbitMQ does not judge a stream's arguments, and fails over wrong ones: 541.
-        Method::QueueDeclare(declare) if !declare.passive && is_for_streams(&declare.arguments) => Need::Own,
+        // RabbitMQ fails over a name of this kind that it cannot take apart, over the type of a queue that it is to name, and
+        // over some arguments: 541.
+        Method::QueueDeclare(declare) if declare.queue.starts_with(REPLY_TO) => Need::Own,
+        Method::QueueDeclare(declare) if !declare.passive && !are_usual(&declare.arguments) => Need::Own,
         Method::QueueDeclare(_) | Method::QueueBind(_) | Method::QueueUnbind(_) => naming,
         Method::QueueDelete(delete) if !delete.if_unused && !delete.if_empty => naming,
         Method::ExchangeDeclare(declare) if !declare.passive && !BUILT_IN_TYPES.contains(&declare.kind) => {
@@ -63,7 +69,6 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
         | Method::BasicReject(_)
         | Method::BasicCancel(_)
         | Method::ChannelFlow(_)
-        | Method::ChannelFlowOk(_)
         | Method::AccessRequest(_)
         | Method::ExchangeDeclare(_)
         | Method::ExchangeDelete(_)
@@ -72,7 +77,7 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
         | Method::ConfirmSelect(_)
         | Method::TxCommit(_)
         | Method::TxRollback(_) => Need::Any,
-        // What only a server sends, and what belongs to channel 0.
+        // What only a server sends, what nobody asked for, and what belongs to channel 0.
         _ => return fault(ReplyCode::CommandInvalid, "unimplemented method".to_owned()),
     })
 }
@@ -99,12 +104,18 @@ pub(super) struct Limits {
     pub(super) all: Option<u16>,
 }
 
-/// Whether a queue's arguments are those of a stream.
-fn is_for_streams(arguments: &RawTable<'_>) -> bool {
-    !arguments.is_empty()
-        && arguments.decode().iter().any(|(key, value)| {
-            STREAM_ARGUMENTS.contains(&key) || (key == "x-queue-type" && value.as_text() == Some("stream"))
-        })
+/// The field table among a method's arguments.
+fn arguments<'m>(method: &Method<'m>) -> RawTable<'m> {
+    match method {
+        Method::ExchangeDeclare(method) => method.arguments,
+        Method::ExchangeBind(method) => method.arguments,
+        Method::ExchangeUnbind(method) => method.arguments,
+        Method::QueueDeclare(method) => method.arguments,
+        Method::QueueBind(method) => method.arguments,
+        Method::QueueUnbind(method) => method.arguments,
+        Method::BasicConsume(method) => method.arguments,
+        _ => RawTable::EMPTY,
+    }
 }
 
 /// Whether the payload of a method frame is a `basic.publish`.
@@ -175,7 +186,7 @@ pub(super) fn is_settling(payload: &[u8]) -> bool {
 pub(super) fn judge_publish(payload: &[u8]) -> Result<(), Fault> {
     // Class, method, a reserved short; two short strings; one octet of bits.
     let after_string = |at: usize| payload.get(at).map(|length| at + 1 + usize::from(*length));
-    let bits_at = after_string(6).and_then(after_string);
+    let bits_at = after_string(EXCHANGE_AT).and_then(after_string);
     match bits_at {
         Some(at) if at + 1 == payload.len() && payload[at] & IMMEDIATE == 0 => Ok(()),
         Some(at) if at + 1 == payload.len() => {
@@ -186,16 +197,39 @@ pub(super) fn judge_publish(payload: &[u8]) -> Result<(), Fault> {
     }
 }
 
-/// Judges the properties of a message.
+/// Whether a `basic.publish` that [`judge_publish`] has nothing against goes to the default exchange, whose routing keys
+/// are names of queues.
+#[inline]
+pub(super) fn is_to_default(payload: &[u8]) -> bool {
+    payload.get(EXCHANGE_AT) == Some(&0)
+}
+
+/// What such a `basic.publish` needs.
+#[inline]
+pub(super) fn publish_need(payload: &[u8]) -> Need {
+    let key = payload.get(EXCHANGE_AT + 2..).unwrap_or_default();
+    if is_to_default(payload) && key.starts_with(REPLY_TO.as_bytes()) { Need::Own } else { Need::Any }
+}
+
+/// Judges the properties of a message, which goes `to_default` exchange or not.
 ///
 /// # Errors
 /// 502 SYNTAX_ERROR.
 #[inline]
-pub(super) fn judge_properties(octets: &[u8]) -> Result<(), Fault> {
+pub(super) fn judge_properties(octets: &[u8], to_default: bool) -> Result<Need, Fault> {
     if octets == amqp::properties::NO_PROPERTIES {
-        return Ok(());
+        return Ok(Need::Any);
     }
-    Properties::decode(octets).map(drop).map_err(malformed)
+    let properties = Properties::decode(octets).map_err(malformed)?;
+    Ok(properties.headers.map_or(Need::Any, |headers| headers_need(&headers, to_default)))
+}
+
+/// RabbitMQ's channel fails over numbers that are none, and over a reply-to name among the CC or BCC of a message to the
+/// default exchange that it cannot take apart: 541.
+fn headers_need(headers: &RawTable<'_>, to_default: bool) -> Need {
+    let prefix = REPLY_TO.as_bytes();
+    let names_reply_to = || headers.octets().windows(prefix.len()).any(|window| window == prefix);
+    if headers.is_finite() && !(to_default && names_reply_to()) { Need::Any } else { Need::Own }
 }
 
 #[cold]
@@ -206,6 +240,10 @@ pub(super) fn malformed(error: DecodeError) -> Fault {
 /// Class and method id of `basic.publish`.
 pub(super) const PUBLISH_IDS: (u16, u16) = (BASIC_CLASS, PUBLISH);
 const PUBLISH: u16 = 40;
+/// Where the name of the exchange lies in a `basic.publish`, behind class, method and a reserved short.
+const EXCHANGE_AT: usize = 6;
+/// What RabbitMQ's connection process says of a table that it cannot read, as far as it says anything.
+const NOT_FINITE: &str = "number in a table is infinite or not a number";
 /// Octets of a `basic.ack`: class, method, delivery tag, one octet of bits.
 const ACK_LEN: usize = 13;
 /// The bit of `immediate` in the last octet of `basic.publish`.
@@ -214,8 +252,6 @@ const IMMEDIATE: u8 = 2;
 const MESSAGE_EXPECTED: usize = 1024;
 /// Arguments of consumers that RabbitMQ judges itself, with a channel error.
 const SAFE_ARGUMENTS: [&str; 2] = ["x-priority", "x-cancel-on-ha-failover"];
-/// Arguments of queues that make sense for streams only.
-const STREAM_ARGUMENTS: [&str; 2] = ["x-max-age", "x-stream-max-segment-size-bytes"];
 /// Exchange types that every broker has; RabbitMQ answers others, if no plugin knows them, with 503 on the connection.
 const BUILT_IN_TYPES: [&str; 4] = ["direct", "fanout", "topic", "headers"];
 
@@ -261,6 +297,10 @@ mod tests {
         );
         assert_eq!(text(basic::Recover { requeue: false }.into()), "NOT_IMPLEMENTED - requeue=false");
         assert_eq!(text(channel::Flow { active: false }.into()), "NOT_IMPLEMENTED - active=false");
+        assert_eq!(text(channel::FlowOk { active: true }.into()), "COMMAND_INVALID - unimplemented method");
+        let not_a_number = FieldTable::from_iter([("k", FieldValue::F64(f64::NAN))]).encode();
+        let bind = queue::Bind { arguments: RawTable::check(&not_a_number).unwrap(), ..Default::default() };
+        assert!(text(bind.into()).starts_with("INTERNAL_ERROR"));
         for server_only in [
             basic::Deliver::default().into(),
             queue::DeclareOk::default().into(),
@@ -296,16 +336,48 @@ mod tests {
     }
 
     #[test]
-    fn p2_a_stream_is_declared_on_a_connection_of_its_own() {
-        for (key, value) in [("x-queue-type", "stream"), ("x-max-age", "nonsense")] {
-            let arguments = FieldTable::from_iter([(key, FieldValue::text(value))]).encode();
-            let declare =
-                queue::Declare { arguments: RawTable::check(&arguments).unwrap(), ..Default::default() };
-            assert_eq!(judge(&declare.into(), false), Ok(Need::Own), "{key}");
-        }
+    fn p2_an_unusual_queue_is_declared_on_a_connection_of_its_own() {
+        let need = |declare: queue::Declare<'_>| judge(&declare.into(), false);
         let quorum = FieldTable::from_iter([("x-queue-type", FieldValue::text("quorum"))]).encode();
-        let declare = queue::Declare { arguments: RawTable::check(&quorum).unwrap(), ..Default::default() };
-        assert_eq!(judge(&declare.into(), false), Ok(Need::Any));
+        let quorum = queue::Declare { arguments: RawTable::check(&quorum).unwrap(), ..Default::default() };
+        assert_eq!(need(quorum), Ok(Need::Any));
+        let stream = FieldTable::from_iter([("x-queue-type", FieldValue::text("stream"))]).encode();
+        let stream = queue::Declare { arguments: RawTable::check(&stream).unwrap(), ..Default::default() };
+        assert_eq!(need(stream), Ok(Need::Own));
+        assert_eq!(need(queue::Declare { passive: true, ..stream }), Ok(Need::Any));
+        let reply_to = queue::Declare { queue: "amq.rabbitmq.reply-to.xx.yy", ..Default::default() };
+        assert_eq!(need(reply_to), Ok(Need::Own));
+        assert_eq!(need(queue::Declare { passive: true, ..reply_to }), Ok(Need::Own));
+    }
+
+    #[test]
+    fn p2_a_reply_goes_over_a_connection_of_its_own() {
+        let need = |exchange, routing_key| {
+            let mut payload = Vec::new();
+            Method::from(basic::Publish { exchange, routing_key, ..Default::default() }).encode(&mut payload);
+            (is_to_default(&payload), publish_need(&payload))
+        };
+        assert_eq!(need("", "amq.rabbitmq.reply-to.xx.yy"), (true, Need::Own));
+        assert_eq!(need("", "queue"), (true, Need::Any));
+        assert_eq!(need("", ""), (true, Need::Any));
+        assert_eq!(need("amq.topic", "amq.rabbitmq.reply-to.xx.yy"), (false, Need::Any));
+    }
+
+    #[test]
+    fn p2_odd_headers_go_over_a_connection_of_their_own() {
+        let need = |value, to_default| {
+            let headers = FieldTable::from_iter([("CC", value)]).encode();
+            let mut properties = Vec::new();
+            let headers = RawTable::check(&headers).unwrap();
+            Properties::default().with_headers(headers).encode(&mut properties);
+            judge_properties(&properties, to_default).unwrap()
+        };
+        let copies =
+            || FieldValue::Array(vec![FieldValue::text("q"), FieldValue::text("amq.rabbitmq.reply-to.x.y")]);
+        assert_eq!(need(copies(), true), Need::Own);
+        assert_eq!(need(copies(), false), Need::Any);
+        assert_eq!(need(FieldValue::F64(f64::NAN), false), Need::Own);
+        assert_eq!(need(FieldValue::Array(vec![FieldValue::text("q")]), true), Need::Any);
     }
 
     #[test]

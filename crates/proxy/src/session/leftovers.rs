@@ -6,7 +6,7 @@ use amqp::{ContentHeader, FrameKind, Method};
 
 use super::Session;
 use super::channel::{Channel, Route};
-use super::judge::{Need, is_publish, judge};
+use super::judge::{Need, is_publish, is_to_default, judge, judge_properties, publish_need};
 use super::output::Output;
 use super::place::PLACING_ATTEMPTS;
 use crate::frames::{put_frame, stored_frames};
@@ -77,27 +77,37 @@ fn send(mut channel: Channel, upstream: &Arc<Upstream>, leased: Leased) {
 /// cannot acknowledge them; nor what follows `tx.select`, which is not committed.
 fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     let mut kept = Vec::new();
-    let mut message_began = None;
-    let mut missing = 0;
+    // Where the message begins that is being gone through, whether it is harmless, and what it may be judged by.
+    let mut message = None;
+    let (mut is_harmless, mut to_default, mut missing) = (true, false, 0);
     for (kind, payload) in stored_frames(held) {
         match kind {
-            FrameKind::Method if is_publish(payload) => message_began = Some(kept.len()),
+            FrameKind::Method if is_publish(payload) => {
+                message = Some(kept.len());
+                (is_harmless, to_default) = (publish_need(payload) == Need::Any, is_to_default(payload));
+            }
             FrameKind::Method => match Method::decode(payload) {
                 Ok(Method::TxSelect(_)) => break,
                 Ok(method) if judge(&method, exclusive) == Ok(Need::Any) => {}
                 _ => continue,
             },
             FrameKind::Header => {
-                missing = ContentHeader::decode(payload).map_or(0, |header| header.body_size)
+                let header = ContentHeader::decode(payload).unwrap_or_default();
+                is_harmless &= judge_properties(header.properties, to_default) == Ok(Need::Any);
+                missing = header.body_size;
             }
             _ => missing = missing.saturating_sub(payload.len() as u64),
         }
         put_frame(&mut kept, kind, 0, payload, 0);
-        if kind != FrameKind::Method && missing == 0 {
-            message_began = None;
+        if kind != FrameKind::Method
+            && missing == 0
+            && let Some(start) = message.take()
+            && !is_harmless
+        {
+            kept.truncate(start);
         }
     }
-    if let Some(start) = message_began {
+    if let Some(start) = message {
         kept.truncate(start);
     }
     kept
@@ -140,6 +150,10 @@ mod tests {
         ]
         .concat();
         assert_eq!(harmless(&held, false), kept);
+        let mut reply =
+            method(basic::Publish { routing_key: "amq.rabbitmq.reply-to.x.y", ..Default::default() });
+        reply.extend(&message(b"reply")[method(basic::Publish::default()).len()..]);
+        assert_eq!(harmless(&[reply, held.clone()].concat(), false), kept);
         let half = message(b"half a message");
         for cut in [half.len() - 10, method(basic::Publish::default()).len()] {
             assert_eq!(harmless(&[&held[..], &half[..cut]].concat(), false), kept);

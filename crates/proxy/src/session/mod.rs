@@ -5,6 +5,7 @@
 //! [`Session::handle_room`] when the transport says so; [`Session::close`] when the client closes its connection, and
 //! [`Session::end`] in the end, whatever happened.
 
+mod arguments;
 mod channel;
 mod close;
 mod judge;
@@ -25,13 +26,13 @@ use std::time::{Duration, Instant};
 use amqp::channel::{ChannelStep, ChannelTable};
 use amqp::content::check_size;
 use amqp::frame::write_method;
-use amqp::method::{BASIC_CLASS, channel as channel_methods, confirm};
+use amqp::method::{channel as channel_methods, confirm};
 use amqp::{ContentHeader, Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
 use self::channel::{Channel, Content, Place};
 use self::judge::{
-    Need, PUBLISH_IDS, is_ack, is_publish, judge, judge_consume, judge_properties, judge_publish, malformed,
-    names_last_queue,
+    Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, judge, judge_consume, judge_properties,
+    judge_publish, malformed, names_last_queue, publish_need,
 };
 use self::output::Output;
 use self::place::Leg;
@@ -279,6 +280,8 @@ impl Session {
             if !channel.closing && is_publish(payload) {
                 judge_publish(payload)?;
                 channel.content = Content::Header;
+                channel.to_default = is_to_default(payload);
+                channel.needs_own = publish_need(payload) == Need::Own;
                 // Held until the header is judged, wherever it will go.
                 channel.streaming = false;
                 return self.content(number, frame, false);
@@ -385,14 +388,10 @@ impl Session {
             return Err(unexpected(channel.content));
         }
         let header = ContentHeader::decode(frame.payload).map_err(malformed)?;
-        if !header.is_basic() {
-            let text = format!(
-                "expected content header for class {BASIC_CLASS}, got one for class {} instead",
-                header.class_id
-            );
-            return Err(Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(PUBLISH_IDS));
-        }
-        judge_properties(header.properties)?;
+        header.check().map_err(|fault| fault.caused_by(PUBLISH_IDS))?;
+        let need = judge_properties(header.properties, channel.to_default)?;
+        channel.needs_own |= need == Need::Own;
+        channel.risked |= channel.needs_own;
         let size = header.body_size;
         if let Some(max_size) = max_size
             && let Err(fault) = check_size(size, max_size)
@@ -472,8 +471,13 @@ impl Session {
             return self.stream(number);
         }
         let mut message = std::mem::take(&mut channel.partial);
+        let needs_own = channel.needs_own;
+        channel.touched |= needs_own;
         self.staged -= message.len();
-        self.find_place(number, false)?;
+        if needs_own {
+            self.keep_own();
+        }
+        self.find_place(number, needs_own)?;
         self.pass_on_stored(number, &message)?;
         if message.capacity() <= PARTIAL_REUSED {
             message.clear();

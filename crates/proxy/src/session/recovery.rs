@@ -46,11 +46,12 @@ impl Session {
             // Nobody can tell who is to blame (P2). Whoever is goes on where it hurts nobody else, and hears it there.
             self.suspect |= numbers.iter().any(|number| self.is_suspect(*number));
         }
+        let has_risked = numbers.iter().any(|number| self.has_risked(*number));
         let remains: Vec<_> =
             numbers.into_iter().filter_map(|number| Some((number, self.remains(number)?))).collect();
         let nothing_asked = remains.iter().all(|(_, remains)| remains.frames.is_empty());
         // RabbitMQ's quorum queues fail so to give a consumer back its place while they choose a leader.
-        let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked;
+        let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked && !has_risked;
         if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
             // The broker has something against what was sent, and would have it again.
             return Err(fault);
@@ -72,6 +73,11 @@ impl Session {
     /// Whether something was sent on a channel for which the broker has not answered, or which it never answers.
     fn is_suspect(&mut self, number: u16) -> bool {
         self.channels.get_mut(number).is_some_and(|channel| channel.is_suspect())
+    }
+
+    /// Whether a message was sent on a channel that a broker may fail over.
+    fn has_risked(&mut self, number: u16) -> bool {
+        self.channels.get_mut(number).is_some_and(|channel| channel.risked)
     }
 
     fn remains(&mut self, number: u16) -> Option<Remains> {

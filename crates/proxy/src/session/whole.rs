@@ -5,7 +5,7 @@ use amqp::{Fault, FrameKind};
 
 use super::Session;
 use super::channel::{Content, Place};
-use super::judge::{is_publish, judge_properties, judge_publish};
+use super::judge::{Need, is_publish, is_to_default, judge_properties, judge_publish, publish_need};
 
 impl Session {
     /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the same channel,
@@ -31,10 +31,10 @@ impl Session {
         let fits = |frame_max: u32| max_body_payload(frame_max);
         let largest = fits(route.upstream.frame_max).min(fits(self.link.frame_max));
         let scan = Scan { channel: number.to_be_bytes(), largest, max_size };
-        if publish.len() > largest {
+        if publish.len() > largest || publish_need(publish) != Need::Any {
             return Ok(None);
         }
-        let Some(mut end) = scan.content(rest) else { return Ok(None) };
+        let Some(mut end) = scan.content(rest, is_to_default(publish)) else { return Ok(None) };
         let mut messages = 1;
         while end < SPAN_MAX
             && let Some(more) = scan.message(&rest[end..])
@@ -77,21 +77,22 @@ impl Scan {
     #[inline]
     fn message(&self, input: &[u8]) -> Option<usize> {
         let publish = self.payload(input, FrameKind::Method)?;
-        if !is_publish(publish) || judge_publish(publish).is_err() {
+        if !is_publish(publish) || judge_publish(publish).is_err() || publish_need(publish) != Need::Any {
             return None;
         }
         let start = publish.len() + OVERHEAD;
-        Some(start + self.content(&input[start..])?)
+        Some(start + self.content(&input[start..], is_to_default(publish))?)
     }
 
-    /// The length of the plain content at the start of `input`.
+    /// The length of the plain content at the start of `input`, of a message that goes `to_default` exchange or not.
     #[inline]
-    fn content(&self, input: &[u8]) -> Option<usize> {
+    fn content(&self, input: &[u8], to_default: bool) -> Option<usize> {
         let header = self.payload(input, FrameKind::Header)?;
         let (fixed, properties) = header.split_first_chunk::<12>()?;
         let size = u64::from_be_bytes(*fixed.last_chunk()?);
-        let is_basic = fixed.starts_with(&[0, amqp::method::BASIC_CLASS as u8]);
-        if !is_basic || size > self.max_size || judge_properties(properties).is_err() {
+        // The class, and no weight.
+        let is_valid = fixed.starts_with(&[0, amqp::method::BASIC_CLASS as u8, 0, 0]);
+        if !is_valid || size > self.max_size || judge_properties(properties, to_default) != Ok(Need::Any) {
             return None;
         }
         let end = header.len() + OVERHEAD;

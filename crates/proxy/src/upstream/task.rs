@@ -21,7 +21,7 @@ use super::{Phase, State, Upstream};
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{Endpoint, Pool};
-use crate::refusal::announced_fault;
+use crate::refusal::announced_close;
 
 /// What a connection was opened to, and with what.
 pub(crate) struct Access {
@@ -332,12 +332,19 @@ impl Task {
 
     /// A method that changes the state of a leased channel.
     fn judged_method(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
+        let Some(slot) = state.slot(frame.channel) else { return };
+        let Slot::Leased(lease) = slot else { return };
+        // Passed on as it is: RabbitMQ cuts a long text in the middle of a letter, and repeats what is no text.
+        if let [0, 20, 0, 40, ..] = frame.payload {
+            run.hand_over();
+            let opening = lease.opening;
+            self.closed_by_broker(slot, frame);
+            return self.upstream.opened_if(state, opening);
+        }
         let method = match Method::decode(frame.payload) {
             Ok(method) => method,
             Err(error) => return self.broken(error.into()),
         };
-        let Some(slot) = state.slot(frame.channel) else { return };
-        let Slot::Leased(lease) = slot else { return };
         match method {
             Method::ChannelOpenOk(_) if lease.opening => {
                 lease.opening = false;
@@ -364,12 +371,6 @@ impl Task {
                 lease.replied();
                 lease.ledger.answered(Some(&method), None);
                 run.add(lease, frame);
-            }
-            Method::ChannelClose(_) => {
-                run.hand_over();
-                let opening = lease.opening;
-                self.closed_by_broker(slot, frame);
-                self.upstream.opened_if(state, opening);
             }
             Method::ChannelCloseOk(_) => {
                 run.hand_over();
@@ -453,13 +454,13 @@ impl Task {
             return;
         }
         run.hand_over();
+        if let Some(fault) = announced_close(frame.payload) {
+            self.cause = Some(fault);
+            self.upstream.send(0, connection::CloseOk {});
+            self.finished = true;
+            return;
+        }
         match Method::decode(frame.payload) {
-            Ok(Method::ConnectionClose(close)) => {
-                let blame = (close.class_id, close.method_id);
-                self.cause = Some(announced_fault(close.reply_code, close.reply_text, blame));
-                self.upstream.send(0, connection::CloseOk {});
-                self.finished = true;
-            }
             Ok(Method::ConnectionCloseOk(_)) => self.finished = true,
             Ok(Method::ConnectionBlocked(blocked)) => {
                 if state.blocked.replace(blocked.reason.into()).is_none() {

@@ -1,11 +1,12 @@
 //! P2.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use amqp::frame::{write_content_header, write_frame, write_method};
 use amqp::method::{basic, channel, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
-use amqp::{FrameKind, Method};
+use amqp::{FrameKind, Method, RawTable};
 use proxy::Pool;
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message};
@@ -30,6 +31,11 @@ fn header(size: u64, properties: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     write_content_header(&mut out, 1, size, properties);
     out
+}
+
+/// `{"k": NaN}`.
+fn not_a_number() -> RawTable<'static> {
+    RawTable::check(&[1, b'k', b'd', 0x7f, 0xf8, 0, 0, 0, 0, 0, 0]).unwrap()
 }
 
 /// Everything here makes RabbitMQ close the connection.
@@ -77,6 +83,18 @@ fn offences() -> Vec<(Vec<u8>, u16, &'static str)> {
         ),
         (method(1, basic::Recover { requeue: false }), 540, "NOT_IMPLEMENTED - requeue=false"),
         (method(1, channel::Flow { active: false }), 540, "NOT_IMPLEMENTED - active=false"),
+        (method(1, channel::FlowOk { active: true }), 503, "COMMAND_INVALID - unimplemented method"),
+        (
+            // Class, a weight, the size of the body, no properties.
+            publish_then(&frame(FrameKind::Header, &[0, 60, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0])),
+            505,
+            "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
+        ),
+        (
+            method(1, queue::Bind { arguments: not_a_number(), ..Default::default() }),
+            541,
+            "INTERNAL_ERROR - number in a table is infinite or not a number",
+        ),
     ]
 }
 
@@ -193,7 +211,12 @@ async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_i
 #[tokio::test]
 async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own() {
     let delete = queue::Delete { queue: "q", if_empty: true, ..Default::default() };
-    let risky: [Method<'_>; 4] = [
+    // Lengths in front of key and value; the locator is one that RabbitMQ does not know, and does not expect.
+    let odd = b"\x16x-queue-master-locatorS\0\0\0\x04none";
+    let odd = queue::Declare { arguments: RawTable::check(odd).unwrap(), ..Default::default() };
+    let risky: [Method<'_>; 6] = [
+        odd.into(),
+        queue::Declare { queue: "amq.rabbitmq.reply-to.xx.yy", passive: true, ..Default::default() }.into(),
         exchange::Declare { exchange: "x", kind: "x-delayed-message", ..Default::default() }.into(),
         basic::Get { queue: "q", ..Default::default() }.into(),
         queue::Purge { queue: "q", ..Default::default() }.into(),
@@ -210,6 +233,7 @@ async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own
 
         let mut client = Client::connect(&pool).await;
         client.open_channel(1).await;
+        broker.fall_silent();
         client.send(1, risk).await;
         let mut own = broker.next_connection().await;
         own.expect("channel.open").await;
@@ -219,9 +243,80 @@ async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own
         own.send(0, connection::Close { reply_code: 540, reply_text: text, class_id, method_id });
         client.expect_close(540, text).await;
 
+        broker.manners.obedient.store(true, Ordering::SeqCst);
         neighbour.send(1, basic::Qos::default()).await;
         neighbour.expect("basic.qos-ok").await;
     }
+}
+
+#[tokio::test]
+async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
+    let to = |routing_key| method(1, basic::Publish { routing_key, ..Default::default() });
+    let with = |headers: &[u8]| {
+        let mut properties = vec![0x20, 0];
+        properties.extend_from_slice(&u32::to_be_bytes(headers.len() as u32));
+        header(0, &[&properties[..], headers].concat())
+    };
+    let copy = b"\x02CCA\0\0\0\x20S\0\0\0\x1bamq.rabbitmq.reply-to.xx.yy";
+    for risk in [
+        [to("amq.rabbitmq.reply-to.xx.yy"), header(0, NO_PROPERTIES)].concat(),
+        [to("queue"), with(copy)].concat(),
+        [to("queue"), with(not_a_number().octets())].concat(),
+    ] {
+        let mut broker = Broker::start(Manners::default()).await;
+        let pool = Pool::new(broker.config());
+        let mut neighbour = Client::connect(&pool).await;
+        neighbour.open_channel(1).await;
+        neighbour.send(1, basic::Qos::default()).await;
+        neighbour.expect("basic.qos-ok").await;
+        let mut shared = broker.next_connection().await;
+        shared.expect("channel.open").await;
+        shared.expect("basic.qos").await;
+
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.publish(1, b"harmless").await;
+        shared.expect("channel.open").await;
+        shared.expect_message().await;
+        // Twice: the first waits for the connection, the second may go on from where it was read.
+        client.write(&[&risk[..], &risk].concat()).await;
+        shared.expect("channel.close").await;
+        let mut own = broker.next_connection().await;
+        own.expect("channel.open").await;
+        for _ in 0..2 {
+            own.expect("basic.publish").await;
+            own.expect("header").await;
+        }
+        own.send(
+            0,
+            connection::Close { reply_code: 541, reply_text: "INTERNAL_ERROR", ..Default::default() },
+        );
+        client.expect_close(541, "INTERNAL_ERROR").await;
+
+        neighbour.send(1, basic::Qos::default()).await;
+        neighbour.expect("basic.qos-ok").await;
+    }
+}
+
+#[tokio::test]
+async fn a_text_that_the_broker_has_cut_in_the_middle_of_a_letter_is_passed_on() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    broker.fall_silent();
+    client.open_channel(1).await;
+    client.send(1, queue::Declare { queue: "q", passive: true, ..Default::default() }).await;
+    upstream.expect("channel.open").await;
+    upstream.expect("queue.declare").await;
+    // 404, a text of two bytes whose last is half a letter, and what is to blame.
+    let close = [0, 20, 0, 40, 1, 148, 2, b'q', 0xc3, 0, 50, 0, 10];
+    upstream.to.send(frame(FrameKind::Method, &close)).unwrap();
+    let closed = client.next().await;
+    assert_eq!((closed.channel, &closed.payload[..]), (1, &close[..]));
+    client.send(1, channel::CloseOk {}).await;
+    upstream.expect("channel.close-ok").await;
+    assert_eq!(pool.metrics().connections_lost, 0);
 }
 
 #[tokio::test]

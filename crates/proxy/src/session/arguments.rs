@@ -1,0 +1,93 @@
+//! The arguments of `queue.declare` that RabbitMQ judges itself, with a channel error at worst.
+//!
+//! RabbitMQ closes the whole connection over some values of some arguments: it looks at a queue's type before it has
+//! judged it, and at where the queue is to live without judging that at all. New versions and plugins know more arguments.
+//! So it is not what is known to be harmful that is kept away from connections that clients share, but everything that is
+//! not known to be harmless.
+
+use amqp::{FieldValue, RawTable};
+
+/// Whether every argument is one that RabbitMQ and LavinMQ know, with a value of the type that they expect.
+pub(super) fn are_usual(arguments: &RawTable<'_>) -> bool {
+    arguments.is_empty() || arguments.decode().iter().all(|(key, value)| is_usual(key, value))
+}
+
+fn is_usual(key: &str, value: &FieldValue) -> bool {
+    let text = || value.as_text();
+    let one_of = |values: &[&str]| text().is_some_and(|text| values.contains(&text));
+    match key {
+        // RabbitMQ does not judge a stream's arguments, and fails over wrong ones: 541.
+        "x-queue-type" => one_of(&["classic", "quorum"]),
+        "x-queue-mode" => one_of(&["default", "lazy"]),
+        "x-overflow" => one_of(&["drop-head", "reject-publish", "reject-publish-dlx"]),
+        "x-dead-letter-strategy" => one_of(&["at-most-once", "at-least-once"]),
+        "x-queue-leader-locator" => one_of(&["client-local", "balanced", "random", "least-leaders"]),
+        "x-queue-master-locator" => one_of(&["client-local", "min-masters", "random"]),
+        "x-dead-letter-exchange" | "x-dead-letter-routing-key" | "x-ha-policy" => text().is_some(),
+        "x-single-active-consumer" => matches!(value, FieldValue::Boolean(_)),
+        _ if COUNTS.contains(&key) => value.as_integer().is_some_and(|count| count >= 0),
+        _ => false,
+    }
+}
+
+/// Arguments that are numbers: of milliseconds, messages, bytes, replicas, or a version.
+const COUNTS: [&str; 12] = [
+    "x-message-ttl",
+    "x-expires",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-max-priority",
+    "x-queue-version",
+    "x-delivery-limit",
+    "x-quorum-initial-group-size",
+    "x-initial-cluster-size",
+    "x-consumer-timeout",
+];
+
+#[cfg(test)]
+mod tests {
+    use amqp::FieldTable;
+
+    use super::*;
+
+    fn usual(key: &str, value: FieldValue) -> bool {
+        let arguments = FieldTable::from_iter([("x-expires", FieldValue::I32(1)), (key, value)]).encode();
+        are_usual(&RawTable::check(&arguments).unwrap())
+    }
+
+    #[test]
+    fn what_applications_declare_is_usual() {
+        assert!(are_usual(&RawTable::EMPTY));
+        for (key, value) in [
+            ("x-queue-type", FieldValue::text("quorum")),
+            ("x-queue-mode", FieldValue::text("lazy")),
+            ("x-dead-letter-exchange", FieldValue::text("")),
+            ("x-message-ttl", FieldValue::I64(60_000)),
+            ("x-max-priority", FieldValue::U8(5)),
+            ("x-single-active-consumer", FieldValue::Boolean(true)),
+            ("x-queue-master-locator", FieldValue::text("min-masters")),
+        ] {
+            assert!(usual(key, value), "{key}");
+        }
+    }
+
+    #[test]
+    fn p2_what_rabbitmq_may_close_the_connection_for_is_not() {
+        let table = || FieldValue::Table(FieldTable::new());
+        for (key, value) in [
+            ("x-queue-type", FieldValue::text("stream")),
+            ("x-queue-type", FieldValue::text("none such")),
+            ("x-queue-type", table()),
+            ("x-queue-master-locator", FieldValue::text("none such")),
+            ("x-max-age", FieldValue::text("nonsense")),
+            ("x-delivery-limit", FieldValue::text("many")),
+            ("x-max-length", FieldValue::I32(-1)),
+            ("x-message-ttl", FieldValue::F64(1.0)),
+            ("x-unheard-of", FieldValue::Boolean(true)),
+        ] {
+            assert!(!usual(key, value.clone()), "{key} {value:?}");
+        }
+    }
+}
