@@ -7,7 +7,7 @@ use std::{fmt, io};
 use admin::{Api, WebSocketPorts};
 use broker::{Broker, BrokerConfig};
 use parking_lot::Mutex;
-use proxy::{Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
+use proxy::{DeletedVirtualHost, Identities, Pool, PoolConfig, UpstreamAddress, UpstreamTransport};
 use proxy_protocol::{Accepted, Version};
 use server::{
     AccessLogWriter, Clock, Door, Limits, Listener, Preface, Routes, Scopes, Server, ServerConfig,
@@ -67,6 +67,7 @@ pub(crate) async fn run(flags: Flags, effective: Effective, log: LogLevel) -> Re
     server.start_mqtt(mqtt_config(&config)).map_err(ServeError::DataFolder)?;
     if let Door::Upstream(pool) = &door {
         watch_upstream(Arc::clone(pool), server.clone());
+        tokio::spawn(close_deleted(Arc::clone(pool), server.clone()));
     }
     let sampler = start_sampler(&config, &server, &door)?;
     let amqp = bind("amqp", "amqp", &config.amqp).await?;
@@ -238,6 +239,16 @@ fn watch_upstream(pool: Arc<Pool>, server: Server) {
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
     });
+}
+
+/// Tells the clients of virtual hosts that are deleted upstream, those that have nothing there included.
+async fn close_deleted(pool: Arc<Pool>, server: Server) {
+    loop {
+        let DeletedVirtualHost { name, reason } = pool.deleted_virtual_host().await;
+        let concerned = server.open_connections();
+        let concerned = concerned.iter().filter(|connection| connection.vhost() == &*name);
+        concerned.for_each(|connection| connection.close(&reason));
+    }
 }
 
 /// Makes the embedded broker, and the task that lets its messages and queues expire in time.

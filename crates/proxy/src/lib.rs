@@ -114,7 +114,7 @@ pub use config::{PoolConfig, UpstreamAddress, UpstreamTransport};
 pub use histogram::{BOUNDS, Durations};
 pub use identities::Identities;
 pub use metrics::PoolMetrics;
-pub use pool::{ClientInfo, ClientSide, Login, Pool};
+pub use pool::{ClientInfo, ClientSide, DeletedVirtualHost, Login, Pool};
 pub use refusal::Refusal;
 pub use resolver::{Resolver, Resolving, SystemResolver};
 pub use session::Session;

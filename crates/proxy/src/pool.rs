@@ -1,5 +1,6 @@
 //! The pool: which connections there are, and who may use them.
 
+mod deletions;
 mod endpoints;
 mod guards;
 mod patience;
@@ -19,6 +20,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use transport::Outbox;
 
+pub use self::deletions::DeletedVirtualHost;
+use self::deletions::Deletions;
 pub(crate) use self::endpoints::Endpoint;
 use self::endpoints::Endpoints;
 pub(crate) use self::guards::HandingOver;
@@ -73,6 +76,8 @@ pub struct Pool {
     removed: Notify,
     /// As a broker sent them last.
     server_properties: Mutex<Option<FieldTable>>,
+    /// Virtual hosts that a broker has deleted.
+    deletions: Deletions,
 }
 
 /// Who a client is, for names and logs.
@@ -140,6 +145,7 @@ impl Pool {
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),
             server_properties: Mutex::new(None),
+            deletions: Deletions::default(),
         })
     }
 

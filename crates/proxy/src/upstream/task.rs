@@ -281,6 +281,7 @@ impl Task {
         let fault = self.cause.take().unwrap_or_else(|| lost(&Ended::Finished));
         if let Some(pool) = self.pool.upgrade() {
             pool.remove(&self.upstream, expected);
+            pool.closed_with(&self.upstream.virtual_host, &fault);
         }
         if expected {
             tracing::debug!(upstream = self.upstream.id, "upstream connection closed");

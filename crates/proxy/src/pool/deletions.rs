@@ -1,0 +1,83 @@
+//! Virtual hosts that a broker deletes while clients are in them.
+//!
+//! A broker closes all connections of a virtual host that is deleted with 320 CONNECTION_FORCED, as it does when it stops.
+//! Clients are to go on after a stop, and most of them have nothing upstream by which they would notice a deletion.
+
+use std::collections::VecDeque;
+
+use amqp::{Fault, ReplyCode};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Pool;
+
+/// Those that nobody has asked for yet.
+#[derive(Debug, Default)]
+pub(super) struct Deletions {
+    queue: Mutex<VecDeque<DeletedVirtualHost>>,
+    /// There is one.
+    news: Notify,
+}
+
+/// A virtual host that is gone upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeletedVirtualHost {
+    /// Its name.
+    pub name: Box<str>,
+    /// What the broker said, without `CONNECTION_FORCED - ` in front.
+    pub reason: Box<str>,
+}
+
+impl Pool {
+    /// Waits until a broker says that it has deleted a virtual host. All clients that are in it are to be told the reason;
+    /// each is told once for every upstream connection that was open to the virtual host.
+    pub async fn deleted_virtual_host(&self) -> DeletedVirtualHost {
+        loop {
+            // One waiter: a permit that is left from before only makes it look once more.
+            if let Some(deleted) = self.deletions.queue.lock().pop_front() {
+                return deleted;
+            }
+            self.deletions.news.notified().await;
+        }
+    }
+
+    /// A broker has closed a connection to a virtual host with this fault.
+    pub(crate) fn closed_with(&self, virtual_host: &str, fault: &Fault) {
+        if !is_deletion(virtual_host, fault) {
+            return;
+        }
+        let deleted = DeletedVirtualHost { name: virtual_host.into(), reason: (&*fault.text).into() };
+        let mut queue = self.deletions.queue.lock();
+        // All its connections are closed at once.
+        if !queue.contains(&deleted) {
+            queue.push_back(deleted);
+        }
+        drop(queue);
+        self.deletions.news.notify_one();
+    }
+}
+
+/// Whether the fault is RabbitMQ's for the connections of a deleted virtual host (`rabbit_connection_tracking`). It says that
+/// the virtual host is down where that ends before its connections are looked through.
+fn is_deletion(virtual_host: &str, fault: &Fault) -> bool {
+    let rest = fault.text.strip_prefix("vhost '").and_then(|rest| rest.strip_prefix(virtual_host));
+    fault.code == ReplyCode::ConnectionForced && matches!(rest, Some("' is deleted" | "' is down"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deletion_is_told_from_a_stop() {
+        let is_it = |code, text: &'static str| is_deletion("/", &Fault::new(code, text));
+        assert!(is_it(ReplyCode::ConnectionForced, "vhost '/' is deleted"));
+        assert!(is_it(ReplyCode::ConnectionForced, "vhost '/' is down"));
+        assert!(!is_it(ReplyCode::ConnectionForced, "vhost '/other' is deleted"));
+        assert!(!is_it(
+            ReplyCode::ConnectionForced,
+            "broker forced connection closure with reason 'shutdown'"
+        ));
+        assert!(!is_it(ReplyCode::NotAllowed, "vhost '/' is deleted"));
+    }
+}

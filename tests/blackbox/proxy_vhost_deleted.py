@@ -1,0 +1,86 @@
+"""Clients of a virtual host that is deleted upstream are told, whatever they have there, and those of others stay."""
+
+import struct
+import time
+
+import pytest
+
+from harness.management import leveret
+from harness.rabbitmq import RabbitMq
+from harness.wire import (
+    BASIC_PUBLISH,
+    BODY,
+    CONNECTION_CLOSE,
+    HEADER,
+    METHOD,
+    Wire,
+    close_of,
+    content_header,
+    frame,
+    long_string,
+    publish_arguments,
+    short_string,
+)
+
+DOOMED, OTHER = "doomed", "other"
+# RabbitMQ says one or the other, as its own processes happen to end; whoever comes back to it hears the third.
+TOLD = [
+    (320, "CONNECTION_FORCED - vhost 'doomed' is deleted"),
+    (320, "CONNECTION_FORCED - vhost 'doomed' is down"),
+    (530, "NOT_ALLOWED - vhost doomed not found"),
+]
+# From the moment when RabbitMQ tells its own clients.
+TOLD_WITHIN_SECONDS = 2
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    server = RabbitMq(tmp_path / "rabbitmq")
+    try:
+        for vhost in (DOOMED, OTHER):
+            server.control("add_vhost", vhost)
+            server.control("set_permissions", "-p", vhost, "guest", ".*", ".*", ".*")
+        yield server
+    finally:
+        server.stop()
+
+
+def consume(wire):
+    wire.send_method(1, (60, 10), struct.pack(">IHB", 0, 5, 0))
+    wire.expect((60, 11))
+    wire.send_method(1, (50, 10), struct.pack(">H", 0) + short_string("q") + b"\x00" + long_string(b""))
+    wire.expect((50, 11))
+    names = short_string("q") + short_string("")
+    wire.send_method(1, (60, 20), struct.pack(">H", 0) + names + b"\x00" + long_string(b""))
+    wire.expect((60, 21))
+
+
+def publish(wire):
+    message = frame(METHOD, 1, struct.pack(">HH", *BASIC_PUBLISH) + publish_arguments("", "q"))
+    wire.send(message + frame(HEADER, 1, content_header(1)) + frame(BODY, 1, b"x"))
+
+
+def test_everybody_in_a_deleted_vhost_is_told_and_nobody_else(tmp_path, upstream):
+    with leveret(tmp_path / "leveret", "--upstream", f"amqp://127.0.0.1:{upstream.port}") as pool:
+        port = pool.server.port
+        with Wire(upstream.port) as direct, Wire(port) as bystander:
+            direct.handshake(vhost=DOOMED)
+            idle, publisher, consumer = clients = [Wire(port).handshake(vhost=DOOMED) for _ in range(3)]
+            publisher.open_channel()
+            publish(publisher)
+            consumer.open_channel()
+            consume(consumer)
+            bystander.handshake(vhost=OTHER).open_channel()
+            upstream.control("delete_vhost", DOOMED)
+            assert close_of(direct.expect(CONNECTION_CLOSE)) in TOLD
+            told = time.monotonic()
+            for client in clients:
+                client.socket.settimeout(60)
+                assert client.connection_error() in TOLD
+                client.close()
+            assert time.monotonic() - told < TOLD_WITHIN_SECONDS
+            bystander.open_channel(2)
+            # There is nothing left to come back to, and newcomers hear that.
+            with Wire(port) as newcomer:
+                with pytest.raises(AssertionError, match="vhost doomed not found"):
+                    newcomer.handshake(vhost=DOOMED)
