@@ -66,8 +66,8 @@ pub(crate) enum Event {
     Confirmed { channel: u16, lease: u64 },
     /// An upstream connection is ready, or will not be.
     Ready { own: bool, result: Result<Arc<Upstream>, Refusal> },
-    /// The broker was asked about the client's new secret.
-    SecretVerified { result: Result<Arc<Credentials>, Refusal> },
+    /// The broker was asked about the client's new secret, the `number`th.
+    SecretVerified { number: u64, result: Result<Arc<Credentials>, Refusal> },
     /// An upstream connection ended in the middle of a message for the client.
     BrokenOff { upstream: u64 },
     /// An upstream connection has ended.

@@ -31,6 +31,14 @@ impl Refusal {
         matches!(self, Self::Fault(fault) if matches!(fault.code, ReplyCode::ConnectionForced | ReplyCode::InternalError))
     }
 
+    /// Whether a broker has refused the credentials or the virtual host: it would do so again.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Login(_) => true,
+            Self::Fault(fault) => matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed),
+        }
+    }
+
     /// As a fault that ends the connection.
     pub fn into_fault(self) -> Fault {
         match self {

@@ -1,6 +1,8 @@
 //! How long a login speaks for others, and how it is repeated (P1).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use amqp::sasl::Secret;
 use amqp::{Credentials, ReplyCode};
@@ -87,28 +89,38 @@ impl Pool {
         });
     }
 
-    /// Puts a client's new secret to the broker; an event tells the client what it says.
+    /// Puts the `number`th new secret of a client to the broker; an event tells the client what it says. While no broker can
+    /// be asked, which says nothing against the secret, the client waits and goes on with the one that it has.
     pub(crate) fn verify_secret(
         self: &Arc<Self>,
         link: Arc<ClientLink>,
         old: &Credentials,
         secret: &[u8],
         virtual_host: Box<str>,
+        number: u64,
     ) {
-        let credentials = with_secret(old, Secret::new(secret));
+        let credentials = Arc::new(with_secret(old, Secret::new(secret)));
         let pool = self.clone();
         tokio::spawn(async move {
-            let result = pool.verify_new(credentials, &virtual_host).await;
-            link.tell(Event::SecretVerified { result });
+            let result = loop {
+                let result = pool.verify_new(&credentials, &virtual_host).await;
+                let was_asked = result.as_ref().err().is_none_or(|refusal| refusal.is_final());
+                if was_asked || link.is_gone() || pool.draining.load(Ordering::Acquire) {
+                    break result;
+                }
+                tokio::time::sleep(ASKED_AGAIN_AFTER).await;
+            };
+            link.tell(Event::SecretVerified { number, result });
         });
     }
 
     async fn verify_new(
         self: &Arc<Self>,
-        credentials: Credentials,
+        credentials: &Credentials,
         virtual_host: &str,
     ) -> Result<Arc<Credentials>, Refusal> {
-        let credentials = self.shared_copy(credentials);
+        let credentials =
+            self.shared_copy(with_secret(credentials, Secret::new(credentials.secret.expose())));
         if !self.is_verified_for(&credentials, virtual_host) {
             self.check_not_refused(&credentials)?;
             let verified = || self.is_verified_for(&credentials, virtual_host).then_some(());
@@ -128,6 +140,9 @@ impl Pool {
         Ok(credentials)
     }
 }
+
+/// How long after an attempt to ask about a new secret the next one is made. Attempts wait for `arrival_max` themselves.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// The same identity with another secret.
 fn with_secret(credentials: &Credentials, secret: Secret) -> Credentials {

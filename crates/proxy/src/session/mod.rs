@@ -66,6 +66,8 @@ pub struct Session {
     shared: Leg,
     /// The connection that is this client's alone.
     own: Leg,
+    /// How many new secrets the client has sent.
+    new_secrets: u64,
     /// The client's own connection was opened with a secret that the client has replaced.
     rekeyed: bool,
     /// Every connection that has to know when this client is gone.
@@ -134,6 +136,7 @@ impl Session {
             channels: ChannelTable::new(client.negotiated.channel_max),
             shared: Leg::None,
             own: Leg::None,
+            new_secrets: 0,
             rekeyed: false,
             attached: Vec::new(),
             exclusive: false,

@@ -178,7 +178,7 @@ impl Session {
                 }
             }
             Event::Ready { own, result } => return self.ready(own, result),
-            Event::SecretVerified { result } => return self.secret_verified(result),
+            Event::SecretVerified { number, result } => return self.secret_verified(number, result),
             Event::BrokenOff { upstream } if self.life == Life::Open => {
                 let text = "upstream connection lost in the middle of a message for the client";
                 tracing::debug!(upstream, text);

@@ -14,19 +14,25 @@ use crate::refusal::Refusal;
 
 impl Session {
     /// `connection.update-secret`. True: the broker has verified this very secret; answer now. False: it is put to the
-    /// broker by a login of its own (P1), and the session answers the client itself when that has succeeded.
+    /// broker by a login of its own (P1), and the session answers the client itself when that has succeeded. While no broker
+    /// can be asked, the client is neither answered nor ended.
     pub fn update_secret(&mut self, secret: &[u8]) -> bool {
         if self.credentials.secret == Secret::new(secret) {
             return true;
         }
         let (link, virtual_host) = (self.link.clone(), self.virtual_host.clone());
-        self.pool.verify_secret(link, &self.credentials, secret, virtual_host);
+        self.new_secrets += 1;
+        self.pool.verify_secret(link, &self.credentials, secret, virtual_host, self.new_secrets);
         false
     }
 
     /// The broker was asked about the new secret. Channels that are shared move to connections that were opened with it;
     /// the client's own connection is told, and is nobody else's afterwards.
-    pub(super) fn secret_verified(&mut self, result: Result<Arc<Credentials>, Refusal>) -> Result<(), Fault> {
+    pub(super) fn secret_verified(
+        &mut self,
+        number: u64,
+        result: Result<Arc<Credentials>, Refusal>,
+    ) -> Result<(), Fault> {
         let credentials = match result {
             Ok(credentials) => credentials,
             Err(Refusal::Login(_)) => {
@@ -35,6 +41,11 @@ impl Session {
             }
             Err(Refusal::Fault(fault)) => return Err(fault.on_connection()),
         };
+        if number < self.new_secrets {
+            // Asked for longer than the next one, during an outage: that one holds.
+            self.answer(0, connection::UpdateSecretOk {});
+            return Ok(());
+        }
         self.credentials = credentials;
         if let Leg::Ready(own) = &self.own {
             self.output.hand_over();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use amqp::method::{basic, connection};
 use amqp::{Capabilities, Credentials, Method};
-use proxy::{ClientInfo, ClientSide, Pool, Refusal};
+use proxy::{ClientInfo, ClientSide, Pool, PoolConfig, Refusal};
 use std::sync::Arc;
 use transport::Outbox;
 
@@ -214,6 +214,31 @@ async fn p1_a_new_secret_that_the_broker_refuses_ends_its_client_alone() {
     neighbour.open_channel(1).await;
     neighbour.send(1, basic::Qos::default()).await;
     neighbour.expect("basic.qos-ok").await;
+}
+
+#[tokio::test]
+async fn p1_a_new_secret_waits_for_a_broker_that_can_be_asked_and_its_client_stays() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig { arrival_max: Duration::from_millis(10), ..broker.config() });
+    let mut client = Client::connect(&pool).await;
+    let upstream = broker.next_connection().await;
+    broker.go_away().await;
+    drop(upstream);
+    until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
+    update_secret(&mut client, b"rotated").await;
+    // Those who come later have waited in vain, and so has the one who was there before them.
+    for _ in 0..2 {
+        assert!(login(&pool, "user", "unheard-of").await.is_err());
+    }
+    client.open_channel(1).await;
+
+    *broker.manners.password.lock() = "rotated".to_owned();
+    broker.come_back().await;
+    client.expect("connection.update-secret-ok").await;
+    client.publish(1, b"with the new one").await;
+    let mut upstream = broker.next_connection().await;
+    upstream.expect("channel.open").await;
+    assert_eq!(upstream.expect_message().await.1, b"with the new one");
 }
 
 #[tokio::test]
