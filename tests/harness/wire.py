@@ -92,6 +92,9 @@ class Wire:
         """The protocol header and the login, up to the server's word on it."""
         self.send(PROTOCOL_HEADER)
         self.expect(CONNECTION_START)
+        self.send_login(credentials)
+
+    def send_login(self, credentials=CREDENTIALS):
         response = "\0" + credentials.replace(":", "\0", 1)
         arguments = long_string(b"") + short_string("PLAIN") + long_string(response.encode()) + short_string("en_US")
         self.send_method(0, CONNECTION_START_OK, arguments)

@@ -23,7 +23,7 @@ use transport::Outbox;
 pub use self::deletions::DeletedVirtualHost;
 use self::deletions::Deletions;
 pub(crate) use self::endpoints::Endpoint;
-use self::endpoints::Endpoints;
+use self::endpoints::{Endpoints, Reach};
 pub(crate) use self::guards::HandingOver;
 pub(crate) use self::places::Unused;
 use self::places::{Entered, Place};
@@ -65,8 +65,8 @@ pub struct Pool {
     held: AtomicUsize,
     /// Octets that clients have not read.
     waiting: Arc<Waiting>,
-    /// Whether the last attempt to reach a broker succeeded.
-    reachable: AtomicBool,
+    /// Held by the client that asks whether a broker answers, for all that come meanwhile.
+    asking: tokio::sync::Mutex<()>,
     draining: AtomicBool,
     /// A connection is being opened because the others are busy.
     growing: AtomicBool,
@@ -139,7 +139,7 @@ impl Pool {
             kept: Arc::default(),
             staged: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
-            reachable: AtomicBool::new(false),
+            asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
             growing: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
@@ -154,7 +154,8 @@ impl Pool {
     /// ago is refused again without asking. While no broker can be asked, the client waits for `arrival_max`.
     ///
     /// # Errors
-    /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked.
+    /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked, which a client should not hear: its
+    /// connection ends without a word then, as that to a dead broker.
     pub async fn authenticate(
         self: &Arc<Self>,
         credentials: Credentials,
@@ -274,30 +275,57 @@ impl Pool {
         }
     }
 
-    /// Whether the last attempt to reach a broker succeeded; false before the first.
+    /// Whether a broker answered when it was last asked; false before the first was.
     pub fn is_reachable(&self) -> bool {
-        self.reachable.load(Ordering::Relaxed)
+        self.endpoints.any_answered()
+    }
+
+    /// Whether a broker answers, as far as that is known: for a client that has said nothing yet, which should meet a
+    /// dead broker while there is none. `None` before one was asked, and after the last connection to one was lost; then
+    /// [`Self::ask_answers`] tells. Addresses that did not answer are asked again in the background until they do.
+    pub fn answers(&self) -> Option<bool> {
+        match self.endpoints.reach() {
+            Reach::Answers => Some(true),
+            Reach::Silent => Some(false),
+            Reach::Unknown => None,
+        }
+    }
+
+    /// Whether a broker answers. Asks when nobody knows, once for all who want to know at the same time.
+    pub async fn ask_answers(self: &Arc<Self>) -> bool {
+        let _turn = self.asking.lock().await;
+        match self.answers() {
+            Some(answers) => answers,
+            None => self.probe().await,
+        }
     }
 
     /// Asks the brokers, in turn, for their first words; returns whether one answered, as [`Self::is_reachable`] does
     /// from then on.
-    pub async fn probe(&self) -> bool {
-        for endpoint in self.endpoints.in_order(&self.config.upstreams).await {
+    pub async fn probe(self: &Arc<Self>) -> bool {
+        let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
+        if endpoints.is_empty() {
+            self.endpoints.is_nameless(self);
+        }
+        for endpoint in endpoints {
             match upstream::probe(&endpoint, &self.config).await {
                 Ok(properties) => {
                     *self.server_properties.lock() = Some(properties);
-                    self.reachable.store(true, Ordering::Relaxed);
+                    self.endpoints.answers(&endpoint);
                     return true;
                 }
-                Err(error) => tracing::debug!(%endpoint, %error, "upstream does not answer"),
+                Err(error) => {
+                    if self.endpoints.is_silent(self, &endpoint) {
+                        tracing::warn!(%endpoint, %error, "upstream connection failed");
+                    }
+                }
             }
         }
-        self.reachable.store(false, Ordering::Relaxed);
         false
     }
 
     /// The broker's server-properties, if it has ever been heard; asks when it has not.
-    pub async fn server_properties(&self) -> Option<FieldTable> {
+    pub async fn server_properties(self: &Arc<Self>) -> Option<FieldTable> {
         let known = self.server_properties.lock().clone();
         if known.is_some() {
             return known;
@@ -498,29 +526,36 @@ impl Pool {
         introduction: &Introduction,
     ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
-        for endpoint in self.endpoints.in_order(&self.config.upstreams).await {
+        let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
+        if endpoints.is_empty() {
+            self.endpoints.is_nameless(self);
+        }
+        for endpoint in endpoints {
             add(&self.counters.handshakes, 1);
             match Box::pin(Begun::login(&endpoint, credentials, introduction, &self.config)).await {
                 Ok(begun) => {
-                    self.reachable.store(true, Ordering::Relaxed);
+                    self.endpoints.heard(&endpoint);
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
                     return Ok(Box::new((begun, endpoint, place)));
                 }
                 // A broker has spoken: another one would say the same.
                 Err(Refusal::Login(text)) => {
-                    self.reachable.store(true, Ordering::Relaxed);
+                    self.endpoints.heard(&endpoint);
                     add(&self.counters.logins_refused, 1);
                     return Err(Refusal::Login(text));
                 }
                 Err(error) => {
                     tracing::warn!(%endpoint, %error, "upstream connection failed");
                     add(&self.counters.connect_failures, 1);
-                    self.endpoints.failed(self, &endpoint);
+                    if error.is_outage() {
+                        self.endpoints.is_silent(self, &endpoint);
+                    } else {
+                        self.endpoints.failed(self, &endpoint);
+                    }
                     refusal = error;
                 }
             }
         }
-        self.reachable.store(false, Ordering::Relaxed);
         Err(refusal)
     }
 

@@ -41,7 +41,7 @@ pub(crate) enum Login {
 pub(crate) enum LoginError {
     /// The credentials are not good; the text of the 403.
     Refused(String),
-    /// Nobody could tell.
+    /// Nobody could tell. With 320 CONNECTION_FORCED because no upstream answers.
     Failed(Fault),
 }
 
@@ -52,6 +52,23 @@ impl Door {
         match self {
             Self::Broker(_) => true,
             Self::Upstream(pool) => pool.takes_external(),
+        }
+    }
+
+    /// Whether there is somebody behind the door for a client that has said nothing yet; `None` when only
+    /// [`Self::ask_answers`] can tell.
+    pub(crate) fn answers(&self) -> Option<bool> {
+        match self {
+            Self::Broker(_) => Some(true),
+            Self::Upstream(pool) => pool.answers(),
+        }
+    }
+
+    /// The same, asking the upstream when that is not known.
+    pub(crate) async fn ask_answers(&self) -> bool {
+        match self {
+            Self::Broker(_) => true,
+            Self::Upstream(pool) => pool.ask_answers().await,
         }
     }
 

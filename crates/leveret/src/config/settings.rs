@@ -326,8 +326,9 @@ settings! {
         /// 320 CONNECTION_FORCED. With `0s` an upstream that answers at once is used, and nobody waits.
         upstream_outage_max: Duration = "60s", from "0s" to "24h";
 
-        /// How long a client that connects while no upstream answers waits for one to return, before it is refused with 320
-        /// CONNECTION_FORCED. It is let in only when an upstream has accepted its credentials. Also how long a client waits
+        /// How long a client that is logging in when the upstreams stop answering waits for one to return, before its
+        /// connection is closed without a word. It is let in only when an upstream has accepted its credentials. While no
+        /// upstream is known to answer, connections are closed at once, as a dead broker's are. Also how long a client waits
         /// that needs an upstream connection while there are `upstream_connections_total`; then 506 RESOURCE_ERROR ends it.
         upstream_arrival_max: Duration = "3s", from "0s" to "10m";
 

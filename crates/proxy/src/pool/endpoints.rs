@@ -6,7 +6,7 @@ mod tests;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ pub(super) struct Endpoints {
     known: Mutex<Vec<Known>>,
     /// When names were last looked up.
     asked: Mutex<Vec<(UpstreamAddress, Instant)>>,
+    /// No name stands for any address, and the names are looked up again in the background.
+    nameless: AtomicBool,
     /// Which of equals is next.
     turn: AtomicUsize,
     /// One answers again.
@@ -50,8 +52,21 @@ struct Known {
     /// Failures, one soon after the other.
     failures: u32,
     failed_at: Option<Instant>,
-    /// It did not answer last, and is being asked again.
+    /// It did not answer last, or lost a connection, and is being asked again.
     down: bool,
+    /// Whether it answered when it was last asked; `None` before that.
+    answered: Option<bool>,
+}
+
+/// Whether a broker would answer a client that comes now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// One answered when it was last asked, and has not lost a connection since.
+    Answers,
+    /// None answered when it was last asked.
+    Silent,
+    /// None was asked, or none since it lost a connection.
+    Unknown,
 }
 
 impl Known {
@@ -80,6 +95,7 @@ impl Endpoints {
             resolver,
             known: Mutex::default(),
             asked: Mutex::default(),
+            nameless: AtomicBool::new(false),
             turn: AtomicUsize::new(0),
             healed: Notify::new(),
         }
@@ -170,6 +186,7 @@ impl Endpoints {
                         failures: 0,
                         failed_at: None,
                         down: false,
+                        answered: None,
                     });
                 }
             }
@@ -192,11 +209,65 @@ impl Endpoints {
         self.with(endpoint, |known| known.connections = known.connections.saturating_sub(1));
     }
 
-    fn answers(&self, endpoint: &Endpoint) {
-        if self.with(endpoint, |known| std::mem::take(&mut known.down)) == Some(true) {
+    /// It has answered.
+    pub(super) fn answers(&self, endpoint: &Endpoint) {
+        let was_down = self.with(endpoint, |known| {
+            known.answered = Some(true);
+            std::mem::take(&mut known.down)
+        });
+        if was_down == Some(true) {
             tracing::info!(%endpoint, "upstream answers again");
         }
         self.healed.notify_waiters();
+    }
+
+    /// It has answered, but not let anybody in yet: it may still be about to lose who comes.
+    pub(super) fn heard(&self, endpoint: &Endpoint) {
+        self.with(endpoint, |known| known.answered = Some(true));
+    }
+
+    /// It was asked and does not answer. Returns whether that is new.
+    pub(super) fn is_silent(&self, pool: &Arc<Pool>, endpoint: &Endpoint) -> bool {
+        let is_new = self.is_unheard(endpoint);
+        self.failed(pool, endpoint);
+        is_new
+    }
+
+    /// It does not answer; returns whether that is new.
+    fn is_unheard(&self, endpoint: &Endpoint) -> bool {
+        let before = self.with(endpoint, |known| known.answered.replace(false));
+        matches!(before, Some(None | Some(true)))
+    }
+
+    /// No name stands for any address. Looks the names up in the background until one does.
+    pub(super) fn is_nameless(&self, pool: &Arc<Pool>) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && !self.nameless.swap(true, Ordering::AcqRel)
+        {
+            runtime.spawn(find(Arc::downgrade(pool)));
+        }
+    }
+
+    /// Whether a broker would answer a client that comes now.
+    pub(super) fn reach(&self) -> Reach {
+        let known = self.known.lock();
+        let is_silent = if known.is_empty() {
+            self.nameless.load(Ordering::Acquire)
+        } else {
+            known.iter().all(|known| known.answered == Some(false))
+        };
+        if known.iter().any(|known| known.answered == Some(true) && !known.down) {
+            Reach::Answers
+        } else if is_silent {
+            Reach::Silent
+        } else {
+            Reach::Unknown
+        }
+    }
+
+    /// Whether one answered when it was last asked.
+    pub(super) fn any_answered(&self) -> bool {
+        self.known.lock().iter().any(|known| known.answered == Some(true))
     }
 
     /// It does not answer, or lost a connection. Asks it again in the background until it answers.
@@ -277,13 +348,29 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
         match upstream::probe(&endpoint, &pool.config).await {
             Ok(_) => return pool.endpoints.answers(&endpoint),
             Err(error) => {
-                tracing::debug!(%endpoint, %error, "upstream still does not answer");
                 pool.endpoints.with(&endpoint, Known::count_failure);
+                if pool.endpoints.is_unheard(&endpoint) {
+                    tracing::warn!(%endpoint, %error, "upstream connection failed");
+                } else {
+                    tracing::debug!(%endpoint, %error, "upstream still does not answer");
+                }
                 // Its name may stand for others by now, and nobody else asks while none answers.
                 let endpoints = pool.endpoints.clone();
                 drop(pool);
                 endpoints.look_up(&endpoint.address).await;
             }
+        }
+    }
+}
+
+/// Looks the names of the brokers up until one stands for an address.
+async fn find(pool: Weak<Pool>) {
+    loop {
+        tokio::time::sleep(BACKOFF_MAX).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let found = !pool.endpoints.in_order(&pool.config.upstreams).await.is_empty();
+        if found || pool.draining.load(Ordering::Acquire) {
+            return pool.endpoints.nameless.store(false, Ordering::Release);
         }
     }
 }

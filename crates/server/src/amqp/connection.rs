@@ -87,6 +87,8 @@ enum Phase {
 
 struct Handshake {
     machine: ServerHandshake,
+    /// The back end is known to answer. Before that the client hears nothing.
+    admitted: bool,
     login: Option<Login>,
     mechanism: &'static str,
     /// What operators will see, while the back end is asked.
@@ -97,6 +99,8 @@ struct Handshake {
 }
 
 enum Answer {
+    /// Whether the back end answers at all.
+    There(bool),
     Login(Result<Login, LoginError>),
     Open(Result<Box<dyn Session>, Fault>),
 }
@@ -129,6 +133,7 @@ impl Connection {
             place,
             phase: Phase::Handshake(Box::new(Handshake {
                 machine,
+                admitted: false,
                 login: None,
                 mechanism: "",
                 shown: None,
@@ -201,6 +206,32 @@ impl Connection {
             ReplyCode::ConnectionForced | ReplyCode::InternalError => Ending::Failed,
             _ => Ending::Refused,
         }
+    }
+
+    /// Whether the handshake may go on. A client that comes while no upstream answers meets what it would meet without us: a
+    /// connection that is closed before `connection.start`, which client libraries recover from. What they hear later, a
+    /// refused or broken login, makes some of them give up for good.
+    fn admit(&mut self) -> bool {
+        let Phase::Handshake(handshake) = &mut self.phase else { return true };
+        if handshake.admitted {
+            return true;
+        }
+        match self.shared.door.answers() {
+            Some(true) => handshake.admitted = true,
+            Some(false) => self.vanish(NO_UPSTREAM.to_owned()),
+            None => {
+                let shared = Arc::clone(&self.shared);
+                self.ask(async move { Answer::There(shared.door.ask_answers().await) });
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends the connection without a word, as a broker that dies.
+    fn vanish(&mut self, reason: String) {
+        self.ends(Ending::Failed, || reason);
+        self.finish();
     }
 
     fn step_handshake(&mut self, now: Instant) {
@@ -307,6 +338,17 @@ impl Connection {
         let Phase::Handshake(handshake) = &mut self.phase else { return };
         self.intent = Intent::Run;
         match answer {
+            Answer::There(true) => {
+                handshake.admitted = true;
+                return;
+            }
+            Answer::There(false) => return self.vanish(NO_UPSTREAM.to_owned()),
+            // Nobody is there to judge the client, which has to hear neither a refusal nor a close that reads as one.
+            Answer::Login(Err(LoginError::Failed(fault))) | Answer::Open(Err(fault))
+                if fault.code == ReplyCode::ConnectionForced =>
+            {
+                return self.vanish(fault.text.into_owned());
+            }
             Answer::Login(Ok(login)) => {
                 handshake.login = Some(login);
                 handshake.machine.accept_login();
@@ -346,6 +388,9 @@ impl Connection {
     /// Takes octets from the front of `input`; returns how many.
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
+        if !self.admit() {
+            return 0;
+        }
         while let Phase::Handshake(handshake) = &mut self.phase {
             let step = handshake.machine.handle_input(&input[taken..]);
             taken += step;
@@ -698,6 +743,9 @@ fn publishes_in(mut octets: &[u8], frame_max: u32) -> u64 {
     }
     count
 }
+
+/// Why a client is not let in that came while no upstream answered.
+const NO_UPSTREAM: &str = "no upstream answers";
 
 /// What a frame costs before its method is looked at, in nanoseconds.
 const FRAME: u32 = 40;

@@ -1,0 +1,44 @@
+//! S7: while no upstream answers, that is known, and so is its end, whether a client comes or not.
+
+use proxy::Pool;
+
+use crate::common::{Broker, Client, Manners, soon, until};
+
+#[tokio::test]
+async fn s7_whether_an_upstream_answers_is_known_without_a_client() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    assert_eq!(pool.answers(), None, "nobody has asked yet");
+    assert!(soon("an answer", pool.ask_answers()).await);
+    assert_eq!(pool.answers(), Some(true));
+
+    let _client = Client::connect(&pool).await;
+    let upstream = broker.next_connection().await;
+    broker.go_away().await;
+    drop(upstream);
+    until("the outage to be known", || pool.answers() == Some(false)).await;
+    assert!(!soon("an answer", pool.ask_answers()).await);
+    assert!(!pool.is_reachable());
+
+    broker.come_back().await;
+    until("its end to be known", || pool.answers() == Some(true)).await;
+    assert!(pool.is_reachable());
+}
+
+#[tokio::test]
+async fn s7_a_lost_connection_alone_is_no_outage() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let _client = Client::connect(&pool).await;
+    drop(broker.next_connection().await);
+    until("the lost connection", || pool.metrics().connections_lost == 1).await;
+    assert!(soon("an answer", pool.ask_answers()).await);
+    assert_eq!(pool.answers(), Some(true));
+}
+
+#[tokio::test]
+async fn s7_names_that_stand_for_nothing_are_an_outage() {
+    let pool = Pool::new(proxy::PoolConfig::new(Vec::new()));
+    assert!(!soon("an answer", pool.ask_answers()).await);
+    assert_eq!(pool.answers(), Some(false));
+}
