@@ -177,6 +177,8 @@ impl Session {
             Method::QueueDelete(_) => Some(queue::DeleteOk::default().into()),
             Method::ExchangeDeclare(_) => Some(exchange::DeclareOk {}.into()),
             Method::ExchangeDelete(_) => Some(exchange::DeleteOk {}.into()),
+            // The pool asks by it whether a message has come.
+            Method::ChannelFlow(flow) => Some(channel::FlowOk { active: flow.active }.into()),
             Method::BasicQos(_) => Some(basic::QosOk {}.into()),
             Method::BasicConsume(c) => {
                 (!c.no_wait).then(|| basic::ConsumeOk { consumer_tag: c.consumer_tag }.into())

@@ -81,6 +81,10 @@ pub struct PoolConfig {
     pub replay_client_max: usize,
     /// The same of all clients together: from here on those are not read that have something kept.
     pub replay_total_max: usize,
+    /// Bytes kept of what clients had sent that are gone, until an upstream has answered something behind it. From here on a
+    /// channel is closed for its client only when the upstream has answered, and what clients leave that just vanish is not
+    /// kept.
+    pub departed_total_max: usize,
     /// Octets of incomplete messages of all clients together, held until they are complete; what each may hold in any case
     /// does not count. What goes beyond waits, or streams on connections of its clients' own: on a part of them.
     pub staging_total_max: usize,
@@ -126,6 +130,8 @@ impl PoolConfig {
             opening_patience: Duration::from_millis(200),
             replay_client_max: 8 * 1024 * 1024,
             replay_total_max: 256 * 1024 * 1024,
+            // A second of publishing at the rate of a fast broker, while an upstream has to be connected to again.
+            departed_total_max: 64 * 1024 * 1024,
             // For hundreds of clients that send large messages over slow lines; thousands that never finish theirs must not
             // take all the memory.
             staging_total_max: 256 * 1024 * 1024,

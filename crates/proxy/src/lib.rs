@@ -47,11 +47,16 @@
 //!
 //! # When an upstream connection is lost
 //! Or closed by its broker with 320 CONNECTION_FORCED: its clients keep their connections (P7). What a client has under way
-//! on a channel is written down in the ledger of its lease until the broker has answered for it: messages in confirm mode
-//! and methods, but no messages outside confirm mode, for which nothing is promised. On another connection, to the address
+//! on a channel is written down in the ledger of its lease until the broker has answered for it: messages and methods.
+//! Messages outside confirm mode are over when something behind them is answered; where the client asks nothing, the session
+//! asks for a *proof*, a `channel.flow` whose answer is for nobody. On another connection, to the address
 //! that answers and has the fewest, limits and consumers are set up again, then what is left goes out in the same order.
 //! Confirms and delivery tags go on counting as the client knows them; what settles an older delivery is swallowed.
-//! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with `basic.nack`.
+//! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with `basic.nack`, and those
+//!   outside confirm mode may be lost.
+//! - A channel that was given back keeps its ledger until it is proven clean (P11). What is left of it when its connection is
+//!   lost is handed over to another one, through an outage as well. After a fault that may be about it, it goes on a
+//!   connection of its own, and is given up if that comes to the same end.
 //! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to is closed with
 //!   406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
 //! - Any other fault ends the client whose own connection it was on. On a shared one nobody can tell who is to blame, for
@@ -73,7 +78,8 @@
 //!   gives way, but only while others wait. Who waits for one of [`PoolConfig::max_connections`] gets it in turn as well;
 //!   of those whose credentials no broker has accepted before, only a few stand in that line.
 //! - What is kept to be sent again is bounded, for each client and for all, and so is what waits for a place; above that a
-//!   client is not read.
+//!   client is not read. What is kept of clients that are gone has a bound of its own, [`PoolConfig::departed_total_max`]; above
+//!   that a channel is closed for its client only when the broker has closed it.
 //! - What waits for clients to read it is bounded likewise. The more waits for all, the less may wait for each: then the client, or its
 //!   own connection, is not read, or its consumers move to one.
 //! - Shared connections never wait for a client; a client's own connection waits for nobody else. A client waits only for
@@ -100,6 +106,7 @@ mod frames;
 mod histogram;
 mod identities;
 mod introduction;
+mod kept;
 mod link;
 mod metrics;
 mod pool;

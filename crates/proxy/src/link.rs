@@ -9,6 +9,7 @@ use amqp::{Credentials, Fault};
 use parking_lot::Mutex;
 use transport::Outbox;
 
+use crate::kept::{Kept, KeptTotals};
 use crate::refusal::Refusal;
 use crate::staging::Stake;
 use crate::upstream::Upstream;
@@ -33,12 +34,8 @@ pub(crate) struct ClientLink {
     blocked: AtomicUsize,
     /// The backlog passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
     overflowed: AtomicBool,
-    /// What of this client's frames is kept until the broker answers, in octets.
-    kept: AtomicUsize,
-    /// The same of all clients.
-    kept_by_all: Arc<AtomicUsize>,
-    /// The client is not read because of it.
-    awaits_release: AtomicBool,
+    /// What of this client's frames is kept until the broker answers.
+    pub(crate) kept: Arc<Kept>,
     /// What it holds of incomplete messages, for others to see.
     pub(crate) stake: Stake,
     /// Whether `events` is worth a look.
@@ -77,6 +74,8 @@ pub(crate) enum Event {
     /// The client does not take its deliveries fast enough for a shared connection: nothing more is delivered on this
     /// channel.
     DeliveriesOverflowed { channel: u16, lease: u64 },
+    /// Nothing behind the last messages of this channel has an answer.
+    Unproven { channel: u16, lease: u64 },
     /// The client does not read what else a shared connection has for it.
     Overflowed,
     /// There is no room for what the client has sent of messages that are not complete.
@@ -91,12 +90,13 @@ impl ClientLink {
         outbox: Arc<Outbox>,
         frame_max: u32,
         capabilities: amqp::Capabilities,
-        kept_by_all: Arc<AtomicUsize>,
+        kept: Arc<KeptTotals>,
         waiting: Arc<Waiting>,
     ) -> Self {
         outbox.count_in(waiting.tally());
         Self {
             client,
+            kept: Arc::new(Kept::new(kept, &outbox)),
             outbox,
             waiting,
             frame_max,
@@ -104,9 +104,6 @@ impl ClientLink {
             blocked_notify: capabilities.connection_blocked,
             blocked: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
-            kept: AtomicUsize::new(0),
-            kept_by_all,
-            awaits_release: AtomicBool::new(false),
             stake: Stake::default(),
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
@@ -115,9 +112,16 @@ impl ClientLink {
 
     /// Stands for a client that is gone: what is sent to it goes nowhere.
     pub(crate) fn nobody() -> Arc<Self> {
-        let outbox = Arc::new(Outbox::new(0));
-        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), Arc::default(), Arc::default());
+        let link = Self::departed(Arc::default());
         link.leave();
+        link
+    }
+
+    /// The same, for whoever hands over what a client has left behind: that hears events.
+    pub(crate) fn departed(kept: Arc<KeptTotals>) -> Arc<Self> {
+        let outbox = Arc::new(Outbox::new(0));
+        let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), kept, Arc::default());
+        link.kept.depart();
         Arc::new(link)
     }
 
@@ -160,37 +164,8 @@ impl ClientLink {
     pub(crate) fn leave(&self) -> Vec<Event> {
         let mut events = self.events.lock();
         events.gone = true;
+        self.kept.depart();
         std::mem::take(&mut events.queue)
-    }
-
-    /// So many more octets of the client's are kept.
-    pub(crate) fn keep(&self, octets: usize) {
-        self.kept.fetch_add(octets, Ordering::Relaxed);
-        self.kept_by_all.fetch_add(octets, Ordering::Relaxed);
-    }
-
-    /// So many octets are not kept any more. Nudges the client that waits for it.
-    pub(crate) fn release(&self, octets: usize) {
-        self.kept.fetch_sub(octets, Ordering::AcqRel);
-        self.kept_by_all.fetch_sub(octets, Ordering::Relaxed);
-        if self.awaits_release.swap(false, Ordering::AcqRel) {
-            self.outbox.nudge();
-        }
-    }
-
-    /// Whether more may be kept for this client. After a no, its outbox is nudged when less is kept: a client with nothing
-    /// kept always gets a yes, so that there is something to wait for.
-    pub(crate) fn may_keep(&self, most: usize, most_of_all: usize) -> bool {
-        let may = || match self.kept.load(Ordering::Acquire) {
-            0 => true,
-            kept => kept < most && self.kept_by_all.load(Ordering::Relaxed) < most_of_all,
-        };
-        if may() {
-            return true;
-        }
-        self.awaits_release.store(true, Ordering::Release);
-        // What was waited for may just have come; then nobody will tell.
-        may()
     }
 
     /// Whether the client's own connection may be read for it. After a no, [`crate::Session::handle_room`] is called when

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::histogram::{Durations, Histogram};
+use crate::upstream::Remains;
 
 /// A snapshot of the pool. Gauges are at the time of the call, counters since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,11 +54,18 @@ pub struct PoolMetrics {
     pub consumers_moved: u64,
     /// Of those, the channels whose clients were within their own budget, but too much waited for all clients together.
     pub consumers_squeezed: u64,
-    /// Channels that had published outside confirm mode when their upstream connection was lost, or closed for an error:
-    /// what they had on its way may be lost, and nobody will say so.
+    /// Channels that had sent messages outside confirm mode when their upstream connection was lost, or closed for an error,
+    /// which were too large to be kept: they may be lost, and nobody will say so.
     pub channels_unconfirmed: u64,
     /// Octets kept for clients until upstreams answer for them.
     pub octets_kept: usize,
+    /// Bytes kept of what clients had sent that are gone, until upstreams answer for something behind it.
+    pub bytes_departed: usize,
+    /// Messages of clients that are gone, sent again after their upstream connection was lost.
+    pub messages_departed_resent: u64,
+    /// Messages of clients that are gone which may be lost: no upstream answered in time, too many bytes were kept already, or
+    /// the message was too large to be kept.
+    pub messages_departed_lost: u64,
     /// Octets of messages that clients have not sent completely, held until they are.
     pub octets_staged: usize,
     /// Clients that are not read because there is no room for messages that are not complete.
@@ -108,12 +116,20 @@ pub(crate) struct Counters {
     pub(crate) channels_recovered: AtomicU64,
     pub(crate) consumers_moved: AtomicU64,
     pub(crate) channels_unconfirmed: AtomicU64,
+    pub(crate) messages_departed_resent: AtomicU64,
+    pub(crate) messages_departed_lost: AtomicU64,
     pub(crate) logins_refused: AtomicU64,
     pub(crate) connections_awaited: AtomicU64,
     pub(crate) queueing: Histogram,
 }
 
 impl Counters {
+    /// What a client that is gone had under way is not sent again.
+    pub(crate) fn count_lost(&self, remains: &Remains) {
+        let too_large = remains.too_large.len() as u64;
+        add(&self.messages_departed_lost, remains.messages + remains.lost + too_large);
+    }
+
     /// A channel was leased, which its client has been told to be open without asking.
     pub(crate) fn count_lease(&self, fresh: bool) {
         add(&self.leases, 1);

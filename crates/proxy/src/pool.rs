@@ -31,6 +31,7 @@ use crate::config::PoolConfig;
 use crate::doorkeeper::Doorkeeper;
 use crate::identities::Identities;
 use crate::introduction::Introduction;
+use crate::kept::KeptTotals;
 use crate::link::ClientLink;
 use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
@@ -55,8 +56,8 @@ pub struct Pool {
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
-    /// Octets of clients' frames that are kept to be sent again.
-    kept: Arc<AtomicUsize>,
+    /// What of clients' frames is kept to be sent again.
+    kept: Arc<KeptTotals>,
     /// Octets of messages that clients have not sent completely.
     staged: AtomicUsize,
     /// The room for those.
@@ -370,7 +371,10 @@ impl Pool {
             logins_refused: read(&counters.logins_refused),
             queueing: counters.queueing.read(),
             connections_awaited: read(&counters.connections_awaited),
-            octets_kept: self.kept.load(Ordering::Relaxed),
+            octets_kept: self.kept.connected(),
+            bytes_departed: self.kept.departed(),
+            messages_departed_resent: read(&counters.messages_departed_resent),
+            messages_departed_lost: read(&counters.messages_departed_lost),
             octets_staged: self.staged.load(Ordering::Relaxed),
             octets_held: self.held.load(Ordering::Relaxed),
             octets_waiting: self.waiting.octets(),
@@ -451,9 +455,14 @@ impl Pool {
         &self.waiting
     }
 
-    /// Octets of clients' frames that are kept to be sent again.
-    pub(crate) fn kept(&self) -> &Arc<AtomicUsize> {
+    /// What of clients' frames is kept to be sent again.
+    pub(crate) fn kept(&self) -> &Arc<KeptTotals> {
         &self.kept
+    }
+
+    /// Whether no more may be kept of what clients had sent that are gone.
+    pub(crate) fn departed_is_full(&self) -> bool {
+        self.kept.departed() >= self.config.departed_total_max
     }
 
     /// Tells of connections that nobody uses.

@@ -46,6 +46,11 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             metrics.octets_kept,
         ),
         (
+            "leveret_upstream_departed_bytes",
+            "Bytes sent by clients that are gone, kept until an upstream has answered something behind them.",
+            metrics.bytes_departed,
+        ),
+        (
             "leveret_upstream_staged_bytes",
             "Octets of messages that clients have not sent completely, held until they are.",
             metrics.octets_staged,
@@ -149,8 +154,18 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
         ),
         (
             "leveret_upstream_unconfirmed_channels_total",
-            "Channels that had published without confirms when their upstream connection was lost: messages may be lost.",
+            "Channels that had sent messages over 1 MiB without confirms on a lost upstream connection: they may be lost.",
             metrics.channels_unconfirmed,
+        ),
+        (
+            "leveret_upstream_departed_resent_messages_total",
+            "Messages of clients that are gone, sent again after their upstream connection was lost.",
+            metrics.messages_departed_resent,
+        ),
+        (
+            "leveret_upstream_departed_lost_messages_total",
+            "Messages of clients that are gone which may be lost: no upstream answered in time, or too much was kept.",
+            metrics.messages_departed_lost,
         ),
         ("leveret_upstream_refused_logins_total", "Logins that an upstream refused.", metrics.logins_refused),
         ("leveret_upstream_sent_bytes_total", "Octets sent to upstreams.", metrics.octets_to_upstreams),

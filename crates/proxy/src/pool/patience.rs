@@ -10,7 +10,7 @@ use crate::refusal::Refusal;
 
 impl Pool {
     /// Waits while upstreams let clients in only to lose them again, but not beyond `end`.
-    pub(super) async fn wait_while_failing(&self, end: Instant) {
+    pub(crate) async fn wait_while_failing(&self, end: Instant) {
         if self.endpoints.keep_failing() {
             // At the end of its time the caller tries once more.
             let _ = tokio::time::timeout_at(end, self.endpoints.healed()).await;
@@ -22,7 +22,7 @@ impl Pool {
     ///
     /// # Errors
     /// When `end` has come, or waiting is no use: the pool is draining or the client is gone.
-    pub(super) async fn wait_out(
+    pub(crate) async fn wait_out(
         &self,
         refusal: Refusal,
         end: Instant,

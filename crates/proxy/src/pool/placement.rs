@@ -86,13 +86,8 @@ impl Pool {
             }
             let result = loop {
                 pool.wait_while_failing(end).await;
-                let attempt = match &introduction {
-                    Some(introduction) => {
-                        pool.own_connection(&credentials, &virtual_host, introduction, link.clone()).await
-                    }
-                    None => pool.shared_connection(&credentials, &virtual_host, false).await,
-                };
-                match attempt {
+                let attempt = pool.connection_for(&link, &credentials, &virtual_host, introduction.as_ref());
+                match Box::pin(attempt).await {
                     Err(refusal) if refusal.is_outage() => {
                         if let Err(refusal) = pool.wait_out(refusal, end, &link).await {
                             break Err(refusal);
@@ -107,6 +102,22 @@ impl Pool {
                 upstream.give_back(false);
             }
         });
+    }
+
+    /// A connection for a session, its own one with an `introduction`.
+    pub(crate) async fn connection_for(
+        self: &Arc<Self>,
+        link: &Arc<ClientLink>,
+        credentials: &Arc<Credentials>,
+        virtual_host: &str,
+        introduction: Option<&Introduction>,
+    ) -> Result<Arc<Upstream>, Refusal> {
+        match introduction {
+            Some(introduction) => {
+                self.own_connection(credentials, virtual_host, introduction, link.clone()).await
+            }
+            None => self.shared_connection(credentials, virtual_host, false).await,
+        }
     }
 
     /// A connection with room, opened if there is none and there may be one more.

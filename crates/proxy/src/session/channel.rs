@@ -1,5 +1,6 @@
 //! A client's channel: where it is, and what of it must be known to move it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use super::output::Output;
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
 use crate::session::STAGING_LIMIT;
-use crate::upstream::{Carried, Lease, Leased, Ledger, Remains, Upstream, Usage, asked_for};
+use crate::upstream::{Carried, Lease, Leased, Ledger, Left, Remains, Upstream, Usage, asked_for};
 
 /// An open channel of a client.
 #[derive(Debug, Default)]
@@ -39,8 +40,6 @@ pub(super) struct Channel {
     pub(super) touched: bool,
     /// Something went out on the present upstream channel whose success no answer tells.
     unproven: bool,
-    /// A message outside confirm mode went out on the present upstream channel.
-    unconfirmed: bool,
     /// What the client asked for last, whether it has gone out or not.
     pub(super) limits: Limits,
     /// The client has sent `tx.select`.
@@ -146,25 +145,29 @@ impl Channel {
         };
         let frame_max = route.upstream.frame_max;
         check_fits(kind, payload, frame_max)?;
-        if kind == FrameKind::Method {
-            if !is_publish(payload) {
-                let (upstream, channel) = (route.upstream.clone(), route.channel);
-                let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
-                self.note(&payload, &upstream, channel);
-                self.send_method(output, &upstream, channel, &payload);
-                return Ok(());
-            }
-            self.published += u64::from(self.setup.confirm);
-            self.unproven |= !self.setup.confirm;
-            self.unconfirmed |= !self.setup.confirm;
+        if kind == FrameKind::Method && !is_publish(payload) {
+            let (upstream, channel) = (route.upstream.clone(), route.channel);
+            let Some(payload) = self.carried.settling(payload) else { return Ok(()) };
+            let payload = self.spelt_out(payload);
+            self.note(&payload, &upstream, channel);
+            put_frame(output.to(&upstream), FrameKind::Method, channel, &payload, 0);
+            return Ok(());
         }
-        if let (true, Some(ledger)) = (self.setup.confirm, &self.ledger) {
+        // What is not committed is not sent twice.
+        if let (false, Some(ledger)) = (self.transactional, &self.ledger) {
             match kind {
-                FrameKind::Method => ledger.publish(payload),
+                FrameKind::Method if self.setup.confirm => ledger.publish(payload),
+                FrameKind::Method => ledger.publish_unconfirmed(payload),
                 _ => ledger.content(kind, payload, STAGING_LIMIT),
+            }
+            if !self.setup.confirm {
+                route.upstream.note_unproven();
             }
         }
         put_frame(output.to(&route.upstream), kind, route.channel, payload, frame_max);
+        if kind == FrameKind::Method {
+            self.count_publishes(1);
+        }
         Ok(())
     }
 
@@ -184,16 +187,44 @@ impl Channel {
             self.published += messages;
         } else {
             self.unproven = true;
-            self.unconfirmed = true;
         }
     }
 
-    /// Whole messages in confirm mode are passed on, other than by [`Self::send`].
+    /// Whole messages are passed on, other than by [`Self::send`]; returns whether it is time for [`Self::prove`].
     #[inline]
-    pub(super) fn keep(&self, frames: &[u8], messages: u64) {
-        if let Some(ledger) = &self.ledger {
-            ledger.messages(frames, messages);
+    pub(super) fn keep(&self, frames: &[u8], messages: u64) -> bool {
+        match (&self.ledger, &self.place) {
+            (Some(ledger), _) if self.setup.confirm => ledger.messages(frames, messages),
+            (Some(ledger), Place::Placed(route)) if !self.transactional => {
+                route.upstream.note_unproven();
+                return ledger.unconfirmed_messages(frames, messages);
+            }
+            _ => {}
         }
+        false
+    }
+
+    /// Whether messages outside confirm mode went out behind which nothing is asked; and whether it is time for
+    /// [`Self::prove`].
+    pub(super) fn is_unproven(&self) -> (bool, bool) {
+        self.ledger.as_ref().map_or((false, false), |ledger| ledger.is_unproven())
+    }
+
+    /// Asks the broker for an answer, if there is need, which says that it is through with everything that was published.
+    /// `channel.flow` changes nothing else: `basic.qos` would overrule limits (RabbitMQ, rabbit_channel.erl).
+    pub(super) fn prove(&mut self, output: &mut Output) {
+        let (Place::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
+        if self.closing || self.is_half_sent() || !ledger.is_unproven().0 {
+            return;
+        }
+        ledger.prove();
+        route.upstream.expect_proof(route.channel);
+        write_method(output.to(&route.upstream), route.channel, channel::Flow { active: true });
+    }
+
+    /// Whether something is under way that has to be kept if the client goes.
+    pub(super) fn has_under_way(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries())
     }
 
     /// Whether the client's messages are to be confirmed.
@@ -208,7 +239,7 @@ impl Channel {
 
     /// A lease for the channel's next place.
     pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16) -> Lease {
-        let ledger = Ledger::new(link.clone(), self.carried.clone());
+        let ledger = Ledger::new(link, self.carried.clone());
         self.ledger = Some(ledger.clone());
         Lease {
             delivery_offset: self.carried.delivered,
@@ -247,15 +278,10 @@ impl Channel {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
     }
 
-    /// Whether messages went out for which the broker never answers, so that nobody knows what became of the last ones.
-    pub(super) fn has_unconfirmed(&self) -> bool {
-        self.unconfirmed
-    }
-
     /// Whether something went out that the broker may have something against: what it has not answered for, or never
     /// does.
     pub(super) fn is_suspect(&self) -> bool {
-        self.touched || self.unproven || self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries())
+        self.touched || self.unproven || self.has_under_way()
     }
 
     /// Prepares to go on with what is left of an upstream channel that is lost, on the client's own connection if that
@@ -273,7 +299,6 @@ impl Channel {
         self.resuming = goes_on;
         // Where nothing is left, nothing is to be undone either.
         self.touched &= goes_on;
-        self.unconfirmed = false;
         self.place = if goes_on { Place::Waiting { own } } else { Place::Nowhere };
         goes_on
     }
@@ -287,9 +312,27 @@ impl Channel {
         asked_for(stored_frames(&self.held), is_there, tag)
     }
 
-    /// Nobody is there any more to consume.
-    pub(super) fn forget_consumers(&mut self) {
+    /// Prepares to go out for a client that is gone: nobody is there any more to consume.
+    pub(super) fn depart(&mut self, lost_since: Option<Instant>) {
         self.carried.consumers.clear();
+        self.carried.lost_since = lost_since.or(self.carried.lost_since);
+        // What was done to the channel before was on another one.
+        self.touched = false;
+        self.closing = false;
+    }
+
+    /// Since when what it holds for a client that is gone waits for another upstream connection.
+    pub(super) fn lost_since(&self) -> Option<Instant> {
+        self.carried.lost_since
+    }
+
+    /// What a client that is gone had under way, to go out again.
+    pub(super) fn of_departed(left: Left) -> Self {
+        let Left { remains, confirming } = left;
+        let mut channel = Self { carried: remains.carried, held: remains.frames, ..Self::default() };
+        channel.setup.confirm = confirming;
+        channel.last_queue = channel.carried.last_queue.take();
+        channel
     }
 
     /// What the upstream channel has been used for.
@@ -320,7 +363,6 @@ impl Channel {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
         self.unproven = false;
-        self.unconfirmed = false;
         self.resuming = false;
         self.lease = lease;
         self.place = Place::Placed(route);
@@ -373,15 +415,13 @@ impl Channel {
         }
     }
 
-    fn send_method(&self, output: &mut Output, upstream: &Arc<Upstream>, channel: u16, payload: &[u8]) {
-        let out = output.to(upstream);
-        if let Some(queue) = &self.last_queue
-            && let Ok(method) = Method::decode(payload)
-        {
-            write_method(out, channel, with_queue(method, queue));
-        } else {
-            put_frame(out, FrameKind::Method, channel, payload, 0);
-        }
+    /// A method as the broker has to be told it, when it cannot know what an empty queue name means.
+    fn spelt_out<'p>(&self, payload: Cow<'p, [u8]>) -> Cow<'p, [u8]> {
+        let Some(queue) = &self.last_queue else { return payload };
+        let Ok(method) = Method::decode(&payload) else { return payload };
+        let mut out = Vec::new();
+        with_queue(method, queue).encode(&mut out);
+        out.into()
     }
 }
 

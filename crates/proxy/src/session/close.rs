@@ -46,20 +46,20 @@ impl Session {
         self.flush();
         self.seat.leave(&self.link);
         let mut dirty = self.exclusive || self.rekeyed;
-        let mut leftovers = Vec::new();
-        let channels: Vec<Box<Channel>> = self.channels.drain().map(|(_, channel)| channel).collect();
+        let mut channels: Vec<Channel> = self.channels.drain().map(|(_, channel)| *channel).collect();
         for channel in &channels {
             dirty |= channel.is_half_sent();
         }
-        for channel in channels {
+        for channel in &mut channels {
+            if self.pool.departed_is_full() {
+                self.pool.counters().count_lost(&channel.take_remains());
+            }
             match channel.route() {
                 // Closing the connection closes its channels; a channel in the middle of a message cannot be closed.
                 Some(route) if route.own && dirty => {}
-                Some(route) => route.upstream.release(route.channel, channel.usage()),
+                // What is lost with the connection is looked for below.
+                Some(route) => _ = route.upstream.release(route.channel, channel.usage()),
                 None => {}
-            }
-            if !channel.held.is_empty() {
-                leftovers.push(*channel);
             }
         }
         self.output.count(self.pool.counters());
@@ -77,9 +77,7 @@ impl Session {
         {
             upstream.give_back(dirty);
         }
-        if !leftovers.is_empty() {
-            self.hand_over_later(leftovers);
-        }
+        self.hand_over_later(channels);
         self.pool.counters().clients.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -90,11 +88,10 @@ impl Session {
         self.staged -= channel.partial.len();
         self.held -= channel.held.len();
         if let Some(route) = channel.route() {
-            route.upstream.release(route.channel, channel.usage());
+            // What is lost with the connection is looked for below.
+            _ = route.upstream.release(route.channel, channel.usage());
         }
-        if !channel.held.is_empty() {
-            self.hand_over_later(vec![*channel]);
-        }
+        self.hand_over_later(vec![*channel]);
         let close = channel_methods::Close {
             reply_code: fault.code.code(),
             reply_text: &fault.reply_text(),
@@ -118,8 +115,9 @@ impl Session {
         }
     }
 
-    /// Closes a channel at the broker. What was only published on needs no answer (P6); whatever else was done is over
-    /// only when the broker says so, such as unacknowledged messages being back in their queues.
+    /// Closes a channel at the broker. What was only published on needs no answer (P6), for what is under way is kept (P11),
+    /// unless too much is of clients that are gone. Whatever else was done is over only when the broker says so, such as
+    /// unacknowledged messages being back in their queues.
     pub(super) fn close_placed(&mut self, number: u16) {
         self.output.hand_over();
         let Some(channel) = self.channels.get_mut(number) else { return };
@@ -127,18 +125,19 @@ impl Session {
         let partial = std::mem::take(&mut channel.partial).len();
         let Some(Route { upstream, channel: on, .. }) = channel.route().cloned() else { return };
         let usage = channel.usage();
+        let must_wait = usage.touched || (channel.has_under_way() && self.pool.departed_is_full());
         self.staged -= partial;
         if half_sent {
             // Only a connection.close can do this now. The client closes its connection, or it could not be here.
             self.exclusive = true;
             self.finish_channel(number);
-        } else if usage.touched {
+        } else if must_wait {
             upstream.close_channel(on);
-        } else {
-            upstream.release(on, usage);
+        } else if upstream.release(on, usage) {
             add(&self.pool.counters().round_trips_saved, 1);
             self.finish_channel(number);
         }
+        // Otherwise the connection is lost, and what was under way goes on elsewhere when the event of that comes.
     }
 
     /// Takes the next step of [`Self::close`], when there is one.

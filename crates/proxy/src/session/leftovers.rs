@@ -1,8 +1,11 @@
-//! What a client leaves behind: frames that waited for a place when their channel, or the client, ended.
+//! What a client leaves behind (P11): frames that waited for a place when their channel, or the client, ended, and what was
+//! under way on an upstream connection that is lost after that.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use amqp::{ContentHeader, FrameKind, Method};
+use amqp::{ContentHeader, Credentials, Fault, FrameKind, Method, ReplyCode};
+use tokio::time::Instant;
 
 use super::Session;
 use super::channel::{Channel, Route};
@@ -10,66 +13,180 @@ use super::judge::{Need, is_publish, is_to_default, judge, judge_properties, pub
 use super::output::Output;
 use super::place::PLACING_ATTEMPTS;
 use crate::frames::{put_frame, stored_frames};
+use crate::introduction::Introduction;
+use crate::kept::KeptDeparted;
 use crate::link::ClientLink;
-use crate::pool::HandingOver;
+use crate::metrics::add;
+use crate::pool::{HandingOver, Pool};
 use crate::refusal::Refusal;
-use crate::upstream::{Leased, Placed, Upstream};
+use crate::upstream::{Leased, Left, Placed, Upstream};
 
 impl Session {
-    /// Hands over what of the held frames may go to a connection that clients share; nobody hears the answers.
-    pub(super) fn hand_over_later(&self, mut leftovers: Vec<Channel>) {
-        for channel in &mut leftovers {
-            channel.held = harmless(&channel.held, self.exclusive);
-            channel.forget_consumers();
-        }
-        leftovers.retain(|channel| !channel.held.is_empty());
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        if leftovers.is_empty() {
-            return;
-        }
-        let (handing_over, credentials) = (HandingOver::begin(&self.pool), self.credentials.clone());
-        let virtual_host = self.virtual_host.clone();
-        runtime.spawn(async move {
-            let link = ClientLink::nobody();
-            for mut channel in leftovers {
-                match lease(&handing_over, &credentials, &virtual_host, &mut channel, &link).await {
-                    Ok((upstream, leased)) => send(channel, &upstream, leased),
-                    Err(error) => {
-                        tracing::warn!(%error, "messages of a client that is gone could not be handed over");
-                    }
-                }
+    /// Hands over what of the frames that are held, or were lost with a connection, may go to one that clients share; nobody
+    /// hears the answers.
+    pub(super) fn hand_over_later(&self, mut channels: Vec<Channel>) {
+        for channel in &mut channels {
+            let is_lost = channel.route().is_some_and(|route| route.upstream.has_ended());
+            if is_lost && !channel.transactional {
+                let remains = channel.take_remains();
+                channel.held.splice(..0, remains.frames);
             }
-        });
+            channel.held = harmless(&channel.held, self.exclusive);
+            channel.depart(is_lost.then(std::time::Instant::now));
+        }
+        HandOver {
+            handing_over: HandingOver::begin(&self.pool),
+            credentials: self.credentials.clone(),
+            virtual_host: self.virtual_host.clone(),
+            alone: false,
+        }
+        .begin(channels);
     }
 }
 
-async fn lease(
-    handing_over: &HandingOver,
-    credentials: &Arc<amqp::Credentials>,
-    virtual_host: &str,
-    channel: &mut Channel,
-    link: &Arc<ClientLink>,
-) -> Result<(Arc<Upstream>, Leased), Refusal> {
-    for _ in 0..PLACING_ATTEMPTS {
-        let confirm = channel.is_confirming();
-        let upstream = handing_over.pool().shared_connection(credentials, virtual_host, confirm).await?;
-        if let Placed::On(leased) = upstream.lease(channel.new_lease(link, 0, 0), confirm) {
-            return Ok((upstream, leased));
+/// Sends again what clients had under way that are gone, on an upstream connection that is lost. A fault of the broker may
+/// be about any of it: then each channel goes on a connection of its own, and what has one of its own already is given up.
+pub(crate) fn send_again(
+    pool: &Arc<Pool>,
+    upstream: &Upstream,
+    left: Vec<Left>,
+    was_own: bool,
+    fault: &Fault,
+) {
+    let alone = fault.code != ReplyCode::ConnectionForced;
+    let mut channels = Vec::new();
+    for mut left in left {
+        add(&pool.counters().messages_departed_lost, left.remains.lost + left.remains.too_large.len() as u64);
+        if left.remains.frames.is_empty() {
+            continue;
+        }
+        if alone && was_own {
+            tracing::warn!(%fault, "messages of a client that is gone are refused");
+            add(&pool.counters().messages_departed_lost, left.remains.messages);
+            continue;
+        }
+        add(&pool.counters().messages_departed_resent, left.remains.messages);
+        // Queues of the client's own connection are gone with it.
+        left.remains.frames = harmless(&left.remains.frames, was_own);
+        let lost_since = left.remains.carried.lost_since.unwrap_or_else(std::time::Instant::now);
+        let mut channel = Channel::of_departed(left);
+        channel.depart(Some(lost_since));
+        channels.push(channel);
+    }
+    HandOver {
+        handing_over: HandingOver::begin(pool),
+        credentials: upstream.credentials.clone(),
+        virtual_host: upstream.virtual_host.clone(),
+        alone,
+    }
+    .begin(channels);
+}
+
+/// Hands over what clients that are gone have left, with the same credentials in a virtual host.
+struct HandOver {
+    handing_over: HandingOver,
+    credentials: Arc<Credentials>,
+    virtual_host: Box<str>,
+    /// Each channel on a connection of its own.
+    alone: bool,
+}
+
+impl HandOver {
+    fn begin(self, mut channels: Vec<Channel>) {
+        channels.retain(|channel| !channel.held.is_empty());
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let pool = self.handing_over.pool();
+        let mut kept = Vec::new();
+        for channel in channels {
+            if pool.departed_is_full() {
+                self.give_up(&channel, "too much is kept of others");
+                continue;
+            }
+            let bytes = KeptDeparted::new(pool.kept().clone(), channel.held.len());
+            kept.push((channel, bytes));
+        }
+        if !kept.is_empty() {
+            runtime.spawn(async move {
+                for (channel, bytes) in kept {
+                    self.hand_over(channel, bytes).await;
+                }
+            });
         }
     }
-    Err(Refusal::unreachable("no channel is free"))
-}
 
-fn send(mut channel: Channel, upstream: &Arc<Upstream>, leased: Leased) {
-    let mut output = Output::default();
-    let route = Route { upstream: upstream.clone(), channel: leased.channel, own: false };
-    // What was done to the channel before was on another one.
-    channel.touched = false;
-    if let Err(fault) = channel.start(&mut output, route, leased, 0) {
-        tracing::warn!(%fault, "messages of a client that is gone could not be handed over");
+    fn give_up(&self, channel: &Channel, why: &str) {
+        let is_message =
+            |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
+        let messages = stored_frames(&channel.held).filter(is_message).count();
+        tracing::warn!(messages, why, "messages of a client that is gone could not be handed over");
+        add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
-    output.hand_over();
-    upstream.release(leased.channel, channel.usage());
+
+    async fn hand_over(&self, mut channel: Channel, mut bytes: KeptDeparted) {
+        let link = ClientLink::departed(self.handing_over.pool().kept().clone());
+        loop {
+            let (upstream, leased) = match self.lease(&mut channel, &link).await {
+                Ok(leased) => leased,
+                Err(error) => return self.give_up(&channel, &error.to_string()),
+            };
+            let mut output = Output::default();
+            let route = Route { upstream: upstream.clone(), channel: leased.channel, own: self.alone };
+            if let Err(fault) = channel.start(&mut output, route, leased, 0) {
+                tracing::warn!(%fault, "messages of a client that is gone do not fit");
+            }
+            output.hand_over();
+            // From here on the ledger counts them.
+            drop(bytes);
+            if upstream.release(leased.channel, channel.usage()) {
+                if self.alone {
+                    upstream.give_back(false);
+                    self.wait_until_returned(&link).await;
+                }
+                return;
+            }
+            let remains = channel.take_remains();
+            channel.held = remains.frames;
+            bytes = KeptDeparted::new(self.handing_over.pool().kept().clone(), channel.held.len());
+            channel.depart(Some(std::time::Instant::now()));
+            if channel.held.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a channel, through an outage as well.
+    async fn lease(
+        &self,
+        channel: &mut Channel,
+        link: &Arc<ClientLink>,
+    ) -> Result<(Arc<Upstream>, Leased), Refusal> {
+        let pool = self.handing_over.pool();
+        let since = channel.lost_since().map_or_else(Instant::now, Instant::from_std);
+        let end = since + pool.config().outage_max;
+        let confirm = channel.is_confirming();
+        let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
+        for _ in 0..PLACING_ATTEMPTS {
+            let upstream = loop {
+                pool.wait_while_failing(end).await;
+                let introduction = self.alone.then_some(&Introduction::SHARED);
+                match Box::pin(pool.connection_for(link, credentials, virtual_host, introduction)).await {
+                    Err(refusal) if refusal.is_outage() => pool.wait_out(refusal, end, link).await?,
+                    other => break other?,
+                }
+            };
+            if let Placed::On(leased) = upstream.lease(channel.new_lease(link, 0, 0), confirm) {
+                return Ok((upstream, leased));
+            }
+        }
+        Err(Refusal::unreachable("no channel is free"))
+    }
+
+    /// Waits until the broker is through with what was sent on a connection for it alone, or the connection is lost.
+    async fn wait_until_returned(&self, link: &ClientLink) {
+        while !link.has_events() {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
 }
 
 /// The frames of `held` that nobody has to be there for, and that cannot make the broker close a connection (P2): whole
@@ -112,6 +229,9 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     }
     kept
 }
+
+/// How often it is looked whether the broker is through with what may be to blame for a fault: there is little of it.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

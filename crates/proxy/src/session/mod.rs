@@ -34,6 +34,7 @@ use self::judge::{
     Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, judge, judge_consume, judge_properties,
     judge_publish, malformed, names_last_queue, publish_need,
 };
+pub(crate) use self::leftovers::send_again;
 use self::output::Output;
 use self::place::Leg;
 use crate::frames::put_frame;
@@ -79,6 +80,8 @@ pub struct Session {
     /// A broker closed a connection that this client shared for an error that may have been this client's.
     suspect: bool,
     output: Output,
+    /// Channels that have sent so much outside confirm mode that the broker is to prove it, within a batch.
+    unproven: Vec<u16>,
     /// Memory for the frames of the next message, within a batch: an idle session holds no buffer (S3).
     spare: Vec<u8>,
     /// Octets of incomplete messages.
@@ -143,6 +146,7 @@ impl Session {
             auto_delete: false,
             suspect: false,
             output: Output::default(),
+            unproven: Vec::new(),
             spare: Vec::new(),
             staged: 0,
             staged_counted: 0,
@@ -185,6 +189,7 @@ impl Session {
 
     /// Ends a batch: hands what was gathered to the upstream connections.
     pub fn flush(&mut self) {
+        self.prove();
         self.output.hand_over();
         self.output.count(self.pool.counters());
         self.spare = Vec::new();
@@ -193,6 +198,20 @@ impl Session {
         if !self.seat.settle(self.staged, &self.link) && self.life == Life::Open {
             // Looked after as an event, for that may lead to a fault.
             self.link.tell(Event::NoRoom);
+        }
+    }
+
+    /// Has the broker prove that it is through with what was sent outside confirm mode, where that is much, or where
+    /// nothing more may be kept before it has.
+    fn prove(&mut self) {
+        let config = self.pool.config();
+        for number in std::mem::take(&mut self.unproven) {
+            if let Some(channel) = self.channels.get_mut(number) {
+                channel.prove(&mut self.output);
+            }
+        }
+        if !self.link.kept.may_add(config.replay_client_max, config.replay_total_max) {
+            self.channels.iter_mut().for_each(|(_, channel)| channel.prove(&mut self.output));
         }
     }
 
@@ -221,7 +240,7 @@ impl Session {
         !self.seat.waits()
             && self.may_hold()
             && self.link.may_ask()
-            && self.link.may_keep(config.replay_client_max, config.replay_total_max)
+            && self.link.kept.may_add(config.replay_client_max, config.replay_total_max)
             && self.attached.iter().all(|upstream| {
                 let is_own = self.own.upstream().is_some_and(|own| Arc::ptr_eq(own, upstream));
                 let share = (!is_own).then_some(&self.output.share);
@@ -455,7 +474,9 @@ impl Session {
     fn content(&mut self, number: u16, frame: &Frame<'_>, complete: bool) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if channel.streaming {
-            return self.pass_on(number, frame.kind, frame.payload);
+            self.pass_on(number, frame.kind, frame.payload)?;
+            self.note_unproven(number);
+            return Ok(());
         }
         let before = channel.partial.len();
         if before == 0 {
@@ -482,11 +503,21 @@ impl Session {
         }
         self.find_place(number, needs_own)?;
         self.pass_on_stored(number, &message)?;
+        self.note_unproven(number);
         if message.capacity() <= PARTIAL_REUSED {
             message.clear();
             self.spare = message;
         }
         Ok(())
+    }
+
+    /// Something was published, other than by [`Self::whole_messages`].
+    fn note_unproven(&mut self, number: u16) {
+        if self.channels.get_mut(number).is_some_and(|channel| channel.is_unproven().1)
+            && self.unproven.last() != Some(&number)
+        {
+            self.unproven.push(number);
+        }
     }
 
     fn pass_on(&mut self, number: u16, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {

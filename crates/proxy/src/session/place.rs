@@ -194,6 +194,12 @@ impl Session {
                 }
             }
             Event::DeliveriesOverflowed { channel, lease } => return self.overflowed(channel, lease),
+            Event::Unproven { channel, lease } => {
+                if let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
+                {
+                    channel.prove(&mut self.output);
+                }
+            }
             Event::NoRoom => return self.find_room(),
             Event::GiveWay => return self.give_way(Instant::now()),
             Event::Overflowed => {
@@ -228,7 +234,8 @@ impl Session {
         if !answered && let Some(route) = channel.route().cloned() {
             // The close-ok goes behind everything that was on its way.
             self.output.hand_over();
-            route.upstream.release(route.channel, channel.usage());
+            // Nothing goes out again on a connection that has ended: the broker has thrown away what came behind.
+            let _ = route.upstream.release(route.channel, channel.usage());
         }
         let Some(channel) = self.channels.get_mut(number) else { return };
         self.staged -= channel.partial.len();

@@ -81,9 +81,9 @@ impl Session {
     }
 
     fn remains(&mut self, number: u16) -> Option<Remains> {
-        let channel = self.channels.get_mut(number)?;
-        add(&self.pool.counters().channels_unconfirmed, u64::from(channel.has_unconfirmed()));
-        Some(channel.take_remains())
+        let remains = self.channels.get_mut(number)?.take_remains();
+        add(&self.pool.counters().channels_unconfirmed, u64::from(remains.lost > 0));
+        Some(remains)
     }
 
     /// A broker that lets clients in and loses them again and again is an outage, too.
@@ -141,7 +141,7 @@ impl Session {
 fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
     if channel.transactional {
         Some("a transaction")
-    } else if channel.is_half_sent() && (!channel.is_confirming() || remains.last_too_large) {
+    } else if channel.is_half_sent() && remains.last_too_large {
         Some("half of a large message")
     } else if !channel.closing && remains.carried.consumers.iter().any(|consumer| consumer.is_reply_to) {
         Some("direct reply-to")

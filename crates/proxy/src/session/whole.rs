@@ -54,8 +54,8 @@ impl Session {
         if route.channel != number {
             set_channel(&mut out[start..], route.channel);
         }
-        if channel.is_confirming() {
-            channel.keep(&out[before..], messages);
+        if channel.keep(&out[before..], messages) {
+            self.unproven.push(number);
         }
         channel.count_publishes(messages);
         self.output.count_messages(messages);

@@ -7,6 +7,7 @@
 //! and whoever is next needs no `channel.open`.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use amqp::ReplyCode;
@@ -161,18 +162,23 @@ impl Upstream {
     }
 
     /// Gives a channel back. Everything that the session had for it must be in the outbox. It is leased again only when
-    /// it is proven clean, or the broker has confirmed its close.
-    pub(crate) fn release(&self, number: u16, usage: Usage) {
+    /// it is proven clean, or the broker has confirmed its close; until then what was under way is kept. False when the
+    /// connection has ended: what was under way is left to the session.
+    #[must_use]
+    pub(crate) fn release(&self, number: u16, usage: Usage) -> bool {
         let mut state = self.state.lock();
         match state.slot(number) {
             Some(slot @ Slot::Leased(_)) => {
-                let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing) else { return };
+                let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return true };
                 if lease.close_sent || usage.touched {
+                    if lease.ledger.has_entries() {
+                        *slot = Slot::Closing(Some(lease.ledger.clone()));
+                    }
                     self.opened_if(&mut state, lease.opening);
                     if !lease.close_sent {
                         self.send(number, close_channel());
                     }
-                    return;
+                    return true;
                 }
                 let settling = Settling::new(*lease, usage.published, self.fence(number, usage));
                 if let Some(slot) = state.slot(number) {
@@ -184,8 +190,9 @@ impl Upstream {
                 self.send(number, channel::CloseOk {});
                 state.set_free(number);
             }
-            _ => {}
+            _ => return state.phase != Phase::Ended,
         }
+        true
     }
 
     /// Asks for a sign that the broker is through with everything, if there is need; returns how many answers will come.
@@ -230,6 +237,39 @@ impl Upstream {
         }
     }
 
+    /// The session is about to ask for a sign that the broker is through with everything so far.
+    pub(crate) fn expect_proof(&self, number: u16) {
+        if let Some(Slot::Leased(lease)) = self.state.lock().slot(number) {
+            lease.own_flow_ok += 1;
+        }
+    }
+
+    /// A message outside confirm mode is about to be sent. [`Event::Unproven`] asks for a proof before long, unless one is
+    /// asked for anyway.
+    #[inline]
+    pub(crate) fn note_unproven(&self) {
+        if !self.unproven.load(Ordering::Relaxed) {
+            self.unproven.store(true, Ordering::Release);
+        }
+    }
+
+    /// Has those prove who have sent something since they asked last.
+    pub(super) fn ask_for_proofs(&self) {
+        self.unproven.store(false, Ordering::Release);
+        for slot in &self.state.lock().slots {
+            if let Slot::Leased(lease) = slot
+                && lease.ledger.is_unproven().0
+            {
+                lease.link.tell(Event::Unproven { channel: lease.client_channel, lease: lease.id });
+            }
+        }
+    }
+
+    /// Whether the connection has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state.lock().phase == Phase::Ended
+    }
+
     /// Whether every method that the client has sent is answered.
     pub(crate) fn is_answered(&self, number: u16) -> bool {
         match self.state.lock().slot(number) {
@@ -268,7 +308,7 @@ impl Upstream {
         }
         let (now, opened_at, opening) = (Instant::now(), settling.opened_at(), settling.is_opening());
         if now >= opened_at + self.channel_age_max {
-            *slot = Slot::Closing;
+            *slot = Slot::Closing(None);
             self.opened_if(state, opening);
             return self.send(number, close_channel());
         }
@@ -284,7 +324,7 @@ impl Upstream {
 
     fn close_resting(&self, state: &mut State, number: u16) {
         if let Some(slot) = state.slot(number) {
-            *slot = Slot::Closing;
+            *slot = Slot::Closing(None);
             state.in_use += 1;
             self.send(number, close_channel());
         }

@@ -3,7 +3,8 @@
 //! The session writes down what it sends, the upstream connection's task what is answered. When the connection is lost,
 //! what is left goes out again on another one, in the same order, and its confirms keep the numbers that the client
 //! knows. Brokers take the methods of a channel one after the other, so an answer speaks for everything in front of it
-//! that has no answer of its own.
+//! that has no answer of its own. For messages outside confirm mode the session asks for an answer now and then, which
+//! is nobody else's: a proof.
 
 mod carried;
 mod entry;
@@ -19,12 +20,14 @@ pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::entry::{Entry, What};
 use super::slot::Confirms;
 use crate::frames::{put_frame, stored_frames};
+use crate::kept::Kept;
 use crate::link::ClientLink;
 
-/// The record of one lease. Its lock is a leaf but for the client's out-buffer, which is nudged under it.
+/// The record of one lease. Its lock is a leaf but for the sum of what is kept for the client, and its out-buffer, which
+/// is nudged under it.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    link: Arc<ClientLink>,
+    kept: Arc<Kept>,
     record: Mutex<Record>,
 }
 
@@ -46,6 +49,10 @@ struct Record {
     entries: VecDeque<Entry>,
     /// How many of them are methods without an answer.
     told: u64,
+    /// Which of the methods that were asked are the pool's own.
+    proofs: VecDeque<u64>,
+    /// Bytes of messages outside confirm mode behind which nothing is asked.
+    unproven: usize,
 }
 
 /// What is left when an upstream channel is lost.
@@ -58,15 +65,18 @@ pub(crate) struct Remains {
     pub(crate) messages: u64,
     /// The client's numbers of messages that were too large to be kept.
     pub(crate) too_large: Vec<u64>,
-    /// The last message was one of these.
+    /// How many messages outside confirm mode were too large to be kept.
+    pub(crate) lost: u64,
+    /// The last message was one of these, or of `too_large`.
     pub(crate) last_too_large: bool,
     /// The broker has answered for something, or delivered.
     pub(crate) progressed: bool,
 }
 
 impl Ledger {
-    pub(crate) fn new(link: Arc<ClientLink>, carried: Carried) -> Arc<Self> {
-        Arc::new(Self { link, record: Mutex::new(Record { carried, ..Record::default() }) })
+    pub(crate) fn new(link: &Arc<ClientLink>, carried: Carried) -> Arc<Self> {
+        let record = Mutex::new(Record { carried, ..Record::default() });
+        Arc::new(Self { kept: link.kept.clone(), record })
     }
 
     /// On the channel so many messages were confirmed before.
@@ -80,13 +90,68 @@ impl Ledger {
         let mut record = self.record.lock();
         let what = What::Messages { first: record.published + 1, count, too_large: false };
         record.published += count;
+        record.unproven = 0;
         self.push(&mut record, Entry::new(what, frames.to_vec()));
+    }
+
+    /// Whole messages outside confirm mode are sent; returns whether it is time for a proof.
+    #[inline]
+    pub(crate) fn unconfirmed_messages(&self, frames: &[u8], count: u64) -> bool {
+        let mut record = self.record.lock();
+        let what = record.outside_confirm_mode(count);
+        record.unproven += frames.len();
+        let wants_proof = record.unproven >= PROOF_DUE;
+        if let Some(last) = record.entries.back_mut() {
+            let before = last.octets();
+            if last.join_messages(&what, frames) {
+                self.kept.add(last.octets() - before);
+                return wants_proof;
+            }
+        }
+        self.push(&mut record, Entry::new(what, frames.to_vec()));
+        wants_proof
+    }
+
+    /// A `basic.publish` outside confirm mode is sent; [`Self::content`] follows.
+    pub(crate) fn publish_unconfirmed(&self, payload: &[u8]) {
+        let mut record = self.record.lock();
+        let what = record.outside_confirm_mode(1);
+        record.unproven += payload.len();
+        self.push(&mut record, Entry::new(what, method_frame(payload)));
+    }
+
+    /// Whether messages were sent behind which nothing is asked; and whether they are so many that it should be.
+    pub(crate) fn is_unproven(&self) -> (bool, bool) {
+        let unproven = self.record.lock().unproven;
+        (unproven > 0, unproven >= PROOF_DUE)
+    }
+
+    /// The pool asks for an answer itself, behind everything else.
+    pub(crate) fn prove(&self) {
+        let mut record = self.record.lock();
+        record.asked += 1;
+        record.unproven = 0;
+        let number = record.asked;
+        record.proofs.push_back(number);
+    }
+
+    /// Takes an answer of this kind if it is the pool's own.
+    pub(super) fn answers_proof(&self) -> bool {
+        let mut record = self.record.lock();
+        let is_proof = record.proofs.front().is_some_and(|number| *number == record.answered + 1);
+        if is_proof {
+            record.proofs.pop_front();
+            record.answered += 1;
+            self.forget_answered(&mut record);
+        }
+        is_proof
     }
 
     /// A `basic.publish` in confirm mode is sent; [`Self::content`] follows.
     pub(crate) fn publish(&self, payload: &[u8]) {
         let mut record = self.record.lock();
         record.published += 1;
+        record.unproven = 0;
         let what = What::Messages { first: record.published, count: 1, too_large: false };
         self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
@@ -94,9 +159,18 @@ impl Ledger {
     /// A frame of the last message is sent. Messages larger than `limit` octets are not kept.
     pub(crate) fn content(&self, kind: FrameKind, payload: &[u8], limit: u64) {
         let mut record = self.record.lock();
-        let Some(entry) = record.entries.back_mut() else { return };
+        let Record { entries, unproven, .. } = &mut *record;
+        let Some(entry) = entries.back_mut() else { return };
         let before = entry.octets();
-        let Entry { what: What::Messages { too_large, .. }, frames } = entry else { return };
+        let Entry { what, frames } = entry;
+        let too_large = match what {
+            What::Messages { too_large, .. } => too_large,
+            What::Unconfirmed { too_large, .. } => {
+                *unproven += payload.len();
+                too_large
+            }
+            What::Asked { .. } | What::Told { .. } => return,
+        };
         if *too_large {
             return;
         }
@@ -105,11 +179,11 @@ impl Ledger {
         {
             *too_large = true;
             *frames = Vec::new();
-            self.link.release(before - entry.octets());
+            self.kept.release(before - entry.octets());
             return;
         }
         put_frame(frames, kind, 0, payload, 0);
-        self.link.keep(entry.octets() - before);
+        self.kept.add(entry.octets() - before);
     }
 
     /// A method other than `basic.publish` is sent; it has an answer or not. `prefetch` holds for consumers made now.
@@ -136,6 +210,7 @@ impl Ledger {
         }
         let what = if has_answer {
             record.asked += 1;
+            record.unproven = 0;
             What::Asked { first: record.asked, count: 1, prefetch }
         } else {
             What::Told { published: record.published, asked: record.asked, count: 1 }
@@ -160,7 +235,7 @@ impl Ledger {
         if !entry.forget_first()
             && let Some(entry) = record.entries.remove(oldest)
         {
-            self.link.release(entry.octets());
+            self.kept.release(entry.octets());
         }
     }
 
@@ -169,7 +244,7 @@ impl Ledger {
         if let Some(last) = record.entries.back_mut() {
             let before = last.octets();
             if last.join(&what, payload, record.answered) {
-                self.link.keep(last.octets() - before);
+                self.kept.add(last.octets() - before);
                 return;
             }
         }
@@ -177,7 +252,7 @@ impl Ledger {
     }
 
     fn push(&self, record: &mut Record, entry: Entry) {
-        self.link.keep(entry.octets());
+        self.kept.add(entry.octets());
         record.entries.push_back(entry);
     }
 
@@ -212,7 +287,8 @@ impl Ledger {
         let under_way = record
             .entries
             .iter()
-            .filter(|entry| !matches!(entry.what, What::Messages { .. }) && !record.is_done(&entry.what));
+            .filter(|entry| matches!(entry.what, What::Asked { .. } | What::Told { .. }))
+            .filter(|entry| !record.is_done(&entry.what));
         asked_for(
             under_way.flat_map(|entry| entry.unanswered(record.answered)),
             record.carried.is_consuming(tag),
@@ -242,7 +318,7 @@ impl Ledger {
         }
         if freed > 0 {
             record.give_back_room();
-            self.link.release(freed);
+            self.kept.release(freed);
         }
     }
 
@@ -254,14 +330,14 @@ impl Ledger {
     /// Takes what is left. Nothing is kept here any more.
     pub(crate) fn take(&self) -> Remains {
         let mut record = std::mem::take(&mut *self.record.lock());
-        self.link.release(record.octets());
+        self.kept.release(record.octets());
         record.remains()
     }
 }
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        self.link.release(self.record.get_mut().octets());
+        self.kept.release(self.record.get_mut().octets());
     }
 }
 
@@ -282,8 +358,15 @@ impl Record {
         match *what {
             What::Messages { first, count, .. } => self.confirms.up_to() + 1 >= first + count,
             What::Asked { first, count, .. } => self.answered + 1 >= first + count,
-            What::Told { published, asked, .. } => self.answered > asked || self.confirms.up_to() > published,
+            What::Told { published, asked, .. } | What::Unconfirmed { published, asked, .. } => {
+                self.answered > asked || self.confirms.up_to() > published
+            }
         }
+    }
+
+    /// Messages outside confirm mode that are sent now.
+    fn outside_confirm_mode(&self, count: u64) -> What {
+        What::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
     }
 
     fn add_consumer(&mut self, tag: &str, last_queue: Option<&str>) {
@@ -319,6 +402,14 @@ impl Record {
                 }
                 What::Messages { first, .. } => {
                     self.unconfirmed(first, &entry.frames, &numbers, &mut remains, &mut gone);
+                }
+                What::Unconfirmed { too_large: true, .. } => {
+                    remains.last_too_large = true;
+                    remains.lost += 1;
+                }
+                What::Unconfirmed { count, .. } => {
+                    remains.frames.extend_from_slice(&entry.frames);
+                    remains.messages += count;
                 }
                 What::Asked { .. } | What::Told { .. } => {
                     for (kind, payload) in entry.unanswered(self.answered) {
@@ -379,6 +470,8 @@ fn method_frame(payload: &[u8]) -> Vec<u8> {
 /// Methods without an answer, such as a `queue.bind` with no-wait, kept of one channel. Brokers are through with those
 /// further back, as far as the client can know.
 const TOLD_MAX: u64 = 256;
+/// Bytes of messages outside confirm mode for which an answer is asked: little to keep, and hardly more work for the broker.
+const PROOF_DUE: usize = 64 * 1024;
 /// Entries for which there is room even when none is there: as many as a client has now and then.
 const ENTRIES_ROOM: usize = 16;
 

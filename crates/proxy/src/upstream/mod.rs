@@ -12,7 +12,7 @@ mod task;
 mod view;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::frame::write_method;
@@ -27,7 +27,7 @@ pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
 pub(crate) use ledger::{Carried, Ledger, REPLY_TO, Remains, asked_for};
 pub(crate) use share::{Line, Share};
-pub(crate) use slot::{Lease, Slot, Usage};
+pub(crate) use slot::{Lease, Left, Slot, Usage};
 
 use self::slot::Missing;
 pub use self::view::UpstreamView;
@@ -46,6 +46,8 @@ pub(crate) struct Upstream {
     pub(crate) outbox: Arc<Outbox>,
     /// Octets that clients have ever handed over.
     sent: AtomicU64,
+    /// Messages were sent behind which nothing may be asked yet. Set by sessions, cleared when they are asked to do so.
+    unproven: AtomicBool,
     /// Where a batch ends that is looked at, and when it came.
     sample: Mutex<Option<(u64, Instant)>>,
     /// Octets of the largest frame that the broker takes; never 0.
@@ -310,16 +312,28 @@ impl Upstream {
         );
     }
 
-    /// The connection is over: everybody on it hears why.
-    fn end(&self, fault: &Fault) {
+    /// The connection is over: everybody on it hears why. Returns what clients had under way that are gone, and whether the
+    /// connection was one client's own.
+    fn end(&self, fault: &Fault) -> (Vec<Left>, bool) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.idle_since = None;
+        let mut left = Vec::new();
         for slot in std::mem::take(&mut state.slots) {
-            let Slot::Leased(lease) = slot else { continue };
-            lease.ledger.end(lease.delivered, lease.last_queue);
-            if lease.missing != Missing::Nothing {
-                lease.link.tell(Event::BrokenOff { upstream: self.id });
+            match slot {
+                Slot::Leased(lease) => {
+                    lease.ledger.end(lease.delivered, lease.last_queue);
+                    if lease.missing != Missing::Nothing {
+                        lease.link.tell(Event::BrokenOff { upstream: self.id });
+                    }
+                    if lease.link.is_gone() {
+                        let confirming = lease.confirms.is_some();
+                        left.push(Left { remains: lease.ledger.take(), confirming });
+                    }
+                }
+                Slot::Settling(settling) => left.extend(settling.into_left()),
+                Slot::Closing(Some(ledger)) => left.push(Left { remains: ledger.take(), confirming: false }),
+                _ => {}
             }
         }
         state.free = Vec::new();
@@ -330,6 +344,7 @@ impl Upstream {
         let was_blocked = state.blocked.take().is_some();
         let owner = state.owner.take();
         drop(state);
+        let was_own = owner.is_some();
         for link in &links {
             if was_blocked {
                 link.unblock();
@@ -339,6 +354,7 @@ impl Upstream {
         for link in links {
             link.tell(Event::Lost { upstream: self.id, fault: fault.clone() });
         }
+        (left, was_own)
     }
 
     fn send<'a>(&self, number: u16, method: impl Into<amqp::Method<'a>>) {

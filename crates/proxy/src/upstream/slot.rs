@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Remains};
 use crate::link::ClientLink;
 
 /// What an upstream channel number stands for.
@@ -20,8 +20,9 @@ pub(crate) enum Slot {
     Resting(Option<Box<Confirms>>),
     /// The broker closed it. The session is to answer, after everything else it may have on its way.
     PeerClosed,
-    /// `channel.close` was sent and nobody waits for the answer; what comes is discarded.
-    Closing,
+    /// `channel.close` was sent and nobody waits for the answer; what comes is discarded. With what a client had under way
+    /// that has given the channel up.
+    Closing(Option<Arc<Ledger>>),
 }
 
 impl Slot {
@@ -29,7 +30,7 @@ impl Slot {
     pub(crate) fn is_closing(&self) -> bool {
         match self {
             Self::Leased(lease) => lease.close_sent,
-            Self::Settling(_) | Self::PeerClosed | Self::Closing => true,
+            Self::Settling(_) | Self::PeerClosed | Self::Closing(_) => true,
             Self::Resting(_) | Self::Free => false,
         }
     }
@@ -49,6 +50,8 @@ pub(crate) struct Lease {
     pub(crate) opening: bool,
     /// `basic.qos-ok` that are still to come and not for the client.
     pub(crate) own_qos_ok: u16,
+    /// `channel.flow-ok` that are still to come and not for the client: the ledger's proofs.
+    pub(crate) own_flow_ok: u32,
     /// Answers that the client waits for.
     pub(crate) replies_due: u32,
     /// What the client has under way, and how its confirms are numbered.
@@ -81,6 +84,7 @@ impl Lease {
             opened_at: Instant::now(),
             opening: true,
             own_qos_ok: 0,
+            own_flow_ok: 0,
             replies_due: 0,
             ledger,
             delivery_offset: 0,
@@ -93,6 +97,14 @@ impl Lease {
             last_queue: None,
         }
     }
+}
+
+/// What a client that is gone had under way on a channel whose connection is lost.
+#[derive(Debug)]
+pub(crate) struct Left {
+    pub(crate) remains: Remains,
+    /// It was published in confirm mode.
+    pub(crate) confirming: bool,
 }
 
 /// What is still missing of a message that is passed on to a client as it comes.
@@ -123,6 +135,10 @@ pub(crate) struct Usage {
 pub(crate) struct Settling {
     /// Answers, nobody's any more.
     replies_due: u32,
+    /// How many of them come in front of those that the ledger counts.
+    own_due: u32,
+    /// What the client that gave the channel back had under way, if anything, kept until it is answered.
+    left: Option<Arc<Ledger>>,
     confirms: Option<Box<Confirms>>,
     opened_at: Instant,
     /// It was given back before the broker had opened it.
@@ -137,8 +153,11 @@ impl Settling {
         if let Some(confirms) = &mut confirms {
             confirms.published += published;
         }
+        (0..fences).for_each(|_| lease.ledger.prove());
         Self {
-            replies_due: lease.replies_due + own + fences,
+            replies_due: lease.replies_due + own + lease.own_flow_ok + fences,
+            own_due: own,
+            left: lease.ledger.has_entries().then_some(lease.ledger),
             confirms,
             opened_at: lease.opened_at,
             opening: lease.opening,
@@ -158,6 +177,13 @@ impl Settling {
     /// An answer has come.
     pub(crate) fn replied(&mut self) {
         self.replies_due = self.replies_due.saturating_sub(1);
+        if self.own_due > 0 {
+            self.own_due -= 1;
+        } else if let Some(ledger) = &self.left
+            && !ledger.answers_proof()
+        {
+            ledger.answered(None, None);
+        }
     }
 
     /// A confirm has come.
@@ -165,6 +191,15 @@ impl Settling {
         if let Some(confirms) = &mut self.confirms {
             confirms.confirmed(tag, multiple);
         }
+        if let Some(ledger) = &self.left {
+            ledger.confirmed(tag, multiple);
+        }
+    }
+
+    /// What is left of it when its connection is lost.
+    pub(crate) fn into_left(self) -> Option<Left> {
+        let confirming = self.confirms.is_some();
+        self.left.map(|ledger| Left { remains: ledger.take(), confirming })
     }
 
     /// Whether nothing is under way any more: then it rests.

@@ -1,6 +1,6 @@
 //! The task of an upstream connection: what the broker sends goes to the clients it is for.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{Endpoint, Pool};
 use crate::refusal::announced_close;
+use crate::session::send_again;
 
 /// What a connection was opened to, and with what.
 pub(crate) struct Access {
@@ -44,6 +45,7 @@ pub(crate) fn spawn(
         id: pool.next_id(),
         outbox: Arc::new(Outbox::new(config.outbox_limit)),
         sent: AtomicU64::new(0),
+        unproven: AtomicBool::new(false),
         sample: Mutex::default(),
         frame_max: limits.frame_max,
         endpoint: access.endpoint,
@@ -84,6 +86,8 @@ pub(crate) fn spawn(
         idle_timeout: config.idle_timeout,
         consumer_budget: config.consumer_budget,
         cause: None,
+        prove_at: None,
+        close_confirmed: false,
         finished: false,
         left: false,
     };
@@ -127,6 +131,10 @@ struct Task {
     finished: bool,
     /// The pool and the clients know that it has ended.
     left: bool,
+    /// When to ask for proofs of what was sent. Set when messages outside confirm mode are written, cleared when it is asked.
+    prove_at: Option<Instant>,
+    /// The broker has answered `connection.close`.
+    close_confirmed: bool,
 }
 
 impl Protocol for Task {
@@ -192,6 +200,9 @@ impl Protocol for Task {
     fn handle_written(&mut self, now: Instant) {
         self.heartbeat.sent(now);
         self.upstream.wake_written();
+        if self.prove_at.is_none() && self.upstream.unproven.load(Ordering::Acquire) {
+            self.prove_at = Some(now + PROOF_AFTER);
+        }
         if let Some(waited) = self.upstream.take_sample(now)
             && let Some(pool) = self.pool.upgrade()
         {
@@ -217,6 +228,9 @@ impl Protocol for Task {
                 self.cause = Some(Fault::new(ReplyCode::ConnectionForced, text));
                 self.finished = true;
             }
+        }
+        if self.prove_at.take_if(|at| now >= *at).is_some() {
+            self.upstream.ask_for_proofs();
         }
         // Asked before the state is locked, for the pool's table comes first.
         let keep = self.pool.upgrade().is_some_and(|pool| pool.keeps_warm(&self.upstream));
@@ -251,7 +265,7 @@ impl Protocol for Task {
             Phase::Closing(since) => Some(since + CLOSE_TIMEOUT),
             _ => state.idle_since.or(state.resting.longest()).map(|since| since + self.idle_timeout),
         };
-        own.into_iter().chain(self.heartbeat.next_deadline()).min()
+        own.into_iter().chain(self.prove_at).chain(self.heartbeat.next_deadline()).min()
     }
 
     fn intent(&self) -> Intent {
@@ -279,7 +293,8 @@ impl Task {
         }
         let expected = self.cause.is_none();
         let fault = self.cause.take().unwrap_or_else(|| lost(&Ended::Finished));
-        if let Some(pool) = self.pool.upgrade() {
+        let pool = self.pool.upgrade();
+        if let Some(pool) = &pool {
             pool.remove(&self.upstream, expected);
             pool.closed_with(&self.upstream.virtual_host, &fault);
         }
@@ -288,7 +303,13 @@ impl Task {
         } else {
             tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
         }
-        self.upstream.end(&fault);
+        let (left, was_own) = self.upstream.end(&fault);
+        // A broker that confirms the close is through with everything in front of it.
+        if let Some(pool) = pool
+            && !self.close_confirmed
+        {
+            send_again(&pool, &self.upstream, left, was_own, &fault);
+        }
     }
 
     /// Whether reading waits for the one client that the connection belongs to. Shared connections never wait.
@@ -325,7 +346,7 @@ impl Task {
             }
             Some(Slot::Settling(_)) => self.settling_method(state, frame),
             Some(Slot::Resting(_)) => self.resting_method(state, frame),
-            Some(Slot::Closing) => self.closing_method(state, frame),
+            Some(Slot::Closing(_)) => self.closing_method(state, frame),
             // Nothing is due on a channel that is closed; a broker that sends there hurts nobody.
             _ => {}
         }
@@ -352,6 +373,9 @@ impl Task {
                 self.upstream.opened_if(state, true);
             }
             Method::BasicQosOk(_) if lease.own_qos_ok > 0 => lease.own_qos_ok -= 1,
+            Method::ChannelFlowOk(_) if lease.own_flow_ok > 0 && lease.ledger.answers_proof() => {
+                lease.own_flow_ok -= 1;
+            }
             Method::BasicCancel(cancel) => {
                 lease.ledger.cancelled(cancel.consumer_tag);
                 if lease.link.cancel_notify {
@@ -392,7 +416,7 @@ impl Task {
     /// `channel.close` from the broker. Who may still have frames on their way must send the close-ok: one that
     /// overtook a frame would make the broker close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
-        let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing) else { return };
+        let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
         lease.link.tell(Event::ChannelClosed {
             channel: lease.client_channel,
             lease: lease.id,
@@ -462,7 +486,10 @@ impl Task {
             return;
         }
         match Method::decode(frame.payload) {
-            Ok(Method::ConnectionCloseOk(_)) => self.finished = true,
+            Ok(Method::ConnectionCloseOk(_)) => {
+                self.close_confirmed = true;
+                self.finished = true;
+            }
             Ok(Method::ConnectionBlocked(blocked)) => {
                 if state.blocked.replace(blocked.reason.into()).is_none() {
                     state.attached.iter().for_each(|link| link.block(blocked.reason));
@@ -496,5 +523,8 @@ impl Lease {
     }
 }
 
+/// How long after messages outside confirm mode were written an answer is asked for: often enough that little is sent twice
+/// after a loss, and seldom beside what clients send.
+const PROOF_AFTER: Duration = Duration::from_secs(1);
 /// How long a broker may take to confirm `connection.close`.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -82,6 +82,8 @@ pub(crate) struct Manners {
     pub(crate) stalled: watch::Sender<Stalled>,
     /// Logins seen, refused ones included.
     pub(crate) logins: AtomicUsize,
+    /// `channel.flow` seen: proofs that the pool asked for. They are answered, but not shown.
+    pub(crate) proofs: AtomicUsize,
 }
 
 /// Whose logins a broker leaves without an answer.
@@ -101,6 +103,7 @@ impl Default for Manners {
             channel_max: 100,
             stalled: watch::Sender::new(Stalled::Nobodys),
             logins: AtomicUsize::new(0),
+            proofs: AtomicUsize::new(0),
         }
     }
 }
@@ -232,6 +235,16 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
             && let Some(frame) = read_frame(&mut reader).await
         {
             if frame.kind == FrameKind::Heartbeat {
+                continue;
+            }
+            if frame.kind == FrameKind::Method && matches!(frame.method(), Method::ChannelFlow(_)) {
+                // When the pool asks for it is its own affair.
+                manners.proofs.fetch_add(1, Ordering::SeqCst);
+                if let (true, Some(answers)) = (manners.obedient.load(Ordering::SeqCst), answers.upgrade()) {
+                    let mut answer = Vec::new();
+                    write_method(&mut answer, frame.channel, channel::FlowOk { active: true });
+                    let _ = answers.send(answer);
+                }
                 continue;
             }
             if let (true, Some(answers)) = (manners.obedient.load(Ordering::SeqCst), answers.upgrade()) {

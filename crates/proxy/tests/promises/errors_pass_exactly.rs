@@ -4,7 +4,7 @@ use amqp::Method;
 use amqp::method::{basic, channel, confirm, connection, queue};
 use proxy::Pool;
 
-use crate::common::{Broker, Client, Manners, until};
+use crate::common::{Broker, Client, Manners, message, until};
 
 #[tokio::test]
 async fn a_channel_closed_by_the_broker_is_closed_with_its_words_and_can_be_opened_again() {
@@ -174,20 +174,27 @@ async fn nobody_is_placed_on_a_connection_that_the_broker_has_closed() {
 }
 
 #[tokio::test]
-async fn messages_without_confirms_that_may_be_lost_are_counted_and_their_client_goes_on() {
+async fn large_messages_without_confirms_that_may_be_lost_are_counted_and_their_client_goes_on() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
     client.open_channel(1).await;
-    client.publish(1, b"bad").await;
-    shared.expect("channel.open").await;
-    shared.expect_message().await;
-    let text = "INTERNAL_ERROR - something is wrong";
-    shared.send(0, connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 });
+    broker.fall_silent();
+    // Larger than what is kept to be sent again.
+    client.write(&message(1, &[7; 2 * 1024 * 1024], 131_072)).await;
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "basic.publish", "header"] {
+        own.expect(name).await;
+    }
+    let mut size = 0;
+    while size < 2 * 1024 * 1024 {
+        size += own.expect("body").await.payload.len();
+    }
+    let text = "CONNECTION_FORCED - restart";
+    own.send(0, connection::Close { reply_code: 320, reply_text: text, class_id: 0, method_id: 0 });
     until("the loss to be counted", || pool.metrics().channels_unconfirmed == 1).await;
     client.publish(1, b"good").await;
-    let mut own = broker.next_connection().await;
-    own.expect("channel.open").await;
-    assert_eq!(own.expect_message().await.1, b"good");
+    shared.expect("channel.open").await;
+    assert_eq!(shared.expect_message().await.1, b"good");
 }

@@ -26,4 +26,5 @@ mod room_is_waited_for;
 mod several_upstreams_share_the_load;
 mod upstreams_see_who_is_behind;
 mod warm_path_needs_no_round_trip;
+mod what_the_departed_wrote_is_kept;
 mod what_waits_for_all_is_bounded;

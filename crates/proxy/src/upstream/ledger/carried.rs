@@ -1,6 +1,7 @@
 //! What a channel takes along from one upstream channel to the next: its consumers, and how its messages are numbered.
 
 use std::borrow::Cow;
+use std::time::Instant;
 
 use amqp::Method;
 
@@ -13,6 +14,8 @@ pub(crate) struct Carried {
     pub(crate) delivered: u64,
     /// What an empty queue name means.
     pub(crate) last_queue: Option<Box<str>>,
+    /// When the first upstream connection was lost on which a client that is gone had this under way.
+    pub(crate) lost_since: Option<Instant>,
 }
 
 /// A consumer that the broker has, or will have when it gets there.

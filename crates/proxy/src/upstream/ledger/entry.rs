@@ -21,6 +21,8 @@ pub(super) enum What {
     Asked { first: u64, count: u64, prefetch: Option<u16> },
     /// So many methods without an answer, of one frame each, behind so many messages and answers.
     Told { published: u64, asked: u64, count: u64 },
+    /// So many messages outside confirm mode, likewise. The frames of one that is too large are not kept.
+    Unconfirmed { published: u64, asked: u64, count: u64, too_large: bool },
 }
 
 impl Entry {
@@ -46,7 +48,10 @@ impl Entry {
                     // All of it is over, and only waits for what is in front of it.
                     self.frames.clear();
                     (*first, *count, *prefetch) = (number, 1, present);
-                } else if has_room && (*prefetch == present || !is_consume(payload)) {
+                } else if has_room
+                    && number == *first + *count
+                    && (*prefetch == present || !is_consume(payload))
+                {
                     *count += 1;
                 } else {
                     return false;
@@ -62,14 +67,37 @@ impl Entry {
         true
     }
 
-    /// Appends a method; [`Vec`] would make more room than may ever be used.
-    fn put(&mut self, payload: &[u8]) {
-        let needed = self.frames.len() + payload.len() + OVERHEAD;
-        if needed > self.frames.capacity() {
-            let more = (2 * self.frames.capacity()).min(SHARED_OCTETS).max(needed);
-            self.frames.reserve_exact(more - self.frames.len());
+    /// Takes in more whole messages that were sent after it, if they are of its kind and there is room.
+    pub(super) fn join_messages(&mut self, messages: &What, frames: &[u8]) -> bool {
+        let (
+            What::Unconfirmed { published, asked, count, too_large: false },
+            &What::Unconfirmed { published: confirmed, asked: answers, count: more, .. },
+        ) = (&mut self.what, messages)
+        else {
+            return false;
+        };
+        if (*published, *asked) != (confirmed, answers) || self.frames.len() + frames.len() > SHARED_OCTETS {
+            return false;
         }
+        *count += more;
+        self.make_room(frames.len());
+        self.frames.extend_from_slice(frames);
+        true
+    }
+
+    /// Appends a method.
+    fn put(&mut self, payload: &[u8]) {
+        self.make_room(payload.len() + OVERHEAD);
         put_frame(&mut self.frames, FrameKind::Method, 0, payload, 0);
+    }
+
+    /// [`Vec`] would make more room than may ever be used.
+    fn make_room(&mut self, more: usize) {
+        let needed = self.frames.len() + more;
+        if needed > self.frames.capacity() {
+            let room = (2 * self.frames.capacity()).min(SHARED_OCTETS).max(needed);
+            self.frames.reserve_exact(room - self.frames.len());
+        }
     }
 
     /// Forgets the first of its methods; false when there is no other.

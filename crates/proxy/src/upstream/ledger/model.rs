@@ -1,13 +1,12 @@
 //! The ledger against a list that keeps every message and method for itself.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use amqp::method::basic;
 use amqp::properties::NO_PROPERTIES;
 
 use super::entry::SHARED_OCTETS;
 use super::tests::{counted, payload};
 use super::*;
+use crate::kept::KeptTotals;
 
 /// What the ledger promises, in the plainest way.
 #[derive(Default)]
@@ -110,7 +109,7 @@ impl Model {
 struct Run {
     random: u64,
     ledger: Arc<Ledger>,
-    kept: Arc<AtomicUsize>,
+    kept: Arc<KeptTotals>,
     model: Model,
     prefetch: Option<u16>,
     made: u64,
@@ -118,7 +117,7 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let kept = Arc::new(AtomicUsize::new(0));
+        let kept = Arc::<KeptTotals>::default();
         let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self { random, ledger: counted(&kept), kept, model: Model::default(), prefetch: None, made: 0 }
     }
@@ -250,7 +249,7 @@ impl Run {
 
     fn check(&self) {
         assert_eq!(self.ledger.has_entries(), !self.model.items.is_empty());
-        assert_eq!(self.kept.load(Ordering::Relaxed), self.ledger.record.lock().octets());
+        assert_eq!(self.kept.connected(), self.ledger.record.lock().octets());
         for number in 0..4 {
             let tag = format!("tag {number}");
             assert_eq!(self.ledger.is_consuming(&tag), self.model.is_consuming(&tag), "{tag}");
@@ -275,7 +274,7 @@ fn whatever_happens_exactly_the_rest_is_replayed_and_what_was_kept_is_given_back
             other => panic!("{other:?}"),
         });
         assert_eq!(tags.zip(prefetches).collect::<Vec<_>>(), run.model.consumers, "seed {seed}");
-        assert_eq!(run.kept.load(Ordering::Relaxed), 0, "seed {seed}");
+        assert_eq!(run.kept.connected(), 0, "seed {seed}");
     }
 }
 
@@ -283,7 +282,7 @@ fn whatever_happens_exactly_the_rest_is_replayed_and_what_was_kept_is_given_back
 fn a_ledger_that_goes_gives_back_what_it_kept() {
     let mut run = Run::new(7);
     (0..200).for_each(|_| run.step());
-    assert!(run.kept.load(Ordering::Relaxed) > 0);
+    assert!(run.kept.connected() > 0);
     drop(run.ledger);
-    assert_eq!(run.kept.load(Ordering::Relaxed), 0);
+    assert_eq!(run.kept.connected(), 0);
 }

@@ -1,11 +1,10 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use amqp::frame::{OVERHEAD, write_content_header, write_method};
 use amqp::method::{basic, queue};
 use amqp::properties::NO_PROPERTIES;
 
 use super::entry::SHARED_OCTETS;
 use super::*;
+use crate::kept::KeptTotals;
 
 pub(super) fn message(key: &str) -> Vec<u8> {
     let mut out = Vec::new();
@@ -21,14 +20,14 @@ pub(super) fn payload<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
 }
 
 fn ledger(carried: Carried) -> Arc<Ledger> {
-    Ledger::new(ClientLink::nobody(), carried)
+    Ledger::new(&ClientLink::nobody(), carried)
 }
 
-/// A ledger whose link counts what it keeps in `kept`.
-pub(super) fn counted(kept: &Arc<AtomicUsize>) -> Arc<Ledger> {
+/// A ledger that counts what it keeps in `kept`.
+pub(super) fn counted(kept: &Arc<KeptTotals>) -> Arc<Ledger> {
     let outbox = Arc::new(transport::Outbox::new(0));
     let link = ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), kept.clone(), Arc::default());
-    Ledger::new(Arc::new(link), Carried::default())
+    Ledger::new(&Arc::new(link), Carried::default())
 }
 
 pub(super) fn keys(frames: &[u8]) -> Vec<String> {
@@ -143,24 +142,24 @@ fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
 #[test]
 fn thousands_of_methods_under_way_take_hardly_more_than_their_octets() {
     const ASKED: usize = 2000;
-    let kept = Arc::new(AtomicUsize::new(0));
+    let kept = Arc::<KeptTotals>::default();
     let ledger = counted(&kept);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for asked in 1..=ASKED {
         ledger.method(&declare, true, None);
         let frames = asked * (declare.len() + OVERHEAD);
-        let taken = kept.load(Ordering::Relaxed);
+        let taken = kept.connected();
         assert!(taken < 2 * frames + 256, "{taken} octets for {frames}");
     }
     let record = ledger.record.lock();
     let places = record.entries.capacity() * size_of::<Entry>();
     let buffers: usize = record.entries.iter().map(|entry| entry.frames.capacity()).sum();
-    assert!(places + buffers <= kept.load(Ordering::Relaxed), "all that is taken is counted");
+    assert!(places + buffers <= kept.connected(), "all that is taken is counted");
     drop(record);
     for _ in 0..ASKED {
         ledger.answered(None, None);
     }
-    assert_eq!(kept.load(Ordering::Relaxed), 0);
+    assert_eq!(kept.connected(), 0);
     assert!(!ledger.has_entries());
 }
 
@@ -180,7 +179,7 @@ fn the_room_for_many_entries_is_given_back_when_they_are_over() {
 
 #[test]
 fn what_is_answered_is_given_back_in_small_steps() {
-    let kept = Arc::new(AtomicUsize::new(0));
+    let kept = Arc::<KeptTotals>::default();
     let ledger = counted(&kept);
     let declare = payload(queue::Declare { queue: "hostile", passive: true, ..Default::default() });
     for _ in 0..1000 {
@@ -189,23 +188,23 @@ fn what_is_answered_is_given_back_in_small_steps() {
     for left in (0..1000).rev() {
         ledger.answered(None, None);
         let most = 2 * left * (declare.len() + OVERHEAD) + 2 * SHARED_OCTETS;
-        assert!(kept.load(Ordering::Relaxed) < most, "{left} are left");
+        assert!(kept.connected() < most, "{left} are left");
     }
 }
 
 #[test]
 fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_answered() {
-    let kept = Arc::new(AtomicUsize::new(0));
+    let kept = Arc::<KeptTotals>::default();
     let ledger = counted(&kept);
     ledger.messages(&message("slow"), 1);
     for _ in 0..10_000 {
         ledger.method(&payload(queue::Declare::default()), true, None);
         ledger.answered(None, None);
     }
-    assert!(kept.load(Ordering::Relaxed) < SHARED_OCTETS);
+    assert!(kept.connected() < SHARED_OCTETS);
     ledger.method(&payload(queue::Delete::default()), true, None);
     assert_eq!(keys(&ledger.take().frames), ["slow", "queue.delete"]);
-    assert_eq!(kept.load(Ordering::Relaxed), 0);
+    assert_eq!(kept.connected(), 0);
 }
 
 #[test]

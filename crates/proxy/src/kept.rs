@@ -1,0 +1,149 @@
+//! What is kept of clients' frames until brokers have answered for it, in bytes: of each client, of all clients that are
+//! connected, and of all that are gone.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use transport::Outbox;
+
+/// The sums over all clients of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct KeptTotals {
+    connected: AtomicUsize,
+    departed: AtomicUsize,
+}
+
+impl KeptTotals {
+    /// Bytes kept for clients that are connected.
+    pub(crate) fn connected(&self) -> usize {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// Bytes kept of what clients had written that are gone.
+    pub(crate) fn departed(&self) -> usize {
+        self.departed.load(Ordering::Relaxed)
+    }
+
+    fn of(&self, departed: bool) -> &AtomicUsize {
+        if departed { &self.departed } else { &self.connected }
+    }
+}
+
+/// The part of one client. The client's ledgers hold it as well, and may outlive the client.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    totals: Arc<KeptTotals>,
+    sum: Mutex<Sum>,
+    /// The client is not read because of what is kept.
+    awaits_release: AtomicBool,
+    /// Nudged when less is kept. Not held on to: what waits there for a client that is gone is no use.
+    outbox: Weak<Outbox>,
+}
+
+#[derive(Debug, Default)]
+struct Sum {
+    bytes: usize,
+    /// The client is gone. Never cleared.
+    departed: bool,
+}
+
+impl Kept {
+    pub(crate) fn new(totals: Arc<KeptTotals>, outbox: &Arc<Outbox>) -> Self {
+        Self {
+            totals,
+            sum: Mutex::default(),
+            awaits_release: AtomicBool::new(false),
+            outbox: Arc::downgrade(outbox),
+        }
+    }
+
+    /// More bytes are kept.
+    pub(crate) fn add(&self, bytes: usize) {
+        let mut sum = self.sum.lock();
+        sum.bytes += bytes;
+        self.totals.of(sum.departed).fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Fewer bytes are kept. Nudges the client that waits for it.
+    pub(crate) fn release(&self, bytes: usize) {
+        let mut sum = self.sum.lock();
+        sum.bytes -= bytes;
+        self.totals.of(sum.departed).fetch_sub(bytes, Ordering::Relaxed);
+        drop(sum);
+        if self.awaits_release.swap(false, Ordering::AcqRel)
+            && let Some(outbox) = self.outbox.upgrade()
+        {
+            outbox.nudge();
+        }
+    }
+
+    /// The client is gone: what is kept counts among that of those from now on.
+    pub(crate) fn depart(&self) {
+        let mut sum = self.sum.lock();
+        if !std::mem::replace(&mut sum.departed, true) {
+            self.totals.connected.fetch_sub(sum.bytes, Ordering::Relaxed);
+            self.totals.departed.fetch_add(sum.bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether more may be kept for this client. After a no, its outbox is nudged when less is kept: a client with nothing
+    /// kept always gets a yes, so that there is something to wait for.
+    pub(crate) fn may_add(&self, most: usize, most_of_all: usize) -> bool {
+        let may = || match self.sum.lock().bytes {
+            0 => true,
+            bytes => bytes < most && self.totals.connected() < most_of_all,
+        };
+        if may() {
+            return true;
+        }
+        self.awaits_release.store(true, Ordering::Release);
+        // What was waited for may just have come; then nobody will tell.
+        may()
+    }
+}
+
+/// Bytes that wait to be sent again for a client that is gone.
+#[derive(Debug)]
+pub(crate) struct KeptDeparted {
+    totals: Arc<KeptTotals>,
+    bytes: usize,
+}
+
+impl KeptDeparted {
+    pub(crate) fn new(totals: Arc<KeptTotals>, bytes: usize) -> Self {
+        totals.departed.fetch_add(bytes, Ordering::Relaxed);
+        Self { totals, bytes }
+    }
+}
+
+impl Drop for KeptDeparted {
+    fn drop(&mut self) {
+        self.totals.departed.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_leaves_behind_counts_among_that_of_those_who_are_gone() {
+        let (totals, outbox) = (Arc::new(KeptTotals::default()), Arc::new(Outbox::new(0)));
+        let (one, other) = (Kept::new(totals.clone(), &outbox), Kept::new(totals.clone(), &outbox));
+        one.add(10);
+        other.add(5);
+        one.depart();
+        one.depart();
+        assert_eq!((totals.connected(), totals.departed()), (5, 10));
+        one.release(4);
+        one.add(1);
+        other.release(5);
+        assert_eq!((totals.connected(), totals.departed()), (0, 7));
+        let waiting = KeptDeparted::new(totals.clone(), 3);
+        assert_eq!(totals.departed(), 10);
+        drop(waiting);
+        one.release(7);
+        assert_eq!((totals.connected(), totals.departed()), (0, 0));
+    }
+}

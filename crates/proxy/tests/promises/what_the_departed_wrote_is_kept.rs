@@ -1,0 +1,190 @@
+//! P11: what a client wrote that is gone is kept until the broker has answered something behind it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use amqp::method::{basic, channel, confirm, connection, queue};
+use proxy::{Pool, PoolConfig};
+
+use crate::common::{Broker, BrokerEnd, Client, Manners, message, until};
+
+async fn close(client: &mut Client) {
+    client.send(1, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
+    client.send(0, connection::Close::default()).await;
+    client.expect("connection.close-ok").await;
+}
+
+/// A client that publishes to a broker that does not answer, and the upstream connection.
+async fn publisher(broker: &mut Broker, confirms: bool) -> (Arc<Pool>, Client, BrokerEnd) {
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    broker.fall_silent();
+    client.open_channel(1).await;
+    if confirms {
+        client.send(1, confirm::Select::default()).await;
+        client.expect("confirm.select-ok").await;
+    }
+    client.publish(1, b"kept").await;
+    upstream.expect("channel.open").await;
+    if confirms {
+        upstream.expect("confirm.select").await;
+    }
+    upstream.expect_message().await;
+    (pool, client, upstream)
+}
+
+#[tokio::test]
+async fn p11_it_goes_out_again_on_another_connection_when_that_one_dies() {
+    let mut broker = Broker::start(Manners::default()).await;
+    for (confirms, vanishes) in [(false, false), (true, false), (false, true), (true, true)] {
+        broker.manners.obedient.store(true, Ordering::SeqCst);
+        let (pool, mut client, mut upstream) = publisher(&mut broker, confirms).await;
+        if !vanishes {
+            close(&mut client).await;
+        }
+        drop(client);
+        until("the client to leave", || pool.metrics().clients == 0).await;
+        assert!(pool.metrics().bytes_departed > 0);
+        // Twice, for the second one may die as well.
+        for _ in 0..2 {
+            drop(upstream);
+            upstream = broker.next_connection().await;
+            upstream.expect("channel.open").await;
+            if confirms {
+                upstream.expect("confirm.select").await;
+            }
+            assert_eq!(upstream.expect_message().await.1, b"kept");
+        }
+        upstream.send(1, channel::OpenOk::default());
+        if confirms {
+            upstream.send(1, basic::Ack { delivery_tag: 1, multiple: false });
+        } else {
+            upstream.expect("basic.qos").await;
+            upstream.send(1, basic::QosOk {});
+        }
+        until("the answer", || pool.metrics().resting_channels == 1).await;
+        let metrics = pool.metrics();
+        assert_eq!((metrics.bytes_departed, metrics.octets_kept), (0, 0));
+        assert_eq!((metrics.messages_departed_resent, metrics.messages_departed_lost), (2, 0));
+    }
+}
+
+#[tokio::test]
+async fn p11_it_waits_for_an_outage_to_end() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let (pool, mut client, upstream) = publisher(&mut broker, false).await;
+    close(&mut client).await;
+    broker.go_away().await;
+    drop(upstream);
+    until("the loss", || pool.metrics().connect_failures > 0).await;
+    broker.come_back().await;
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    assert_eq!(next.expect_message().await.1, b"kept");
+}
+
+#[tokio::test]
+async fn p11_what_the_broker_has_answered_is_not_sent_twice() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"answered").await;
+    upstream.expect("channel.open").await;
+    upstream.expect_message().await;
+    // An answer to a method counts as well.
+    client.send(1, queue::Declare { queue: "q", durable: true, ..Default::default() }).await;
+    client.expect("queue.declare-ok").await;
+    assert_eq!(pool.metrics().octets_kept, 0);
+    upstream.expect("queue.declare").await;
+    broker.fall_silent();
+    client.publish(1, b"kept").await;
+    upstream.expect_message().await;
+    close(&mut client).await;
+    drop(upstream);
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    assert_eq!(next.expect_message().await.1, b"kept");
+    next.expect("basic.qos").await;
+}
+
+#[tokio::test]
+async fn p7_a_client_that_stays_has_it_proven_now_and_then_and_goes_on_after_a_loss() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.publish(1, b"quiet").await;
+    upstream.expect("channel.open").await;
+    upstream.expect_message().await;
+    // After a while without being asked, for it is little.
+    until("a proof", || pool.metrics().octets_kept == 0).await;
+    assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 1);
+
+    broker.fall_silent();
+    client.write(&message(1, &[7; 100_000], 131_072)).await;
+    upstream.expect_message().await;
+    // At once, for it is much.
+    let proofs = || broker.manners.proofs.load(Ordering::SeqCst);
+    until("a proof to be asked for", || proofs() == 2).await;
+    drop(upstream);
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    assert_eq!(next.expect_message().await.1.len(), 100_000);
+    assert_eq!(pool.metrics().messages_replayed, 1);
+}
+
+#[tokio::test]
+async fn s2_when_too_much_is_kept_a_close_waits_for_the_broker() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig { departed_total_max: 1, ..broker.config() });
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    broker.fall_silent();
+    let mut publish = async |close_sent: bool| {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.publish(1, b"kept").await;
+        upstream.expect("channel.open").await;
+        let number = upstream.expect_message().await.0;
+        if close_sent {
+            client.send(1, channel::Close::default()).await;
+            upstream.expect("channel.close").await;
+            upstream.send(number, channel::OpenOk::default());
+            upstream.send(number, channel::CloseOk {});
+            client.expect("channel.close-ok").await;
+        } else {
+            drop(client);
+            upstream.expect("basic.qos").await;
+        }
+    };
+    publish(false).await;
+    until("the client to leave", || pool.metrics().bytes_departed > 0).await;
+    publish(true).await;
+    // One that does not wait is not kept, and counted.
+    publish(false).await;
+    until("it to be counted", || pool.metrics().messages_departed_lost == 1).await;
+    client.open_channel(1).await;
+}
+
+#[tokio::test]
+async fn p2_what_may_be_to_blame_for_a_fault_goes_on_alone_and_is_given_up_if_it_is() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let (pool, mut client, shared) = publisher(&mut broker, false).await;
+    close(&mut client).await;
+    let text = "INTERNAL_ERROR - something is wrong";
+    let fault = connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 };
+    shared.send(0, fault);
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    own.expect_message().await;
+    assert_eq!(pool.metrics().own_connections, 1);
+    own.send(0, fault);
+    until("it to be given up", || pool.metrics().messages_departed_lost == 1).await;
+    assert_eq!(pool.metrics().bytes_departed, 0);
+    assert!(!broker.has_new_connection());
+}

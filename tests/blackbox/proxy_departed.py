@@ -1,0 +1,149 @@
+"""What a client wrote that has been told close-ok is not lost with the link to the broker (P11)."""
+
+import contextlib
+import socket
+import threading
+
+import pika
+import pytest
+
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.rabbitmq import RabbitMq
+
+QUEUE = "departed"
+CLIENTS = 20
+
+
+class Link:
+    """Passes connections on to a broker. What is sent to the broker may be swallowed, and what is open cut off."""
+
+    def __init__(self, port):
+        self.port_behind = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.sockets = []
+        self.swallows = False
+        self.swallowed = 0
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"amqp://127.0.0.1:{self.port}"
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(("127.0.0.1", self.port_behind))
+                self.sockets += [client, server]
+                threading.Thread(target=self.copy, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self.copy, args=(server, client, False), daemon=True).start()
+
+    def copy(self, source, sink, may_swallow):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if may_swallow and self.swallows:
+                    self.swallowed += len(data)
+                else:
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self):
+        cut, self.sockets = self.sockets, []
+        for each in cut:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self.swallows = False
+
+    def stop(self):
+        self.listener.close()
+        self.cut()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    broker = RabbitMq(tmp_path_factory.mktemp("departed") / "rabbitmq")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def link(broker):
+    link = Link(broker.port)
+    yield link
+    link.stop()
+
+
+def publish(server, body, confirms):
+    connection = pika.BlockingConnection(pika.URLParameters(server.uri))
+    channel = connection.channel()
+    if confirms:
+        # pika waits for each confirm; a client in a hurry does not.
+        channel._impl.confirm_delivery(ack_nack_callback=lambda *_: None, callback=lambda *_: None)
+    channel.basic_publish("", QUEUE, body)
+    connection.close()
+
+
+def bodies(broker):
+    with pika.BlockingConnection(pika.URLParameters(broker.uri)) as direct:
+        channel = direct.channel()
+        found = []
+        while True:
+            method, _, body = channel.basic_get(QUEUE, auto_ack=True)
+            if method is None:
+                return found
+            found.append(body)
+
+
+@pytest.mark.parametrize("confirms", [False, True], ids=["no-confirms", "confirms"])
+def test_messages_of_clients_that_have_closed_arrive_although_their_packets_did_not(tmp_path, broker, link, confirms):
+    with leveret(tmp_path, "--upstream", link.url) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as first:
+            first.channel().queue_declare(QUEUE)
+            first.channel().queue_purge(QUEUE)
+        publish(server, b"passes", confirms)
+        wait_until(lambda: bodies(broker) == [b"passes"])
+        wait_until(lambda: metric(server, "leveret_upstream_departed_bytes") == 0)
+        link.swallows = True
+        expected = [f"message {number}".encode() for number in range(CLIENTS)]
+        for body in expected:
+            publish(server, body, confirms)
+        assert metric(server, "leveret_upstream_departed_bytes") > 0
+        wait_until(lambda: link.swallowed > CLIENTS * len(b"message"))
+        link.cut()
+        found = []
+        wait_until(lambda: found.extend(bodies(broker)) or set(found) >= set(expected))
+        # What another connection that was cut had taken over is sent a third time.
+        assert metric(server, "leveret_upstream_departed_resent_messages_total") >= CLIENTS
+        assert metric(server, "leveret_upstream_departed_lost_messages_total") == 0
+        wait_until(lambda: metric(server, "leveret_upstream_departed_bytes") == 0)
+        server.stop()
+
+
+def test_a_proof_changes_nothing_for_a_client_that_publishes_for_long(tmp_path, broker):
+    """Proofs are answered by RabbitMQ as the pool expects, beside the client's own methods, with limits as they were."""
+    with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as server:
+        with pika.BlockingConnection(pika.URLParameters(server.uri)) as client:
+            channel = client.channel()
+            channel.queue_declare(QUEUE)
+            channel.queue_purge(QUEUE)
+            channel.basic_qos(prefetch_count=7)
+            for number in range(300):
+                channel.basic_publish("", QUEUE, f"{number:03}".encode() + bytes(1000))
+                if number % 100 == 0:
+                    channel.queue_declare(QUEUE, passive=True)
+            wait_until(lambda: metric(server, "leveret_upstream_replay_kept_bytes") == 0)
+            taken = []
+            tag = channel.basic_consume(QUEUE, lambda _, method, __, body: taken.append((method.delivery_tag, body)))
+            while len(taken) < 7:
+                client.process_data_events(0.05)
+            assert channel.queue_declare(QUEUE, passive=True).method.message_count == 293, "the limit is still 7"
+            channel.basic_ack(7, multiple=True)
+            while len(taken) < 300:
+                client.process_data_events(0.05)
+                channel.basic_ack(taken[-1][0], multiple=True)
+            assert [body[:3] for _, body in taken] == [f"{number:03}".encode() for number in range(300)]
+            channel.basic_cancel(tag)
+        server.stop()
