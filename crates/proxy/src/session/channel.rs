@@ -8,7 +8,7 @@ use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm};
 use amqp::{Fault, FrameKind, Method};
 
-use super::judge::{Limits, awaits_reply, is_publish, is_settling};
+use super::judge::{Limits, awaits_reply, is_mandatory, is_publish, is_settling};
 use super::output::Output;
 use crate::frames::{check_fits, put_frame, stored_frames};
 use crate::link::ClientLink;
@@ -40,6 +40,8 @@ pub(super) struct Channel {
     pub(super) touched: bool,
     /// Something went out on the present upstream channel whose success no answer tells.
     unproven: bool,
+    /// Until when something may come back of the mandatory messages that went out on the present upstream channel.
+    returns: Returns,
     /// What the client asked for last, whether it has gone out or not.
     pub(super) limits: Limits,
     /// The client has sent `tx.select`.
@@ -97,6 +99,19 @@ pub(super) enum Content {
     Header,
     /// This many octets of body, in one or more frames.
     Body(u64),
+}
+
+/// Until when a `basic.return` may come. Brokers send it before they take the next frame of the channel, and before they
+/// confirm the message.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Returns {
+    /// None is due.
+    #[default]
+    None,
+    /// Until a method is answered that is sent from now on.
+    Answered,
+    /// Until everything is confirmed.
+    Confirmed,
 }
 
 /// What the client has set on its channel.
@@ -166,7 +181,7 @@ impl Channel {
         }
         put_frame(output.to(&route.upstream), kind, route.channel, payload, frame_max);
         if kind == FrameKind::Method {
-            self.count_publishes(1);
+            self.count_publishes(1, is_mandatory(payload));
         }
         Ok(())
     }
@@ -180,13 +195,25 @@ impl Channel {
         stored_frames(stored).try_for_each(|(kind, payload)| self.send(output, kind, payload))
     }
 
-    /// Messages were passed on, other than by [`Self::send`].
+    /// Messages are passed on, one of them `mandatory` or none.
     #[inline]
-    pub(super) fn count_publishes(&mut self, messages: u64) {
+    pub(super) fn count_publishes(&mut self, messages: u64, mandatory: bool) {
         if self.setup.confirm {
             self.published += messages;
         } else {
             self.unproven = true;
+        }
+        if mandatory && self.returns != Returns::Answered {
+            self.returns = if self.setup.confirm { Returns::Confirmed } else { Returns::Answered };
+        }
+    }
+
+    /// Whether a `basic.return` may come before the answer to what the client sends next.
+    pub(super) fn may_return(&self) -> bool {
+        match self.returns {
+            Returns::None => false,
+            Returns::Answered => true,
+            Returns::Confirmed => self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries()),
         }
     }
 
@@ -363,6 +390,7 @@ impl Channel {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
         self.unproven = false;
+        self.returns = Returns::None;
         self.resuming = false;
         self.lease = lease;
         self.place = Place::Placed(route);
@@ -410,6 +438,8 @@ impl Channel {
             // Nobody will ask.
         } else if has_answer {
             upstream.expect_reply(channel);
+            // Who asks whether one may come asks first whether this is answered.
+            self.returns = Returns::None;
         } else {
             self.unproven = true;
         }

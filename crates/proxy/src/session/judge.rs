@@ -204,6 +204,12 @@ pub(super) fn is_to_default(payload: &[u8]) -> bool {
     payload.get(EXCHANGE_AT) == Some(&0)
 }
 
+/// Whether it asks for the message back if no queue takes it.
+#[inline]
+pub(super) fn is_mandatory(payload: &[u8]) -> bool {
+    payload.last().is_some_and(|bits| bits & MANDATORY != 0)
+}
+
 /// What such a `basic.publish` needs.
 #[inline]
 pub(super) fn publish_need(payload: &[u8]) -> Need {
@@ -246,7 +252,8 @@ const EXCHANGE_AT: usize = 6;
 const NOT_FINITE: &str = "number in a table is infinite or not a number";
 /// Octets of a `basic.ack`: class, method, delivery tag, one octet of bits.
 const ACK_LEN: usize = 13;
-/// The bit of `immediate` in the last octet of `basic.publish`.
+/// The bits of `mandatory` and `immediate` in the last byte of `basic.publish`.
+const MANDATORY: u8 = 1;
 const IMMEDIATE: u8 = 2;
 /// Octets that a message is taken to have before any has come.
 const MESSAGE_EXPECTED: usize = 1024;

@@ -382,7 +382,7 @@ impl Session {
     }
 
     /// Turns confirm mode on without asking the broker, which has no reason to refuse. False when it has, or when the
-    /// answer would overtake others.
+    /// answer would overtake others, or a message that comes back.
     fn select_confirms(&mut self, number: u16) -> Result<bool, Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(false) };
         match &channel.place {
@@ -391,7 +391,7 @@ impl Session {
                 channel.set_confirming();
                 Ok(true)
             }
-            Place::Placed(route) if route.upstream.is_answered(route.channel) => {
+            Place::Placed(route) if route.upstream.is_answered(route.channel) && !channel.may_return() => {
                 if !channel.is_confirming() {
                     let mut select = Vec::new();
                     Method::from(confirm::Select { no_wait: true }).encode(&mut select);

@@ -5,7 +5,9 @@ use amqp::{Fault, FrameKind};
 
 use super::Session;
 use super::channel::{Content, Place};
-use super::judge::{Need, is_publish, is_to_default, judge_properties, judge_publish, publish_need};
+use super::judge::{
+    Need, is_mandatory, is_publish, is_to_default, judge_properties, judge_publish, publish_need,
+};
 
 impl Session {
     /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the same channel,
@@ -35,12 +37,13 @@ impl Session {
             return Ok(None);
         }
         let Some(mut end) = scan.content(rest, is_to_default(publish)) else { return Ok(None) };
-        let mut messages = 1;
+        let (mut messages, mut mandatory) = (1, is_mandatory(publish));
         while end < SPAN_MAX
-            && let Some(more) = scan.message(&rest[end..])
+            && let Some((publish, more)) = scan.message(&rest[end..])
         {
             end += more;
             messages += 1;
+            mandatory |= is_mandatory(publish);
         }
         let out = self.output.to(&route.upstream);
         let before = out.len();
@@ -57,7 +60,7 @@ impl Session {
         if channel.keep(&out[before..], messages) {
             self.unproven.push(number);
         }
-        channel.count_publishes(messages);
+        channel.count_publishes(messages, mandatory);
         self.output.count_messages(messages);
         Ok(Some(end))
     }
@@ -73,15 +76,15 @@ struct Scan {
 }
 
 impl Scan {
-    /// The length of the plain message at the start of `input`, if there is one.
+    /// The `basic.publish` and the length of the plain message at the start of `input`, if there is one.
     #[inline]
-    fn message(&self, input: &[u8]) -> Option<usize> {
+    fn message<'i>(&self, input: &'i [u8]) -> Option<(&'i [u8], usize)> {
         let publish = self.payload(input, FrameKind::Method)?;
         if !is_publish(publish) || judge_publish(publish).is_err() || publish_need(publish) != Need::Any {
             return None;
         }
         let start = publish.len() + OVERHEAD;
-        Some(start + self.content(&input[start..], is_to_default(publish))?)
+        Some((publish, start + self.content(&input[start..], is_to_default(publish))?))
     }
 
     /// The length of the plain content at the start of `input`, of a message that goes `to_default` exchange or not.
@@ -154,7 +157,7 @@ mod tests {
         for bodies in [&[][..], &[b"body".as_slice()]] {
             let octets = message(3, bodies);
             let more = [&octets[..], b"more"].concat();
-            assert_eq!(SCAN.message(&more), Some(octets.len()));
+            assert_eq!(SCAN.message(&more).map(|(_, length)| length), Some(octets.len()));
             for cut in 0..octets.len() {
                 assert_eq!(SCAN.message(&octets[..cut]), None, "{cut} octets");
             }

@@ -1,0 +1,78 @@
+//! What is answered here comes behind what the broker has to say about what the client sent before.
+
+use amqp::frame::{write_content_header, write_frame, write_method};
+use amqp::method::{basic, channel, confirm};
+use amqp::properties::NO_PROPERTIES;
+use amqp::{FrameKind, Method};
+use proxy::Pool;
+
+use crate::common::{Broker, BrokerEnd, Client, Manners};
+
+async fn publish_mandatory(client: &mut Client, number: u16) {
+    let mut message = Vec::new();
+    let publish = basic::Publish { routing_key: "nobody", mandatory: true, ..Default::default() };
+    write_method(&mut message, number, publish);
+    write_content_header(&mut message, number, 1, NO_PROPERTIES);
+    write_frame(&mut message, FrameKind::Body, number, |out| out.push(b'x'));
+    client.write(&message).await;
+}
+
+fn send_back(upstream: &BrokerEnd, number: u16) {
+    let mut returned = Vec::new();
+    write_method(&mut returned, number, basic::Return { reply_code: 312, ..Default::default() });
+    write_content_header(&mut returned, number, 1, NO_PROPERTIES);
+    write_frame(&mut returned, FrameKind::Body, number, |out| out.push(b'x'));
+    upstream.to.send(returned).unwrap();
+}
+
+#[tokio::test]
+async fn confirm_select_ok_comes_behind_messages_that_come_back() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    broker.fall_silent();
+    client.open_channel(1).await;
+    // The first waits until it has a place, the second goes out from where it was read.
+    for _ in 0..2 {
+        publish_mandatory(&mut client, 1).await;
+    }
+    client.send(1, confirm::Select::default()).await;
+    upstream.expect("channel.open").await;
+    for _ in 0..2 {
+        upstream.expect_message().await;
+    }
+    let select = upstream.expect("confirm.select").await;
+    assert_eq!(select.method(), Method::from(confirm::Select { no_wait: false }));
+    upstream.send(1, channel::OpenOk::default());
+    for _ in 0..2 {
+        send_back(&upstream, 1);
+    }
+    upstream.send(1, confirm::SelectOk {});
+    for _ in 0..2 {
+        client.expect("basic.return").await;
+        client.expect("header").await;
+        client.expect("body").await;
+    }
+    client.expect("confirm.select-ok").await;
+}
+
+#[tokio::test]
+async fn p6_once_a_later_method_is_answered_nothing_can_come_back_and_nobody_is_asked() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    publish_mandatory(&mut client, 1).await;
+    client.send(1, basic::Qos::default()).await;
+    client.expect("basic.qos-ok").await;
+    broker.fall_silent();
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    upstream.expect("channel.open").await;
+    upstream.expect_message().await;
+    upstream.expect("basic.qos").await;
+    let select = upstream.expect("confirm.select").await;
+    assert_eq!(select.method(), Method::from(confirm::Select { no_wait: true }));
+}
