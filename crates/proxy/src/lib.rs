@@ -63,6 +63,9 @@
 //!   `connection.close` names no channel, and with 541 no method either: clients with something under way there go on with it on connections of their own, where a fault that comes again
 //!   ends the one who brings it about; all others go on as after a loss. Whoever waits for nothing but messages goes on
 //!   after 541 INTERNAL_ERROR in any case, with pauses: quorum queues fail so while they choose a leader.
+//! - What clients have declared that ends with a broker, transient and auto-delete exchanges and queues and their bindings, is
+//!   remembered while they are there. When it may be gone, it is declared again before any channel of the virtual host is
+//!   placed on a new connection, or its client hears 320 (`topology`).
 //! - Clients wait for `outage_max` at most, and then hear 320. Those with nothing under way do not notice.
 //!
 //! # What always holds
@@ -94,7 +97,7 @@
 //!
 //! # Lock order
 //! The pool's table of connections, then an upstream connection's state, then a lease's ledger or a client link's events;
-//! the line for room of incomplete messages, outboxes, the table of addresses and a connection's sampled batch are leaves
+//! what clients have declared, the line for room of incomplete messages, outboxes, the table of addresses and a connection's sampled batch are leaves
 //! (of these, only outboxes are touched under the line's lock). Nothing waits under any of them.
 //!
 //! # What must never be added
@@ -114,6 +117,7 @@ mod refusal;
 mod resolver;
 pub mod session;
 mod staging;
+mod topology;
 mod upstream;
 mod waiting;
 

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use amqp::frame::write_method;
 use amqp::method::connection;
-use amqp::{Credentials, Fault};
+use amqp::{Credentials, Fault, Method};
 use parking_lot::Mutex;
 use transport::Outbox;
 
 use crate::kept::{Kept, KeptTotals};
 use crate::refusal::Refusal;
 use crate::staging::Stake;
+use crate::topology::{Consuming, Declarer};
 use crate::upstream::Upstream;
 use crate::waiting::{ALWAYS, Waiting};
 
@@ -38,6 +39,8 @@ pub(crate) struct ClientLink {
     pub(crate) kept: Arc<Kept>,
     /// What it holds of incomplete messages, for others to see.
     pub(crate) stake: Stake,
+    /// Has what the client declares remembered; `None` for a client that is gone.
+    declarer: Option<Declarer>,
     /// Whether `events` is worth a look.
     has_events: AtomicBool,
     events: Mutex<Events>,
@@ -69,6 +72,8 @@ pub(crate) enum Event {
     BrokenOff { upstream: u64 },
     /// An upstream connection has ended.
     Lost { upstream: u64, fault: Fault },
+    /// What the client has declared is lost with its broker, and cannot be declared again for it.
+    NotRestored { fault: Fault },
     /// The client's own connection is clean again and back in the pool.
     Returned,
     /// The client does not take its deliveries fast enough for a shared connection: nothing more is delivered on this
@@ -105,9 +110,37 @@ impl ClientLink {
             blocked: AtomicUsize::new(0),
             overflowed: AtomicBool::new(false),
             stake: Stake::default(),
+            declarer: None,
             has_events: AtomicBool::new(false),
             events: Mutex::default(),
         }
+    }
+
+    /// Has what the client declares remembered.
+    pub(crate) fn with_declarer(self, declarer: Declarer) -> Self {
+        Self { declarer: Some(declarer), ..self }
+    }
+
+    pub(crate) fn declarer(&self) -> Option<&Declarer> {
+        self.declarer.as_ref()
+    }
+
+    /// The client's number among those who declare; 0 for nobody.
+    pub(crate) fn declarer_id(&self) -> u64 {
+        self.declarer.as_ref().map_or(0, |declarer| declarer.id)
+    }
+
+    /// A method of the client was carried out, or sent without asking for an answer. `queue` is what an empty queue name in
+    /// it means.
+    pub(crate) fn carried_out(self: &Arc<Self>, method: &Method<'_>, queue: Option<&str>) {
+        if let Some(declarer) = &self.declarer {
+            declarer.carried_out(self, method, queue);
+        }
+    }
+
+    /// Counts a consumer of the client, if its queue is remembered and goes with its last consumer.
+    pub(crate) fn consuming(&self, queue: &str) -> Option<Consuming> {
+        self.declarer.as_ref()?.consuming(queue)
     }
 
     /// Stands for a client that is gone: what is sent to it goes nowhere.

@@ -76,6 +76,12 @@ pub struct PoolMetrics {
     pub messages_lined_up: u64,
     /// Clients that were ended because they held such room for too long while others waited.
     pub clients_gave_way: u64,
+    /// Bytes of what clients have declared that ends with a broker, remembered to be declared again.
+    pub octets_remembered: usize,
+    /// Exchanges, queues and bindings that were declared again.
+    pub declarations_repeated: u64,
+    /// Clients that were ended with 320 because something they had declared could not be.
+    pub clients_not_restored: u64,
     /// Octets of clients whose channels wait for an upstream connection.
     pub octets_held: usize,
     /// Octets that clients have not read yet.
@@ -120,6 +126,8 @@ pub(crate) struct Counters {
     pub(crate) messages_departed_lost: AtomicU64,
     pub(crate) logins_refused: AtomicU64,
     pub(crate) connections_awaited: AtomicU64,
+    pub(crate) declarations_repeated: AtomicU64,
+    pub(crate) clients_not_restored: AtomicU64,
     pub(crate) queueing: Histogram,
 }
 

@@ -6,6 +6,7 @@ mod guards;
 mod patience;
 mod placement;
 mod places;
+mod restoring;
 mod verification;
 
 use std::collections::HashMap;
@@ -37,6 +38,7 @@ use crate::metrics::{Counters, PoolMetrics, add};
 use crate::refusal::Refusal;
 use crate::session::Session;
 use crate::staging::Staging;
+use crate::topology::Topologies;
 use crate::upstream::{self, Begun, Upstream, UpstreamView};
 use crate::waiting::Waiting;
 
@@ -56,6 +58,8 @@ pub struct Pool {
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
+    /// What clients have declared that ends with a broker.
+    topologies: Arc<Topologies>,
     /// What of clients' frames is kept to be sent again.
     kept: Arc<KeptTotals>,
     /// Octets of messages that clients have not sent completely.
@@ -137,6 +141,7 @@ impl Pool {
             doorkeeper: Doorkeeper::new(),
             counters: Counters::default(),
             next_id: AtomicU64::new(1),
+            topologies: Arc::default(),
             kept: Arc::default(),
             staged: AtomicUsize::new(0),
             held: AtomicUsize::new(0),
@@ -313,6 +318,7 @@ impl Pool {
                 Ok(properties) => {
                     *self.server_properties.lock() = Some(properties);
                     self.endpoints.answers(&endpoint);
+                    self.restore_soon();
                     return true;
                 }
                 Err(error) => {
@@ -383,6 +389,9 @@ impl Pool {
             lanes,
             messages_lined_up: self.staging.lined_up(),
             clients_gave_way: self.staging.gave_way(),
+            octets_remembered: self.topologies.octets(),
+            declarations_repeated: read(&counters.declarations_repeated),
+            clients_not_restored: read(&counters.clients_not_restored),
             addresses,
             addresses_down,
         }
@@ -491,6 +500,12 @@ impl Pool {
             if of_user.is_empty() {
                 connections.remove(&upstream.credentials.username);
             }
+        }
+        let virtual_host = &*upstream.virtual_host;
+        if self.topologies.knows(virtual_host)
+            && !connections.values().flatten().any(|other| *other.virtual_host == *virtual_host)
+        {
+            self.topologies.lost(virtual_host);
         }
         drop(connections);
         self.free();

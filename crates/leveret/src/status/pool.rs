@@ -46,6 +46,11 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             metrics.octets_kept,
         ),
         (
+            "leveret_upstream_topology_bytes",
+            "Bytes of what clients declared that ends with an upstream, remembered to be declared again.",
+            metrics.octets_remembered,
+        ),
+        (
             "leveret_upstream_departed_bytes",
             "Bytes sent by clients that are gone, kept until an upstream has answered something behind them.",
             metrics.bytes_departed,
@@ -146,6 +151,16 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             "leveret_upstream_evicted_clients_total",
             "Clients closed because a message of theirs stayed incomplete while others waited for room.",
             metrics.clients_gave_way,
+        ),
+        (
+            "leveret_upstream_topology_restored_total",
+            "Exchanges, queues and bindings declared again after an upstream may have lost them.",
+            metrics.declarations_repeated,
+        ),
+        (
+            "leveret_upstream_topology_lost_clients_total",
+            "Clients closed with 320 because what they had declared could not be declared again.",
+            metrics.clients_not_restored,
         ),
         (
             "leveret_upstream_awaited_connections_total",

@@ -228,15 +228,19 @@ impl Endpoints {
 
     /// It was asked and does not answer. Returns whether that is new.
     pub(super) fn is_silent(&self, pool: &Arc<Pool>, endpoint: &Endpoint) -> bool {
-        let is_new = self.is_unheard(endpoint);
+        let is_new = self.is_unheard(pool, endpoint);
         self.failed(pool, endpoint);
         is_new
     }
 
-    /// It does not answer; returns whether that is new.
-    fn is_unheard(&self, endpoint: &Endpoint) -> bool {
+    /// It does not answer; returns whether that is new. What ends with a broker is gone if that is why.
+    fn is_unheard(&self, pool: &Pool, endpoint: &Endpoint) -> bool {
         let before = self.with(endpoint, |known| known.answered.replace(false));
-        matches!(before, Some(None | Some(true)))
+        let is_new = matches!(before, Some(None | Some(true)));
+        if is_new {
+            pool.topologies.lost_all();
+        }
+        is_new
     }
 
     /// No name stands for any address. Looks the names up in the background until one does.
@@ -346,10 +350,13 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
             return;
         }
         match upstream::probe(&endpoint, &pool.config).await {
-            Ok(_) => return pool.endpoints.answers(&endpoint),
+            Ok(_) => {
+                pool.endpoints.answers(&endpoint);
+                return pool.restore_soon();
+            }
             Err(error) => {
                 pool.endpoints.with(&endpoint, Known::count_failure);
-                if pool.endpoints.is_unheard(&endpoint) {
+                if pool.endpoints.is_unheard(&pool, &endpoint) {
                     tracing::warn!(%endpoint, %error, "upstream connection failed");
                 } else {
                     tracing::debug!(%endpoint, %error, "upstream still does not answer");

@@ -104,7 +104,7 @@ impl Pool {
         });
     }
 
-    /// A connection for a session, its own one with an `introduction`.
+    /// A connection for a session, its own one with an `introduction`: where everything is declared that clients rely on.
     pub(crate) async fn connection_for(
         self: &Arc<Self>,
         link: &Arc<ClientLink>,
@@ -112,12 +112,21 @@ impl Pool {
         virtual_host: &str,
         introduction: Option<&Introduction>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        match introduction {
+        // First, for restoring may take a connection while there are as many as there may be.
+        self.restored(virtual_host, link.declarer_id()).await?;
+        let upstream = match introduction {
             Some(introduction) => {
-                self.own_connection(credentials, virtual_host, introduction, link.clone()).await
+                self.own_connection(credentials, virtual_host, introduction, link.clone()).await?
             }
-            None => self.shared_connection(credentials, virtual_host, false).await,
+            None => self.shared_connection(credentials, virtual_host, false).await?,
+        };
+        if self.topologies().is_torn(virtual_host, link.declarer_id()) {
+            if introduction.is_some() {
+                upstream.give_back(false);
+            }
+            return Err(Refusal::unreachable("lost again"));
         }
+        Ok(upstream)
     }
 
     /// A connection with room, opened if there is none and there may be one more.

@@ -386,6 +386,8 @@ impl Channel {
             write_method(out, route.channel, channel::Open::default());
         }
         self.restore(out, route.channel);
+        // They are the ledger's now, which hears when they end.
+        self.carried.consumers.clear();
         if self.setup.confirm && !leased.confirming {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }

@@ -78,6 +78,9 @@ impl Session {
             upstream.give_back(dirty);
         }
         self.hand_over_later(channels);
+        if let Some(declarer) = self.link.declarer() {
+            declarer.leave();
+        }
         self.pool.counters().clients.fetch_sub(1, Ordering::Relaxed);
     }
 

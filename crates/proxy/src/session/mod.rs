@@ -43,6 +43,7 @@ use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
 use crate::staging::Seat;
+use crate::topology::Declarer;
 use crate::upstream::Upstream;
 
 /// Octets of a message's body up to which it is held until it is complete, and then passed on whole. What a session
@@ -128,7 +129,9 @@ impl Session {
         let frame_max = client.negotiated.frame_max;
         let kept = pool.kept().clone();
         let waiting = pool.waiting().clone();
-        let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting);
+        let declarer = Declarer::new(pool.topologies().clone(), virtual_host, credentials.clone());
+        let link = ClientLink::new(info.id, client.outbox, frame_max, client.capabilities, kept, waiting)
+            .with_declarer(declarer);
         Self {
             seat: Seat::new(pool.staging().clone()),
             pool,

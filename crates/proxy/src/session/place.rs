@@ -104,7 +104,8 @@ impl Session {
             Leg::Opening => return Ok(None),
             Leg::None => {}
         }
-        let found = if !self.pause.is_zero() {
+        let is_torn = self.pool.topologies().is_torn(&self.virtual_host, self.link.declarer_id());
+        let found = if is_torn || !self.pause.is_zero() {
             None
         } else if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link, true)
@@ -185,6 +186,7 @@ impl Session {
                 return Err(Fault::new(ReplyCode::ConnectionForced, text));
             }
             Event::BrokenOff { .. } => {}
+            Event::NotRestored { fault } => return Err(fault.on_connection()),
             Event::Lost { upstream, fault } => return self.lost(upstream, fault),
             Event::Returned => {
                 if self.life == Life::Returning {

@@ -42,6 +42,7 @@ impl Session {
         if numbers.is_empty() && !lost_exclusive {
             return Ok(());
         }
+        self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
         if fault.code != ReplyCode::ConnectionForced && !is_own {
             // Nobody can tell who is to blame (P2). Whoever is goes on where it hurts nobody else, and hears it there.
             self.suspect |= numbers.iter().any(|number| self.is_suspect(*number));

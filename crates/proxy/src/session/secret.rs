@@ -47,6 +47,9 @@ impl Session {
             return Ok(());
         }
         self.credentials = credentials;
+        if let Some(declarer) = self.link.declarer() {
+            declarer.set_credentials(self.credentials.clone());
+        }
         if let Leg::Ready(own) = &self.own {
             self.output.hand_over();
             let (new_secret, reason) = (self.credentials.secret.expose(), "the client has a new secret");

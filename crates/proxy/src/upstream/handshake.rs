@@ -178,7 +178,7 @@ async fn start(
 
 /// Reads one method on channel 0, exactly to its end: what follows belongs to the connection's task. A
 /// `connection.close` is answered, and is an error with the broker's words.
-async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> Result<Method<'i>, Trouble> {
+pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> Result<Method<'i>, Trouble> {
     loop {
         input.resize(HEADER_LEN, 0);
         stream.read_exact(input).await?;
@@ -223,7 +223,7 @@ fn unexpected(method: &Method<'_>) -> Trouble {
 
 /// What goes wrong in a handshake.
 #[derive(Debug)]
-enum Trouble {
+pub(super) enum Trouble {
     /// The broker refused, in its own words.
     Said(Refusal),
     /// The broker closed the stream.
@@ -234,7 +234,7 @@ enum Trouble {
 }
 
 impl Trouble {
-    fn into_refusal(self) -> Refusal {
+    pub(super) fn into_refusal(self) -> Refusal {
         match self {
             Self::Said(refusal) => refusal,
             other => Refusal::unreachable(other),

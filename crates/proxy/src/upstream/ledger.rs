@@ -10,7 +10,7 @@ mod carried;
 mod entry;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use amqp::{ContentHeader, FrameKind, Method};
 use parking_lot::Mutex;
@@ -28,6 +28,8 @@ use crate::link::ClientLink;
 #[derive(Debug)]
 pub(crate) struct Ledger {
     kept: Arc<Kept>,
+    /// Not held on to: nobody remembers what is declared for a client that is gone.
+    link: Weak<ClientLink>,
     record: Mutex<Record>,
 }
 
@@ -76,7 +78,22 @@ pub(crate) struct Remains {
 impl Ledger {
     pub(crate) fn new(link: &Arc<ClientLink>, carried: Carried) -> Arc<Self> {
         let record = Mutex::new(Record { carried, ..Record::default() });
-        Arc::new(Self { kept: link.kept.clone(), record })
+        Arc::new(Self { kept: link.kept.clone(), link: Arc::downgrade(link), record })
+    }
+
+    /// Has a method remembered that was carried out, or needs no answer.
+    fn carried_out(&self, method: &Method<'_>, queue: Option<&str>) {
+        if let Some(link) = self.link.upgrade() {
+            link.carried_out(method, queue);
+        }
+    }
+
+    /// Counts a consumer among those that keep its queue.
+    fn counted(&self, consumer: Consumer) -> Consumer {
+        match self.link.upgrade() {
+            Some(link) => consumer.counted(&link),
+            None => consumer,
+        }
     }
 
     /// On the channel so many messages were confirmed before.
@@ -202,10 +219,11 @@ impl Ledger {
             Ok(Method::ConfirmSelect(select)) if select.no_wait => return,
             Ok(Method::BasicConsume(consume)) if consume.no_wait => {
                 let consumer = Consumer::new(consume, consume.consumer_tag, None, prefetch);
-                record.carried.consumers.push(consumer);
+                record.carried.consumers.push(self.counted(consumer));
                 return;
             }
             Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
+            Ok(method) if !has_answer => self.carried_out(&method, None),
             _ => {}
         }
         let what = if has_answer {
@@ -273,9 +291,31 @@ impl Ledger {
         let mut record = self.record.lock();
         record.answered += 1;
         match answer {
-            Some(Method::BasicConsumeOk(ok)) => record.add_consumer(ok.consumer_tag, last_queue),
+            Some(Method::BasicConsumeOk(ok)) => {
+                if let Some(consumer) = record.consumer(ok.consumer_tag, last_queue) {
+                    record.carried.consumers.push(self.counted(consumer));
+                }
+            }
             // It may have been asked for before the consumer was there.
             Some(Method::BasicCancelOk(ok)) => record.carried.forget_consumer(ok.consumer_tag),
+            Some(Method::QueueDeclareOk(ok)) => {
+                if let Some((method, _)) = record.asked() {
+                    self.carried_out(&method, Some(ok.queue));
+                }
+            }
+            Some(
+                Method::ExchangeDeclareOk(_)
+                | Method::ExchangeDeleteOk(_)
+                | Method::ExchangeBindOk(_)
+                | Method::ExchangeUnbindOk(_)
+                | Method::QueueBindOk(_)
+                | Method::QueueUnbindOk(_)
+                | Method::QueueDeleteOk(_),
+            ) => {
+                if let Some((method, _)) = record.asked() {
+                    self.carried_out(&method, last_queue);
+                }
+            }
             _ => {}
         }
         self.forget_answered(&mut record);
@@ -296,9 +336,16 @@ impl Ledger {
         )
     }
 
-    /// The broker has cancelled a consumer.
+    /// The broker has cancelled a consumer: its queue is deleted.
     pub(super) fn cancelled(&self, tag: &str) {
-        self.record.lock().carried.forget_consumer(tag);
+        let mut record = self.record.lock();
+        let queue = record.carried.queue_of(tag);
+        if let (Some(queue), Some(link)) = (queue, self.link.upgrade())
+            && let Some(declarer) = link.declarer()
+        {
+            declarer.queue_gone(&queue);
+        }
+        record.carried.forget_consumer(tag);
     }
 
     /// The connection has ended; the broker's last delivery tag was this one.
@@ -369,14 +416,16 @@ impl Record {
         What::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
     }
 
-    fn add_consumer(&mut self, tag: &str, last_queue: Option<&str>) {
-        let asked = self.entries.iter().find_map(|entry| entry.asked(self.answered));
-        if let Some((payload, prefetch)) = asked
-            && let Ok(Method::BasicConsume(consume)) = Method::decode(payload)
-        {
-            let consumer = Consumer::new(consume, tag, last_queue, prefetch);
-            self.carried.consumers.push(consumer);
-        }
+    /// The method that was answered last, and the prefetch of the consumer if it makes one.
+    fn asked(&self) -> Option<(Method<'_>, Option<u16>)> {
+        let (payload, prefetch) = self.entries.iter().find_map(|entry| entry.asked(self.answered))?;
+        Some((Method::decode(payload).ok()?, prefetch))
+    }
+
+    /// The consumer that was asked for and answered last.
+    fn consumer(&self, tag: &str, last_queue: Option<&str>) -> Option<Consumer> {
+        let (Method::BasicConsume(consume), prefetch) = self.asked()? else { return None };
+        Some(Consumer::new(consume, tag, last_queue, prefetch))
     }
 
     fn remains(&mut self) -> Remains {

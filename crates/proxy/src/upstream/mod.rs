@@ -2,6 +2,7 @@
 
 mod connect;
 mod content;
+mod declaring;
 mod handshake;
 mod leases;
 mod ledger;
@@ -23,6 +24,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use transport::Outbox;
 
+pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
 pub(crate) use ledger::{Carried, Ledger, REPLY_TO, Remains, asked_for};

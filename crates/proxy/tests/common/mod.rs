@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use amqp::frame::{HEADER_LEN, write_content_header, write_frame, write_method};
-use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::method::{basic, channel, confirm, connection, exchange, queue};
 use amqp::properties::NO_PROPERTIES;
 use amqp::{Capabilities, Credentials, Fault, FieldTable, Frame, FrameKind, Method, Negotiated, RawTable};
 use parking_lot::Mutex;
@@ -76,6 +76,8 @@ pub(crate) struct Manners {
     pub(crate) password: Mutex<String>,
     /// Answers what has a plain answer; otherwise it only listens.
     pub(crate) obedient: AtomicBool,
+    /// Answers whatever else declares, binds and deletes.
+    pub(crate) declares: bool,
     pub(crate) frame_max: u32,
     pub(crate) channel_max: u16,
     /// Whose logins are left without an answer, until it changes.
@@ -99,6 +101,7 @@ impl Default for Manners {
         Self {
             password: Mutex::new("right".to_owned()),
             obedient: AtomicBool::new(true),
+            declares: false,
             frame_max: 131_072,
             channel_max: 100,
             stalled: watch::Sender::new(Stalled::Nobodys),
@@ -248,7 +251,7 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
                 continue;
             }
             if let (true, Some(answers)) = (manners.obedient.load(Ordering::SeqCst), answers.upgrade()) {
-                let answer = obedient_answer(&frame);
+                let answer = obedient_answer(&frame, manners.declares);
                 if !answer.is_empty() {
                     let _ = answers.send(answer);
                 }
@@ -268,7 +271,7 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
     tokio::select! { () = reading => {}, () = writing => {} }
 }
 
-fn obedient_answer(frame: &OwnedFrame) -> Vec<u8> {
+fn obedient_answer(frame: &OwnedFrame, declares: bool) -> Vec<u8> {
     let (mut out, number) = (Vec::new(), frame.channel);
     if frame.kind != FrameKind::Method {
         return out;
@@ -280,6 +283,14 @@ fn obedient_answer(frame: &OwnedFrame) -> Vec<u8> {
         Method::QueueDeclare(declare) => {
             let name = if declare.queue.is_empty() { "amq.gen-1" } else { declare.queue };
             write_method(&mut out, number, queue::DeclareOk { queue: name, ..Default::default() });
+        }
+        Method::ExchangeDeclare(_) if declares => write_method(&mut out, number, exchange::DeclareOk {}),
+        Method::ExchangeDelete(_) if declares => write_method(&mut out, number, exchange::DeleteOk {}),
+        Method::ExchangeBind(_) if declares => write_method(&mut out, number, exchange::BindOk {}),
+        Method::QueueBind(_) if declares => write_method(&mut out, number, queue::BindOk {}),
+        Method::QueueUnbind(_) if declares => write_method(&mut out, number, queue::UnbindOk {}),
+        Method::QueueDelete(_) if declares => {
+            write_method(&mut out, number, queue::DeleteOk { message_count: 0 });
         }
         Method::BasicQos(_) => write_method(&mut out, number, basic::QosOk {}),
         Method::BasicConsume(consume) if !consume.no_wait => {

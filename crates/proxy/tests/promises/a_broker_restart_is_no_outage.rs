@@ -195,7 +195,7 @@ async fn p7_the_last_declared_queue_is_remembered() {
     let mut client = Client::connect(&pool).await;
     let upstream = broker.next_connection().await;
     client.open_channel(1).await;
-    client.send(1, queue::Declare { queue: "mine", ..Default::default() }).await;
+    client.send(1, queue::Declare { queue: "mine", durable: true, ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
     drop(upstream);
     until("the connection to be lost", || pool.metrics().connections_lost == 1).await;

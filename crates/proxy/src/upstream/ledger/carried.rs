@@ -5,6 +5,9 @@ use std::time::Instant;
 
 use amqp::Method;
 
+use crate::link::ClientLink;
+use crate::topology::Consuming;
+
 /// What a channel takes along from one upstream channel to the next.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Carried {
@@ -28,6 +31,8 @@ pub(crate) struct Consumer {
     pub(crate) prefetch: Option<u16>,
     /// It is a client's end of direct reply-to.
     pub(crate) is_reply_to: bool,
+    /// It keeps its queue, if that goes with its last consumer.
+    consuming: Option<Consuming>,
 }
 
 impl Carried {
@@ -53,6 +58,12 @@ impl Carried {
         self.consumers.iter().any(|consumer| *consumer.tag == *tag)
     }
 
+    /// The queue of a consumer.
+    pub(super) fn queue_of(&self, tag: &str) -> Option<Box<str>> {
+        let consumer = self.consumers.iter().find(|consumer| *consumer.tag == *tag)?;
+        consumer.queue().map(Into::into)
+    }
+
     pub(super) fn forget_consumer(&mut self, tag: &str) {
         self.consumers.retain(|consumer| *consumer.tag != *tag);
     }
@@ -70,7 +81,22 @@ impl Consumer {
         let mut method = Vec::new();
         let again = amqp::method::basic::Consume { queue, consumer_tag: tag, no_wait: true, ..consume };
         Method::from(again).encode(&mut method);
-        Self { tag: tag.into(), method: method.into(), prefetch, is_reply_to }
+        Self { tag: tag.into(), method: method.into(), prefetch, is_reply_to, consuming: None }
+    }
+}
+
+impl Consumer {
+    /// Counts it among those that keep its queue.
+    pub(super) fn counted(mut self, link: &ClientLink) -> Self {
+        self.consuming = self.queue().and_then(|queue| link.consuming(queue));
+        self
+    }
+
+    fn queue(&self) -> Option<&str> {
+        match Method::decode(&self.method) {
+            Ok(Method::BasicConsume(consume)) => Some(consume.queue),
+            _ => None,
+        }
     }
 }
 

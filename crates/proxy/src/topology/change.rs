@@ -1,0 +1,229 @@
+//! What a method that a broker has carried out changes in its topology, as far as a restart of the broker undoes it.
+
+use std::sync::Arc;
+
+use amqp::method::{exchange, queue};
+use amqp::{FieldTable, FieldValue, Method, RawTable};
+
+/// An exchange or a queue, by its name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Node {
+    pub(super) kind: Kind,
+    pub(super) name: Arc<str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Exchange,
+    Queue,
+}
+
+/// What a method changes. The methods in it are encoded, want an answer, and spell everything out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// An exchange or a queue that a restart of the broker may undo.
+    Declare { node: Node, method: Vec<u8>, auto_delete: bool },
+    /// An exchange or a queue that is there after a restart, or ends with the client's own connection.
+    Settled(Node),
+    /// A binding; which of its ends last is not known here.
+    Bind { from: Node, to: Node, method: Vec<u8> },
+    /// The binding that this method would make is gone.
+    Unbind { from: Node, to: Node, method: Vec<u8> },
+    /// Gone, with its bindings.
+    Delete(Node),
+    /// Nobody can tell what was declared.
+    Unknown,
+}
+
+impl Node {
+    pub(super) fn exchange(name: &str) -> Self {
+        Self { kind: Kind::Exchange, name: name.into() }
+    }
+
+    pub(super) fn queue(name: &str) -> Self {
+        Self { kind: Kind::Queue, name: name.into() }
+    }
+
+    /// Whether it is an exchange that every broker has.
+    pub(super) fn is_built_in(&self) -> bool {
+        self.kind == Kind::Exchange && (self.name.is_empty() || self.name.starts_with("amq."))
+    }
+}
+
+impl std::fmt::Display for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.kind {
+            Kind::Exchange => "exchange",
+            Kind::Queue => "queue",
+        };
+        write!(f, "{kind} '{}'", self.name)
+    }
+}
+
+/// What a method changes that was carried out, or was sent without asking for an answer. `queue` is what an empty queue
+/// name in it means: what the broker called a queue that it was to name, or the last one declared on the channel.
+pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Change> {
+    let named = |name: &str| if name.is_empty() { queue.map(Node::queue) } else { Some(Node::queue(name)) };
+    Some(match method {
+        Method::ExchangeDeclare(declare) if !declare.passive => {
+            let node = Node::exchange(declare.exchange);
+            if node.is_built_in() {
+                return None;
+            }
+            if declare.durable && !declare.auto_delete {
+                return Some(Change::Settled(node));
+            }
+            let method = encoded(exchange::Declare { no_wait: false, ..*declare });
+            Change::Declare { node, method, auto_delete: declare.auto_delete }
+        }
+        Method::QueueDeclare(declare) if !declare.passive => {
+            let Some(node) = named(declare.queue) else { return Some(Change::Unknown) };
+            if declare.exclusive || (declare.durable && !declare.auto_delete) {
+                return Some(Change::Settled(node));
+            }
+            // A name of the broker's choice cannot be asked for: only a queue that is still there is found again.
+            let (queue, passive) = (&*node.name, declare.queue.is_empty());
+            let method = encoded(queue::Declare { queue, passive, no_wait: false, ..*declare });
+            Change::Declare { method, auto_delete: declare.auto_delete, node }
+        }
+        Method::QueueBind(bind) => {
+            let Some(to) = named(bind.queue) else { return Some(Change::Unknown) };
+            let key = if bind.queue.is_empty() && bind.routing_key.is_empty() {
+                &*to.name
+            } else {
+                bind.routing_key
+            };
+            let method = queue_binding(&to, bind.exchange, key, bind.arguments);
+            Change::Bind { from: Node::exchange(bind.exchange), to, method }
+        }
+        Method::QueueUnbind(unbind) => {
+            let to = named(unbind.queue)?;
+            let is_short = unbind.queue.is_empty() && unbind.routing_key.is_empty();
+            let key = if is_short { &*to.name } else { unbind.routing_key };
+            let method = queue_binding(&to, unbind.exchange, key, unbind.arguments);
+            Change::Unbind { from: Node::exchange(unbind.exchange), to, method }
+        }
+        Method::ExchangeBind(bind) => {
+            let method = exchange_binding(bind.destination, bind.source, bind.routing_key, bind.arguments);
+            Change::Bind { from: Node::exchange(bind.source), to: Node::exchange(bind.destination), method }
+        }
+        Method::ExchangeUnbind(unbind) => {
+            let exchange::Unbind { destination, source, routing_key, arguments, .. } = *unbind;
+            let method = exchange_binding(destination, source, routing_key, arguments);
+            Change::Unbind { from: Node::exchange(source), to: Node::exchange(destination), method }
+        }
+        // Without an answer nobody knows whether the condition held.
+        Method::QueueDelete(delete) if !delete.no_wait || !(delete.if_unused || delete.if_empty) => {
+            Change::Delete(named(delete.queue)?)
+        }
+        Method::ExchangeDelete(delete) if !delete.no_wait || !delete.if_unused => {
+            Change::Delete(Node::exchange(delete.exchange))
+        }
+        _ => return None,
+    })
+}
+
+fn queue_binding(queue: &Node, exchange: &str, routing_key: &str, arguments: RawTable<'_>) -> Vec<u8> {
+    let arguments = sorted(arguments);
+    let arguments = RawTable::check(&arguments).unwrap_or_default();
+    encoded(queue::Bind { queue: &queue.name, exchange, routing_key, arguments, ..Default::default() })
+}
+
+fn exchange_binding(destination: &str, source: &str, routing_key: &str, arguments: RawTable<'_>) -> Vec<u8> {
+    let arguments = sorted(arguments);
+    let arguments = RawTable::check(&arguments).unwrap_or_default();
+    encoded(exchange::Bind { destination, source, routing_key, arguments, ..Default::default() })
+}
+
+/// The arguments of a binding in an order of their own, by which brokers tell bindings apart.
+fn sorted(arguments: RawTable<'_>) -> Vec<u8> {
+    if arguments.is_empty() {
+        return FieldTable::new().encode();
+    }
+    let table = arguments.decode();
+    let mut entries: Vec<(&str, &FieldValue)> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| *key);
+    entries.into_iter().map(|(key, value)| (key, value.clone())).collect::<FieldTable>().encode()
+}
+
+fn encoded<'m>(method: impl Into<Method<'m>>) -> Vec<u8> {
+    let mut out = Vec::new();
+    method.into().encode(&mut out);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn declared(declare: queue::Declare<'_>, name: Option<&str>) -> Option<Change> {
+        change_of(&declare.into(), name)
+    }
+
+    #[test]
+    fn what_a_restart_undoes_is_told_from_what_it_does_not() {
+        let declare = queue::Declare { queue: "q", ..Default::default() };
+        for (declare, transient) in [
+            (declare, true),
+            (queue::Declare { durable: true, ..declare }, false),
+            (queue::Declare { durable: true, auto_delete: true, ..declare }, true),
+            (queue::Declare { exclusive: true, ..declare }, false),
+        ] {
+            let change = declared(declare, None).unwrap();
+            assert_eq!(matches!(change, Change::Declare { .. }), transient, "{declare:?}");
+            assert_eq!(change == Change::Settled(Node::queue("q")), !transient, "{declare:?}");
+        }
+        assert_eq!(declared(queue::Declare { passive: true, ..declare }, None), None);
+        let built_in = exchange::Declare { exchange: "amq.topic", kind: "topic", ..Default::default() };
+        assert_eq!(change_of(&built_in.into(), None), None);
+    }
+
+    #[test]
+    fn a_queue_that_the_broker_named_is_only_looked_for() {
+        let declare = queue::Declare { auto_delete: true, no_wait: false, ..Default::default() };
+        let Some(Change::Declare { node, method, .. }) = declared(declare, Some("amq.gen-1")) else {
+            panic!("not remembered")
+        };
+        assert_eq!(node, Node::queue("amq.gen-1"));
+        let Ok(Method::QueueDeclare(again)) = Method::decode(&method) else { panic!("{method:?}") };
+        assert_eq!((again.queue, again.passive), ("amq.gen-1", true));
+        assert_eq!(declared(declare, None), Some(Change::Unknown));
+    }
+
+    #[test]
+    fn a_binding_is_the_same_in_whatever_words() {
+        let table = |pairs: [(&str, &str); 2]| {
+            pairs
+                .into_iter()
+                .map(|(key, value)| (key, FieldValue::text(value)))
+                .collect::<FieldTable>()
+                .encode()
+        };
+        let (one, other) = (table([("a", "1"), ("b", "2")]), table([("b", "2"), ("a", "1")]));
+        let bind = queue::Bind {
+            exchange: "e",
+            no_wait: true,
+            arguments: RawTable::check(&one).unwrap(),
+            ..Default::default()
+        };
+        let unbind = queue::Unbind {
+            queue: "q",
+            exchange: "e",
+            routing_key: "q",
+            arguments: RawTable::check(&other).unwrap(),
+            ..Default::default()
+        };
+        let Some(Change::Bind { from, to, method }) = change_of(&bind.into(), Some("q")) else { panic!() };
+        assert_eq!(change_of(&unbind.into(), None), Some(Change::Unbind { from, to, method }));
+    }
+
+    #[test]
+    fn a_delete_whose_outcome_nobody_knows_changes_nothing() {
+        let delete = queue::Delete { queue: "q", ..Default::default() };
+        let gone = Some(Change::Delete(Node::queue("q")));
+        assert_eq!(change_of(&delete.into(), None), gone);
+        assert_eq!(change_of(&queue::Delete { no_wait: true, ..delete }.into(), None), gone);
+        assert_eq!(change_of(&queue::Delete { if_unused: true, ..delete }.into(), None), gone);
+        assert_eq!(change_of(&queue::Delete { if_empty: true, no_wait: true, ..delete }.into(), None), None);
+    }
+}

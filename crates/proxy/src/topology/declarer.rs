@@ -1,0 +1,157 @@
+//! A client as one who declares.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+
+use amqp::{Credentials, Method};
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+
+use super::change::{Change, Node, change_of};
+use super::vhost::Client;
+use super::{Consuming, Counted, TOTAL_OCTETS_MAX, Topologies};
+use crate::link::ClientLink;
+
+/// What a client needs to have remembered what it declares; forgotten with it.
+#[derive(Debug)]
+pub(crate) struct Declarer {
+    topologies: Arc<Topologies>,
+    virtual_host: Box<str>,
+    /// Unique in the pool.
+    pub(crate) id: u64,
+    credentials: ArcSwap<Credentials>,
+    /// What it declared last that needs not be remembered, by hashes: bindings between two of these need not either.
+    settled: Mutex<VecDeque<u64>>,
+}
+
+impl Declarer {
+    pub(crate) fn new(
+        topologies: Arc<Topologies>,
+        virtual_host: &str,
+        credentials: Arc<Credentials>,
+    ) -> Self {
+        let id = topologies.next();
+        Self {
+            topologies,
+            virtual_host: virtual_host.into(),
+            id,
+            credentials: ArcSwap::new(credentials),
+            settled: Mutex::default(),
+        }
+    }
+
+    /// The client has a new secret.
+    pub(crate) fn set_credentials(&self, credentials: Arc<Credentials>) {
+        self.credentials.store(credentials.clone());
+        self.topologies.with(&self.virtual_host, |vhost| vhost.set_credentials(self.id, credentials));
+    }
+
+    /// A method of the client was carried out, or sent without asking for an answer. `queue` is what an empty queue name
+    /// in it means.
+    pub(crate) fn carried_out(&self, link: &Arc<ClientLink>, method: &Method<'_>, queue: Option<&str>) {
+        let Some(change) = change_of(method, queue) else { return };
+        match change {
+            Change::Settled(node) => {
+                self.settle(&node);
+                // It was another one that had the name before.
+                self.delete(&node);
+            }
+            Change::Declare { node, method, auto_delete } => {
+                self.unsettle(&node);
+                let declaration = self.topologies.next();
+                self.remember(link, |id, vhost| vhost.declare(id, node, declaration, method, auto_delete));
+            }
+            Change::Bind { from, to, method } => {
+                let lasts = |node: &Node| node.is_built_in() || self.is_settled(node);
+                if !(lasts(&from) && lasts(&to)) {
+                    self.remember(link, |id, vhost| vhost.bind(id, from, to, method));
+                }
+            }
+            Change::Unbind { from: _, to, method } => {
+                self.topologies.with(&self.virtual_host, |vhost| vhost.unbind(&to, &method));
+            }
+            Change::Delete(node) => {
+                self.unsettle(&node);
+                self.delete(&node);
+            }
+            Change::Unknown => {
+                self.remember(link, |id, vhost| {
+                    vhost.lose(id, "what was declared has no name that is known")
+                });
+            }
+        }
+    }
+
+    /// The broker has deleted a queue.
+    pub(crate) fn queue_gone(&self, queue: &str) {
+        self.delete(&Node::queue(queue));
+    }
+
+    /// Counts a consumer of a queue, if the queue goes with its last one and is remembered.
+    pub(crate) fn consuming(&self, queue: &str) -> Option<Consuming> {
+        let queue = Node::queue(queue);
+        let declaration =
+            self.topologies.with(&self.virtual_host, |vhost| vhost.consumer_came(self.id, &queue))??;
+        let (topologies, virtual_host) = (self.topologies.clone(), self.virtual_host.clone());
+        Some(Consuming {
+            _count: Arc::new(Counted { topologies, virtual_host, client: self.id, queue, declaration }),
+        })
+    }
+
+    /// The client is gone.
+    pub(crate) fn leave(&self) {
+        self.topologies.with(&self.virtual_host, |vhost| vhost.leave(self.id));
+    }
+
+    fn delete(&self, node: &Node) {
+        self.topologies.with(&self.virtual_host, |vhost| vhost.delete(node));
+    }
+
+    fn remember(&self, link: &Arc<ClientLink>, change: impl FnOnce(u64, &mut super::Vhost)) {
+        let mut state = self.topologies.state.lock();
+        let vhost = state.vhosts.entry(self.virtual_host.clone()).or_default();
+        vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
+        let has_room = self.topologies.octets() < TOTAL_OCTETS_MAX;
+        self.topologies.change(&mut state, &self.virtual_host, |vhost| {
+            if has_room {
+                change(self.id, vhost);
+            } else {
+                vhost.lose(self.id, "all clients together declared too much of that");
+            }
+        });
+    }
+
+    fn settle(&self, node: &Node) {
+        let mut settled = self.settled.lock();
+        let hash = hash(node);
+        if settled.contains(&hash) {
+            return;
+        }
+        if settled.len() == SETTLED_MAX {
+            settled.pop_front();
+        }
+        settled.push_back(hash);
+    }
+
+    fn unsettle(&self, node: &Node) {
+        let mut settled = self.settled.lock();
+        if !settled.is_empty() {
+            let hash = hash(node);
+            settled.retain(|other| *other != hash);
+        }
+    }
+
+    fn is_settled(&self, node: &Node) -> bool {
+        let settled = self.settled.lock();
+        !settled.is_empty() && settled.contains(&hash(node))
+    }
+}
+
+fn hash(node: &Node) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(node)
+}
+
+/// Declarations that a client's bindings are judged by, 8 bytes each. Bindings follow the declarations of their ends closely;
+/// one whose end is not known any more is remembered without need.
+const SETTLED_MAX: usize = 512;

@@ -1,0 +1,208 @@
+use amqp::Method;
+use amqp::method::{exchange, queue};
+
+use super::*;
+
+struct Client {
+    link: Arc<ClientLink>,
+    declarer: Declarer,
+}
+
+impl Client {
+    fn new(topologies: &Arc<Topologies>) -> Self {
+        let credentials = Arc::new(Credentials::plain("user", "right"));
+        Self { link: ClientLink::nobody(), declarer: Declarer::new(topologies.clone(), "/", credentials) }
+    }
+
+    fn did<'m>(&self, method: impl Into<Method<'m>>) {
+        self.declarer.carried_out(&self.link, &method.into(), None);
+    }
+}
+
+fn exchange(name: &str) -> exchange::Declare<'_> {
+    exchange::Declare { exchange: name, kind: "fanout", ..Default::default() }
+}
+
+fn queue(name: &str) -> queue::Declare<'_> {
+    queue::Declare { queue: name, ..Default::default() }
+}
+
+fn auto_delete(name: &str) -> queue::Declare<'_> {
+    queue::Declare { auto_delete: true, ..queue(name) }
+}
+
+fn bind<'m>(queue: &'m str, exchange: &'m str) -> queue::Bind<'m> {
+    queue::Bind { queue, exchange, ..Default::default() }
+}
+
+/// What would be declared again, in order; nothing is torn afterwards.
+fn restored(topologies: &Topologies) -> Vec<String> {
+    let Some((plan, restoring)) = topologies.restore("/") else { return Vec::new() };
+    restoring.done();
+    let mut all = Vec::new();
+    for phase in plan.phases {
+        let mut names: Vec<_> = phase.into_iter().map(|step| step.what).collect();
+        names.sort();
+        all.extend(names);
+    }
+    all
+}
+
+fn all(topologies: &Topologies) -> Vec<String> {
+    topologies.lost("/");
+    restored(topologies)
+}
+
+#[test]
+fn exchanges_come_before_queues_and_those_before_bindings() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(exchange("e"));
+    client.did(bind("q", "e"));
+    client.did(queue("q"));
+    client.did(exchange::Bind { destination: "e", source: "amq.topic", ..Default::default() });
+    let expected = [
+        "exchange 'e'",
+        "queue 'q'",
+        "a binding of exchange 'e' to exchange 'amq.topic'",
+        "a binding of queue 'q' to exchange 'e'",
+    ];
+    assert_eq!(all(&topologies), expected);
+    assert_eq!(restored(&topologies), [""; 0], "once");
+}
+
+#[test]
+fn bindings_between_what_lasts_are_not_remembered() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(exchange::Declare { durable: true, ..exchange("lasts") });
+    client.did(queue::Declare { durable: true, ..queue("lasts") });
+    client.did(bind("lasts", "lasts"));
+    client.did(bind("lasts", "amq.topic"));
+    client.did(queue::Declare { exclusive: true, ..queue("own") });
+    client.did(bind("own", "lasts"));
+    assert!(!topologies.knows("/"));
+    // Nobody here knows whether another client's exchange lasts.
+    client.did(bind("lasts", "others"));
+    assert_eq!(all(&topologies), ["a binding of queue 'lasts' to exchange 'others'"]);
+}
+
+#[test]
+fn what_several_have_declared_goes_with_the_last_of_them() {
+    let topologies = Arc::<Topologies>::default();
+    let clients = [Client::new(&topologies), Client::new(&topologies)];
+    for client in &clients {
+        client.did(exchange("e"));
+        client.did(queue("q"));
+        client.did(bind("q", "e"));
+    }
+    let twice = topologies.octets();
+    clients[0].declarer.leave();
+    assert_eq!(topologies.octets() * 2, twice);
+    assert_eq!(all(&topologies).len(), 3);
+    clients[1].declarer.leave();
+    assert_eq!(topologies.octets(), 0);
+    assert!(!topologies.knows("/"));
+}
+
+#[test]
+fn what_is_deleted_takes_its_bindings_along_whoever_made_them() {
+    let topologies = Arc::<Topologies>::default();
+    let (one, other) = (Client::new(&topologies), Client::new(&topologies));
+    one.did(exchange("e"));
+    one.did(queue("q"));
+    other.did(bind("q", "e"));
+    other.did(queue("q2"));
+    other.did(bind("q2", "e"));
+    one.did(exchange::Delete { exchange: "e", ..Default::default() });
+    assert_eq!(all(&topologies), ["queue 'q'", "queue 'q2'"]);
+    one.did(exchange("e"));
+    other.did(bind("q", "e"));
+    one.did(queue::Delete { queue: "q", ..Default::default() });
+    assert_eq!(all(&topologies), ["exchange 'e'", "queue 'q2'"]);
+    other.did(queue::Delete { queue: "q2", ..Default::default() });
+    one.did(exchange::Delete { exchange: "e", ..Default::default() });
+    assert_eq!(topologies.octets(), 0);
+}
+
+#[test]
+fn an_exchange_bound_to_itself_can_be_deleted() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(exchange("e"));
+    client.did(exchange::Bind { destination: "e", source: "e", ..Default::default() });
+    client.did(exchange::Delete { exchange: "e", ..Default::default() });
+    assert_eq!((topologies.octets(), all(&topologies)), (0, Vec::new()));
+}
+
+#[test]
+fn a_queue_that_went_with_its_last_consumer_is_forgotten() {
+    let topologies = Arc::<Topologies>::default();
+    let (client, consumer) = (Client::new(&topologies), Client::new(&topologies));
+    client.did(auto_delete("q"));
+    client.did(bind("q", "amq.topic"));
+    assert_eq!(all(&topologies).len(), 2, "it never had one");
+    let one = consumer.declarer.consuming("q").unwrap();
+    let moved = one.clone();
+    let other = client.declarer.consuming("q").unwrap();
+    drop(one);
+    drop(other);
+    assert_eq!(all(&topologies).len(), 2, "one is left");
+    drop(moved);
+    assert_eq!(all(&topologies), [""; 0]);
+    assert!(client.declarer.consuming("q").is_none());
+}
+
+#[test]
+fn a_client_that_lost_its_connection_has_its_own_queues_declared_again_and_no_others() {
+    let topologies = Arc::<Topologies>::default();
+    let (client, other) = (Client::new(&topologies), Client::new(&topologies));
+    client.did(exchange("e"));
+    client.did(auto_delete("q"));
+    client.did(bind("q", "e"));
+    other.did(auto_delete("others"));
+    let consumer = Client::new(&topologies);
+    let consuming = consumer.declarer.consuming("others");
+    topologies.lost_client("/", consumer.declarer.id);
+    assert_eq!(restored(&topologies), ["queue 'others'"], "one that it only consumed from");
+    drop(consuming);
+    topologies.lost_client("/", client.declarer.id);
+    assert!(topologies.is_torn("/", client.declarer.id));
+    assert!(!topologies.is_torn("/", other.declarer.id));
+    assert_eq!(restored(&topologies), ["queue 'q'", "a binding of queue 'q' to exchange 'e'"]);
+    assert!(!topologies.is_torn("/", client.declarer.id));
+}
+
+#[test]
+fn a_restoration_that_fails_leaves_everything_torn() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(exchange("e"));
+    topologies.lost_all();
+    let (_, restoring) = topologies.restore("/").unwrap();
+    assert!(topologies.is_torn("/", client.declarer.id));
+    assert!(topologies.restore("/").is_none(), "one at a time");
+    drop(restoring);
+    assert_eq!(topologies.torn(), ["/".into()]);
+    assert_eq!(restored(&topologies), ["exchange 'e'"]);
+    assert_eq!(topologies.torn(), [] as [Box<str>; 0]);
+}
+
+#[test]
+fn who_declares_too_much_is_told_when_something_is_lost_and_nothing_of_it_stays() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    for number in 0..10_000 {
+        client.did(queue(&format!("{number}")));
+        assert!(topologies.octets() <= CLIENT_OCTETS_MAX);
+    }
+    assert_eq!(topologies.octets(), 0);
+    topologies.lost("/");
+    let (plan, restoring) = topologies.restore("/").unwrap();
+    assert_eq!(plan.lost.len(), 1);
+    restoring.done();
+    topologies.lost("/");
+    assert!(topologies.restore("/").unwrap().0.lost.is_empty(), "told once");
+    client.declarer.leave();
+    assert!(!topologies.knows("/"));
+}

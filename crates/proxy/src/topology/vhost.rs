@@ -1,0 +1,410 @@
+//! What is remembered of one virtual host.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use amqp::Credentials;
+
+use super::change::{Kind, Node};
+use super::{CLIENT_OCTETS_MAX, Plan, Step};
+use crate::link::ClientLink;
+
+/// What is remembered of one virtual host.
+#[derive(Debug, Default)]
+pub(super) struct Vhost {
+    nodes: HashMap<Node, Entry>,
+    clients: HashMap<u64, Client>,
+    /// Bytes of all of them.
+    octets: usize,
+    /// What may be gone.
+    torn: Torn,
+    /// What is being declared again.
+    restoring: Option<Torn>,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// A client that has declared something.
+#[derive(Debug)]
+pub(super) struct Client {
+    link: Arc<ClientLink>,
+    credentials: Arc<Credentials>,
+    /// Where something is its own, a declaration or bindings that end there, and how much.
+    nodes: HashMap<Node, usize>,
+    octets: usize,
+    /// Nothing is remembered of it any more, and why.
+    lost: Option<Lost>,
+}
+
+/// A client of which nothing is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// It is to hear why when something is lost.
+    Untold(&'static str),
+    /// It was told, and is about to go.
+    Told,
+}
+
+/// What may be gone.
+#[derive(Debug, Default)]
+struct Torn {
+    /// Everything.
+    all: bool,
+    /// The queues that go with their last consumer and that these clients declared, or consume from.
+    clients: HashSet<u64>,
+}
+
+/// An exchange or a queue that was declared, or that something is bound to or from.
+#[derive(Debug, Default)]
+struct Entry {
+    /// `None` when nobody here declared it, or need not have.
+    declaration: Option<Declaration>,
+    /// The bindings that end here, by the methods that make them.
+    bindings: HashMap<Arc<[u8]>, Binding>,
+    /// Where bindings that begin here end, and how many.
+    leads_to: HashMap<Node, usize>,
+}
+
+#[derive(Debug)]
+struct Declaration {
+    /// Unique in the pool.
+    id: u64,
+    method: Arc<[u8]>,
+    owners: Vec<u64>,
+    auto_delete: bool,
+    /// The clients whose consumers keep a queue that goes with its last one, once for each consumer.
+    consumers: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Binding {
+    from: Node,
+    owners: Vec<u64>,
+}
+
+impl Client {
+    pub(super) fn new(link: Arc<ClientLink>, credentials: Arc<Credentials>) -> Self {
+        Self { link, credentials, nodes: HashMap::new(), octets: 0, lost: None }
+    }
+}
+
+impl Torn {
+    fn is_any(&self) -> bool {
+        self.all || !self.clients.is_empty()
+    }
+
+    fn concerns(&self, client: u64) -> bool {
+        self.all || self.clients.contains(&client)
+    }
+}
+
+impl Vhost {
+    pub(super) fn octets(&self) -> usize {
+        self.octets
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.clients.is_empty() && self.restoring.is_none()
+    }
+
+    pub(super) fn is_torn(&self) -> bool {
+        self.torn.is_any() || self.restoring.is_some()
+    }
+
+    pub(super) fn is_torn_for(&self, client: u64) -> bool {
+        self.torn.concerns(client) || self.restoring.as_ref().is_some_and(|torn| torn.concerns(client))
+    }
+
+    pub(super) fn turn(&self) -> Arc<tokio::sync::Mutex<()>> {
+        self.turn.clone()
+    }
+
+    pub(super) fn lost_all(&mut self) {
+        self.torn = Torn { all: true, clients: HashSet::new() };
+    }
+
+    pub(super) fn lost_client(&mut self, id: u64) {
+        if !self.torn.all {
+            self.torn.clients.insert(id);
+        }
+    }
+
+    pub(super) fn set_credentials(&mut self, id: u64, credentials: Arc<Credentials>) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.credentials = credentials;
+        }
+    }
+
+    /// Lets a client in that is to declare something.
+    pub(super) fn enter(&mut self, id: u64, client: impl FnOnce() -> Client) {
+        self.clients.entry(id).or_insert_with(client);
+    }
+
+    pub(super) fn declare(&mut self, id: u64, node: Node, number: u64, method: Vec<u8>, auto_delete: bool) {
+        if !self.takes(id) {
+            return;
+        }
+        let octets = cost(&node, &method);
+        let entry = self.nodes.entry(node.clone()).or_default();
+        let declaration = entry.declaration.get_or_insert_with(|| Declaration {
+            id: number,
+            method: method.into(),
+            owners: Vec::new(),
+            auto_delete,
+            consumers: Vec::new(),
+        });
+        if !declaration.owners.contains(&id) {
+            declaration.owners.push(id);
+            self.charge(id, node, octets);
+        }
+    }
+
+    pub(super) fn bind(&mut self, id: u64, from: Node, to: Node, method: Vec<u8>) {
+        if !self.takes(id) {
+            return;
+        }
+        let (octets, method) = (cost(&to, &method), Arc::from(method));
+        let entry = self.nodes.entry(to.clone()).or_default();
+        let is_new = !entry.bindings.contains_key(&method);
+        let binding = entry
+            .bindings
+            .entry(method)
+            .or_insert_with(|| Binding { from: from.clone(), owners: Vec::new() });
+        let is_owner = binding.owners.contains(&id);
+        if !is_owner {
+            binding.owners.push(id);
+        }
+        if is_new {
+            *self.nodes.entry(from).or_default().leads_to.entry(to.clone()).or_default() += 1;
+        }
+        if !is_owner {
+            self.charge(id, to, octets);
+        }
+    }
+
+    pub(super) fn unbind(&mut self, to: &Node, method: &[u8]) {
+        let Some(entry) = self.nodes.get_mut(to) else { return };
+        let Some((method, binding)) = entry.bindings.remove_entry(method) else { return };
+        self.unbound(to, &method, binding);
+    }
+
+    /// Forgets an exchange or a queue, and its bindings.
+    pub(super) fn delete(&mut self, node: &Node) {
+        let Some(mut entry) = self.nodes.remove(node) else { return };
+        if let Some(declaration) = entry.declaration.take() {
+            self.refund(&declaration.owners, node, cost(node, &declaration.method));
+        }
+        for (method, binding) in std::mem::take(&mut entry.bindings) {
+            self.unbound(node, &method, binding);
+        }
+        for to in entry.leads_to.keys() {
+            let Some(end) = self.nodes.get_mut(to) else { continue };
+            let gone: Vec<_> = end.bindings.extract_if(|_, binding| binding.from == *node).collect();
+            for (method, binding) in gone {
+                self.refund(&binding.owners, to, cost(to, &method));
+            }
+            self.prune(to);
+        }
+    }
+
+    /// A consumer has come; the number of the queue's declaration if the queue goes with its last one.
+    pub(super) fn consumer_came(&mut self, id: u64, queue: &Node) -> Option<u64> {
+        let declaration = self.nodes.get_mut(queue)?.declaration.as_mut()?;
+        if !declaration.auto_delete {
+            return None;
+        }
+        declaration.consumers.push(id);
+        Some(declaration.id)
+    }
+
+    /// A consumer is gone. The broker deletes the queue with the last one.
+    pub(super) fn consumer_gone(&mut self, id: u64, queue: &Node, declaration: u64) {
+        let entry = self.nodes.get_mut(queue).and_then(|entry| entry.declaration.as_mut());
+        let Some(entry) = entry.filter(|entry| entry.id == declaration) else { return };
+        if let Some(at) = entry.consumers.iter().position(|consumer| *consumer == id) {
+            entry.consumers.swap_remove(at);
+        }
+        if entry.consumers.is_empty() {
+            self.delete(queue);
+        }
+    }
+
+    /// A client is gone, and with it what it alone has declared.
+    pub(super) fn leave(&mut self, id: u64) {
+        self.disown(id);
+        self.clients.remove(&id);
+        self.torn.clients.remove(&id);
+    }
+
+    /// Remembers nothing of a client any more, and tells it so when something is lost.
+    pub(super) fn lose(&mut self, id: u64, why: &'static str) {
+        self.disown(id);
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.lost.get_or_insert(Lost::Untold(why));
+        }
+    }
+
+    /// Forgets these clients, and returns those of them that are still there.
+    pub(super) fn give_up(&mut self, owners: &[u64]) -> Vec<Arc<ClientLink>> {
+        let mut links = Vec::new();
+        for id in owners {
+            self.disown(*id);
+            if let Some(client) = self.clients.get_mut(id)
+                && client.lost.replace(Lost::Told) != Some(Lost::Told)
+            {
+                links.push(client.link.clone());
+            }
+        }
+        links
+    }
+
+    /// What is torn, to be declared again.
+    pub(super) fn begin_restoring(&mut self) -> Option<Plan> {
+        if !self.torn.is_any() || self.restoring.is_some() {
+            return None;
+        }
+        let torn = std::mem::take(&mut self.torn);
+        let plan = self.plan(&torn);
+        self.restoring = Some(torn);
+        Some(plan)
+    }
+
+    /// It is there again, or still to be declared.
+    pub(super) fn end_restoring(&mut self, done: bool) {
+        let Some(torn) = self.restoring.take() else { return };
+        if !done {
+            self.torn.all |= torn.all;
+            self.torn.clients.extend(torn.clients);
+        }
+    }
+
+    fn plan(&mut self, torn: &Torn) -> Plan {
+        let mut plan = Plan::default();
+        for (_, client) in self.clients.iter_mut().filter(|(id, _)| torn.concerns(**id)) {
+            // Told once.
+            if let Some(Lost::Untold(why)) = client.lost {
+                client.lost = Some(Lost::Told);
+                plan.lost.push((client.link.clone(), why));
+            }
+        }
+        for (node, entry) in &self.nodes {
+            if !torn.all && !entry.goes_with_consumers_of(&torn.clients) {
+                continue;
+            }
+            if let Some(Declaration { method, owners, .. }) = &entry.declaration {
+                let phase = if node.kind == Kind::Exchange { 0 } else { 1 };
+                self.add(&mut plan.phases[phase], method, owners, || node.to_string());
+            }
+            for (method, binding) in &entry.bindings {
+                let what = || format!("a binding of {node} to {}", binding.from);
+                self.add(&mut plan.phases[2], method, &binding.owners, what);
+            }
+        }
+        plan
+    }
+
+    fn add(&self, steps: &mut Vec<Step>, method: &Arc<[u8]>, owners: &[u64], what: impl FnOnce() -> String) {
+        let Some(owner) = owners.first().and_then(|id| self.clients.get(id)) else { return };
+        steps.push(Step {
+            method: method.clone(),
+            credentials: owner.credentials.clone(),
+            owners: owners.to_vec(),
+            what: what(),
+        });
+    }
+
+    fn takes(&self, id: u64) -> bool {
+        self.clients.get(&id).is_some_and(|client| client.lost.is_none())
+    }
+
+    fn charge(&mut self, id: u64, node: Node, octets: usize) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        client.octets += octets;
+        *client.nodes.entry(node).or_default() += 1;
+        self.octets += octets;
+        if client.octets > CLIENT_OCTETS_MAX {
+            self.lose(id, "it declared too much of that");
+        }
+    }
+
+    /// Something at `node` is not its owners' any more.
+    fn refund(&mut self, owners: &[u64], node: &Node, octets: usize) {
+        for id in owners {
+            let Some(client) = self.clients.get_mut(id) else { continue };
+            client.octets -= octets;
+            self.octets -= octets;
+            if let Some(count) = client.nodes.get_mut(node) {
+                *count -= 1;
+                if *count == 0 {
+                    client.nodes.remove(node);
+                }
+            }
+        }
+    }
+
+    /// Takes a client from the owners of everything.
+    fn disown(&mut self, id: u64) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        self.octets -= std::mem::take(&mut client.octets);
+        for node in std::mem::take(&mut client.nodes).into_keys() {
+            let Some(entry) = self.nodes.get_mut(&node) else { continue };
+            if let Some(declaration) = &mut entry.declaration {
+                declaration.owners.retain(|owner| *owner != id);
+            }
+            entry.declaration.take_if(|declaration| declaration.owners.is_empty());
+            let gone: Vec<_> = entry
+                .bindings
+                .extract_if(|_, binding| {
+                    binding.owners.retain(|owner| *owner != id);
+                    binding.owners.is_empty()
+                })
+                .collect();
+            for (method, binding) in gone {
+                self.unbound(&node, &method, binding);
+            }
+            self.prune(&node);
+        }
+    }
+
+    /// A binding that ended at `to` has been taken out.
+    fn unbound(&mut self, to: &Node, method: &[u8], binding: Binding) {
+        self.refund(&binding.owners, to, cost(to, method));
+        if let Some(from) = self.nodes.get_mut(&binding.from)
+            && let Some(count) = from.leads_to.get_mut(to)
+        {
+            *count -= 1;
+            if *count == 0 {
+                from.leads_to.remove(to);
+            }
+        }
+        self.prune(&binding.from);
+        self.prune(to);
+    }
+
+    /// Forgets a node of which nothing is left.
+    fn prune(&mut self, node: &Node) {
+        let is_empty = |entry: &Entry| {
+            entry.declaration.is_none() && entry.bindings.is_empty() && entry.leads_to.is_empty()
+        };
+        if self.nodes.get(node).is_some_and(is_empty) {
+            self.nodes.remove(node);
+        }
+    }
+}
+
+impl Entry {
+    /// Whether it may be a queue that is gone with the consumers of these clients.
+    fn goes_with_consumers_of(&self, clients: &HashSet<u64>) -> bool {
+        self.declaration.as_ref().is_some_and(|declaration| {
+            let mut concerned = declaration.owners.iter().chain(&declaration.consumers);
+            declaration.auto_delete && concerned.any(|id| clients.contains(id))
+        })
+    }
+}
+
+/// What remembering one thing takes of memory, about.
+fn cost(node: &Node, method: &[u8]) -> usize {
+    ENTRY_OCTETS + node.name.len() + method.len()
+}
+
+/// What an entry of each table takes besides its names and its method.
+const ENTRY_OCTETS: usize = size_of::<(Node, Entry)>() + size_of::<(Arc<[u8]>, Binding)>();

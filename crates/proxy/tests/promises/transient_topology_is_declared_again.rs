@@ -1,0 +1,202 @@
+//! P7: what a restart of the broker undoes is declared again before anything else goes on, or its client hears 320.
+
+use amqp::Method;
+use amqp::method::{basic, channel, confirm, exchange, queue};
+use proxy::Pool;
+
+use crate::common::{Broker, BrokerEnd, Client, Manners, OwnedFrame, until};
+
+fn declaring() -> Manners {
+    Manners { declares: true, ..Manners::default() }
+}
+
+fn transient_exchange() -> exchange::Declare<'static> {
+    exchange::Declare { exchange: "e", kind: "fanout", ..Default::default() }
+}
+
+fn bind(queue: &str) -> queue::Bind<'_> {
+    queue::Bind { queue, exchange: "e", routing_key: "k", ..Default::default() }
+}
+
+/// The methods on a connection that only declares, up to its close.
+async fn declared(broker: &mut Broker) -> Vec<OwnedFrame> {
+    let mut end = broker.next_connection().await;
+    end.expect("channel.open").await;
+    let mut seen = Vec::new();
+    loop {
+        let frame = end.next().await;
+        if frame.name() == "connection.close" {
+            return seen;
+        }
+        seen.push(frame);
+    }
+}
+
+fn names(frames: &[OwnedFrame]) -> Vec<&'static str> {
+    frames.iter().map(OwnedFrame::name).collect()
+}
+
+/// A client that has asked a method and heard the answer.
+async fn ask<'m>(client: &mut Client, method: impl Into<Method<'m>>, answer: &str) {
+    client.send(1, method).await;
+    client.expect(answer).await;
+}
+
+/// A client that has declared a transient exchange, and a connection that it shares.
+async fn with_exchange(broker: &mut Broker, pool: &std::sync::Arc<Pool>) -> (Client, BrokerEnd) {
+    let mut client = Client::connect(pool).await;
+    let shared = broker.next_connection().await;
+    client.open_channel(1).await;
+    ask(&mut client, transient_exchange(), "exchange.declare-ok").await;
+    (client, shared)
+}
+
+#[tokio::test]
+async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consumers() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, shared) = with_exchange(&mut broker, &pool).await;
+    let auto_delete = queue::Declare { queue: "q", auto_delete: true, ..Default::default() };
+    ask(&mut client, auto_delete, "queue.declare-ok").await;
+    // The last declared queue, with its name for a key.
+    ask(&mut client, queue::Bind { exchange: "e", ..Default::default() }, "queue.bind-ok").await;
+    let durable = queue::Declare { queue: "lasts", durable: true, ..Default::default() };
+    ask(&mut client, durable, "queue.declare-ok").await;
+    ask(&mut client, queue::Bind { exchange: "amq.topic", ..bind("lasts") }, "queue.bind-ok").await;
+    let consume = basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() };
+    ask(&mut client, consume, "basic.consume-ok").await;
+    let own = broker.next_connection().await;
+    drop(shared);
+    until("one lost connection", || pool.metrics().connections_lost == 1).await;
+    drop(own);
+
+    let seen = declared(&mut broker).await;
+    assert_eq!(names(&seen), ["exchange.declare", "queue.declare", "queue.bind"]);
+    let Method::QueueDeclare(queue) = seen[1].method() else { unreachable!() };
+    assert_eq!(queue, auto_delete);
+    let Method::QueueBind(binding) = seen[2].method() else { unreachable!() };
+    assert_eq!((binding.queue, binding.exchange, binding.routing_key), ("q", "e", "q"));
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    next.expect("basic.consume").await;
+    next.deliver(1, "c", 1, b"at last");
+    assert_eq!(client.expect_delivery().await, (1, b"at last".to_vec()));
+    assert_eq!(pool.metrics().declarations_repeated, 3);
+}
+
+#[tokio::test]
+async fn p7_nobody_goes_on_before_what_others_have_declared_is_there() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (_declarer, mut shared) = with_exchange(&mut broker, &pool).await;
+    let mut publisher = Client::connect(&pool).await;
+    publisher.open_channel(1).await;
+    ask(&mut publisher, confirm::Select::default(), "confirm.select-ok").await;
+    publisher.publish(1, b"unconfirmed").await;
+    while shared.next().await.name() != "body" {}
+    drop(shared);
+
+    assert_eq!(names(&declared(&mut broker).await), ["exchange.declare"]);
+    let mut next = broker.next_connection().await;
+    next.expect("channel.open").await;
+    next.expect("confirm.select").await;
+    assert_eq!(next.expect_message().await.1, b"unconfirmed");
+}
+
+#[tokio::test]
+async fn p7_what_is_lost_is_declared_again_though_nobody_needs_it_now() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, shared) = with_exchange(&mut broker, &pool).await;
+    client.send(1, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
+    broker.go_away().await;
+    drop(shared);
+    until("the outage to be known", || pool.answers() == Some(false)).await;
+    broker.come_back().await;
+    assert_eq!(names(&declared(&mut broker).await), ["exchange.declare"]);
+}
+
+#[tokio::test]
+async fn p7_what_was_deleted_or_whose_client_is_gone_is_not_declared_again() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, shared) = with_exchange(&mut broker, &pool).await;
+    for queue in ["kept", "deleted"] {
+        ask(&mut client, queue::Declare { queue, ..Default::default() }, "queue.declare-ok").await;
+        ask(&mut client, bind(queue), "queue.bind-ok").await;
+    }
+    let mut other = Client::connect(&pool).await;
+    other.open_channel(1).await;
+    ask(&mut other, queue::Delete { queue: "deleted", ..Default::default() }, "queue.delete-ok").await;
+    let unbind = queue::Unbind { queue: "kept", exchange: "e", routing_key: "k", ..Default::default() };
+    ask(&mut other, unbind, "queue.unbind-ok").await;
+    ask(&mut other, queue::Declare { queue: "others", ..Default::default() }, "queue.declare-ok").await;
+    let remembered = pool.metrics().octets_remembered;
+    drop(other);
+    until("the other client to be gone", || pool.metrics().octets_remembered < remembered).await;
+    drop(shared);
+    let seen = declared(&mut broker).await;
+    assert_eq!(names(&seen), ["exchange.declare", "queue.declare"]);
+    let Method::QueueDeclare(queue) = seen[1].method() else { unreachable!() };
+    assert_eq!(queue.queue, "kept");
+    drop(client);
+    until("nothing to be remembered", || pool.metrics().octets_remembered == 0).await;
+}
+
+#[tokio::test]
+async fn p7_a_client_whose_declaration_is_refused_hears_320_and_others_go_on() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
+    let mut other = Client::connect(&pool).await;
+    other.open_channel(1).await;
+    ask(&mut other, queue::Declare { queue: "q", ..Default::default() }, "queue.declare-ok").await;
+    while shared.next().await.name() != "queue.declare" {}
+    broker.fall_silent();
+    drop(shared);
+
+    let mut restoring = broker.next_connection().await;
+    restoring.expect("channel.open").await;
+    restoring.expect("exchange.declare").await;
+    restoring.send(1, channel::OpenOk::default());
+    let text = "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'e' in vhost '/'";
+    restoring.send(1, channel::Close { reply_code: 406, reply_text: text, class_id: 40, method_id: 10 });
+    restoring.expect("channel.close-ok").await;
+    client
+        .expect_close(320, &format!("CONNECTION_FORCED - exchange 'e' could not be declared again: {text}"))
+        .await;
+    restoring.expect("channel.open").await;
+    restoring.expect("queue.declare").await;
+    restoring.send(1, channel::OpenOk::default());
+    restoring.send(1, queue::DeclareOk { queue: "q", ..Default::default() });
+    restoring.expect("connection.close").await;
+    assert_eq!(pool.metrics().clients_not_restored, 1);
+}
+
+#[tokio::test]
+async fn p7_too_much_to_be_remembered_is_bounded_and_ends_with_320() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
+    let seen = tokio::spawn(async move {
+        while shared.seen.recv().await.is_some_and(|frame| frame.name() != "exchange.delete") {}
+        shared
+    });
+    let key = "k".repeat(255);
+    for number in 0..5000 {
+        let queue = format!("{number}");
+        client
+            .send(1, queue::Bind { queue: &queue, exchange: "e", routing_key: &key, ..Default::default() })
+            .await;
+        client.expect("queue.bind-ok").await;
+        assert!(pool.metrics().octets_remembered <= 1024 * 1024 + 1024);
+    }
+    ask(&mut client, exchange::Delete { exchange: "other", ..Default::default() }, "exchange.delete-ok")
+        .await;
+    assert_eq!(pool.metrics().octets_remembered, 0);
+    drop(seen.await.unwrap());
+    let text =
+        "the broker lost what this client declared, and it is not remembered: it declared too much of that";
+    client.expect_close(320, &format!("CONNECTION_FORCED - {text}")).await;
+}
