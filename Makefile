@@ -14,7 +14,7 @@ SEED ?= 1
 # How many lives `make crash` gives each simulated disk.
 SEEDS ?= 10000
 
-.PHONY: package package-test static test setup unit loom leveret scenarios differential cluster hostile bystander crash figures backlog capacity pika-latency routing-study screenshot check run clean
+.PHONY: package package-test static test setup unit loom leveret scenarios differential cluster hostile bystander crash figures frameworks backlog capacity pika-latency routing-study screenshot check run clean
 
 test: setup unit loom scenarios differential
 
@@ -54,6 +54,12 @@ cluster: setup leveret
 HOSTILE ?= 15000
 hostile: setup leveret
 	LEVERET_HOSTILE=$(HOSTILE) $(SHELL) -c '$(PYTEST) -rP blackbox/hostile_clients.py $(ARGS)'
+
+# Applications that use Spring AMQP, Celery, Bunny, php-amqplib and aio-pika, beside each other, while the alarms are raised and RabbitMQ,
+# the pool in front of it and the broker are stopped and killed: some minutes. For one of the servers: make frameworks ARGS="-k broker-"
+frameworks: setup leveret
+	tests/setup.sh frameworks
+	$(PYTEST) frameworks/no_restart.py $(ARGS)
 
 # What others wait beside publishers that never stop, on RabbitMQ and on the broker, on a machine that has nothing else to do.
 bystander: setup leveret

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the scenario suite needs and builds the client drivers, quietly and only what has changed:
-# each step leaves a stamp named after a hash of the files that it depends on.
+# each step leaves a stamp named after a hash of the files that it depends on. With the argument `frameworks` it does so for
+# what `make frameworks` needs beside that.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -9,6 +10,14 @@ stamps=$cache/stamps
 mkdir -p "$stamps"
 
 main() {
+    if [ "${1:-}" = frameworks ]; then
+        frameworks
+    else
+        scenarios
+    fi
+}
+
+scenarios() {
     debian_packages
     step venv tests/requirements.txt -- python_environment
     [ -d tests/amqplib/node_modules ] && [ -d tests/websocket/node_modules ] || rm -f "$stamps"/npm-*
@@ -17,6 +26,12 @@ main() {
     step go tests/go/go.{mod,sum} tests/go/*.go tests/go/{holding,hostile,load}/*.go -- go_driver
     # Cargo keeps its own stamps. The dev profile shares its dependencies with the unit tests.
     cargo build --quiet --locked --package lapin-scenarios
+}
+
+frameworks() {
+    framework_packages
+    step frameworks-venv tests/frameworks/requirements.txt -- framework_python
+    step spring tests/frameworks/spring/pom.xml tests/frameworks/spring/src/*.java -- spring_client
 }
 
 # step NAME FILE... -- COMMAND: runs the command unless it did well before with these very files.
@@ -66,11 +81,24 @@ debian_packages() {
     command -v chromedriver >/dev/null || missing+=(chromium-driver)
     # Debian's own Python keeps this part in a package of its own.
     python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
-    if [ ${#missing[@]} -eq 0 ]; then
+    install_missing "${missing[@]}"
+}
+
+framework_packages() {
+    local missing=()
+    command -v php >/dev/null || missing+=(php-cli)
+    [ -e /usr/share/php/PhpAmqpLib/autoload.php ] || missing+=(php-amqplib)
+    ruby -e 'require "bunny"' 2>/dev/null || missing+=(ruby-bunny)
+    install_missing "${missing[@]}"
+}
+
+# install_missing PACKAGE...: nothing to do without any.
+install_missing() {
+    if [ $# -eq 0 ]; then
         return
     fi
-    echo "setting up: ${missing[*]}"
-    quietly as_root bash -c "$(declare -f install_without_starting); install_without_starting ${missing[*]}"
+    echo "setting up: $*"
+    quietly as_root bash -c "$(declare -f install_without_starting); install_without_starting $*"
 }
 
 # Installs packages so that no service of theirs runs, now or after the next boot: the tests start their own.
@@ -100,9 +128,18 @@ as_root() {
 }
 
 python_environment() {
-    rm -rf "$cache/venv"
-    python3 -m venv "$cache/venv"
-    "$cache/venv/bin/pip" install --quiet --disable-pip-version-check --requirement tests/requirements.txt
+    virtual_environment "$cache/venv" tests/requirements.txt
+}
+
+# Apart from the harness's own, whose dependencies are pinned for other reasons.
+framework_python() {
+    virtual_environment "$cache/frameworks" tests/frameworks/requirements.txt
+}
+
+virtual_environment() {
+    rm -rf "$1"
+    python3 -m venv "$1"
+    "$1/bin/pip" install --quiet --disable-pip-version-check --requirement "$2"
 }
 
 node_packages() {
@@ -115,9 +152,14 @@ java_driver() {
     mvn --quiet --batch-mode --file tests/java/pom.xml compile
 }
 
+spring_client() {
+    rm -rf "$cache/spring"
+    mvn --quiet --batch-mode --file tests/frameworks/spring/pom.xml compile
+}
+
 go_driver() {
     (cd tests/go && go vet ./... && go build -mod=readonly -o "$cache/go/scenarios" . &&
         go build -mod=readonly -o "$cache/go/" ./holding ./hostile ./load)
 }
 
-main
+main "$@"

@@ -1,0 +1,85 @@
+"""Applications that use a framework to reach a broker: processes that publish and consume all the time.
+
+They print a line of JSON for each numbered message that is confirmed to them, and for each that they receive:
+
+    {"confirmed": 17}    {"received": 17}    {"lost": 18, "error": "…"}
+
+`lost` is a publish that failed and is repeated. Other lines are the framework's own log. While the file `pause` exists,
+consumers acknowledge nothing, so that messages pile up.
+"""
+
+import contextlib
+import os
+import re
+import signal
+
+from harness.child import Child
+from harness.drivers import CACHE, TESTS
+
+FOLDER = TESTS / "frameworks"
+CELERY = CACHE / "frameworks" / "bin" / "celery"
+PYTHON = CACHE / "frameworks" / "bin" / "python"
+# Two processes, as for a machine with two cores; else a worker as it is by default.
+WORKER = ["--app", "tasks", "worker", "--concurrency", "2"]
+
+# For a start in half the time; speed does not matter here.
+JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+
+# The processes of each, and whether they are given server, queue and `pause` as arguments; else as variables.
+COMMANDS = {
+    "spring": [["java", *JVM, "-cp", f"{CACHE}/spring/classes:{CACHE}/spring/dependency/*", "Application"]],
+    "celery": [[CELERY, *WORKER], [PYTHON, "producer.py"]],
+    "bunny": [["ruby", FOLDER / "bunny" / "client.rb"]],
+    "php": [["php", FOLDER / "php" / "publisher.php"], ["php", FOLDER / "php" / "consumer.php"]],
+    "aio_pika": [[PYTHON, FOLDER / "aio_pika" / "client.py"]],
+}
+TAKES_VARIABLES = {"celery"}
+LAST_LINES = 60
+REPORT = re.compile(r'\{"(confirmed|received)": ?(\d+)}')
+
+
+class Client:
+    """The processes of one framework with a queue of their own, and the numbers that they have reported."""
+
+    def __init__(self, name, uri, folder):
+        self.name = name
+        folder.mkdir(parents=True)
+        self.pause = folder / "pause"
+        self.confirmed, self.received = set(), set()
+        queue = folder.name
+        given = [uri, queue, self.pause]
+        variables = dict(zip(["FRAMEWORKS_URI", "FRAMEWORKS_QUEUE", "FRAMEWORKS_PAUSE"], map(str, given), strict=True))
+        self.children, self.read = [], []
+        for number, command in enumerate(COMMANDS[name]):
+            argv = command if name in TAKES_VARIABLES else [*command, *given]
+            log = folder / f"{number}.log"
+            self.children.append(Child(argv, log, env=os.environ | variables, cwd=FOLDER / name))
+            self.read.append(0)
+
+    def update(self):
+        """Reads what has been reported since the last time."""
+        for index, child in enumerate(self.children):
+            lines = child.lines[self.read[index] :]
+            self.read[index] += len(lines)
+            for line in lines:
+                # Processes that share an output may meet in a line.
+                for kind, number in REPORT.findall(line):
+                    (self.confirmed if kind == "confirmed" else self.received).add(int(number))
+
+    def ended(self):
+        """The logs of processes that have ended."""
+        return [child.log.name for child in self.children if not child.running()]
+
+    def state(self):
+        """What a failed test shows: processes that have ended, missing messages, and the end of the framework's own log."""
+        missing = sorted(self.confirmed - self.received)
+        counts = f"{len(self.confirmed)} confirmed, {len(missing)} of them missing: {missing[:20]}"
+        lines = [line for child in self.children for line in child.lines if not REPORT.search(line)]
+        return "\n".join([f"ended: {self.ended()}; {counts}", *lines[-LAST_LINES:]])
+
+    def kill(self):
+        for child in self.children:
+            # A worker has processes of its own, in its group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
