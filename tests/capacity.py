@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.leveret import ROOT, Leveret, binary
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 # What a process has open besides its clients' sockets.
 SPARE = 256

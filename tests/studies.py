@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 from harness.leveret import ROOT, Leveret, binary
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 # By default each study takes the time that its figures need on a machine of one's own: more than two hours in all. These
 # numbers leave every place of the published studies in, and measure it less often or for a shorter time.

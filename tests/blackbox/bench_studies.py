@@ -17,7 +17,8 @@ from harness.child import Child, clean_environment
 from harness.instances import leveret
 from harness.leveret import binary, run
 from harness.metrics import wait_until
-from harness.rabbitmq import CREDENTIALS, RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import CREDENTIALS, RabbitMq
 
 SHORT = ["--quick", "--time", "0.1"]
 

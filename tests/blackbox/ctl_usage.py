@@ -12,7 +12,7 @@ from harness.child import clean_environment
 from harness.ctl import Ctl
 from harness.instances import leveret
 from harness.leveret import binary, run
-from harness.rabbitmq import free_ports
+from harness.ports import free_ports
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from harness.instances import leveret
-from harness.rabbitmq import free_ports
+from harness.ports import free_ports
 from harness.wire import CONNECTION_CLOSE, CONNECTION_CLOSE_OK, Closed, Wire, close_of
 
 SHUTDOWN = (320, "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'")
@@ -46,6 +46,7 @@ def test_a_successor_binds_all_addresses_at_once(tmp_path):
     names = ("--amqp", "--http", "--prometheus")
     addresses = [word for name, port in zip(names, ports, strict=True) for word in (name, f"127.0.0.1:{port}")]
     with leveret(tmp_path / "old", "--drain-timeout", "1h", "--drain-idle-timeout", "1h", *addresses) as old:
+        old.child.wait_line("^prometheus +listening on")
         deaf, *visitors = [Wire(port) for port in ports]
         deaf.handshake()
         old.child.send(signal.SIGTERM)

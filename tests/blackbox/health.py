@@ -5,7 +5,7 @@ import urllib.request
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
-from harness.rabbitmq import free_ports
+from harness.ports import free_ports
 from harness.wire import CONNECTION_CLOSE, Wire
 
 WAIT_SECONDS = 30

@@ -8,7 +8,8 @@ import pytest
 from harness.exposition import scrape
 from harness.instances import leveret
 from harness.metrics import wait_until
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 NEEDED = Path(__file__).parents[1] / "metrics" / "rabbitmq_overview.txt"
 # What RabbitMQ of this version has not: of a later one, or without a broker of its own.

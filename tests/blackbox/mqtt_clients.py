@@ -11,7 +11,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from harness.leveret import Leveret
 from harness.mqtt_client import PATIENCE, V5, V311, MqttClient, publish_properties
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 FLAGS = ("--mqtt", "127.0.0.1:0", "--web-mqtt", "127.0.0.1:0")
 

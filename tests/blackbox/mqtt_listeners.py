@@ -12,7 +12,8 @@ from harness.leveret import run
 from harness.mqtt_broker import ANY, listening
 from harness.mqtt_client import PATIENCE, V5, V311, MqttClient
 from harness.mqtt_wire import CONNACK, MqttWire
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 # "test12", salted and hashed as in RabbitMQ's documentation.
 TEST12 = "kI3GCqW5JLMJa4iX1lo7X4D6XbYqlLgxIs30+P6tENUV2POR"

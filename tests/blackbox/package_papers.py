@@ -12,7 +12,7 @@ from harness.child import clean_environment
 from harness.exposition import scrape
 from harness.instances import leveret
 from harness.leveret import ROOT, run
-from harness.rabbitmq import free_ports
+from harness.ports import free_ports
 
 PACKAGING = ROOT / "packaging"
 

@@ -10,7 +10,7 @@ import pytest
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import run
-from harness.rabbitmq import free_ports
+from harness.ports import free_ports
 from harness.relay import HERE, Echo, RelayWire, Upstream, exactly, relay
 from harness.websocket import FIN, PONG, Refused
 from harness.wire import Closed

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.child import Child
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 from harness.relay import HERE, RelayWire, relay
 from harness.websocket import FIN, TEXT
 

@@ -7,7 +7,8 @@ import pika
 import pytest
 
 from harness.leveret import Leveret
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 from harness.stomp_client import Client, Wire
 
 VERSIONS = ["1.0", "1.1", "1.2"]

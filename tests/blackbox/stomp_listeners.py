@@ -13,7 +13,8 @@ import websocket
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import ROOT, run
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 from harness.stomp_client import EVERYTHING, Client, Wire
 
 STOMPJS = ROOT / "tests" / "websocket" / "stomp_client.mjs"

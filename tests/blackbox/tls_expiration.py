@@ -8,7 +8,8 @@ from harness.certificates import Authority
 from harness.exposition import scrape
 from harness.management import Management, leveret
 from harness.metrics import wait_until
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 CHECK = "health/checks/certificate-expiration"
 DAY = 24 * 60 * 60

@@ -6,7 +6,8 @@ import pytest
 
 from harness.certificates import Authority
 from harness.instances import leveret
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 
 class Upstream:

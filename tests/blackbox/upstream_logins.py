@@ -11,7 +11,8 @@ from cryptography.x509.oid import NameOID
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.metrics import wait_until
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 # As RabbitMQ's plug-in writes it, and Leveret.
 IDENTITY = "CN=worker,O=Hares"

@@ -16,7 +16,8 @@ import pytest
 from harness.frameworks import COMMANDS, Client
 from harness.leveret import Leveret
 from harness.metrics import metric, wait_until
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 # A bound for hangs: the longest pause between two attempts to connect is some ten seconds (Celery).
 EVENT_SECONDS = 90

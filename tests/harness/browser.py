@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 from harness.child import Child, clean_environment
-from harness.rabbitmq import free_ports
+from harness.ports import free_ports
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 # A page that has not come to its point by then never will.

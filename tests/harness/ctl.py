@@ -3,7 +3,8 @@
 import json
 
 from harness.leveret import run
-from harness.rabbitmq import PLUGINS, RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import PLUGINS, RabbitMq
 
 
 class Ctl:

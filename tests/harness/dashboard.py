@@ -78,6 +78,9 @@ class Visit:
     def __init__(self, window, server):
         self.window = window
         self.server = server
+        # A page of an earlier test may have asked in vain for a server that had ended.
+        window.open("about:blank")
+        window.complaints()
 
     def open(self, place=()):
         """Loads the dashboard anew, as if the address had been typed, with nobody logged in."""

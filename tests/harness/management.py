@@ -12,7 +12,8 @@ from urllib.parse import quote, urlsplit
 
 from harness.child import clean_environment
 from harness.leveret import Leveret
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 SECONDS = 30
 PLUGINS = Path("/usr/lib/rabbitmq/lib")

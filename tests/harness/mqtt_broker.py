@@ -8,7 +8,8 @@ import pika
 
 from harness.instances import leveret
 from harness.leveret import Leveret
-from harness.rabbitmq import RabbitMq, free_ports
+from harness.ports import free_ports
+from harness.rabbitmq import RabbitMq
 
 ANY = "127.0.0.1:0"
 FLAGS = ("--mqtt", ANY, "--web-mqtt", ANY, "--stomp", ANY, "--web-stomp", ANY, "--ws", ANY)

@@ -2,19 +2,17 @@
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 
 from harness.child import Child, clean_environment
+from harness.ports import free_ports
 
 SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 CONTROL_SECONDS = 120
 # It takes some five; on a machine that is busy with other things, many times as long.
 START_SECONDS = 240
-PORTS = (10_000, 32_000)
 CREDENTIALS = "guest:guest"
 # What Leveret has built in and RabbitMQ has as a plug-in.
 PLUGINS = "rabbitmq_consistent_hash_exchange"
@@ -154,21 +152,3 @@ class Cluster:
 
 def node_name(port):
     return f"leveret-{os.getpid()}-{port}@localhost"
-
-
-def free_ports(count):
-    """Ports that nobody listens on, for servers that cannot be asked to choose one themselves. They lie below those that
-    the system gives to connections, so that none of them is taken while a server is down."""
-    sockets = []
-    try:
-        while len(sockets) < count:
-            each = socket.socket()
-            try:
-                each.bind(("127.0.0.1", random.randrange(*PORTS)))
-                sockets.append(each)
-            except OSError:
-                each.close()
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

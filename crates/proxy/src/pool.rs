@@ -322,6 +322,7 @@ impl Pool {
                     return true;
                 }
                 Err(error) => {
+                    add(&self.counters.connect_failures, 1);
                     if self.endpoints.is_silent(self, &endpoint) {
                         tracing::warn!(%endpoint, %error, "upstream connection failed");
                     }
