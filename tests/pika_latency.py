@@ -19,7 +19,7 @@ from pathlib import Path
 import pika
 from harness.child import Child, clean_environment
 from harness.leveret import Leveret, binary
-from harness.metrics import WAIT_SECONDS
+from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 
 QUEUE = "pika-latency"
@@ -87,7 +87,7 @@ class Link:
         self.child.process.stdin.flush()
         self.orders += 1
         with self.child.changed:
-            assert self.child.changed.wait_for(lambda: self.child.lines.count("done") == self.orders, WAIT_SECONDS)
+            assert self.child.changed.wait_for(lambda: self.child.lines.count("done") == self.orders, PATIENCE)
 
     def stop(self):
         self.child.kill()
@@ -133,7 +133,7 @@ def settle(rabbitmq, published):
     """How many messages have arrived, once they are all there or no more come; the queue is empty then."""
     with connected(rabbitmq.uri) as connection:
         channel = connection.channel()
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + PATIENCE
         count = lambda: channel.queue_declare(QUEUE, passive=True).method.message_count
         while (arrived := count()) < published and time.monotonic() < deadline:
             connection.sleep(0.05)

@@ -10,13 +10,13 @@ import pytest
 from harness.drivers import TESTS
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 from harness.wire import BASIC_PUBLISH, BODY, CONNECTION_CLOSE, CONNECTION_CLOSE_OK, HEADER, Wire
 from harness.wire import content_header, frame, publish_arguments
 
 # RabbitMQ is asked as well: a wrong expectation would show.
 TARGETS = ["rabbitmq", "leveret"]
-WAIT_SECONDS = 60
 
 # By reason: what sets the alarm off from the start at either broker.
 MEMORY = {"rabbitmq": ["vm_memory_high_watermark.absolute = 1MB"], "leveret": ["--memory-high-watermark", "1MiB"]}
@@ -48,7 +48,7 @@ def test_who_publishes_is_told_why_it_waits_and_nobody_else(tmp_path, target_nam
 def test_javascript_is_told_as_well(tmp_path):
     with leveret(tmp_path, *MEMORY["leveret"]) as server:
         argv = ["node", TESTS / "amqplib" / "blocked.js", server.uri]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_SECONDS)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
         assert (done.returncode, done.stdout) == (0, "low on memory\n"), done.stderr
 
 
@@ -72,7 +72,7 @@ def test_publishers_go_on_when_consumers_have_made_room(tmp_path):
             taken += 1
             if taken == count:
                 break
-        publishing.join(WAIT_SECONDS)
+        publishing.join(PATIENCE)
         assert not publishing.is_alive()
         publisher.process_data_events(0)
         assert told[:2] == ["low on memory", "unblocked"]

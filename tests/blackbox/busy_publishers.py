@@ -10,6 +10,7 @@ import pika
 import pytest
 
 from harness.instances import leveret
+from harness.patience import PATIENCE
 from harness.wire import BASIC_PUBLISH, HEADER, METHOD, Wire, content_header, frame, publish_arguments
 
 EXCHANGE = "busy"
@@ -17,7 +18,6 @@ PUBLISHERS = 2 * (os.cpu_count() or 1)
 CHUNK_BYTES = 256 * 1024
 VISITS = 5
 # For all of the visits. What kept them waiting took many times as long for each of them.
-PATIENCE = 60
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from harness.mqtt_broker import Broker
-from harness.mqtt_client import PATIENCE, V5, V311, MqttClient, publish_properties
+from harness.mqtt_client import V5, V311, MqttClient, publish_properties
+from harness.patience import PATIENCE
 from harness.stomp_client import Client as StompClient
 
 EXCHANGE = "amq.topic"

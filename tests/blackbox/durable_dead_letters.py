@@ -9,12 +9,12 @@ import pytest
 
 from harness.instances import leveret
 from harness.metrics import wait_until
+from harness.patience import PATIENCE
 
 MESSAGES = 20_000
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # Milliseconds, in which a machine that is not too busy publishes most of them.
 TIME_TO_LIVE = 4_000
-PATIENCE = 60
 
 
 def start(tmp_path):

@@ -14,13 +14,13 @@ import pytest
 from harness.disks import MEBIBYTE, FailingDisk, NoNamespaces, SmallDisk
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # Two segments of the journal, and as much again that something else takes.
 DISK_MEBIBYTES = 280
 SEGMENT = 64 * MEBIBYTE
 TAKEN = 20
-PATIENCE = 60
 FREE_LIMIT = 40 * MEBIBYTE
 
 

@@ -10,10 +10,10 @@ import pytest
 from harness.disks import MEBIBYTE, NoNamespaces, SmallDisk
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 LIMIT = 50 * MEBIBYTE
-PATIENCE = 60
 BODY = b"x" * (256 << 10)
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from harness.drivers import TESTS
 from harness.instances import leveret
+from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 # What a client confirms or acknowledges before the broker is killed under it.
 ENOUGH = 300
 # So that a machine that is busy does not fail a test.
-PATIENCE = 60
 
 
 def connect(server):

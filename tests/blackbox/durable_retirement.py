@@ -8,12 +8,12 @@ import pika
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 QUEUES = ("a", "b", "c")
 # The journal has four segments of 64 MiB before the first is retired: these get there soon.
 BODY = 512 * 1024
-PATIENCE = 60
 LIVES = 2
 
 

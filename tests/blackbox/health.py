@@ -5,10 +5,9 @@ import urllib.request
 
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.wire import CONNECTION_CLOSE, Wire
-
-WAIT_SECONDS = 30
 
 
 def test_a_broker_is_alive_and_ready(tmp_path):
@@ -63,13 +62,12 @@ def test_a_draining_server_is_not_ready(tmp_path):
 def status(url):
     """The HTTP status code, or None if nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
             return answer.status
     except urllib.error.HTTPError as answer:
         return answer.code
     except OSError:
         return None
-
 
 
 def wait_for_status(url, wanted):

@@ -7,7 +7,8 @@ import time
 import pika
 import pytest
 
-from harness.management import SECONDS, leveret, path, rabbitmq
+from harness.management import leveret, path, rabbitmq
+from harness.patience import PATIENCE
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 POLICY = {"pattern": "^q", "definition": {"max-length": 10}, "priority": 1, "apply-to": "queues"}
@@ -198,7 +199,7 @@ def test_what_goes_through_is_counted_as_rabbitmq_counts_it(both):
             go_through(connections.enter_context(pika.BlockingConnection(parameters)))
         ours, theirs = both[:2]
         # RabbitMQ gathers its figures now and then.
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while (told := counted(ours)) != (by_them := as_here(counted(theirs))) and time.monotonic() < deadline:
             time.sleep(0.5)
         assert told == by_them

@@ -6,8 +6,8 @@ import random
 import socket
 
 from harness.management import leveret
+from harness.patience import PATIENCE
 
-SECONDS = 60
 SEED, REQUESTS = 20, 1500
 # Bytes of a body that no route takes.
 LARGE = 8 << 20
@@ -53,7 +53,7 @@ def mutated(chance, lines):
 
 class Client:
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pending = b""
 

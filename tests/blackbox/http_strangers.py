@@ -8,8 +8,8 @@ import pytest
 
 from harness.management import leveret
 from harness.metrics import wait_until
+from harness.patience import PATIENCE
 
-SECONDS = 60
 # More than twice of what an HTTP listener has at once, so that each place is taken by one of them.
 MANY = 600
 PROBES = ("/healthz", "/readyz", "/metrics")
@@ -31,7 +31,7 @@ def held(port, request):
     """Many connections on which a request was begun."""
     with contextlib.ExitStack() as stack:
         for _ in range(MANY):
-            each = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=SECONDS))
+            each = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
             # The server may have closed it for those behind it.
             with contextlib.suppress(ConnectionError):
                 each.sendall(request.encode())
@@ -40,7 +40,7 @@ def held(port, request):
 
 def status(port, path, headers=""):
     """That of an answer on a connection of its own; None if there is no answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         with contextlib.suppress(ConnectionError):
             client.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}\r\n".encode())
             answer = client.recv(65536)

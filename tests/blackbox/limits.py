@@ -118,13 +118,13 @@ def test_s2_who_sends_too_much_waits_and_loses_nothing(targets, tmp_path, target
 
 
 def test_a_heartbeat_is_not_missed_for_want_of_reading(tmp_path):
-    with leveret(tmp_path, "--max-receive-rate", "10000") as server:
-        parameters = pika.URLParameters(server.uri + "?heartbeat=1")
+    with leveret(tmp_path, "--max-receive-rate", "5000") as server:
+        parameters = pika.URLParameters(server.uri + "?heartbeat=3")
         with pika.BlockingConnection(parameters) as connection:
             channel = connection.channel()
             queue = channel.queue_declare("", exclusive=True).method.queue
             channel.basic_publish("", queue, b"x" * 60_000)
-            # Not read for some five seconds, in which it would have to be heard every other.
+            # Not read for some eleven seconds, of which it would have to be heard every six.
             assert channel.queue_declare(queue, passive=True).method.message_count == 1
         server.stop()
 

@@ -10,7 +10,8 @@ import pytest
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from harness.leveret import Leveret
-from harness.mqtt_client import PATIENCE, V5, V311, MqttClient, publish_properties
+from harness.mqtt_client import V5, V311, MqttClient, publish_properties
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 

@@ -10,8 +10,9 @@ from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import run
 from harness.mqtt_broker import ANY, listening
-from harness.mqtt_client import PATIENCE, V5, V311, MqttClient
+from harness.mqtt_client import V5, V311, MqttClient
 from harness.mqtt_wire import CONNACK, MqttWire
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 

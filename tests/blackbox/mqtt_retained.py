@@ -5,7 +5,8 @@ import queue
 import pytest
 
 from harness.mqtt_broker import KilledServer
-from harness.mqtt_client import PATIENCE, V5, V311, MqttClient
+from harness.mqtt_client import V5, V311, MqttClient
+from harness.patience import PATIENCE
 
 # Several windows of a client.
 TOPICS = {f"r/{number:03}" for number in range(200)}

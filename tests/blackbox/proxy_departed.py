@@ -1,65 +1,15 @@
 """What a client wrote that has been told close-ok is not lost with the link to the broker (P11)."""
 
-import contextlib
-import socket
-import threading
-
 import pika
 import pytest
 
+from harness.forwarder import Forwarder
 from harness.instances import leveret
 from harness.metrics import metric, wait_until
 from harness.rabbitmq import RabbitMq
 
 QUEUE = "departed"
 CLIENTS = 20
-
-
-class Link:
-    """Passes connections on to a broker. What is sent to the broker may be swallowed, and what is open cut off."""
-
-    def __init__(self, port):
-        self.port_behind = port
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.sockets = []
-        self.swallows = False
-        self.swallowed = 0
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    @property
-    def url(self):
-        return f"amqp://127.0.0.1:{self.port}"
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.port_behind))
-                self.sockets += [client, server]
-                threading.Thread(target=self.copy, args=(client, server, True), daemon=True).start()
-                threading.Thread(target=self.copy, args=(server, client, False), daemon=True).start()
-
-    def copy(self, source, sink, may_swallow):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if may_swallow and self.swallows:
-                    self.swallowed += len(data)
-                else:
-                    sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-    def cut(self):
-        cut, self.sockets = self.sockets, []
-        for each in cut:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self.swallows = False
-
-    def stop(self):
-        self.listener.close()
-        self.cut()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +21,7 @@ def broker(tmp_path_factory):
 
 @pytest.fixture
 def link(broker):
-    link = Link(broker.port)
+    link = Forwarder(broker.port)
     yield link
     link.stop()
 

@@ -11,13 +11,13 @@ import pika
 import pytest
 from harness.child import Child
 from harness.instances import leveret
+from harness.patience import PATIENCE
 from harness.rabbitmq import READY, SERVER, RabbitMq
 
 PUBLISHERS = 50
 CONSUMERS = 10
 # Confirmed by each publisher before and after the outage.
 ENOUGH = 10
-PATIENCE = 120
 PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 

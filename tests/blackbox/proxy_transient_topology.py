@@ -6,9 +6,9 @@ import signal
 import pika
 import pytest
 from harness.instances import leveret
+from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 
-PATIENCE = 120
 # As Celery's worker has them for remote control.
 PIDBOX, REPLIES = "celery.pidbox", "reply.celery.pidbox"
 

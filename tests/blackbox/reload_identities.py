@@ -9,8 +9,7 @@ import pytest
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.metrics import wait_until
-
-WAIT_SECONDS = 30
+from harness.patience import PATIENCE
 
 
 def test_a_certificate_that_has_come_to_be_known_is_a_login_from_then_on(tmp_path, targets):
@@ -62,5 +61,5 @@ def external(server, authority, pair):
         port=int(port),
         ssl_options=pika.SSLOptions(context, "localhost"),
         credentials=pika.credentials.ExternalCredentials(),
-        socket_timeout=WAIT_SECONDS,
+        socket_timeout=PATIENCE,
     )

@@ -7,7 +7,8 @@ import pika
 import pytest
 
 from harness.mqtt_broker import Broker
-from harness.stomp_client import SECONDS, Client, Wire
+from harness.patience import PATIENCE
+from harness.stomp_client import Client, Wire
 
 
 @pytest.fixture(scope="module", params=["leveret", "rabbitmq"])
@@ -102,7 +103,7 @@ def test_a_request_of_amqps_direct_reply_to_is_answered_by_stomp(broker, clients
         assert question.headers["reply-to"].startswith("/reply-queue/amq.rabbitmq.reply-to.")
         answerer.send(question.headers["reply-to"], "answer", correlation_id=question.headers["correlation-id"])
         while not answers:
-            connection.process_data_events(time_limit=SECONDS)
+            connection.process_data_events(time_limit=PATIENCE)
         ((properties, body),) = answers
         assert (body, properties.correlation_id) == (b"answer", "7")
 

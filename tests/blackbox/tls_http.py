@@ -18,7 +18,7 @@ from harness.dashboard import WATCH, Visit
 from harness.instances import leveret
 from harness.leveret import run
 from harness.metrics import wait_until
-from harness.wire import WAIT_SECONDS
+from harness.patience import PATIENCE
 
 AUTHORIZATION = {"Authorization": "Basic " + b64encode(b"guest:guest").decode()}
 # More than the listener holds at once.
@@ -49,7 +49,7 @@ def believing(authority, pair=None):
 
 def ask(server, context, path, method="GET", **headers):
     """Status, headers and body of an answer over TLS."""
-    connection = http.client.HTTPSConnection("localhost", server.tls_port, timeout=WAIT_SECONDS, context=context)
+    connection = http.client.HTTPSConnection("localhost", server.tls_port, timeout=PATIENCE, context=context)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -60,7 +60,7 @@ def ask(server, context, path, method="GET", **headers):
 
 def shown(server, context, name):
     """The certificate that a client is shown which asks for a name."""
-    with socket.create_connection(("127.0.0.1", server.tls_port), timeout=WAIT_SECONDS) as plain:
+    with socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE) as plain:
         with context.wrap_socket(plain, server_hostname=name) as secured:
             return secured.getpeercert(binary_form=True)
 
@@ -93,7 +93,7 @@ def test_browsers_are_told_to_stay_with_tls_only_where_that_was_asked_for(tmp_pa
         for path, expected in [("/", 200), ("/api/overview", 401), ("/nothing", 404)]:
             status, headers, _ = ask(server, believing(authority), path)
             assert (status, headers["strict-transport-security"]) == (expected, "max-age=31536000")
-        plain = http.client.HTTPConnection(*server.http.removeprefix("http://").split(":"), timeout=WAIT_SECONDS)
+        plain = http.client.HTTPConnection(*server.http.removeprefix("http://").split(":"), timeout=PATIENCE)
         plain.request("GET", "/")
         # Without TLS anybody could have said so (RFC 6797, section 7.2).
         assert plain.getresponse().headers["strict-transport-security"] is None
@@ -117,7 +117,7 @@ def test_a_name_is_answered_by_its_certificate_and_sighup_reads_them_again(tmp_p
         context = believing(authority)
         assert shown(server, context, "localhost") == der(first)
         assert shown(server, context, "a.wild.example") == der(second)
-        stays = http.client.HTTPSConnection("localhost", server.tls_port, timeout=WAIT_SECONDS, context=context)
+        stays = http.client.HTTPSConnection("localhost", server.tls_port, timeout=PATIENCE, context=context)
         stays.request("GET", "/healthz")
         stays.getresponse().read()
         same = stays.sock
@@ -133,13 +133,13 @@ def test_a_name_is_answered_by_its_certificate_and_sighup_reads_them_again(tmp_p
 def test_strangers_who_never_finish_a_handshake_keep_nobody_out(tmp_path, authority):
     with over_tls(tmp_path, [authority.issue("server")]) as server, contextlib.ExitStack() as stack:
         for number in range(STRANGERS):
-            stranger = socket.create_connection(("127.0.0.1", server.tls_port), timeout=WAIT_SECONDS)
+            stranger = socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE)
             stack.enter_context(stranger)
             if number % 2:
                 stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
         assert ask(server, believing(authority), "/healthz")[0] == 200
         # Nor does anybody who speaks without TLS, who is not answered.
-        with socket.create_connection(("127.0.0.1", server.tls_port), timeout=WAIT_SECONDS) as plain:
+        with socket.create_connection(("127.0.0.1", server.tls_port), timeout=PATIENCE) as plain:
             plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             with contextlib.suppress(ConnectionError):
                 assert b"HTTP" not in b"".join(iter(lambda: plain.recv(4096), b""))

@@ -15,7 +15,8 @@ from cryptography.x509.oid import NameOID
 from harness.certificates import Authority
 from harness.instances import leveret
 from harness.leveret import run
-from harness.wire import CONNECTION_START, PROTOCOL_HEADER, WAIT_SECONDS, Wire
+from harness.patience import PATIENCE
+from harness.wire import CONNECTION_START, PROTOCOL_HEADER, Wire
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def parameters(server, context, credentials=None, name="localhost"):
         port=port_of(server),
         ssl_options=pika.SSLOptions(context, name),
         credentials=credentials or pika.PlainCredentials("guest", "guest"),
-        socket_timeout=WAIT_SECONDS,
+        socket_timeout=PATIENCE,
     )
 
 
@@ -69,7 +70,7 @@ class OverTls(Wire):
 
 def shown(server, context, name):
     """The certificate that a client is shown which asks for a name."""
-    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=WAIT_SECONDS) as plain:
+    with socket.create_connection(("127.0.0.1", port_of(server)), timeout=PATIENCE) as plain:
         with context.wrap_socket(plain, server_hostname=name) as secured:
             return secured.getpeercert(binary_form=True)
 
@@ -127,7 +128,7 @@ def test_plain_octets_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_
         plain.send(PROTOCOL_HEADER)
         plain.expect_end()
         server.child.wait_line("TLS: the client does not speak TLS")
-        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_SECONDS) as wrong:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as wrong:
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 context_for(authority).wrap_socket(wrong, server_hostname="localhost")
         server.check()
@@ -170,7 +171,7 @@ def test_sighup_reads_certificates_again_and_sessions_live_on(tmp_path, authorit
         server.child.send(signal.SIGHUP)
         with server.child.changed:
             told = lambda: any("TLS certificate read" in line for line in server.child.lines[count:])
-            assert server.child.changed.wait_for(told, WAIT_SECONDS)
+            assert server.child.changed.wait_for(told, PATIENCE)
         assert shown(server, context_for(authority), "localhost") == der(pair)
         round_trip(connection)
 
@@ -214,7 +215,7 @@ def test_external_is_offered_to_clients_with_a_certificate_only(tmp_path, author
     flags = ["--tls-client-ca", authority.file, "--tls-verify-client", "optional"]
     with over_tls(tmp_path, [authority.issue("server")], *flags) as server:
         for pair, offered in [(authority.issue("client"), True), (None, False)]:
-            with socket.create_connection(("127.0.0.1", port_of(server)), timeout=WAIT_SECONDS) as plain:
+            with socket.create_connection(("127.0.0.1", port_of(server)), timeout=PATIENCE) as plain:
                 wire = OverTls(context_for(authority, pair).wrap_socket(plain, server_hostname="localhost"))
                 wire.send(PROTOCOL_HEADER)
                 assert (b" EXTERNAL" in wire.expect(CONNECTION_START)) == offered
@@ -277,5 +278,5 @@ def test_many_handshakes_at_once_all_succeed(tmp_path, authority):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(WAIT_SECONDS)
+            thread.join(PATIENCE)
         assert len(results) == 20

@@ -7,6 +7,7 @@ import pytest
 
 from harness.certificates import Authority
 from harness.instances import leveret
+from harness.patience import PATIENCE
 from harness.websocket import Refused, WebSocketWire
 
 FLAGS = ("--ws", "127.0.0.1:0", "--ws-origins", "local", "--ws-origins", "*.example.com")
@@ -14,7 +15,14 @@ FLAGS = ("--ws", "127.0.0.1:0", "--ws-origins", "local", "--ws-origins", "*.exam
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory):
-    with leveret(tmp_path_factory.mktemp("handshake"), *FLAGS, "--handshake-timeout", "2s") as server:
+    with leveret(tmp_path_factory.mktemp("handshake"), *FLAGS) as server:
+        yield server.ws_port
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory):
+    """The port of a server that does not wait for long."""
+    with leveret(tmp_path_factory.mktemp("hasty"), *FLAGS, "--handshake-timeout", "1s") as server:
         yield server.ws_port
 
 
@@ -77,21 +85,21 @@ def test_what_cannot_be_upgraded_is_told_why(port, path, headers, status):
 
 @pytest.mark.parametrize("first", [b"AMQP\x00\x00\x09\x01", b"\x16\x03\x01\x00\xa5", b"POST / HTTP/1.1\r\nHost: h\r\n\r\n"])
 def test_other_protocols_get_an_answer_in_http(port, first):
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as peer:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as peer:
         peer.sendall(first)
         assert peer.recv(4096).startswith(b"HTTP/1.1 40")
 
 
-def test_a_request_that_does_not_come_is_not_awaited_for_ever(port):
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
+def test_a_request_that_does_not_come_is_not_awaited_for_ever(hasty):
+    with socket.create_connection(("127.0.0.1", hasty), timeout=PATIENCE) as silent:
+        with socket.create_connection(("127.0.0.1", hasty), timeout=PATIENCE) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nHost:")
             assert slow.recv(4096).startswith(b"HTTP/1.1 408")
         assert silent.recv(1) == b""
 
 
-def test_a_login_that_does_not_come_is_closed_with_a_reason(port):
-    with WebSocketWire(port) as wire:
+def test_a_login_that_does_not_come_is_closed_with_a_reason(hasty):
+    with WebSocketWire(hasty) as wire:
         assert wire.expect_close() == (1008, "handshake timed out")
 
 

@@ -213,7 +213,7 @@ def test_a_user_over_its_limit_is_told_to_try_later(tmp_path):
 
 
 def test_a_half_open_peer_is_found_and_given_up(tmp_path):
-    with leveret(tmp_path, *WS, "--ws-ping-interval", "1s") as server:
+    with leveret(tmp_path, *WS, "--ws-ping-interval", "3s") as server:
         with WebSocketWire(server.ws_port, deaf=True) as dead:
             dead.handshake()
             assert dead.expect_end() == 0
@@ -222,10 +222,10 @@ def test_a_half_open_peer_is_found_and_given_up(tmp_path):
 
 
 def test_a_peer_that_answers_pings_stays(tmp_path):
-    with leveret(tmp_path, *WS, "--ws-ping-interval", "500ms") as server:
+    with leveret(tmp_path, *WS, "--ws-ping-interval", "3s") as server:
         with WebSocketWire(server.ws_port) as quiet:
             quiet.handshake()
-            for _ in range(4):
+            for _ in range(3):
                 opcode, payload = quiet.read_ws_frame()
                 assert opcode == PING
                 quiet.send_frame(FIN | PONG, payload)

@@ -8,11 +8,10 @@ import urllib.error
 import urllib.request
 
 from harness.child import Child, clean_environment
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-# A page that has not come to its point by then never will.
-SCRIPT_SECONDS = 60
 SWITCHES = [
     "--headless=new",
     "--no-first-run",
@@ -62,7 +61,7 @@ class Browser:
         wanted = {
             "goog:chromeOptions": {"args": switches},
             "goog:loggingPrefs": {"browser": "ALL"},
-            "timeouts": {"script": SCRIPT_SECONDS * 1000},
+            "timeouts": {"script": PATIENCE * 1000},
         }
         session = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self.url = f"{driver}/session/{session['sessionId']}"
@@ -158,12 +157,14 @@ class Browser:
             return await new Promise((resolve, reject) => {
                 const look = () => pattern.test(element.textContent) && resolve(element.textContent.trim());
                 new MutationObserver(look).observe(element, { childList: true, characterData: true, subtree: true });
-                setTimeout(() => reject(new Error(`${args[0]} still says: ${element.textContent}`)), 30_000);
+                setTimeout(() => reject(new Error(`${args[0]} still says: ${element.textContent}`)), args[2]);
                 look();
             });
             """,
             selector,
             pattern,
+            # Before the script itself is given up.
+            PATIENCE * 500,
         )
 
     def complaints(self):
@@ -186,7 +187,7 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=2 * SCRIPT_SECONDS) as response:
+            with urllib.request.urlopen(request, timeout=2 * PATIENCE) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             value = json.load(error)["value"]

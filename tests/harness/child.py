@@ -8,8 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-STOP_SECONDS = 30
-START_SECONDS = 60
+from harness.patience import PATIENCE
 
 
 class Child:
@@ -50,7 +49,7 @@ class Child:
             self.ended = True
             self.changed.notify_all()
 
-    def wait_line(self, pattern, seconds=START_SECONDS):
+    def wait_line(self, pattern, seconds=PATIENCE):
         """The match of `pattern` in the first line that has one, waiting for that line; fails once the output ends."""
         deadline = time.monotonic() + seconds
         seen = 0
@@ -72,17 +71,17 @@ class Child:
     def send(self, number):
         self.process.send_signal(number)
 
-    def wait(self, seconds=STOP_SECONDS):
+    def wait(self, seconds=PATIENCE):
         """The exit code; a child that stays is killed and the test fails."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"process {self.pid} still ran after {seconds} s\n{self.tail()}") from None
-        self.reader.join(STOP_SECONDS)
+        self.reader.join(PATIENCE)
         return code
 
-    def stop(self, number=signal.SIGTERM, seconds=STOP_SECONDS):
+    def stop(self, number=signal.SIGTERM, seconds=PATIENCE):
         """Asks the child to stop and returns its exit code."""
         if self.running():
             self.send(number)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.browser import browser
 from harness.instances import leveret
+from harness.patience import PATIENCE
 
 # A page whose policy is broken says so by events, and to the console; both are kept from the first moment.
 WATCH = """
@@ -123,7 +124,7 @@ class Visit:
     def wait(self, condition, *arguments):
         """Waits until an expression of JavaScript, of `args`, is true; returns it."""
         script = f"""
-            const until = performance.now() + 30_000;
+            const until = performance.now() + {PATIENCE * 500};
             for (;;) {{
                 const outcome = {condition};
                 if (outcome) return outcome;
@@ -215,6 +216,6 @@ def ask(server, method, path, body=None, user="guest", password="guest"):
     token = b64encode(f"{user}:{password}".encode()).decode()
     headers = {"Authorization": f"Basic {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{server.http}/api/{path}", data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as response:
         text = response.read()
     return json.loads(text) if text else None

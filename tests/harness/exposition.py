@@ -3,7 +3,8 @@
 import re
 import urllib.request
 
-WAIT_SECONDS = 60
+from harness.patience import PATIENCE
+
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"(?:,|$)')
 SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("", "_sum", "_count")}
@@ -44,6 +45,6 @@ class Scrape:
 
 
 def scrape(url):
-    with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return Scrape(answer.read().decode())

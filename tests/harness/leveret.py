@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from harness.child import Child, clean_environment
+from harness.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 CREDENTIALS = "guest:guest"
@@ -67,7 +68,7 @@ class Leveret:
         assert code == 0, f"exit code {code}\n{self.child.tail()}"
 
 
-def run(*arguments, env=None, cwd=None, seconds=30):
+def run(*arguments, env=None, cwd=None, seconds=PATIENCE):
     """Runs the program to its end: (exit code, standard output, standard error)."""
     with tempfile.TemporaryDirectory() as state:
         done = subprocess.run(

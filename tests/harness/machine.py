@@ -12,9 +12,9 @@ from pathlib import Path
 
 from harness.child import clean_environment
 from harness.leveret import ROOT
+from harness.patience import PATIENCE
 
 COMMAND_SECONDS = 120
-START_SECONDS = 30
 
 SPACES = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork"]
 
@@ -42,7 +42,7 @@ def why_impossible():
     """What keeps this machine from being copied; nothing if that works. A container's root may be no more than a name."""
     try:
         probe = [*SPACES, "mount", "-t", "tmpfs", "none", "/mnt"]
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=START_SECONDS)
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
         return str(error)
     return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
@@ -60,7 +60,7 @@ class Machine:
             stderr=subprocess.PIPE,
             text=True,
         )
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         # The file is in the copy's own mount, so it is looked for through its process.
         while not (self.init and Path(f"/proc/{self.init}/root{folder}/ready").exists()):
             assert self.holder.poll() is None, self.holder.stderr.read()

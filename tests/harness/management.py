@@ -12,10 +12,10 @@ from urllib.parse import quote, urlsplit
 
 from harness.child import clean_environment
 from harness.leveret import Leveret
+from harness.patience import PATIENCE
 from harness.ports import free_ports
 from harness.rabbitmq import RabbitMq
 
-SECONDS = 30
 PLUGINS = Path("/usr/lib/rabbitmq/lib")
 ADMIN = "rabbitmq_server-*/plugins/rabbitmq_management-*/priv/www/cli/rabbitmqadmin"
 
@@ -29,7 +29,7 @@ class Management:
 
     def ask(self, method, path, body=None, user="guest:guest", headers=None):
         """Status, headers and what JSON the body was; nothing of it if it was none."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
         headers = {"content-type": "application/json", **(headers or {})}
         if user:
             headers["authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
@@ -53,7 +53,7 @@ class Management:
 
     def eventually(self, path, holds):
         """What a path answers as soon as that holds: RabbitMQ gathers its figures now and then."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not holds(body := self.get(path)):
             assert time.monotonic() < deadline, body
             time.sleep(0.2)
@@ -66,7 +66,7 @@ class Management:
         # In a home of its own, since it reads a file of settings there.
         with tempfile.TemporaryDirectory() as home:
             environment = clean_environment(HOME=home)
-            done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=SECONDS)
+            done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE)
         return done.returncode, done.stdout + done.stderr
 
 

@@ -4,19 +4,19 @@ import re
 import time
 import urllib.request
 
-WAIT_SECONDS = 60
+from harness.patience import PATIENCE
 
 
 def metric(server, name):
     """The value of a series; of the only one if `name` is without its labels."""
-    with urllib.request.urlopen(server.http + "/metrics", timeout=WAIT_SECONDS) as answer:
+    with urllib.request.urlopen(server.http + "/metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
     found = re.search(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     assert found, text
     return float(found.group(1))
 
 
-def wait_until(condition, seconds=WAIT_SECONDS):
+def wait_until(condition, seconds=PATIENCE):
     """For what the server offers no event for: asks again until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -3,7 +3,8 @@
 import socket
 import struct
 
-SECONDS = 60
+from harness.patience import PATIENCE
+
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, SUBACK = range(1, 10)
 # Flags that these always have.
 FLAGS = {PUBREL: 2, SUBSCRIBE: 2}
@@ -15,7 +16,7 @@ class MqttWire:
     """A socket that packets are written to and read from."""
 
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.unread = b""
 
     def send(self, octets):

@@ -8,7 +8,8 @@ import threading
 
 from harness.instances import leveret
 from harness.websocket import BINARY, CLOSE, CONTINUATION, FIN, PeerClosed, WebSocketWire
-from harness.wire import WAIT_SECONDS, Closed
+from harness.patience import PATIENCE
+from harness.wire import Closed
 
 HERE = "127.0.0.1"
 
@@ -56,7 +57,7 @@ class Upstream:
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.bind(address or (HERE, 0))
         self.socket.listen()
-        self.socket.settimeout(WAIT_SECONDS)
+        self.socket.settimeout(PATIENCE)
 
     def __enter__(self):
         return self
@@ -71,7 +72,7 @@ class Upstream:
 
     def accept(self):
         accepted, _ = self.socket.accept()
-        accepted.settimeout(WAIT_SECONDS)
+        accepted.settimeout(PATIENCE)
         return accepted
 
 

@@ -6,7 +6,8 @@ import socket
 
 import stomp
 
-SECONDS = 30
+from harness.patience import PATIENCE
+
 # What tests/websocket/stomp_conversation.mjs tells when everything is as it should be.
 EVERYTHING = {
     "errors": [],
@@ -56,10 +57,10 @@ class Client:
         self.connection.connect(user, password, wait=True, headers=headers)
         self.receipts = 0
 
-    def get(self, kind, seconds=SECONDS):
+    def get(self, kind, seconds=PATIENCE):
         return self.events.queues[kind].get(timeout=seconds)
 
-    def message(self, seconds=SECONDS):
+    def message(self, seconds=PATIENCE):
         return self.get("message", seconds)
 
     def heard(self, kind="message"):
@@ -107,7 +108,7 @@ class Wire:
     """A socket that frames are written to and read from."""
 
     def __init__(self, port=None, stream=None):
-        self.socket = stream or socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        self.socket = stream or socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.unread = b""
 
     def send(self, *frames):

@@ -4,11 +4,11 @@ import socket
 import struct
 
 from harness.leveret import CREDENTIALS
+from harness.patience import PATIENCE
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 FRAME_END = 0xCE
-WAIT_SECONDS = 30
 
 CONNECTION_START, CONNECTION_START_OK = (10, 10), (10, 11)
 CONNECTION_TUNE, CONNECTION_TUNE_OK = (10, 30), (10, 31)
@@ -27,7 +27,7 @@ class Wire:
     """One TCP connection. Nothing is sent that the test does not ask for."""
 
     def __init__(self, port):
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.pending = b""
 

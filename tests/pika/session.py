@@ -6,7 +6,7 @@ import pika
 from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 SCENARIOS = {}
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 def scenario(function):

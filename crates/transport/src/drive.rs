@@ -29,10 +29,11 @@ pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 /// in system calls than it saves in bytes that wait here and not with the peer.
 const MIN_READ: usize = 4 * 1024;
 
-/// What it takes to read, and to write, a kibibyte's worth of bytes, in picoseconds a byte, and the system call for it in
-/// nanoseconds.
+/// Picoseconds charged for a byte that is read.
 const READ_BYTE: u32 = 150;
+/// Picoseconds charged for a byte that is written.
 const WRITE_BYTE: u32 = 250;
+/// Nanoseconds charged for a system call that reads or writes.
 const SYSTEM_CALL: u32 = 1_500;
 
 /// What a connection is to do next, as its protocol sees it.

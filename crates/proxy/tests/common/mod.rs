@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Protocol};
 
 /// Nothing here takes this long; it turns a hang into a failure.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Waits for something that must happen.
 pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {

@@ -1,0 +1,61 @@
+"""A link to a broker that can fall silent, swallow what is sent, and be cut."""
+
+import contextlib
+import socket
+import threading
+
+
+class Forwarder:
+    """Passes connections on to a port of this machine."""
+
+    def __init__(self, port):
+        self.port_behind = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.sockets = []
+        # New connections are accepted, and nothing is said to them.
+        self.is_closed = False
+        self.silenced = threading.Event()
+        # What is sent to the broker does not arrive.
+        self.swallows = False
+        self.swallowed = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self):
+        return f"amqp://127.0.0.1:{self.port}"
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                self.sockets.append(client)
+                if self.is_closed:
+                    self.silenced.set()
+                    continue
+                server = socket.create_connection(("127.0.0.1", self.port_behind))
+                self.sockets.append(server)
+                for arguments in [(client, server, True), (server, client, False)]:
+                    threading.Thread(target=self._copy, args=arguments, daemon=True).start()
+
+    def _copy(self, source, sink, may_swallow):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if may_swallow and self.swallows:
+                    self.swallowed += len(data)
+                else:
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self):
+        """Ends all connections; those that come after are passed on whole."""
+        cut, self.sockets = self.sockets, []
+        for each in cut:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self.swallows = False
+
+    def stop(self):
+        self.listener.close()
+        self.cut()
