@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use redb::StorageBackend;
 
 use super::FILE;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, is_full};
 
 pub(super) struct Backend {
     file: Box<dyn DiskFile>,
@@ -62,6 +62,8 @@ impl Backend {
     pub(super) fn open(doubt: &Arc<Doubt>) -> io::Result<Self> {
         let backend = Self::at(FILE, doubt)?;
         doubt.clear(&*backend.file)?;
+        // One of an earlier version may have holes. On a full disk they stay.
+        drop(backend.file.reserve(backend.file.len()?));
         Ok(backend)
     }
 
@@ -83,7 +85,15 @@ impl StorageBackend for Backend {
         Ok(())
     }
 
+    /// The database lengthens the file in large steps and writes to it much later. There must be room for that even when the
+    /// disk is full by then: nothing is given back that is not struck off here first.
     fn set_len(&self, len: u64) -> io::Result<()> {
+        if len > self.file.len()?
+            && let Err(error) = self.file.reserve(len)
+            && is_full(&error)
+        {
+            return Err(error);
+        }
         self.file.set_len(len)
     }
 

@@ -8,6 +8,11 @@ use std::io;
 
 pub use real::RealDisk;
 
+/// Whether the file system says that there is no room.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// A data folder. Paths are relative to it, with `/` between folder and file.
 pub trait Disk: Send + Sync {
     /// Opens a file to read and write, and creates it if it is missing. The name of a new file is durable only after

@@ -78,14 +78,15 @@ impl Mover {
     }
 
     fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {
-        self.sweep()?;
-        self.keeper.list_new_files(&self.shelves.journal)?;
         let shelves = self.shelves.clone();
         let journal = &shelves.journal;
+        // First, since all else may fail for want of the space that this gives back.
         let short = journal.look_at_space();
         if short {
             journal.leave_large_segment();
         }
+        self.sweep()?;
+        self.keeper.list_new_files(journal)?;
         let over = journal.length_in_segments() > self.budget;
         let segments = journal.segments();
         let oldest = match segments.first() {

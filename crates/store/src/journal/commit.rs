@@ -10,6 +10,7 @@ use super::pending::Group;
 use super::record::Kind;
 use super::writer::Writer;
 use super::{Failing, Journal};
+use crate::disk::is_full;
 
 /// What else is done in each round.
 pub trait Hooks: Send {
@@ -163,11 +164,14 @@ impl Journal {
             Failing { since: SystemTime::now(), error: String::new(), full: false, attempts: 0 }
         });
         now.error = error.to_string();
-        now.full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        now.full = is_full(error);
         now.attempts += 1;
         if now.full {
             self.spares.give_back();
-            self.spares.release_reserve();
+            // The first failure may be that of a file that was to become longer; the next one gets a reserved one.
+            if now.attempts > 1 {
+                self.spares.release_reserve();
+            }
         }
         self.figures.failures.fetch_add(1, Ordering::Relaxed);
     }

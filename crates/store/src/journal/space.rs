@@ -6,8 +6,8 @@
 //! | less than two segments ("short") | gives those back, and takes small segments as it needs them |
 //! | nothing | publishers are blocked by the alarm; what settles messages and declares goes on |
 //!
-//! Besides there is a reserve, which is given free when the disk is full although it should not be: acknowledgements must get
-//! to the disk, or nothing that is consumed could ever be given back.
+//! Besides there is a reserve of small segments, which are used when the disk is full although it should not be:
+//! acknowledgements must get to the disk, or nothing that is consumed could ever be given back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::segment::{self, FOLDER, SharedFile};
 use super::space::Space;
-use crate::disk::{Disk, DiskFile};
+use crate::disk::{Disk, DiskFile, is_full};
 
 /// Spare files, shared by those who write, prepare and retire.
 pub(super) struct Spares {
@@ -38,9 +38,9 @@ struct State {
     next_sequence: u64,
     /// The folder must be synced before any file in it is used.
     unsynced: bool,
-    /// Whether [`RESERVE`] holds its octets.
-    has_reserve: bool,
-    /// It had to be given free, and has not been set aside again.
+    /// Small segments that are reserved, see [`RESERVED_SEGMENTS`].
+    reserved: usize,
+    /// One had to be used or given free, and has not been replaced.
     is_reserve_used: bool,
     /// Numbers of files that came to nothing and could not be removed yet.
     leftover: Vec<u64>,
@@ -59,11 +59,16 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
+        // Those of an earlier run.
+        let names = disk.list(FOLDER).unwrap_or_default();
+        let is_there =
+            |number: &usize| names.iter().any(|name| reserve_path(*number) == format!("{FOLDER}/{name}"));
+        let reserved = (0..RESERVED_SEGMENTS).take_while(is_there).count();
         let state = State {
             ready: ready.into(),
             next_sequence,
             unsynced: true,
-            has_reserve: false,
+            reserved,
             is_reserve_used: false,
             leftover,
             retiring: VecDeque::new(),
@@ -83,16 +88,42 @@ impl Spares {
             let small = self.space.small_segment();
             size = if self.space.above_limit() < small { needed } else { small };
         }
+        match self.begin(needed.max(size), None) {
+            Err(error) if is_full(&error) => {
+                self.give_back();
+                self.begin(needed, None).or_else(|error| self.begin_reserved(needed, error))
+            }
+            begun => begun,
+        }
+    }
+
+    /// The same in a reserved segment, after an error: the disk is full. The file gets another name and is never given free in
+    /// between, when others might take its place.
+    fn begin_reserved(&self, needed: u64, error: io::Error) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
+        let mut state = self.state.lock();
+        if !is_full(&error) || state.reserved == 0 || needed > self.space.small_segment() {
+            return Err(error);
+        }
+        state.reserved -= 1;
+        state.is_reserve_used = true;
+        let path = reserve_path(state.reserved);
+        drop(state);
+        self.begin(needed.max(self.space.small_segment()), Some(&path))
+    }
+
+    /// Opens a file that is ready, or a new one, of so many octets; or the one at a path, under a new name.
+    fn begin(&self, size: u64, reserved: Option<&str>) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut state = self.state.lock();
         if state.unsynced {
             self.disk.sync_folder(FOLDER)?;
             state.unsynced = false;
         }
-        let ready = state.ready.pop_front();
+        let ready = if reserved.is_none() { state.ready.pop_front() } else { None };
         let sequence = ready.unwrap_or_else(|| state.next_number());
         drop(state);
         self.used_one.notify_one();
-        let opened = self.open(sequence, needed.max(size), ready.is_none());
+        let renamed = reserved.map_or(Ok(()), |path| self.disk.rename(path, &segment::path(sequence)));
+        let opened = renamed.and_then(|()| self.open(sequence, size, ready.is_none()));
         if opened.is_err() {
             self.remove(sequence);
         }
@@ -129,31 +160,40 @@ impl Spares {
         ready.into_iter().for_each(|sequence| self.remove(sequence));
     }
 
-    /// Sets octets aside for the day on which the disk is full, if that is not done and there are enough.
+    /// Reserves small segments for the day on which the disk is full, if that is not done and there is enough space.
     pub(super) fn keep_reserve(&self) {
         let mut state = self.state.lock();
-        let size = RESERVED_SEGMENTS * self.space.small_segment();
-        if state.has_reserve || self.space.above_limit() < 2 * size {
+        let size = self.space.small_segment();
+        let is_complete = state.reserved == RESERVED_SEGMENTS;
+        if is_complete || self.space.above_limit() < 2 * RESERVED_SEGMENTS as u64 * size {
             return;
         }
-        let reserved = self.disk.open(RESERVE).and_then(|file| file.reserve(size));
-        (state.has_reserve, state.is_reserve_used) = (reserved.is_ok(), false);
-        if reserved.is_err() {
-            // Some file systems cannot, and then there is none.
-            drop(self.disk.remove(RESERVE));
+        while state.reserved < RESERVED_SEGMENTS {
+            let path = reserve_path(state.reserved);
+            if self.disk.open(&path).and_then(|file| file.reserve(size)).is_err() {
+                // Some file systems cannot, and then there is none.
+                drop(self.disk.remove(&path));
+                break;
+            }
+            state.reserved += 1;
         }
+        state.is_reserve_used = false;
     }
 
-    /// Gives the reserve free: the disk is full.
+    /// Gives the reserve free: the disk is full, and what is to be written does not fit into a reserved segment.
     pub(super) fn release_reserve(&self) {
         let mut state = self.state.lock();
-        // Whether there is one of an earlier run is not known before.
-        if self.disk.remove(RESERVE).is_ok() {
-            (state.has_reserve, state.is_reserve_used) = (false, true);
+        // There may be one of an earlier run.
+        let names = self.disk.list(FOLDER).unwrap_or_default();
+        for name in names.iter().filter(|name| name.starts_with(RESERVE_NAME)) {
+            if self.disk.remove(&format!("{FOLDER}/{name}")).is_ok() {
+                state.is_reserve_used = true;
+            }
         }
+        state.reserved = 0;
     }
 
-    /// Whether the reserve had to be given free, and there is not enough to set it aside again.
+    /// Whether something of the reserve had to be used, and there is not enough space to replace it.
     pub(super) fn is_reserve_used(&self) -> bool {
         self.state.lock().is_reserve_used
     }
@@ -261,11 +301,15 @@ impl State {
     }
 }
 
+fn reserve_path(number: usize) -> String {
+    format!("{FOLDER}/{RESERVE_NAME}-{number}")
+}
+
 /// A file that is being filled.
 const PREPARING: &str = "journal/preparing";
-/// What is removed when the disk is full.
-const RESERVE: &str = "journal/reserve";
-/// Small segments that fit into the reserve: what waits to be written at that moment, and acknowledgements after it.
-const RESERVED_SEGMENTS: u64 = 2;
+/// Reserved segments are `reserve-0` and so on.
+const RESERVE_NAME: &str = "reserve";
+/// Small segments that are reserved: for what waits to be written when the disk is full, and acknowledgements after it.
+const RESERVED_SEGMENTS: usize = 2;
 /// So many retired segments are kept to be written over; more would only take room.
 const SPARES_KEPT: usize = 3;
