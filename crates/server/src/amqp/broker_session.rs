@@ -229,7 +229,10 @@ impl BrokerSession {
 
     fn handle_body(&mut self, number: u16, payload: &[u8]) -> Result<(), Fault> {
         self.has_published(number);
-        let Some(channel) = self.channels.content(number)? else { return Ok(()) };
+        let Some(channel) = self.channels.content(number)? else {
+            self.incomplete.changed(0, 0);
+            return Ok(());
+        };
         let before = channel.incomplete_bytes();
         let outcome = channel.handle_body(&self.context, payload);
         self.incomplete.changed(before, channel.incomplete_bytes());
@@ -372,7 +375,8 @@ impl Session for BrokerSession {
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault> {
         self.context.set_time(now);
         self.after_disk();
-        if self.context.room.is_there() && !self.published.is_empty() {
+        if !self.published.is_empty() {
+            // Without room, too: what has reached some of its queues keeps dead letters and the log waiting.
             self.flush(now);
         }
         self.after_load();

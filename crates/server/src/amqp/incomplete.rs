@@ -194,7 +194,8 @@ impl Holding {
             (false, true) => self.begin_to_count(),
             (true, true) if self.bytes > old => self.all.add(self.bytes - old),
             (true, true) => self.all.sub(old - self.bytes),
-            (_, false) if self.is_known && self.bytes < old => self.give_back(old),
+            // Not one byte more is held after a body that came in one piece, or was not wanted.
+            (_, false) if self.is_known && self.bytes <= old => self.give_back(old),
             (_, false) => {}
         }
     }
@@ -330,6 +331,17 @@ mod tests {
         others.iter_mut().for_each(|other| other.look(now));
         assert!(others.iter().all(Holding::has_room), "there is room");
         assert!(others.iter_mut().all(|other| send(other, MIB)), "and the second of them is admitted");
+    }
+
+    #[test]
+    fn whoever_is_admitted_for_a_body_in_one_piece_makes_way_for_the_next() {
+        let all = Incomplete::new(MIB);
+        let (mut first, mut second, mut third) = (holding(&all), holding(&all), holding(&all));
+        assert!(send(&mut first, MIB));
+        assert!(second.takes(2 * FREE), "admitted");
+        second.changed(0, 0);
+        assert!(send(&mut third, 2 * FREE), "admitted in its place");
+        assert_eq!(second.deadline(), None);
     }
 
     #[test]

@@ -224,9 +224,8 @@ impl Session {
     pub(super) fn handle_nudge(&mut self, now: Instant) -> Vec<(Box<str>, u64)> {
         self.set_time(now);
         self.context.room.resume(&self.context.vhost);
-        if self.context.room.is_there() {
-            self.flush(now);
-        }
+        // Without room, too: what has reached some of its queues keeps dead letters and the log waiting.
+        self.flush(now);
         self.context.consumers.resume_deferred(self.context.now);
         if self.blocked.is_some() && !self.context.shared.alarms.stand() {
             self.blocked = None;

@@ -7,6 +7,7 @@ use broker::{Store, Timestamp};
 use store::Rounds;
 use store::disk::simulated::{Dice, Faults, SimDisk};
 use store::journal::{Lsn, Settings, Step};
+use sync::work::Turn;
 
 use super::*;
 
@@ -214,6 +215,29 @@ fn a_full_journal_pauses_who_publishes_and_nothing_is_lost() {
     assert_eq!(heard.last().map(String::as_str), Some("basic.ack 10 multiple"));
     assert_eq!(publisher.connection.intent(), Intent::Run);
     assert_eq!(consumer.call(get), ["basic.get-ok 8"]);
+}
+
+#[test]
+fn a_message_that_some_of_its_queues_have_reaches_the_others_though_the_journal_is_full() {
+    const QUEUES: usize = 20_000;
+    let mut durable = Durable::new(3, 4 << 10);
+    let mut publisher = confirming(&mut durable);
+    let mut wide = Conversation::open(&durable.shared, 0);
+    fairness::declare_wide(&mut wide, QUEUES);
+    let first_turn = Turn::begin();
+    wide.call(|out| fairness::publish_wide(out, b"x"));
+    drop(first_turn);
+    let mut other = Conversation::open(&durable.shared, 0);
+    assert_eq!((fairness::depth(&mut other, 0), fairness::depth(&mut other, QUEUES - 1)), (1, 0));
+    durable.breaks(true);
+    publisher.call(|out| (0..5).for_each(|_| publish_persistent(out, &[7; 3000])));
+    assert!(!durable.store.has_room());
+    let mut turns = 0;
+    while fairness::depth(&mut other, QUEUES - 1) == 0 {
+        fairness::turn(&mut wide);
+        turns += 1;
+        assert!(turns < 1_000, "it waits for the disk");
+    }
 }
 
 #[test]

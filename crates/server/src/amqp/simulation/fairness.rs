@@ -16,7 +16,7 @@ const ENDLESS: usize = 100_000;
 const LOADS: [(usize, usize, usize); 4] = [(4, 5_000, 0), (4, 5_000, 1), (4, 500, 100), (3, 3, 10_000)];
 
 /// Lets the connection work for one turn, on what was nudged and on what it has not taken yet; what that cost.
-fn turn(client: &mut Conversation) -> u64 {
+pub(super) fn turn(client: &mut Conversation) -> u64 {
     let turn = Turn::begin();
     let now = client.now;
     client.connection.handle_nudge(now);
@@ -34,6 +34,12 @@ fn name(number: usize) -> String {
 fn fanout(queues: usize) -> (Arc<Shared>, Conversation) {
     let shared = simulated::server_of(Broker::new(BrokerConfig::default()), Clock::start(), 0).shared();
     let mut client = Conversation::open(&shared, 0);
+    declare_wide(&mut client, queues);
+    (shared, client)
+}
+
+/// Has a client declare `queues` queues at a fanout exchange.
+pub(super) fn declare_wide(client: &mut Conversation, queues: usize) {
     client.call(|out| {
         frame::write_method(
             out,
@@ -49,16 +55,15 @@ fn fanout(queues: usize) -> (Arc<Shared>, Conversation) {
             frame::write_method(out, 1, bind);
         });
     }
-    (shared, client)
 }
 
-fn publish_wide(out: &mut Vec<u8>, body: &[u8]) {
+pub(super) fn publish_wide(out: &mut Vec<u8>, body: &[u8]) {
     let publish = basic::Publish { exchange: EXCHANGE, routing_key: "k", ..Default::default() };
     write_content(out, 1, publish, NO_PROPERTIES, body, FRAME_MAX);
 }
 
 /// The messages in a queue, as its declare-ok tells.
-fn depth(client: &mut Conversation, number: usize) -> u32 {
+pub(super) fn depth(client: &mut Conversation, number: usize) -> u32 {
     let (mut octets, name) = (Vec::new(), name(number));
     frame::write_method(&mut octets, 1, queue::Declare { queue: &name, passive: true, ..Default::default() });
     client.send(&octets);
