@@ -22,6 +22,8 @@ use crate::vhost::VirtualHost;
 /// How a broker starts.
 #[derive(Clone)]
 pub struct BrokerConfig {
+    /// The broker's name, as RabbitMQ names its nodes.
+    pub node: String,
     /// Start with the virtual host `/` and RabbitMQ's guest, who may do everything there; otherwise with nothing, as
     /// RabbitMQ does when it loads definitions.
     pub defaults: bool,
@@ -37,12 +39,20 @@ pub struct BrokerConfig {
 
 impl Default for BrokerConfig {
     fn default() -> Self {
-        Self { defaults: true, deadline_waker: None, paging_watermark: u64::MAX, paging_waker: None }
+        Self {
+            node: "leveret@localhost".into(),
+            defaults: true,
+            deadline_waker: None,
+            paging_watermark: u64::MAX,
+            paging_waker: None,
+        }
     }
 }
 
 /// A broker.
 pub struct Broker {
+    /// Its name.
+    node: Arc<str>,
     vhosts: RwLock<HashMap<String, Arc<VirtualHost>>>,
     users: Users,
     /// Wrong passwords of late.
@@ -64,6 +74,7 @@ impl Broker {
     /// A new broker.
     pub fn new(config: BrokerConfig) -> Arc<Self> {
         let broker = Arc::new(Self {
+            node: config.node.into(),
             vhosts: RwLock::default(),
             users: Users::default(),
             attempts: Attempts::default(),
@@ -214,8 +225,8 @@ impl Broker {
     pub fn add_vhost(&self, name: &str) -> Arc<VirtualHost> {
         let mut vhosts = self.vhosts.write();
         let new = || {
-            let vhost =
-                VirtualHost::new(name, self.metrics.clone(), self.deadlines.clone(), self.paging.clone());
+            let (metrics, deadlines) = (self.metrics.clone(), self.deadlines.clone());
+            let vhost = VirtualHost::new(name, self.node.clone(), metrics, deadlines, self.paging.clone());
             if let Some(store) = self.store.get() {
                 vhost.keep(store);
             }

@@ -204,7 +204,7 @@ fn event_of(death: &FieldValue) -> Option<Event<'_>> {
 }
 
 /// The routing keys in the header CC.
-fn copies<'a>(properties: &Properties<'a>) -> SmallVec<[&'a str; 2]> {
+pub(crate) fn copies<'a>(properties: &Properties<'a>) -> SmallVec<[&'a str; 2]> {
     let headers: RawTable<'a> = properties.headers.unwrap_or_default();
     let array =
         entries(headers.octets()).find(|(name, _)| *name == "CC").and_then(|(_, value)| match value {

@@ -10,7 +10,7 @@
 //! - `manage`: what an operator's tools read and change.
 //! - `ledger` and `persistence`: definitions and messages as they are written down, and read back.
 //! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
-//!   in batches. [`Message`]: one immutable object for all its queues.
+//!   in batches. [`Message`]: one immutable object for all its queues. [`Tracer`]: what operators see of messages on their way.
 //! - [`Queue`]: ready messages in order, and its consumers, which are whatever implements [`Consumer`].
 //! - `deadlines` and [`Timestamp`]: time, which the caller brings. [`Metrics`]: counters; `rates`: those of single queues
 //!   and exchanges, with rates.
@@ -49,6 +49,7 @@ mod dead_letter;
 mod deadlines;
 mod definitions;
 mod error;
+mod firehose;
 mod inspect;
 mod ledger;
 mod limits;
@@ -83,6 +84,7 @@ pub use broker::{Broker, BrokerConfig};
 pub use deadlines::DeadlineWaker;
 pub use definitions::{Definitions, DefinitionsError, arguments_of, json_of};
 pub use error::BrokerError;
+pub use firehose::{TracedConnection, Tracer};
 pub use inspect::without_blind_copies;
 pub use limits::VirtualHostLimits;
 pub use manage::{BindingEnd, BindingView, ExchangeView, QueueView};

@@ -1,5 +1,7 @@
 //! Publishing: from a message to its queues, with routes remembered and messages handed over in batches.
 
+mod traced;
+
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
@@ -10,12 +12,13 @@ use store::journal::Lsn;
 use sync::work;
 
 use crate::error::BrokerError;
+use crate::firehose::{TracedConnection, Tracer};
 use crate::inspect::{Inspected, inspect};
 use crate::message::{Body, Message};
 use crate::metrics::{FrontEnd, Published};
 use crate::permissions::Grant;
 use crate::persistence::KeptMessages;
-use crate::queue::{DeadLetter, Queue};
+use crate::queue::{DeadLetter, Queue, Sender};
 use crate::rates::ExchangeFlow;
 use crate::replies::{is_reply_name, with_reply_queue};
 use crate::routing::Routed;
@@ -92,6 +95,14 @@ pub struct Publisher {
     front_end: FrontEnd,
     /// It counts among those that have published.
     has_published: bool,
+    /// Whose publishes these are, to be told while the virtual host is traced: the connection, and the number of the channel.
+    connection: Option<(Arc<dyn TracedConnection>, u16)>,
+    /// Set by the first publish that is traced, cleared by a flush after tracing has been switched off.
+    tracer: Option<Box<Tracer>>,
+    /// What is published now is not to be traced: it has been, or it is itself what tells of a message.
+    is_told: bool,
+    /// It publishes what tells of messages: to an exchange that is internal, and without being counted.
+    is_tracer: bool,
 }
 
 /// A batch on its way into the queues of its route.
@@ -155,6 +166,10 @@ impl Publisher {
             through: Through::default(),
             front_end: FrontEnd::default(),
             has_published: false,
+            connection: None,
+            tracer: None,
+            is_told: false,
+            is_tracer: false,
         }
     }
 
@@ -186,6 +201,9 @@ impl Publisher {
     }
 
     fn check_route(&self, publish: &Publish<'_>) -> Result<(), BrokerError> {
+        if self.is_tracer {
+            return Ok(());
+        }
         let client = self.identity.client();
         self.vhost.check_publish(&self.grant, client, publish.exchange, publish.routing_key)
     }
@@ -247,14 +265,19 @@ impl Publisher {
             self.route = Some(route.clone());
         }
         self.flushed.count += 1;
-        if !self.has_published {
+        if self.vhost.is_traced() && !self.is_told {
+            self.trace(&route, &publish, inspected);
+        }
+        if !self.has_published && !self.is_tracer {
             self.has_published = true;
             self.published().publishers.add(1);
         }
         if route.queues.is_empty() {
-            self.through.published += 1;
-            self.vhost.metrics().messages_unroutable.add(1);
-            self.published().unroutable.add(1);
+            if !self.is_tracer {
+                self.through.published += 1;
+                self.vhost.metrics().messages_unroutable.add(1);
+                self.published().unroutable.add(1);
+            }
             return Ok(false);
         }
         let properties = inspected.rewritten.as_deref().unwrap_or(publish.properties);
@@ -325,6 +348,12 @@ impl Publisher {
             return Flushed { unfinished: true, ..Flushed::default() };
         }
         self.count_through();
+        if let Some(tracer) = &mut self.tracer {
+            self.flushed.full |= tracer.flush(now).full;
+            if !self.vhost.is_traced() {
+                self.tracer = None;
+            }
+        }
         let mut flushed = std::mem::take(&mut self.flushed);
         flushed.refused.sort_unstable();
         flushed.refused.dedup();
@@ -353,7 +382,7 @@ impl Publisher {
         keys.extend(inspected.copies.iter().chain(&inspected.blind_copies).copied());
         let routed = Routed { keys: &keys, headers: inspected.headers, properties: publish.properties };
         let (grant, client, routing_key) = (&*self.grant, self.identity.client(), publish.routing_key);
-        let allowed = Allowed { grant, client, routing_key, at: allowed_at };
+        let allowed = Allowed { grant, client, routing_key, at: allowed_at, may_be_internal: self.is_tracer };
         let found = self.vhost.route(publish.exchange, routed, &allowed)?;
         let Found { exchange, flow, mut routes, generation } = found;
         work::charge(ROUTE, 1);
@@ -403,7 +432,13 @@ impl Publisher {
 
     /// Gives the batch to the queues of its route; whether all of them have it. If not, because the turn is over, at least
     /// one more of them has it than before.
-    fn hand_over(&mut self) -> bool {
+    pub(crate) fn hand_over(&mut self) -> bool {
+        // As in RabbitMQ, what tells of a message comes before the message.
+        if let Some(tracer) = &mut self.tracer
+            && !tracer.hand_over()
+        {
+            return false;
+        }
         // What has begun comes first, or later messages would overtake it.
         if let Some(handing) = self.handing_over.take()
             && !self.go_on(*handing)
@@ -414,10 +449,12 @@ impl Publisher {
         let batch = std::mem::take(&mut self.batch);
         self.batch_bytes = 0;
         let count = batch.len() as u64;
-        self.through.published += count;
-        self.through.enqueued += if route.counts { count * route.queues.len() as u64 } else { 0 };
-        self.vhost.metrics().messages_routed.add(batch.len());
-        self.published().routed.add(batch.len());
+        if !self.is_tracer {
+            self.through.published += count;
+            self.through.enqueued += if route.counts { count * route.queues.len() as u64 } else { 0 };
+            self.vhost.metrics().messages_routed.add(batch.len());
+            self.published().routed.add(batch.len());
+        }
         let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &batch);
         self.flushed.full |= kept.full;
         // The batch holds the latest publishes, one after the other: an unroutable one takes another route.
@@ -464,10 +501,11 @@ impl Publisher {
         work::charge(ENQUEUE, batch.len());
         let refused = &mut self.flushed.refused;
         let refuse = |at: usize| refused.push(*first + at as u64);
+        let sender = if self.is_tracer { Sender::Tracer } else { Sender::Publisher };
         let appended = if at + 1 == route.queues.len() {
-            queue.append(batch.drain(..), kept.at(at), self.now, None, refuse)
+            queue.append(batch.drain(..), kept.at(at), self.now, sender, refuse)
         } else {
-            queue.append(batch.iter().cloned(), kept.at(at), self.now, None, refuse)
+            queue.append(batch.iter().cloned(), kept.at(at), self.now, sender, refuse)
         };
         note_share(&mut self.shares, queue, appended.until);
         self.flushed.until = self.flushed.until.max(appended.until);

@@ -25,7 +25,7 @@ use crate::http::{Http, HttpListeners};
 use crate::identities;
 use crate::listen::bind;
 use crate::logs::LogLevel;
-use crate::manage::{Hooks, Manager, PoolLimits};
+use crate::manage::{Hooks, Manager, PoolLimits, node_name};
 use crate::mqtt::{MqttListeners, mqtt_config};
 use crate::notify::Notifier;
 use crate::pagers::{Bell, Pagers};
@@ -258,6 +258,7 @@ fn start_broker(config: &Config, clock: Clock) -> Result<(Arc<Broker>, Option<Da
     let bell = Arc::new(Bell::default());
     let ring = Arc::clone(&bell);
     let broker = Broker::new(BrokerConfig {
+        node: node_name(),
         defaults: false,
         deadline_waker: Some(Arc::new(move || waker.notify_one())),
         paging_watermark: config.memory_paging_watermark.of(alarms::memory_total()).unwrap_or(u64::MAX),

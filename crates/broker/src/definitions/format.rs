@@ -30,6 +30,9 @@ pub(super) struct Vhost {
     /// For people.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub(super) tags: Tags,
+    /// Switches tracing on or off, as in RabbitMQ. It holds until the broker ends, and is not written down.
+    #[serde(default, skip_serializing)]
+    pub(super) tracing: Option<bool>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -212,6 +215,7 @@ impl File {
                 name: vhost.clone(),
                 description: "Default virtual host".to_owned(),
                 tags: Tags::default(),
+                tracing: None,
             }],
             permissions: vec![Permission { user, vhost, configure: all(), write: all(), read: all() }],
             ..Self::default()

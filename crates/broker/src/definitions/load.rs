@@ -45,8 +45,12 @@ impl Broker {
             &file.vhosts,
             |vhost| (&vhost.name, None),
             |vhost| {
-                self.add_vhost(&vhost.name);
-                self.keep_entry(Section::VirtualHosts, &[&vhost.name], vhost)
+                let added = self.add_vhost(&vhost.name);
+                self.keep_entry(Section::VirtualHosts, &[&vhost.name], vhost)?;
+                if let Some(traced) = vhost.tracing {
+                    added.set_traced(traced);
+                }
+                Ok(())
             },
         )?;
         each(

@@ -33,6 +33,27 @@ pub(crate) struct Appended {
     pub(crate) full: bool,
 }
 
+/// Who gives messages to a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sender {
+    Publisher,
+    Tracer,
+    /// A queue that has dropped a message.
+    DeadLetters {
+        /// How many more letters may come of it.
+        budget: u32,
+    },
+}
+
+impl Sender {
+    fn budget(self) -> Option<u32> {
+        match self {
+            Self::Publisher | Self::Tracer => None,
+            Self::DeadLetters { budget } => Some(budget),
+        }
+    }
+}
+
 impl Queue {
     /// Registers a consumer. It starts out full, so that the session can write consume-ok before the first delivery:
     /// nothing is delivered until [`Queue::resume`].
@@ -208,17 +229,16 @@ impl Queue {
     }
 
     /// Appends messages in order and serves the consumers. `refused` is told the place in `messages` of each that a
-    /// full queue does not take. `kept` tells which of them are in the store; `budget` is for dead letters only: how many
-    /// more may come of them.
+    /// full queue does not take. `kept` tells which of them are in the store.
     pub(crate) fn append(
         &self,
         messages: impl Iterator<Item = Arc<Message>>,
         kept: Kept<'_>,
         now: Timestamp,
-        budget: Option<u32>,
+        sender: Sender,
         mut refused: impl FnMut(usize),
     ) -> Appended {
-        let mut effects = Effects { budget, ..Effects::default() };
+        let mut effects = Effects { budget: sender.budget(), ..Effects::default() };
         let mut keeping = kept.begin(self.stored());
         let mut state = self.state.lock();
         if state.deleted {
@@ -252,8 +272,8 @@ impl Queue {
         }
         // Before anybody can settle them.
         let until = keeping.and_then(Keeping::write);
-        // RabbitMQ counts what was routed here, and does not count dead letters.
-        effects.published = if budget.is_none() { taken + refusals } else { 0 };
+        // RabbitMQ counts what was routed here, and neither dead letters nor what is told to the firehose.
+        effects.published = if sender == Sender::Publisher { taken + refusals } else { 0 };
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
         state.pump_arrivals(now, &mut effects);

@@ -26,6 +26,7 @@ use sync::{Mutex, MutexGuard};
 
 pub(crate) use delivery::NEVER;
 pub use delivery::{Consumer, ConsumerId, ConsumerSpec, Delivery, Fetched, Got, Offer, Room};
+pub(crate) use flow::Sender;
 pub(crate) use ready::{Plan, Run};
 pub(crate) use state::{DeadLetter, DeathReason, Effects};
 pub(crate) use stored::stored_expiry;

@@ -10,7 +10,7 @@ use super::VirtualHost;
 use crate::dead_letter::Letter;
 use crate::metrics::Counter;
 use crate::persistence::KeptMessages;
-use crate::queue::{DeadLetter, DeathReason, Queue};
+use crate::queue::{DeadLetter, DeathReason, Queue, Sender};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 
@@ -82,7 +82,8 @@ impl VirtualHost {
         for (at, queue) in queues.into_iter().enumerate() {
             // Its confirm, if there was one, has been given; a queue that is full loses the letter.
             let kept = kept.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
-            let appended = queue.append(message.iter().cloned(), kept, now, Some(share), |_| {});
+            let sender = Sender::DeadLetters { budget: share };
+            let appended = queue.append(message.iter().cloned(), kept, now, sender, |_| {});
             if !appended.dead.is_empty() {
                 pending.push_back((queue, appended.dead));
             }

@@ -17,12 +17,13 @@ use amqp::{FieldTable, RawTable};
 use hashbrown::HashMap;
 use store::catalogue::{Catalogue, Ticket};
 use store::{Store, Waiter};
-use sync::atomic::{AtomicU64, Ordering};
+use sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::SessionId;
 use crate::deadlines::Deadlines;
 use crate::error::BrokerError;
+use crate::firehose::{TRACE_EXCHANGE, TracedConnection, Tracer};
 use crate::ledger::Ledger;
 use crate::limits::{Tally, VirtualHostLimits};
 use crate::metrics::Metrics;
@@ -107,6 +108,8 @@ pub(crate) struct Allowed<'a> {
     pub(crate) routing_key: &'a str,
     /// The generation at which it was asked, or an earlier one.
     pub(crate) at: u64,
+    /// The broker itself publishes, to an exchange of its own: nothing was asked, nor is it.
+    pub(crate) may_be_internal: bool,
 }
 
 /// What [`VirtualHost::route`] finds.
@@ -121,6 +124,10 @@ pub(crate) struct Found {
 /// A virtual host. All its methods may be called from any thread.
 pub struct VirtualHost {
     name: Arc<str>,
+    /// The broker's name.
+    node: Arc<str>,
+    /// What is published and delivered is told to the firehose. Switched by operators, and off after a start.
+    traced: AtomicBool,
     /// Where durable things are written down, if anywhere.
     store: OnceLock<Arc<Store>>,
     topology: RwLock<Topology>,
@@ -147,12 +154,15 @@ pub struct VirtualHost {
 impl VirtualHost {
     pub(crate) fn new(
         name: &str,
+        node: Arc<str>,
         metrics: Arc<Metrics>,
         deadlines: Arc<Deadlines>,
         paging: Arc<Paging>,
     ) -> Arc<Self> {
         let vhost = Arc::new(Self {
             name: name.into(),
+            node,
+            traced: AtomicBool::new(false),
             store: OnceLock::new(),
             topology: RwLock::default(),
             generation: AtomicU64::new(1),
@@ -234,6 +244,33 @@ impl VirtualHost {
         Publisher::new(self.clone(), identity.clone(), self.grant(identity.user()))
     }
 
+    /// Whether what is published and delivered here is traced.
+    #[inline]
+    pub fn is_traced(&self) -> bool {
+        // Whoever is told that it has been switched hears so over a connection, which is later than any other thread sees it.
+        self.traced.load(Ordering::Relaxed)
+    }
+
+    /// Switches tracing on or off. It is not kept over a restart, as in RabbitMQ.
+    pub fn set_traced(&self, traced: bool) {
+        if self.traced.swap(traced, Ordering::Relaxed) != traced {
+            tracing::info!(vhost = &*self.name, "tracing was switched {}", if traced { "on" } else { "off" });
+        }
+    }
+
+    /// What tells the firehose of the messages that a client is given, over a connection that operators see or none.
+    pub fn tracer(
+        self: &Arc<Self>,
+        identity: &Identity,
+        connection: Option<&dyn TracedConnection>,
+    ) -> Tracer {
+        Tracer::new(self, identity, connection)
+    }
+
+    pub(crate) fn node(&self) -> &Arc<str> {
+        &self.node
+    }
+
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -279,7 +316,7 @@ impl VirtualHost {
         routing_key: &str,
     ) -> Result<(), BrokerError> {
         grant.check(Access::Write, Resource::Exchange, exchange)?;
-        let slot = self.publish_slot(topology, exchange)?;
+        let slot = self.publish_slot(topology, exchange, false)?;
         match slot.map(|slot| topology.exchange_at(slot).kind) {
             Some(ExchangeKind::Topic) => grant.check_topic(Access::Write, exchange, routing_key, client),
             _ => Ok(()),
@@ -297,11 +334,11 @@ impl VirtualHost {
     ) -> Result<Found, BrokerError> {
         let topology = self.topology.read();
         let generation = self.generation();
-        if generation != allowed.at {
-            let Allowed { grant, client, routing_key, .. } = *allowed;
+        let Allowed { grant, client, routing_key, at, may_be_internal } = *allowed;
+        if generation != at && !may_be_internal {
             self.check_publish_in(&topology, grant, client, exchange, routing_key)?;
         }
-        let slot = self.publish_slot(&topology, exchange)?;
+        let slot = self.publish_slot(&topology, exchange, may_be_internal)?;
         let (exchange, flow) = match slot.map(|slot| topology.exchange_at(slot)) {
             Some(exchange) => (exchange.name.clone(), exchange.flow()),
             None => ("".into(), self.default_flow.clone()),
@@ -310,13 +347,18 @@ impl VirtualHost {
     }
 
     /// `None` for the default exchange.
-    fn publish_slot(&self, topology: &Topology, exchange: &str) -> Result<Option<u32>, BrokerError> {
+    fn publish_slot(
+        &self,
+        topology: &Topology,
+        exchange: &str,
+        may_be_internal: bool,
+    ) -> Result<Option<u32>, BrokerError> {
         if exchange.is_empty() {
             return Ok(None);
         }
         let found = topology.exchange(exchange);
         let (slot, found) = found.ok_or_else(|| BrokerError::no_exchange(exchange, &self.name))?;
-        if found.internal {
+        if found.internal && !may_be_internal {
             let exchange = Resource::Exchange.describe(exchange, &self.name);
             return Err(BrokerError::access(format!("cannot publish to internal {exchange}")));
         }
@@ -364,7 +406,7 @@ const STANDARD_EXCHANGES: &[(&str, ExchangeKind, bool)] = &[
     ("amq.topic", ExchangeKind::Topic, false),
     ("amq.headers", ExchangeKind::Headers, false),
     ("amq.match", ExchangeKind::Headers, false),
-    ("amq.rabbitmq.trace", ExchangeKind::Topic, true),
+    (TRACE_EXCHANGE, ExchangeKind::Topic, true),
 ];
 
 #[cfg(test)]

@@ -18,6 +18,7 @@
 //! | persistent messages of durable queues outlive a loss of power | `durable_messages` |
 //! | messages leave memory for the disk, and come back in their place | `paging` |
 //! | what operators' tools read and change | `managing` |
+//! | the firehose tells of what is published and delivered | `firehose` |
 //! | many threads at once | `many_threads` |
 
 mod bindings;
@@ -30,6 +31,7 @@ mod declaring;
 mod durable_messages;
 mod exclusive_queues;
 mod expiry;
+mod firehose;
 mod kept;
 mod length_limits;
 mod managing;

@@ -1,0 +1,92 @@
+//! What the firehose is told of publishes: see [`crate::firehose`].
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{Publish, Publisher, Route};
+use crate::error::BrokerError;
+use crate::firehose::{Event, EventKind, TracedConnection, Tracer};
+use crate::inspect::{Inspected, inspect};
+use crate::replies::{is_reply_name, with_reply_queue};
+use crate::time::Timestamp;
+use crate::users::Identity;
+use crate::vhost::VirtualHost;
+
+impl Publisher {
+    /// The publisher of a [`Tracer`].
+    pub(crate) fn of_traces(vhost: &Arc<VirtualHost>, identity: &Identity) -> Self {
+        let mut publisher = vhost.publisher(identity);
+        (publisher.is_told, publisher.is_tracer) = (true, true);
+        publisher
+    }
+
+    /// Sets whose publishes these are, as the firehose tells. `channel` is the number of the channel; 1 where a protocol has none.
+    pub fn set_connection(&mut self, connection: Arc<dyn TracedConnection>, channel: u16) {
+        self.connection = Some((connection, channel));
+    }
+
+    /// [`Publisher::check`] of a message that is held until its transaction is committed, and then published by
+    /// [`Publisher::publish_held`]. It is traced now, as by RabbitMQ, whatever becomes of the transaction.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn hold(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<(), BrokerError> {
+        self.check(publish)?;
+        if self.vhost.is_traced() {
+            self.now = now;
+            let answerable = with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
+            let properties = answerable.as_deref().unwrap_or(publish.properties);
+            let publish = Publish { properties, ..publish };
+            let inspected = inspect(publish.properties, &self.identity)?;
+            // The route is remembered by a publish alone, which follows it.
+            let route = self.find_route(&publish, &inspected, NEVER_ALLOWED)?;
+            self.trace(&route, &publish, &inspected);
+        }
+        Ok(())
+    }
+
+    /// [`Publisher::publish`] of a message that was [held](Publisher::hold).
+    ///
+    /// # Errors
+    /// The same.
+    pub fn publish_held(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
+        self.is_told = true;
+        let routed = self.publish(publish, now);
+        self.is_told = false;
+        routed
+    }
+
+    /// Tells the firehose of a message that takes this route.
+    #[cold]
+    pub(super) fn trace(&mut self, route: &Route, publish: &Publish<'_>, inspected: &Inspected<'_>) {
+        let mut keys: SmallVec<[&str; 4]> = SmallVec::new();
+        keys.push(publish.routing_key);
+        keys.extend(inspected.copies.iter().chain(&inspected.blind_copies).copied());
+        // RabbitMQ takes the default exchange's keys for queues without looking for them.
+        let mut queues: Vec<&str> = match &*route.exchange {
+            "" => keys.to_vec(),
+            _ => route.queues.iter().map(|queue| &**queue.name()).collect(),
+        };
+        queues.retain(|name| !is_reply_name(name));
+        queues.sort_unstable();
+        queues.dedup();
+        let channel = self.connection.as_ref().map_or(1, |(_, channel)| *channel);
+        let tracer = self.tracer.get_or_insert_with(|| {
+            let connection = self.connection.as_ref().map(|(connection, _)| &**connection);
+            Box::new(Tracer::new(&self.vhost, &self.identity, connection))
+        });
+        let event = Event {
+            channel,
+            exchange: &route.exchange,
+            routing_keys: &keys,
+            properties: inspected.rewritten.as_deref().unwrap_or(publish.properties),
+            body: publish.body,
+            kind: EventKind::Publish { routed_queues: &queues },
+        };
+        tracer.publish(&event, self.now);
+    }
+}
+
+/// No generation: what is found for it is not remembered.
+const NEVER_ALLOWED: u64 = 0;
