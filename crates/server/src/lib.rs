@@ -47,7 +47,7 @@ pub use metrics::{Confirms, Counter, Metrics};
 pub use mqtt::MqttConfig;
 pub use network::Network;
 pub use preface::{Preface, TrustedProxies};
-pub use registry::{ChannelStatus, OpenConnection};
+pub use registry::{ChannelStatus, OpenConnection, canonical};
 pub use relay::{Relay, RelayConfig, RelayUpstream, TextRule};
 pub use server::{MAX_UNSPLIT_MESSAGE, Server, ServerConfig};
 pub use websocket::{Routes, WebSocketConfig, Webroot};

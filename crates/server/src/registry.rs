@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use amqp::handshake::Negotiated;
 use amqp::{FieldTable, RawTable};
-use broker::{MessageCounts, Publishing, Timestamp};
+use broker::{MessageCounts, Publishing, Timestamp, TracedConnection};
 use parking_lot::Mutex;
 use transport::{Outbox, Peer};
 
@@ -195,6 +195,11 @@ impl OpenConnection {
         self.arrival.local
     }
 
+    /// Its name, as RabbitMQ names connections: `peer:port -> host:port`.
+    pub fn name(&self) -> String {
+        name_of(self.peer(), self.local(), self.id)
+    }
+
     /// Whether it came over TLS.
     pub fn is_tls(&self) -> bool {
         self.arrival.tls
@@ -316,6 +321,26 @@ impl OpenConnection {
     }
 }
 
+impl TracedConnection for OpenConnection {
+    fn name(&self) -> String {
+        self.name()
+    }
+}
+
+fn name_of(peer: Peer, local: Option<SocketAddr>, id: u64) -> String {
+    match (peer, local) {
+        (Peer::Ip(peer), Some(local)) => format!("{} -> {}", canonical(peer), canonical(local)),
+        (Peer::Ip(peer), None) => format!("{} -> unix #{id}", canonical(peer)),
+        // Unix sockets have no port that would tell them apart.
+        (Peer::Unix, _) => format!("unix #{id}"),
+    }
+}
+
+/// An address as it is shown: who comes over IPv4 to a listener of both families has an address of IPv4.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
 impl OpenChannel {
     pub(crate) fn new(number: u16, deliveries: Arc<Deliveries>) -> Arc<Self> {
         Arc::new(Self {
@@ -385,6 +410,17 @@ mod tests {
             client_properties: &[("n", amqp::FieldValue::I32(1))].into_iter().collect(),
             outbox: &outbox,
         }))
+    }
+
+    #[test]
+    fn an_address_has_one_form_in_names() {
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let mapped = |port| address(&format!("[::ffff:127.0.0.1]:{port}"));
+        let name = name_of(Peer::Ip(mapped(5000)), Some(mapped(5672)), 1);
+        assert_eq!(name, "127.0.0.1:5000 -> 127.0.0.1:5672");
+        assert_eq!(name_of(Peer::Ip(mapped(5000)), None, 7), "127.0.0.1:5000 -> unix #7");
+        let six = name_of(Peer::Ip(address("[::1]:1")), Some(address("[::1]:2")), 1);
+        assert_eq!(six, "[::1]:1 -> [::1]:2");
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! An open connection as the API shows it.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use admin::{ChannelInfo, Connection, ConnectionInfo};
 use broker::{MessageCounts, Timestamp};
-use server::{ChannelStatus, OpenConnection};
+use server::{ChannelStatus, OpenConnection, canonical};
 use transport::Peer;
 
 /// A connection that can be shown.
@@ -17,7 +16,7 @@ impl Connection for Shown {
     }
 
     fn name(&self) -> String {
-        name(&self.0)
+        self.0.name()
     }
 
     fn user(&self) -> &str {
@@ -74,27 +73,8 @@ impl Connection for Shown {
 pub(super) fn is_named(connection: &OpenConnection, wanted: &str) -> bool {
     match connection.peer() {
         Peer::Ip(peer) if !wanted.contains(&peer.port().to_string()) => false,
-        _ => name(connection) == wanted,
+        _ => connection.name() == wanted,
     }
-}
-
-/// As RabbitMQ names connections: `peer:port -> host:port`.
-fn name(connection: &OpenConnection) -> String {
-    name_of(connection.peer(), connection.local(), connection.id())
-}
-
-fn name_of(peer: Peer, local: Option<SocketAddr>, id: u64) -> String {
-    match (peer, local) {
-        (Peer::Ip(peer), Some(local)) => format!("{} -> {}", canonical(peer), canonical(local)),
-        (Peer::Ip(peer), None) => format!("{} -> unix #{id}", canonical(peer)),
-        // Unix sockets have no port that would tell them apart.
-        (Peer::Unix, _) => format!("unix #{id}"),
-    }
-}
-
-/// Who comes over IPv4 to a listener of both families has an address of IPv4, as in everything else that is shown.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 fn channel((status, counts): &(ChannelStatus, Option<MessageCounts>)) -> ChannelInfo {
@@ -107,24 +87,5 @@ fn channel((status, counts): &(ChannelStatus, Option<MessageCounts>)) -> Channel
         consumers: status.consumers as u64,
         unacknowledged: status.unacknowledged as u64,
         counts: *counts,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn address(text: &str) -> SocketAddr {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn an_address_has_one_form_in_names() {
-        let mapped = |port| address(&format!("[::ffff:127.0.0.1]:{port}"));
-        let name = name_of(Peer::Ip(mapped(5000)), Some(mapped(5672)), 1);
-        assert_eq!(name, "127.0.0.1:5000 -> 127.0.0.1:5672");
-        assert_eq!(name_of(Peer::Ip(mapped(5000)), None, 7), "127.0.0.1:5000 -> unix #7");
-        let six = name_of(Peer::Ip(address("[::1]:1")), Some(address("[::1]:2")), 1);
-        assert_eq!(six, "[::1]:1 -> [::1]:2");
     }
 }

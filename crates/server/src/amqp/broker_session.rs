@@ -11,13 +11,13 @@ use amqp::frame::{Frame, FrameKind};
 use amqp::handshake::{Capabilities, OpenRequest};
 use amqp::method::{Method, basic, channel};
 use amqp::properties::ContentHeader;
-use broker::{Flushed, Lsn, Queue, Seat, SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter};
+use broker::{Flushed, Lsn, Queue, Seat, SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter};
 use transport::Outbox;
 
 use super::blocking::{Blocking, publishes};
 use super::channel::Channel;
 use super::content::Destination;
-use super::deliveries::{ConnectionConsumers, Deliveries};
+use super::deliveries::{ConnectionConsumers, Deliveries, TracePublisher};
 use super::held::HeldAnswers;
 use super::incomplete::Holding;
 use super::room::DiskRoom;
@@ -39,6 +39,8 @@ pub(crate) struct BrokerSession {
     blocking: Blocking,
     /// What its channels hold of messages that are not complete.
     incomplete: Holding,
+    /// Tells the firehose what they were given.
+    traces: TracePublisher,
     ended: bool,
 }
 
@@ -51,7 +53,7 @@ pub(crate) struct Context {
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
     /// What operators see of the connection.
-    shown: Arc<OpenConnection>,
+    pub(crate) shown: Arc<OpenConnection>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
@@ -122,6 +124,11 @@ impl Context {
         *self.late_get.borrow_mut() = Some(get);
     }
 
+    /// What tells the firehose of deliveries.
+    fn tracer(&self) -> Tracer {
+        self.vhost.tracer(self.seat.identity(), Some(&*self.shown))
+    }
+
     fn is_fetching(&self) -> bool {
         self.late_get.borrow().is_some()
     }
@@ -143,9 +150,9 @@ impl BrokerSession {
         let context = Context {
             shared: Arc::clone(shared),
             vhost: Arc::clone(seat.vhost()),
-            seat,
             session,
-            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox))),
+            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(seat.vhost()))),
+            seat,
             capabilities: request.capabilities,
             frame_max: request.negotiated.frame_max,
             held: HeldAnswers::default(),
@@ -168,6 +175,7 @@ impl BrokerSession {
             next_check: None,
             blocking,
             incomplete,
+            traces: TracePublisher::default(),
             ended: false,
         }
     }
@@ -299,6 +307,12 @@ impl BrokerSession {
         context.held.release(store, &context.outbox);
     }
 
+    /// Tells the firehose what was delivered, as far as the turn goes.
+    fn tell_traced(&mut self) {
+        let Self { context, traces, .. } = self;
+        traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
+    }
+
     /// Answers the basic.get that waits for its message, if that is there.
     fn after_load(&mut self) {
         let Some(get) = self.context.late_get.take() else { return };
@@ -380,6 +394,7 @@ impl Session for BrokerSession {
             self.flush(now);
         }
         self.after_load();
+        self.tell_traced();
         self.incomplete.look(now);
         self.blocking.go_on(&self.context);
         self.context.consumers.resume_deferred(self.context.now);
@@ -469,6 +484,8 @@ impl Session for BrokerSession {
         for channel in channels {
             self.end_channel(*channel);
         }
+        let Self { context, traces, .. } = self;
+        traces.finish(context.consumers.traces(), context.now, || context.tracer());
         self.context.vhost.end_session(self.context.session);
     }
 }

@@ -15,6 +15,7 @@ mod inner;
 mod interleavings;
 #[cfg(test)]
 mod tests;
+mod traces;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ pub(crate) use connection::{Cancelled, ConnectionConsumers};
 pub(crate) use consumer::{BasicDeliver, ChannelConsumer, Form};
 pub(crate) use inner::Settling;
 use inner::{Credit, Inner, Standing};
+pub(crate) use traces::{TracePublisher, Traces};
 
 /// The delivering side of one channel.
 pub(crate) struct Deliveries {

@@ -5,6 +5,7 @@ mod behaviours;
 mod counting;
 mod disk;
 mod fairness;
+mod firehose;
 mod incomplete;
 mod memory;
 mod paging;

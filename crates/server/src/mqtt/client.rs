@@ -15,7 +15,7 @@ use std::time::Instant;
 use amqp::{FieldTable, FieldValue, ReplyCode};
 use broker::{
     Body, BrokerError, Change, Flushed, FrontEnd, Lsn, MAX_INLINE_BODY, Publish, Publisher, Seat, Section,
-    SessionId, Store, Ticket, Timestamp, VirtualHost, Waiter,
+    SessionId, Store, Ticket, Timestamp, Tracer, VirtualHost, Waiter,
 };
 use hashbrown::{HashMap, HashSet};
 use mqtt::server::{Connection as Engine, End};
@@ -34,6 +34,7 @@ use super::retained::Full;
 use super::subscriptions::Subscriptions;
 use super::waiting::{Then, Waiting};
 use crate::amqp::room::DiskRoom;
+use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// What the broker has for a client whose CONNECT was accepted.
@@ -46,7 +47,12 @@ pub(super) struct Client {
     pub(super) session_id: SessionId,
     pub(super) outbox: Arc<Outbox>,
     pub(super) nudge: Arc<dyn Waiter>,
-    publisher: Publisher,
+    pub(super) publisher: Publisher,
+    /// What operators see of the connection. Set once it is open.
+    pub(super) shown: Option<Arc<OpenConnection>>,
+    /// Tells the firehose what the client is given. Made for the first message that is traced, dropped once tracing has been
+    /// switched off.
+    pub(super) tracer: Option<Box<Tracer>>,
     /// Published since the last flush.
     published: Vec<Published>,
     pub(super) room: DiskRoom,
@@ -122,6 +128,8 @@ impl Client {
             outbox: Arc::clone(outbox),
             nudge: Arc::new(Nudge(Arc::clone(outbox))),
             publisher: seat.vhost().publisher(seat.identity()).of(FrontEnd::Mqtt),
+            shown: None,
+            tracer: None,
             session_user: Some(seat.identity().user().into()),
             seat,
             published: Vec::new(),
@@ -145,6 +153,12 @@ impl Client {
             is_bridge,
             now,
         }
+    }
+
+    /// The connection is open, and operators see it.
+    pub(super) fn opened(&mut self, shown: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
+        self.shown = Some(Arc::clone(shown));
     }
 
     pub(super) fn set_time(&mut self, now: Instant) {
@@ -379,6 +393,9 @@ impl Client {
                 session.accepted(packet_id);
             }
         }
+        if let Some(mut tracer) = self.tracer.take() {
+            tracer.flush_all(self.now);
+        }
         self.renew_lease(end.session_expiry);
         self.detach_all();
         let will_delay = end.will_delay().unwrap_or_default();
@@ -387,7 +404,8 @@ impl Client {
         if will_delay.is_zero()
             && let Some(will) = will.take()
         {
-            self.hub.publish_will(&self.owner, self.vhost(), &user, &will, self.now);
+            let shown = self.shown.as_ref();
+            self.hub.publish_will(&self.owner, self.vhost(), &user, &will, shown, self.now);
         }
         let due = self.now.after(u64::try_from(will_delay.as_millis()).unwrap_or(u64::MAX));
         let kept = Kept {

@@ -323,13 +323,13 @@ impl Connection {
             }
         }
         self.deadline = None;
-        self.register(&client, at.0);
+        self.register(&mut client, at.0);
         self.phase = Phase::Open(client);
         self.intent = Intent::Run;
     }
 
     /// Lets operators see the connection. What has been deleted while it was being opened ends it.
-    fn register(&mut self, client: &Client, connected_at: u64) {
+    fn register(&mut self, client: &mut Client, connected_at: u64) {
         let shown = OpenConnection::new(Opening {
             id: self.id,
             arrival: self.arrival,
@@ -346,6 +346,7 @@ impl Connection {
             client_properties: &client.shown_properties(),
             outbox: &self.outbox,
         });
+        client.opened(&shown);
         self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
         if let Some(reason) = self.shared.door.missing(&shown) {
             shown.close(&reason);
@@ -381,7 +382,7 @@ impl Connection {
             }
             self.outbox.append(|buf| buf.tail().extend_from_slice(&out));
             client.deliver(&mut self.engine);
-            if !client.has_arrivals(&self.engine) || !self.outbox.has_room() {
+            if !client.has_arrivals(&self.engine) || !self.outbox.has_room() || !client.may_be_traced() {
                 break;
             }
         }

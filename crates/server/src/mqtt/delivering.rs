@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use amqp::Properties;
-use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket};
+use broker::{ConsumerId, Delivery, Lsn, Queue, Ticket, TracedConnection};
 use bytes::Bytes;
 use mqtt::server::{Connection as Engine, Output, Undeliverable};
 use mqtt::session::{Message, Stage, Subscription};
 use mqtt::topic::{merged, routing_key_to_topic};
 use mqtt::{Property, PropertyList, QoS};
+use sync::work;
 use transport::OutBuf;
 
 use super::client::Client;
@@ -82,6 +83,7 @@ impl Client {
             self.wait(Then::Send { octets }, until);
         }
         self.flush_settled();
+        self.flush_traces();
     }
 
     /// Writes the session down if it has to be before anything is sent. What came out of a queue that others share is the
@@ -125,7 +127,36 @@ impl Client {
     }
 
     pub(super) fn has_room(&self, noted: &Noted) -> bool {
-        noted.octets.len() < MAX_NOTED && self.outbox.has_room()
+        noted.octets.len() < MAX_NOTED && self.outbox.has_room() && self.may_be_traced()
+    }
+
+    /// Whether the firehose can be told of more: it is not if nothing is traced, or as long as the turn lasts and there is room.
+    pub(super) fn may_be_traced(&self) -> bool {
+        self.tracer.is_none() || (self.room.is_there() && !work::is_turn_over())
+    }
+
+    /// Tells the firehose of a message that has come out of a queue.
+    #[cold]
+    fn trace(&mut self, at: usize, delivery: &Delivery) {
+        let Self { tracer, seat, shown, sources, now, .. } = self;
+        let tracer = tracer.get_or_insert_with(|| {
+            let shown = shown.as_deref().map(|shown| shown as &dyn TracedConnection);
+            Box::new(seat.vhost().tracer(seat.identity(), shown))
+        });
+        tracer.delivered(1, &sources[at].queue, delivery, false, *now);
+    }
+
+    /// Hands over what tells of messages. What does not fit into the turn follows in the next, and messages with it.
+    fn flush_traces(&mut self) {
+        let Some(tracer) = &mut self.tracer else { return };
+        let flushed = tracer.flush(self.now);
+        if flushed.unfinished || work::is_turn_over() {
+            self.room.pause_for_turn();
+        } else if flushed.full {
+            self.room.pause(self.seat.vhost());
+        } else if !self.seat.vhost().is_traced() {
+            self.tracer = None;
+        }
     }
 
     /// Sends some of what has come from one queue; whether anything was taken.
@@ -135,6 +166,9 @@ impl Client {
         while taken < TURN && self.has_room(noted) && (!needs_window || engine.room() > 0) {
             let Some(delivery) = self.inbox.take(key) else { break };
             taken += 1;
+            if self.vhost().is_traced() {
+                self.trace(at, &delivery);
+            }
             if !self.send(at, delivery, engine, noted) {
                 break;
             }

@@ -34,6 +34,7 @@ use super::owed;
 use super::received::{self, AfterCrash, Note, Partial};
 use super::retained::{self, Retained, RetainedMessage};
 use crate::door::Clock;
+use crate::registry::OpenConnection;
 
 /// Where MQTT clients meet in AMQP, as in RabbitMQ.
 pub(super) const EXCHANGE: &str = "amq.topic";
@@ -310,7 +311,7 @@ impl Hub {
             self.keep(&mut sessions, &owner, kept);
             drop(sessions);
             if let Some(will) = will {
-                self.publish_will(&owner, &vhost, &will.user, &will.will, now);
+                self.publish_will(&owner, &vhost, &will.user, &will.will, None, now);
             }
         }
     }
@@ -319,7 +320,7 @@ impl Hub {
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: Kept, now: Timestamp) {
         let Kept { held, owed, groups, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
-            self.publish_will(owner, vhost, &user, &will, now);
+            self.publish_will(owner, vhost, &user, &will, None, now);
         }
         for held in held.into_values() {
             held.queue.requeue(vec![held.delivery], now);
@@ -397,19 +398,21 @@ impl Hub {
         let _ = vhost.delete_queue(NOBODY, queue, true, false);
     }
 
-    /// Publishes the will of a client that is gone; but nobody's whose virtual host is.
+    /// Publishes the will of a client that is gone; but nobody's whose virtual host is. `shown` is its connection, if that has
+    /// only just ended.
     pub(super) fn publish_will(
         &self,
         owner: &Owner,
         vhost: &Arc<VirtualHost>,
         user: &str,
         will: &StoredWill,
+        shown: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) {
         if vhost.is_gone() {
             return;
         }
-        if let Err(error) = self.try_will(owner, vhost, user, will, now) {
+        if let Err(error) = self.try_will(owner, vhost, user, will, shown, now) {
             tracing::warn!(vhost = &*owner.vhost, user, topic = &*will.topic, %error, "a will could not be published");
         }
     }
@@ -420,6 +423,7 @@ impl Hub {
         vhost: &Arc<VirtualHost>,
         user: &str,
         will: &StoredWill,
+        shown: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) -> Result<(), String> {
         // It was the client's when it connected, from wherever that was.
@@ -433,6 +437,9 @@ impl Hub {
         let key = routing_key(&will.topic).map_err(|untold| untold.text)?;
         let amqp = to_amqp(&message).map_err(|untold| untold.text)?;
         let mut publisher = vhost.publisher(&identity).of(FrontEnd::Mqtt);
+        if let Some(shown) = shown {
+            publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
+        }
         let body = [Bytes::copy_from_slice(&will.payload)];
         let publish =
             Publish { exchange: EXCHANGE, routing_key: &key, properties: &amqp, body: Body::Chunks(&body) };

@@ -195,11 +195,11 @@ impl Connection {
     /// The login was judged.
     fn entered(&mut self, judged: Result<Box<Session>, Refused>, now: Instant) {
         match judged {
-            Ok(session) => {
+            Ok(mut session) => {
                 let mut out = Vec::new();
                 self.machine.accept(Arc::clone(session.name()), now, &mut out);
                 self.append(&out);
-                self.register(&session, now);
+                self.register(&mut session, now);
                 self.session = Some(session);
                 self.deadline = None;
                 match &self.record {
@@ -217,7 +217,7 @@ impl Connection {
     }
 
     /// Lets operators see the connection. What has been deleted while it was being opened ends it.
-    fn register(&mut self, session: &Session, now: Instant) {
+    fn register(&mut self, session: &mut Session, now: Instant) {
         let seat = &session.context.seat;
         let shown = OpenConnection::new(Opening {
             id: self.id,
@@ -235,6 +235,7 @@ impl Connection {
             client_properties: &FieldTable::new(),
             outbox: &self.outbox,
         });
+        session.opened(&shown);
         self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
         if let Some(reason) = self.shared.door.missing(&shown) {
             shown.close(&reason);

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use amqp::error::ReplyCode;
 use broker::{
-    BrokerError, Flushed, FrontEnd, Publisher, Queue, Seat, SessionId, Store, Timestamp, VirtualHost, Waiter,
+    BrokerError, Flushed, FrontEnd, Publisher, Queue, Seat, SessionId, Store, Timestamp, TracedConnection,
+    Tracer, VirtualHost, Waiter,
 };
 use hashbrown::HashMap;
 use stomp::server::{Kind, Request, TransactionId};
@@ -17,8 +18,9 @@ use super::sending::Reply;
 use super::subscribing::Subscription;
 use super::transactions::Transaction;
 use crate::alarms::Blocked;
-use crate::amqp::deliveries::ConnectionConsumers;
+use crate::amqp::deliveries::{ConnectionConsumers, TracePublisher};
 use crate::amqp::room::DiskRoom;
+use crate::registry::OpenConnection;
 use crate::server::Shared;
 
 /// A connection's session on the embedded broker.
@@ -44,6 +46,8 @@ pub(super) struct Session {
     blocked: Option<Blocked>,
     /// When to look for deliveries that nobody settles; `None` while there can be none.
     next_check: Option<Instant>,
+    /// Tells the firehose what it was given.
+    traces: TracePublisher,
     ended: bool,
 }
 
@@ -58,6 +62,8 @@ pub(super) struct Context {
     /// What tells this session from others.
     pub(super) name: Arc<str>,
     pub(super) consumers: Arc<ConnectionConsumers>,
+    /// What operators see of the connection. Set once it is open.
+    shown: Option<Arc<OpenConnection>>,
     outbox: Arc<Outbox>,
     room: DiskRoom,
     nudge: Arc<dyn Waiter>,
@@ -66,6 +72,12 @@ pub(super) struct Context {
 }
 
 impl Context {
+    /// What tells the firehose of deliveries.
+    fn tracer(&self) -> Tracer {
+        let shown = self.shown.as_deref().map(|shown| shown as &dyn TracedConnection);
+        self.vhost.tracer(self.seat.identity(), shown)
+    }
+
     /// Where durable things are kept, if anywhere.
     pub(super) fn store(&self) -> Option<&Arc<Store>> {
         self.vhost.store()
@@ -92,7 +104,8 @@ impl Session {
             session,
             version,
             name: broker::generated_name("session-").into(),
-            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox))),
+            consumers: Arc::new(ConnectionConsumers::new(Arc::clone(&outbox)).of(Arc::clone(seat.vhost()))),
+            shown: None,
             room: DiskRoom::new(Arc::clone(&outbox)),
             nudge: Arc::new(Nudge(Arc::clone(&outbox))),
             outbox,
@@ -112,8 +125,15 @@ impl Session {
             declared: HashMap::new(),
             blocked: None,
             next_check: None,
+            traces: TracePublisher::default(),
             ended: false,
         })
+    }
+
+    /// The connection is open, and operators see it.
+    pub(super) fn opened(&mut self, shown: &Arc<OpenConnection>) {
+        self.publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
+        self.context.shown = Some(Arc::clone(shown));
     }
 
     /// What tells this session from others.
@@ -226,6 +246,8 @@ impl Session {
         self.context.room.resume(&self.context.vhost);
         // Without room, too: what has reached some of its queues keeps dead letters and the log waiting.
         self.flush(now);
+        let Self { context, traces, .. } = self;
+        traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
         self.context.consumers.resume_deferred(self.context.now);
         if self.blocked.is_some() && !self.context.shared.alarms.stand() {
             self.blocked = None;
@@ -291,6 +313,8 @@ impl Session {
         subscriptions.into_iter().for_each(|own| _ = own.end(self.context.now));
         let transactions: Vec<_> = self.transactions.drain().map(|(_, transaction)| transaction).collect();
         transactions.into_iter().for_each(|transaction| transaction.give_up(self.context.now));
+        let Self { context, traces, .. } = self;
+        traces.finish(context.consumers.traces(), context.now, || context.tracer());
         self.context.vhost.end_session(self.context.session);
         self.context.seat.close_channel();
         self.context.shared.metrics.channels_closed.add(1);

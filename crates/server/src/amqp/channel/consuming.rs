@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use amqp::RawTable;
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
-use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE};
+use broker::{ConsumerSpec, Fetched, Leaving, Queue, QueueKind, REPLY_QUEUE, Tracer};
 
 use super::super::broker_session::{Context, LateGet};
 use super::super::content::{Destination, write_message};
@@ -100,7 +100,7 @@ impl Channel {
     /// Makes the queue of the channel's consumer of replies (RabbitMQ, "Direct Reply-to").
     fn open_replies(&mut self, context: &Context) -> Arc<Queue> {
         let queue = context.vhost.open_replies();
-        self.publisher.get(context).set_reply_queue(Some(Arc::clone(queue.name())));
+        self.publisher.get(context, self.number).set_reply_queue(Some(Arc::clone(queue.name())));
         self.replies = Some(Arc::clone(&queue));
         queue
     }
@@ -108,7 +108,7 @@ impl Channel {
     /// After the consumer of replies has been cancelled.
     pub(super) fn close_replies(&mut self, context: &Context) {
         if let Some(queue) = self.replies.take() {
-            self.publisher.get(context).set_reply_queue(None);
+            self.publisher.get(context, self.number).set_reply_queue(None);
             context.vhost.close_replies(&queue);
         }
     }
@@ -168,6 +168,9 @@ impl Channel {
             routing_key: message.routing_key(),
             message_count: u32::try_from(got.remaining).unwrap_or(u32::MAX),
         };
+        if context.consumers.traces().are_wanted() && Tracer::tells_of(&queue, &got.delivery) {
+            context.consumers.trace(self.number, &queue, true, vec![got.delivery.clone()]);
+        }
         let properties = got.delivery.properties(queue.kind(), true);
         let destination = Destination { channel: self.number, frame_max: context.frame_max };
         context.outbox.append(|buf| {

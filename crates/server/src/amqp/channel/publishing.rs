@@ -1,5 +1,7 @@
 //! basic.publish and its confirms.
 
+use std::sync::Arc;
+
 use amqp::content::{Content, Progress};
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::basic;
@@ -11,7 +13,7 @@ use super::super::broker_session::Context;
 use super::super::content::{Destination, view, write_message};
 use super::confirms::Run;
 use super::{Channel, Mode};
-use crate::registry::OpenChannel;
+use crate::registry::{OpenChannel, OpenConnection};
 
 /// A publish whose content has not arrived yet.
 #[derive(Debug)]
@@ -27,8 +29,12 @@ pub(super) struct LazyPublisher(Option<Box<Publisher>>);
 
 impl LazyPublisher {
     /// The publisher, made now if need be.
-    pub(super) fn get(&mut self, context: &Context) -> &mut Publisher {
-        self.0.get_or_insert_with(|| Box::new(context.vhost.publisher(context.seat.identity())))
+    pub(super) fn get(&mut self, context: &Context, channel: u16) -> &mut Publisher {
+        self.0.get_or_insert_with(|| {
+            let mut publisher = context.vhost.publisher(context.seat.identity());
+            publisher.set_connection(Arc::<OpenConnection>::clone(&context.shown), channel);
+            Box::new(publisher)
+        })
     }
 
     /// [`Publisher::flush`]. Of a channel that has published nothing there is nothing to report.
@@ -120,12 +126,13 @@ impl Channel {
     ) -> Result<(), Fault> {
         match &mut self.mode {
             Mode::Tx(transaction) => {
-                return transaction.publish(self.publisher.get(context), message, mandatory);
+                let publisher = self.publisher.get(context, self.number);
+                return transaction.publish(publisher, message, mandatory, context.now);
             }
             Mode::Confirm(_) => context.shared.metrics.confirms(FrontEnd::Amqp).wanted.add(1),
             Mode::Plain => {}
         }
-        if !self.publisher.get(context).publish(message, context.now)? {
+        if !self.publisher.get(context, self.number).publish(message, context.now)? {
             self.is_unroutable(context, message, mandatory);
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use amqp::error::{Fault, ReplyCode};
 use amqp::method::tx;
-use broker::{Body, Leaving, Publish, Publisher};
+use broker::{Body, Leaving, Publish, Publisher, Timestamp};
 use bytes::Bytes;
 
 use super::super::broker_session::Context;
@@ -47,11 +47,12 @@ impl Transaction {
     /// Holds a message until commit. What is wrong with it is found now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
-        publisher: &Publisher,
+        publisher: &mut Publisher,
         message: Publish<'_>,
         mandatory: bool,
+        now: Timestamp,
     ) -> Result<(), Fault> {
-        publisher.check(message)?;
+        publisher.hold(message, now)?;
         let body = match message.body {
             Body::Copied(octets) => Bytes::copy_from_slice(octets),
             Body::Chunks([chunk]) => chunk.clone(),
@@ -105,7 +106,7 @@ impl Channel {
     pub(super) fn tx_commit(&mut self, context: &Context) -> Result<(), Fault> {
         let transaction = self.take_transaction()?;
         for held in &transaction.publishes {
-            match self.publisher.get(context).publish(held.message(), context.now) {
+            match self.publisher.get(context, self.number).publish_held(held.message(), context.now) {
                 Ok(true) => {}
                 Ok(false) => self.is_unroutable(context, held.message(), held.mandatory),
                 Err(error) => {

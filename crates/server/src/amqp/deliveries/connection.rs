@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use broker::Timestamp;
+use broker::{Delivery, Queue, Timestamp, VirtualHost};
 use sync::atomic::{AtomicBool, Ordering};
 use sync::{Mutex, work};
 use transport::Outbox;
 
-use super::{ConsumerKey, Deliveries};
+use super::{ConsumerKey, Deliveries, Traces};
 
 /// The consumers of a connection that wait for the connection's own task.
 pub(crate) struct ConnectionConsumers {
@@ -20,6 +20,8 @@ pub(crate) struct ConnectionConsumers {
     /// cleared when that task looks.
     deferred: AtomicBool,
     cancelled: Mutex<Vec<Cancelled>>,
+    /// What they were given while the virtual host is traced.
+    traces: Traces,
 }
 
 /// Consumers for which the outbox had no room, of whichever channel, by the tickets that they drew. Each waits for
@@ -40,16 +42,38 @@ pub(crate) struct Cancelled {
 
 impl ConnectionConsumers {
     pub(crate) fn new(outbox: Arc<Outbox>) -> Self {
-        let (line, crowded, deferred, cancelled) = Default::default();
-        Self { outbox, line, crowded, deferred, cancelled }
+        let (line, crowded, deferred, cancelled, traces) = Default::default();
+        Self { outbox, line, crowded, deferred, cancelled, traces }
+    }
+
+    /// The same, of a virtual host that may be traced.
+    #[must_use]
+    pub(crate) fn of(self, vhost: Arc<VirtualHost>) -> Self {
+        Self { traces: Traces::of(vhost), ..self }
+    }
+
+    /// What the connection's own task is to tell the firehose.
+    pub(crate) fn traces(&self) -> &Traces {
+        &self.traces
+    }
+
+    /// A channel was given messages. They are told of by the connection's own task, if they are to be: see [`Traces`].
+    pub(crate) fn trace(&self, channel: u16, queue: &Arc<Queue>, by_get: bool, given: Vec<Delivery>) {
+        if self.traces.add(channel, queue, by_get, given) {
+            self.outbox.nudge();
+        }
     }
 
     /// The outbox has room again: calls consumers from the line, as long as there is any and the turn is not over. Those
     /// left wait for the next time, of which the outbox has then been told.
     pub(crate) fn resume(&self, now: Timestamp) {
+        if self.traces.are_full() {
+            // The task that makes room there comes here next.
+            return self.deferred.store(true, Ordering::Release);
+        }
         while let Some((deliveries, key)) = self.next_with_room() {
             deliveries.resume_in_turn(key, now);
-            if work::is_turn_over() {
+            if work::is_turn_over() || self.traces.are_full() {
                 return self.defer();
             }
         }
@@ -85,9 +109,9 @@ impl ConnectionConsumers {
     }
 
     /// Lets a consumer write if there is room and nobody waits for it, or it is the consumer's turn. If not, or if the
-    /// turn of whoever brings the messages is over, puts it at the end of the line and returns its ticket.
+    /// turn of whoever brings the messages is over, or too many deliveries wait to be told of, puts it at the end of the line and returns its ticket.
     pub(super) fn enter(&self, deliveries: &Arc<Deliveries>, key: ConsumerKey, in_turn: bool) -> Option<u64> {
-        let is_late = !in_turn && work::is_turn_over();
+        let is_late = !in_turn && (work::is_turn_over() || self.traces.are_full());
         if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
             return None;
         }

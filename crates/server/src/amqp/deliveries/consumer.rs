@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Consumer, Delivery, Offer, Queue, QueueKind, Room};
+use broker::{Consumer, Delivery, Offer, Queue, QueueKind, Room, Tracer};
 use transport::OutBuf;
 
 use super::super::content::{Destination, write_deliver};
@@ -83,6 +83,7 @@ impl<F: Form> ChannelConsumer<F> {
     fn take(&self, inner: &mut Inner, offer: &mut Offer<'_>) -> Room {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
+        let is_traced = connection.traces().are_wanted();
         let in_turn = inner.credit_mut(self.key).is_some_and(|credit| std::mem::take(&mut credit.in_turn));
         loop {
             if !inner.has_credit(self.key) {
@@ -98,14 +99,22 @@ impl<F: Form> ChannelConsumer<F> {
                 return Room::Full;
             }
             let allowance = outbox.limit().saturating_sub(outbox.backlog());
+            let mut traced = Vec::new();
             let emptied = outbox.append(|buf| {
                 let start = buf.len();
                 while buf.len() - start <= allowance && inner.has_credit(self.key) {
                     let Some(delivery) = offer.next() else { return true };
+                    if is_traced && Tracer::tells_of(&self.queue, &delivery) {
+                        traced.push(delivery.clone());
+                    }
                     self.write(inner, buf, delivery);
                 }
                 false
             });
+            // Here, for nothing else is locked with the outbox.
+            if !traced.is_empty() {
+                connection.trace(self.deliveries.channel(), &self.queue, false, traced);
+            }
             match emptied {
                 Some(true) => return Room::More,
                 Some(false) => {}

@@ -1,3 +1,5 @@
+mod traced;
+
 use amqp::frame::Frame;
 use amqp::method::Method;
 use amqp::properties::NO_PROPERTIES;

@@ -6,11 +6,11 @@ use super::*;
 
 /// What a turn may cost beyond its due: the largest step that is not divided, a batch of messages for one queue. And for
 /// each queue of a message, since the queues of a route are looked up in one go.
-const STEP: u64 = 60_000;
+pub(super) const STEP: u64 = 60_000;
 const MATCH: u64 = 30;
 const EXCHANGE: &str = "wide";
 /// Turns after which a test gives up.
-const ENDLESS: usize = 100_000;
+pub(super) const ENDLESS: usize = 100_000;
 
 /// Publishers, what each publishes at once, and to how many queues.
 const LOADS: [(usize, usize, usize); 4] = [(4, 5_000, 0), (4, 5_000, 1), (4, 500, 100), (3, 3, 10_000)];

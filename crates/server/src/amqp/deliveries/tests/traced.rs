@@ -1,0 +1,100 @@
+//! What consumers are given while their virtual host is traced waits for the connection's own task, and they for it.
+
+use amqp::RawTable;
+use broker::{Binding, Tracer};
+
+use super::super::super::room::DiskRoom;
+use super::*;
+
+/// The most that waits: what may, and what one consumer is given at once beyond it.
+const MOST: usize = 2 * 1024;
+
+/// A channel on a virtual host that is traced, and the queue that hears of it.
+fn traced() -> (Fixture, Arc<Queue>) {
+    let mut fixture = Fixture::new(AMPLE);
+    let connection = ConnectionConsumers::new(Arc::clone(&fixture.outbox)).of(Arc::clone(&fixture.vhost));
+    fixture.connection = Arc::new(connection);
+    let destination = Destination { channel: 1, frame_max: 4096 };
+    fixture.deliveries = Arc::new(Deliveries::new(Arc::clone(&fixture.connection), destination));
+    let declare = QueueDeclare { name: "hears", ..Default::default() };
+    let hears = fixture.vhost.declare_queue(SESSION, &declare, NOW).unwrap().queue;
+    let (source, destination) = ("amq.rabbitmq.trace", "hears");
+    let binding = Binding { source, destination, routing_key: "deliver.#", arguments: RawTable::default() };
+    fixture.vhost.bind_queue(SESSION, &binding).unwrap();
+    fixture.vhost.set_traced(true);
+    (fixture, hears)
+}
+
+impl Fixture {
+    fn tracer(&self) -> Tracer {
+        self.vhost.tracer(&self.identity, None)
+    }
+
+    /// What the connection's task does after a nudge.
+    fn tell(&self, publisher: &mut TracePublisher, room: &DiskRoom) {
+        room.resume(&self.vhost);
+        publisher.publish(self.connection.traces(), room, NOW, || self.tracer());
+        self.connection.resume_deferred(NOW);
+    }
+}
+
+#[test]
+fn consumers_wait_while_much_is_to_be_told_of_and_get_all_of_it() {
+    const MESSAGES: usize = 10_000;
+    let (mut fixture, hears) = traced();
+    fixture.consume("c", 0, true);
+    fixture.publish(MESSAGES);
+    let mut delivered = fixture.delivered().len();
+    assert!((1024..=MOST).contains(&delivered), "{delivered} with nobody telling");
+    fixture.connection.resume(NOW);
+    fixture.connection.resume_deferred(NOW);
+    assert_eq!(fixture.delivered().len(), 0, "nothing has been told of meanwhile");
+    let (mut publisher, room) = (TracePublisher::default(), DiskRoom::new(Arc::clone(&fixture.outbox)));
+    while delivered < MESSAGES {
+        fixture.tell(&mut publisher, &room);
+        let more = fixture.delivered().len();
+        assert!((1..=MOST).contains(&more), "{more} after {delivered}");
+        delivered += more;
+    }
+    fixture.tell(&mut publisher, &room);
+    assert!(fixture.connection.traces().is_empty());
+    assert_eq!(hears.message_count(), MESSAGES as u64);
+}
+
+#[test]
+fn what_waits_is_told_of_at_the_end() {
+    let (mut fixture, hears) = traced();
+    fixture.consume("c", 0, true);
+    fixture.publish(10);
+    assert_eq!(hears.message_count(), 0);
+    TracePublisher::default().finish(fixture.connection.traces(), NOW, || fixture.tracer());
+    assert_eq!(hears.message_count(), 10);
+}
+
+#[test]
+fn the_firehose_does_not_hold_up_whoever_listens_to_it() {
+    const MESSAGES: usize = 3_000;
+    let (mut fixture, hears) = traced();
+    fixture.consume("c", 0, true);
+    let (mut publisher, room) = (TracePublisher::default(), DiskRoom::new(Arc::clone(&fixture.outbox)));
+    fixture.publish(MESSAGES);
+    while fixture.queue.message_count() > 0 || !fixture.connection.traces().is_empty() {
+        fixture.tell(&mut publisher, &room);
+        fixture.delivered();
+    }
+    // On the same connection: what it is given is not to be told of.
+    fixture.queue = hears;
+    fixture.consume("listens", 0, true);
+    assert_eq!(fixture.delivered().len(), MESSAGES);
+    assert!(fixture.connection.traces().is_empty());
+}
+
+#[test]
+fn nothing_waits_while_nothing_is_traced() {
+    let (mut fixture, hears) = traced();
+    fixture.vhost.set_traced(false);
+    fixture.consume("c", 0, true);
+    fixture.publish(5_000);
+    assert_eq!(fixture.delivered().len(), 5_000);
+    assert!(fixture.connection.traces().is_empty() && hears.message_count() == 0);
+}
