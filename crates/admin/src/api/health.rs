@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::SESSION;
 use super::call::{Answer, Call, Reply};
 use super::error::ApiError;
-use super::messages::take_one;
+use super::messages::{publisher, take_one};
 
 /// `GET /api/aliveness-test/{vhost}`: declares a queue, publishes to it and gets the message.
 pub(super) fn aliveness(call: &Call) -> Answer {
@@ -15,7 +15,7 @@ pub(super) fn aliveness(call: &Call) -> Answer {
     let declare = QueueDeclare { name: QUEUE, ..QueueDeclare::default() };
     seat.check_read_queue(QUEUE).map_err(failed)?;
     let declared = seat.declare_queue(SESSION, &declare, call.now()).map_err(failed)?;
-    let mut publisher = seat.vhost().publisher(seat.identity());
+    let mut publisher = publisher(&seat);
     let publish = Publish {
         exchange: "",
         routing_key: QUEUE,
@@ -24,7 +24,7 @@ pub(super) fn aliveness(call: &Call) -> Answer {
     };
     publisher.publish(publish, call.now()).map_err(failed)?;
     publisher.flush(call.now());
-    match take_one(call, &declared.queue) {
+    match take_one(call, &seat, &declared.queue) {
         Some(_) => ok(),
         None => Err(ApiError::unhealthy(json!({"status": "failed", "reason": "no message came back"}))),
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use amqp::content::max_properties_len;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use broker::{Body, Delivery, Fetched, Got, Publish, Queue, Seat, Waiter};
+use broker::{Body, Delivery, Fetched, Got, Publish, Publisher, Queue, Seat, TracedConnection, Waiter};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
@@ -38,7 +38,7 @@ pub(super) fn publish(call: &Call) -> Answer {
     if call.api.process.blocks_publishers() || !seat.vhost().has_room() {
         return Err(ApiError::not_yet("publishers are kept waiting for want of memory, disk space or speed"));
     }
-    let mut publisher = seat.vhost().publisher(seat.identity());
+    let mut publisher = publisher(&seat);
     let publish = Publish {
         exchange: exchanges::name(call.at("name")),
         routing_key: short("routing_key", text(&body, "routing_key", "")?)?,
@@ -51,6 +51,13 @@ pub(super) fn publish(call: &Call) -> Answer {
         return Err(ApiError::bad_request("rejected"));
     }
     Ok(Reply::json(json!({"routed": routed})).when_stored(flushed.until))
+}
+
+/// What publishes for a request.
+pub(super) fn publisher(seat: &Seat) -> Publisher {
+    let mut publisher = seat.vhost().publisher(seat.identity());
+    publisher.set_connection(Arc::new(Request), 1);
+    publisher
 }
 
 /// Takes the payload out of the body: it may be large.
@@ -80,6 +87,7 @@ pub(super) fn get(call: &Call) -> Answer {
     seat.check_read_queue(name).map_err(|error| ApiError::of_operation(&error))?;
     let queue = open(&seat, name)?;
     let taken = take(call, &queue, &wanted);
+    trace(call, &seat, &queue, taken.iter().map(|(delivery, _)| delivery));
     // Before anything can go wrong: what was taken is settled, or goes back.
     let shown =
         taken.iter().map(|(delivery, left)| show(delivery, &queue, *left, &wanted)).collect::<Vec<_>>();
@@ -139,8 +147,28 @@ impl Wanted {
 }
 
 /// Takes one message, for good.
-pub(super) fn take_one(call: &Call, queue: &Queue) -> Option<Got> {
-    fetch(call, queue, true, Instant::now() + LOAD_TIME)
+pub(super) fn take_one(call: &Call, seat: &Seat, queue: &Queue) -> Option<Got> {
+    let got = fetch(call, queue, true, Instant::now() + LOAD_TIME);
+    trace(call, seat, queue, got.iter().map(|got| &got.delivery));
+    got
+}
+
+/// Tells the firehose what was got, if the virtual host is traced.
+fn trace<'d>(call: &Call, seat: &Seat, queue: &Queue, got: impl Iterator<Item = &'d Delivery>) {
+    if seat.vhost().is_traced() {
+        let mut tracer = seat.vhost().tracer(seat.identity(), Some(&Request));
+        got.for_each(|delivery| tracer.delivered(1, queue, delivery, true, call.now()));
+        tracer.flush_all(call.now());
+    }
+}
+
+/// In place of a client's connection. RabbitMQ opens one within itself for each request, which has no address either.
+struct Request;
+
+impl TracedConnection for Request {
+    fn name(&self) -> String {
+        "HTTP API".to_owned()
+    }
 }
 
 /// Takes messages with what was left behind each.

@@ -32,7 +32,11 @@ pub(super) fn set(call: &Call) -> Answer {
         Some(_) => return Err(ApiError::bad_request("tags is neither a text nor a list of texts")),
     };
     let description = text(&body, "description", "")?;
-    call.define(Section::VirtualHosts, json!({"name": name, "description": description, "tags": tags}))?;
+    let mut definition = json!({"name": name, "description": description, "tags": tags});
+    if let Some(traced) = traced(&body)? {
+        definition["tracing"] = json!(traced);
+    }
+    call.define(Section::VirtualHosts, definition)?;
     if is_new {
         let all = ".*";
         call.define(
@@ -41,6 +45,17 @@ pub(super) fn set(call: &Call) -> Answer {
         )?;
     }
     call.defined(Reply::put(is_new))
+}
+
+/// Whether tracing is to be on, if that is said. RabbitMQ takes it as text, too, and nothing else.
+fn traced(body: &Map<String, Value>) -> Result<Option<bool>, ApiError> {
+    match body.get("tracing") {
+        None => Ok(None),
+        Some(Value::Bool(traced)) => Ok(Some(*traced)),
+        Some(Value::String(text)) if text == "true" => Ok(Some(true)),
+        Some(Value::String(text)) if text == "false" => Ok(Some(false)),
+        Some(other) => Err(ApiError::bad_request(json!(["not_boolean", other]))),
+    }
 }
 
 /// `DELETE /api/vhosts/{vhost}`.
@@ -74,7 +89,7 @@ fn show(call: &Call, vhost: &VirtualHost) -> Value {
     put("tags", tags.clone());
     put("default_queue_type", json!("undefined"));
     put("metadata", json!({"description": description, "tags": tags}));
-    put("tracing", json!(false));
+    put("tracing", json!(vhost.is_traced()));
     put("cluster_state", json!({call.api.process.node_name(): "running"}));
     let totals =
         call.api.broker.as_ref().map(|broker| call.api.totals.get(&call.api.queues, broker, call.now()));

@@ -1,13 +1,14 @@
-//! What is done to queues and connections.
+//! What is done to queues, connections and a virtual host that is running.
 
 use clap::{Args, Subcommand};
+use serde_json::json;
 
 use super::Vhost;
 use super::api::{Api, path};
 use super::output::Output;
 use crate::Failure;
 
-/// What can be done to queues and connections.
+/// What can be done to queues, connections and a virtual host that is running.
 #[derive(Debug, Subcommand)]
 #[command(rename_all = "snake_case")]
 pub(super) enum ActCommand {
@@ -21,6 +22,10 @@ pub(super) enum ActCommand {
     CloseConnection(CloseConnection),
     /// Close all connections of a user
     CloseAllUserConnections(CloseAll),
+    /// Publish what goes through a virtual host to its exchange amq.rabbitmq.trace, too, until trace_off or a restart
+    TraceOn(Vhost),
+    /// End what trace_on has begun
+    TraceOff(Vhost),
 }
 
 #[derive(Debug, Args)]
@@ -98,7 +103,29 @@ pub(super) fn run(command: &ActCommand, api: &Api, output: &Output) -> Result<()
             api.delete_because(&path(&["connections", "username", user]), reason)?;
             output.done(&format!("connections of user '{user}' closed"))
         }
+        ActCommand::TraceOn(Vhost { vhost }) => {
+            trace(api, vhost, true)?;
+            output.done(&format!("virtual host '{vhost}' is traced"))
+        }
+        ActCommand::TraceOff(Vhost { vhost }) => {
+            trace(api, vhost, false)?;
+            output.done(&format!("virtual host '{vhost}' is not traced"))
+        }
     }
+}
+
+/// Switches tracing. The description and the tags have to be brought along, or they are gone; and the virtual host has to be
+/// there, or it would be made.
+fn trace(api: &Api, vhost: &str, tracing: bool) -> Result<(), Failure> {
+    let path = path(&["vhosts", vhost]);
+    let found = api.get(&path)?;
+    let mut changed = json!({ "tracing": tracing });
+    for key in ["description", "tags"] {
+        if let Some(value) = found.get(key) {
+            changed[key] = value.clone();
+        }
+    }
+    api.put(&path, &changed)
 }
 
 /// A reason as the header of a request can carry it (RFC 9110, section 5.5): others, servers drop without a word.
