@@ -309,11 +309,7 @@ impl Pool {
     /// Asks the brokers, in turn, for their first words; returns whether one answered, as [`Self::is_reachable`] does
     /// from then on.
     pub async fn probe(self: &Arc<Self>) -> bool {
-        let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
-        if endpoints.is_empty() {
-            self.endpoints.is_nameless(self);
-        }
-        for endpoint in endpoints {
+        for endpoint in self.endpoints_in_order().await {
             match upstream::probe(&endpoint, &self.config).await {
                 Ok(properties) => {
                     *self.server_properties.lock() = Some(properties);
@@ -543,6 +539,15 @@ impl Pool {
         of_user.iter().rev().filter(same).find(|upstream| wanted(upstream)).cloned()
     }
 
+    /// The addresses in the order in which to try them. While there are none, the names are looked up in the background.
+    async fn endpoints_in_order(self: &Arc<Self>) -> Vec<Endpoint> {
+        let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
+        if endpoints.is_empty() {
+            self.endpoints.is_nameless(self);
+        }
+        endpoints
+    }
+
     /// Connects and logs in, at the first address that answers.
     async fn begin(
         self: &Arc<Self>,
@@ -551,11 +556,7 @@ impl Pool {
         introduction: &Introduction,
     ) -> Result<HalfOpen, Refusal> {
         let mut refusal = no_upstream();
-        let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
-        if endpoints.is_empty() {
-            self.endpoints.is_nameless(self);
-        }
-        for endpoint in endpoints {
+        for endpoint in self.endpoints_in_order().await {
             add(&self.counters.handshakes, 1);
             match Box::pin(Begun::login(&endpoint, credentials, introduction, &self.config)).await {
                 Ok(begun) => {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use amqp::Credentials;
 use amqp::sasl::Secret;
-use amqp::{Credentials, ReplyCode};
 
 use super::{Entered, Pool};
 use crate::introduction::Introduction;
@@ -63,15 +63,8 @@ impl Pool {
                 let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
-            let refused = match result.await {
-                Ok(()) => false,
-                Err(Refusal::Login(_)) => true,
-                // Otherwise no broker could be asked, and what was verified holds until its time is over.
-                Err(Refusal::Fault(fault)) => {
-                    matches!(fault.code, ReplyCode::AccessRefused | ReplyCode::NotAllowed)
-                }
-            };
-            if refused {
+            // Otherwise no broker could be asked, and what was verified holds until its time is over.
+            if result.await.is_err_and(|refusal| refusal.is_final()) {
                 pool.distrust(&credentials, &upstream.virtual_host);
             }
             upstream.end_refresh();
