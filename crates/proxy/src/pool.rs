@@ -281,14 +281,15 @@ impl Pool {
         }
     }
 
-    /// Whether a broker answered when it was last asked; false before the first was.
+    /// Whether a broker answered when it was last asked, or connections to one are open; false before the first was asked.
     pub fn is_reachable(&self) -> bool {
         self.endpoints.any_answered()
     }
 
     /// Whether a broker answers, as far as that is known: for a client that has said nothing yet, which should meet a
-    /// dead broker while there is none. `None` before one was asked, and after the last connection to one was lost; then
-    /// [`Self::ask_answers`] tells. Addresses that did not answer are asked again in the background until they do.
+    /// dead broker while there is none. One to which connections are open answers. `None` before one was asked, and after
+    /// the last connection was lost; then [`Self::ask_answers`] tells. Addresses that did not answer are asked again in the
+    /// background until they do.
     pub fn answers(&self) -> Option<bool> {
         match self.endpoints.reach() {
             Reach::Answers => Some(true),
@@ -302,7 +303,8 @@ impl Pool {
         let _turn = self.asking.lock().await;
         match self.answers() {
             Some(answers) => answers,
-            None => self.probe().await,
+            // A connection may have been opened meanwhile, though others hear nothing.
+            None => self.probe().await || self.answers() == Some(true),
         }
     }
 
@@ -506,7 +508,7 @@ impl Pool {
         }
         drop(connections);
         self.free();
-        self.endpoints.closed(&upstream.endpoint);
+        self.endpoints.closed(self, &upstream.endpoint);
         if !expected {
             self.endpoints.failed(self, &upstream.endpoint);
             add(&self.counters.connections_lost, 1);

@@ -56,12 +56,14 @@ struct Known {
     down: bool,
     /// Whether it answered when it was last asked; `None` before that.
     answered: Option<bool>,
+    /// What clients declared may be there: set when it answers, cleared when that is counted as lost.
+    has_state: bool,
 }
 
 /// Whether a broker would answer a client that comes now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// One answered when it was last asked, and has not lost a connection since.
+    /// Connections to one are open, or one answered when it was last asked and has not lost a connection since.
     Answers,
     /// None answered when it was last asked.
     Silent,
@@ -70,6 +72,22 @@ pub(super) enum Reach {
 }
 
 impl Known {
+    /// A broker whose connections work is not dead, whatever it says to those who come: it may have as many connections
+    /// as it is allowed, or be slow to greet.
+    fn is_in_use(&self) -> bool {
+        self.connections > 0
+    }
+
+    /// Whether what clients declared there is to be counted as lost: once, when it is silent and no connection is left.
+    fn loses_state(&mut self) -> bool {
+        self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
+    }
+
+    fn set_answered(&mut self) {
+        self.answered = Some(true);
+        self.has_state = true;
+    }
+
     fn count_failure(&mut self) {
         let now = Instant::now();
         let soon = self.failed_at.is_some_and(|before| now < before + FAILURES_COUNT_WITHIN);
@@ -187,6 +205,7 @@ impl Endpoints {
                         failed_at: None,
                         down: false,
                         answered: None,
+                        has_state: false,
                     });
                 }
             }
@@ -205,14 +224,20 @@ impl Endpoints {
     }
 
     /// A connection there has ended.
-    pub(super) fn closed(&self, endpoint: &Endpoint) {
-        self.with(endpoint, |known| known.connections = known.connections.saturating_sub(1));
+    pub(super) fn closed(&self, pool: &Pool, endpoint: &Endpoint) {
+        let is_lost = self.with(endpoint, |known| {
+            known.connections = known.connections.saturating_sub(1);
+            known.loses_state()
+        });
+        if is_lost == Some(true) {
+            pool.topologies.lost_all();
+        }
     }
 
     /// It has answered.
     pub(super) fn answers(&self, endpoint: &Endpoint) {
         let was_down = self.with(endpoint, |known| {
-            known.answered = Some(true);
+            known.set_answered();
             std::mem::take(&mut known.down)
         });
         if was_down == Some(true) {
@@ -223,7 +248,7 @@ impl Endpoints {
 
     /// It has answered, but not let anybody in yet: it may still be about to lose who comes.
     pub(super) fn heard(&self, endpoint: &Endpoint) {
-        self.with(endpoint, |known| known.answered = Some(true));
+        self.with(endpoint, Known::set_answered);
     }
 
     /// It was asked and does not answer. Returns whether that is new.
@@ -233,11 +258,13 @@ impl Endpoints {
         is_new
     }
 
-    /// It does not answer; returns whether that is new. What ends with a broker is gone if that is why.
+    /// It does not answer; returns whether that is new. What ends with a broker is gone if that is why, unless connections
+    /// to it are open. Nobody knows which node of a cluster had what: everything is declared again, which changes nothing
+    /// where it is still there.
     fn is_unheard(&self, pool: &Pool, endpoint: &Endpoint) -> bool {
-        let before = self.with(endpoint, |known| known.answered.replace(false));
-        let is_new = matches!(before, Some(None | Some(true)));
-        if is_new {
+        let change = |known: &mut Known| (known.answered.replace(false) != Some(false), known.loses_state());
+        let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
+        if is_lost {
             pool.topologies.lost_all();
         }
         is_new
@@ -260,7 +287,7 @@ impl Endpoints {
         } else {
             known.iter().all(|known| known.answered == Some(false))
         };
-        if known.iter().any(|known| known.answered == Some(true) && !known.down) {
+        if known.iter().any(|known| known.is_in_use() || (known.answered == Some(true) && !known.down)) {
             Reach::Answers
         } else if is_silent {
             Reach::Silent
@@ -269,9 +296,9 @@ impl Endpoints {
         }
     }
 
-    /// Whether one answered when it was last asked.
+    /// Whether one answered when it was last asked, or connections to it are open.
     pub(super) fn any_answered(&self) -> bool {
-        self.known.lock().iter().any(|known| known.answered == Some(true))
+        self.known.lock().iter().any(|known| known.is_in_use() || known.answered == Some(true))
     }
 
     /// It does not answer, or lost a connection. Asks it again in the background until it answers.

@@ -4,7 +4,7 @@ use amqp::Method;
 use amqp::method::{basic, channel, confirm, exchange, queue};
 use proxy::Pool;
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, OwnedFrame, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, OwnedFrame, login, until};
 
 fn declaring() -> Manners {
     Manners { declares: true, ..Manners::default() }
@@ -199,4 +199,18 @@ async fn p7_too_much_to_be_remembered_is_bounded_and_ends_with_320() {
     let text =
         "the broker lost what this client declared, and it is not remembered: it declared too much of that";
     client.expect_close(320, &format!("CONNECTION_FORCED - {text}")).await;
+}
+
+#[tokio::test]
+async fn p7_a_silent_upstream_costs_nobody_anything_while_connections_to_it_are_open() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
+    // It lets nobody else in, as one that has as many connections as it may.
+    broker.go_away().await;
+    assert!(login(&pool, "other", "right").await.is_err());
+    assert_eq!(pool.answers(), Some(true));
+    client.open_channel(2).await;
+    client.publish(2, b"goes on").await;
+    while shared.next().await.name() != "body" {}
 }

@@ -111,7 +111,7 @@ async fn an_address_that_a_name_no_longer_stands_for_goes_when_nobody_is_there()
     let in_use = all[0].socket.port();
     names.stand_for(&[4]);
     assert_eq!(ports(&endpoints, &configured).await, [4, in_use]);
-    endpoints.closed(&all[0]);
+    endpoints.closed(&Pool::new(crate::PoolConfig::new(Vec::new())), &all[0]);
     assert_eq!(ports(&endpoints, &configured).await, [4]);
 }
 
@@ -139,4 +139,43 @@ async fn a_lookup_that_fails_or_hangs_leaves_what_is_known() {
     names.hangs.store(true, Ordering::SeqCst);
     assert_eq!(ports(&endpoints, &configured).await, [1]);
     assert_eq!(names.asked.load(Ordering::SeqCst), 4);
+}
+
+/// A pool with a client that has declared a queue.
+fn with_a_queue() -> Arc<Pool> {
+    let pool = Pool::new(crate::PoolConfig::new(Vec::new()));
+    let client = crate::link::ClientLink::nobody();
+    let credentials = Arc::new(amqp::Credentials::plain("user", "right"));
+    let declarer = crate::topology::Declarer::new(pool.topologies.clone(), "/", credentials);
+    let declare = amqp::method::queue::Declare { queue: "q", ..Default::default() };
+    declarer.carried_out(&client, &declare.into(), None);
+
+    pool
+}
+
+#[tokio::test]
+async fn an_address_where_connections_are_open_answers_whatever_others_meet_there() {
+    let pool = with_a_queue();
+    let (_, endpoints) = Names::new(&[1]);
+    let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
+    endpoints.opened(&endpoint);
+    endpoints.is_silent(&pool, &endpoint);
+    assert_eq!(endpoints.reach(), Reach::Answers);
+    assert!(endpoints.any_answered());
+    assert!(!pool.topologies.is_torn("/", 0), "nothing is lost");
+    endpoints.closed(&pool, &endpoint);
+    assert_eq!(endpoints.reach(), Reach::Silent);
+    assert!(pool.topologies.is_torn("/", 0), "it was silent to the end");
+}
+
+#[tokio::test]
+async fn an_address_that_never_answered_has_nothing_to_lose() {
+    let pool = with_a_queue();
+    let (_, endpoints) = Names::new(&[1]);
+    let endpoint = endpoints.in_order(&[address("brokers", 9)]).await.remove(0);
+    assert!(endpoints.is_silent(&pool, &endpoint));
+    assert!(!pool.topologies.is_torn("/", 0));
+    endpoints.heard(&endpoint);
+    assert!(endpoints.is_silent(&pool, &endpoint));
+    assert!(pool.topologies.is_torn("/", 0));
 }
