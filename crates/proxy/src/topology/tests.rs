@@ -1,5 +1,5 @@
-use amqp::Method;
 use amqp::method::{exchange, queue};
+use amqp::{FieldTable, FieldValue, Method, RawTable};
 
 use super::*;
 
@@ -205,4 +205,19 @@ fn who_declares_too_much_is_told_when_something_is_lost_and_nothing_of_it_stays(
     assert!(topologies.restore("/").unwrap().0.lost.is_empty(), "told once");
     client.declarer.leave();
     assert!(!topologies.knows("/"));
+}
+
+#[test]
+fn what_is_declared_in_different_words_costs_each_owner_the_same() {
+    let topologies = Arc::<Topologies>::default();
+    let clients = [Client::new(&topologies), Client::new(&topologies)];
+    let arguments: FieldTable = [("x-max-length", FieldValue::I64(1))].into_iter().collect();
+    let arguments = arguments.encode();
+    let longer = queue::Declare { arguments: RawTable::check(&arguments).unwrap(), ..queue("q") };
+    for [first, second] in [[queue("q"), longer], [longer, queue("q")]] {
+        clients[0].did(first);
+        clients[1].did(second);
+        clients[0].did(queue::Delete { queue: "q", ..Default::default() });
+        assert_eq!(topologies.octets(), 0);
+    }
 }

@@ -143,7 +143,6 @@ impl Vhost {
         if !self.takes(id) {
             return;
         }
-        let octets = cost(&node, &method);
         let entry = self.nodes.entry(node.clone()).or_default();
         let declaration = entry.declaration.get_or_insert_with(|| Declaration {
             id: number,
@@ -154,6 +153,8 @@ impl Vhost {
         });
         if !declaration.owners.contains(&id) {
             declaration.owners.push(id);
+            // Of the words in which it is kept, for that is what is refunded.
+            let octets = cost(&node, &declaration.method);
             self.charge(id, node, octets);
         }
     }
