@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use amqp::{Credentials, Method};
 use arc_swap::ArcSwap;
@@ -23,6 +24,9 @@ pub(crate) struct Declarer {
     credentials: ArcSwap<Credentials>,
     /// What it declared last that needs not be remembered, by hashes: bindings between two of these need not either.
     settled: Mutex<VecDeque<u64>>,
+    /// The client is gone: what the broker still answers it is remembered for nobody. Set once, under the lock of the
+    /// topologies, as it is read.
+    left: AtomicBool,
 }
 
 impl Declarer {
@@ -38,6 +42,7 @@ impl Declarer {
             id,
             credentials: ArcSwap::new(credentials),
             settled: Mutex::default(),
+            left: AtomicBool::new(false),
         }
     }
 
@@ -101,7 +106,9 @@ impl Declarer {
 
     /// The client is gone.
     pub(crate) fn leave(&self) {
-        self.topologies.with(&self.virtual_host, |vhost| vhost.leave(self.id));
+        let mut state = self.topologies.state.lock();
+        self.left.store(true, Ordering::Relaxed);
+        self.topologies.change(&mut state, &self.virtual_host, |vhost| vhost.leave(self.id));
     }
 
     fn delete(&self, node: &Node) {
@@ -110,6 +117,9 @@ impl Declarer {
 
     fn remember(&self, link: &Arc<ClientLink>, change: impl FnOnce(u64, &mut super::Vhost)) {
         let mut state = self.topologies.state.lock();
+        if self.left.load(Ordering::Relaxed) {
+            return;
+        }
         let vhost = state.vhosts.entry(self.virtual_host.clone()).or_default();
         vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
         let has_room = self.topologies.octets() < TOTAL_OCTETS_MAX;

@@ -208,6 +208,18 @@ fn who_declares_too_much_is_told_when_something_is_lost_and_nothing_of_it_stays(
 }
 
 #[test]
+fn what_a_client_that_is_gone_had_declared_last_is_not_remembered() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.declarer.leave();
+    // The broker's answers come when the client is gone.
+    client.did(queue("q"));
+    client.did(bind("q", "e"));
+    assert!(!topologies.knows("/"));
+    assert_eq!(topologies.octets(), 0);
+}
+
+#[test]
 fn what_is_declared_in_different_words_costs_each_owner_the_same() {
     let topologies = Arc::<Topologies>::default();
     let clients = [Client::new(&topologies), Client::new(&topologies)];
