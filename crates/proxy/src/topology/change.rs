@@ -23,8 +23,10 @@ pub(super) enum Kind {
 pub(super) enum Change {
     /// An exchange or a queue that a restart of the broker may undo.
     Declare { node: Node, method: Vec<u8>, auto_delete: bool },
-    /// An exchange or a queue that is there after a restart, or ends with the client's own connection.
+    /// An exchange or a queue that is there after a restart.
     Settled(Node),
+    /// A queue that ends with the client's own connection, and its bindings with it.
+    Exclusive(Node),
     /// A binding; which of its ends last is not known here.
     Bind { from: Node, to: Node, method: Vec<u8> },
     /// The binding that this method would make is gone.
@@ -78,7 +80,10 @@ pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Chan
         }
         Method::QueueDeclare(declare) if !declare.passive => {
             let Some(node) = named(declare.queue) else { return Some(Change::Unknown) };
-            if declare.exclusive || (declare.durable && !declare.auto_delete) {
+            if declare.exclusive {
+                return Some(Change::Exclusive(node));
+            }
+            if declare.durable && !declare.auto_delete {
                 return Some(Change::Settled(node));
             }
             // A name of the broker's choice cannot be asked for: only a queue that is still there is found again.
@@ -163,15 +168,15 @@ mod tests {
     #[test]
     fn what_a_restart_undoes_is_told_from_what_it_does_not() {
         let declare = queue::Declare { queue: "q", ..Default::default() };
-        for (declare, transient) in [
-            (declare, true),
-            (queue::Declare { durable: true, ..declare }, false),
-            (queue::Declare { durable: true, auto_delete: true, ..declare }, true),
-            (queue::Declare { exclusive: true, ..declare }, false),
-        ] {
-            let change = declared(declare, None).unwrap();
-            assert_eq!(matches!(change, Change::Declare { .. }), transient, "{declare:?}");
-            assert_eq!(change == Change::Settled(Node::queue("q")), !transient, "{declare:?}");
+        let durable = queue::Declare { durable: true, ..declare };
+        for transient in [declare, queue::Declare { auto_delete: true, ..durable }] {
+            assert!(matches!(declared(transient, None), Some(Change::Declare { .. })), "{transient:?}");
+        }
+        let q = || Node::queue("q");
+        assert_eq!(declared(durable, None), Some(Change::Settled(q())));
+        for exclusive in [declare, durable] {
+            let exclusive = queue::Declare { exclusive: true, ..exclusive };
+            assert_eq!(declared(exclusive, None), Some(Change::Exclusive(q())));
         }
         assert_eq!(declared(queue::Declare { passive: true, ..declare }, None), None);
         let built_in = exchange::Declare { exchange: "amq.topic", kind: "topic", ..Default::default() };

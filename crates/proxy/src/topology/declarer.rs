@@ -22,12 +22,26 @@ pub(crate) struct Declarer {
     /// Unique in the pool.
     pub(crate) id: u64,
     credentials: ArcSwap<Credentials>,
-    /// What it declared last that needs not be remembered, by hashes: bindings between two of these need not either.
-    settled: Mutex<VecDeque<u64>>,
+    /// What it declared last that needs not be remembered.
+    names: Mutex<Names>,
     /// The client is gone: what the broker still answers it is remembered for nobody. Set once, under the lock of the
     /// topologies, as it is read.
     left: AtomicBool,
 }
+
+/// What a client has declared that needs not be remembered, the last of each kind.
+#[derive(Debug, Default)]
+struct Names {
+    /// What lasts: bindings between two of these need not be remembered either.
+    settled: Hashes<SETTLED_MAX>,
+    /// Its exclusive queues: no binding that ends there need be. Its own connection keeps them, and whoever else asks for
+    /// them is refused.
+    exclusive: Hashes<EXCLUSIVE_MAX>,
+}
+
+/// The hashes of the last `MAX` names, oldest first.
+#[derive(Debug, Default)]
+struct Hashes<const MAX: usize>(VecDeque<u64>);
 
 impl Declarer {
     pub(crate) fn new(
@@ -41,7 +55,7 @@ impl Declarer {
             virtual_host: virtual_host.into(),
             id,
             credentials: ArcSwap::new(credentials),
-            settled: Mutex::default(),
+            names: Mutex::default(),
             left: AtomicBool::new(false),
         }
     }
@@ -58,18 +72,22 @@ impl Declarer {
         let Some(change) = change_of(method, queue) else { return };
         match change {
             Change::Settled(node) => {
-                self.settle(&node);
+                self.names.lock().forget(&node).settled.push(hash(&node));
                 // It was another one that had the name before.
                 self.delete(&node);
             }
+            Change::Exclusive(node) => {
+                self.names.lock().forget(&node).exclusive.push(hash(&node));
+                // Likewise.
+                self.delete(&node);
+            }
             Change::Declare { node, method, auto_delete } => {
-                self.unsettle(&node);
+                self.names.lock().forget(&node);
                 let declaration = self.topologies.next();
                 self.remember(link, |id, vhost| vhost.declare(id, node, declaration, method, auto_delete));
             }
             Change::Bind { from, to, method } => {
-                let lasts = |node: &Node| node.is_built_in() || self.is_settled(node);
-                if !(lasts(&from) && lasts(&to)) {
+                if self.names.lock().is_binding_lost(&from, &to) {
                     self.remember(link, |id, vhost| vhost.bind(id, from, to, method));
                 }
             }
@@ -77,7 +95,7 @@ impl Declarer {
                 self.topologies.with(&self.virtual_host, |vhost| vhost.unbind(&to, &method));
             }
             Change::Delete(node) => {
-                self.unsettle(&node);
+                self.names.lock().forget(&node);
                 self.delete(&node);
             }
             Change::Unknown => {
@@ -90,7 +108,9 @@ impl Declarer {
 
     /// The broker has deleted a queue.
     pub(crate) fn queue_gone(&self, queue: &str) {
-        self.delete(&Node::queue(queue));
+        let queue = Node::queue(queue);
+        self.names.lock().forget(&queue);
+        self.delete(&queue);
     }
 
     /// Counts a consumer of a queue, if the queue goes with its last one and is remembered.
@@ -131,30 +151,38 @@ impl Declarer {
             }
         });
     }
+}
 
-    fn settle(&self, node: &Node) {
-        let mut settled = self.settled.lock();
+impl Names {
+    /// Forgets a name, for something else may have it now.
+    fn forget(&mut self, node: &Node) -> &mut Self {
         let hash = hash(node);
-        if settled.contains(&hash) {
-            return;
-        }
-        if settled.len() == SETTLED_MAX {
-            settled.pop_front();
-        }
-        settled.push_back(hash);
+        self.settled.remove(hash);
+        self.exclusive.remove(hash);
+        self
     }
 
-    fn unsettle(&self, node: &Node) {
-        let mut settled = self.settled.lock();
-        if !settled.is_empty() {
-            let hash = hash(node);
-            settled.retain(|other| *other != hash);
-        }
+    /// Whether a restart of the broker undoes a binding that the client may be there to miss.
+    fn is_binding_lost(&self, from: &Node, to: &Node) -> bool {
+        let lasts = |node: &Node| node.is_built_in() || self.settled.has(hash(node));
+        !(self.exclusive.has(hash(to)) || (lasts(from) && lasts(to)))
+    }
+}
+
+impl<const MAX: usize> Hashes<MAX> {
+    fn has(&self, hash: u64) -> bool {
+        self.0.contains(&hash)
     }
 
-    fn is_settled(&self, node: &Node) -> bool {
-        let settled = self.settled.lock();
-        !settled.is_empty() && settled.contains(&hash(node))
+    fn push(&mut self, hash: u64) {
+        if self.0.len() == MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(hash);
+    }
+
+    fn remove(&mut self, hash: u64) {
+        self.0.retain(|other| *other != hash);
     }
 }
 
@@ -165,3 +193,7 @@ fn hash(node: &Node) -> u64 {
 /// Declarations that a client's bindings are judged by, 8 bytes each. Bindings follow the declarations of their ends closely;
 /// one whose end is not known any more is remembered without need.
 const SETTLED_MAX: usize = 512;
+/// Exclusive queues of one client, 8 bytes each: some hundreds are many. Names of those that went with their last consumer
+/// are among them, so a client that makes one for each request comes this far; what it binds to one that is further back is
+/// remembered without need, and its queue found locked.
+const EXCLUSIVE_MAX: usize = 4096;

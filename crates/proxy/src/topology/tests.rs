@@ -208,6 +208,24 @@ fn who_declares_too_much_is_told_when_something_is_lost_and_nothing_of_it_stays(
 }
 
 #[test]
+fn bindings_of_exclusive_queues_are_not_remembered_wherever_they_begin() {
+    let topologies = Arc::<Topologies>::default();
+    let client = Client::new(&topologies);
+    client.did(queue::Declare { exclusive: true, ..queue("own") });
+    client.did(bind("own", "others"));
+    assert!(!topologies.knows("/"));
+    for number in 0..1000 {
+        client.did(queue::Declare { durable: true, ..queue(&format!("{number}")) });
+    }
+    client.did(bind("own", "others"));
+    assert!(!topologies.knows("/"), "however much was declared since");
+    client.did(queue::Delete { queue: "own", ..Default::default() });
+    client.did(queue("own"));
+    client.did(bind("own", "others"));
+    assert_eq!(all(&topologies), ["queue 'own'", "a binding of queue 'own' to exchange 'others'"]);
+}
+
+#[test]
 fn what_a_client_that_is_gone_had_declared_last_is_not_remembered() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
