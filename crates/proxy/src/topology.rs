@@ -9,7 +9,7 @@
 //! client when a connection that it used was lost. Then no channel of it is placed until [`crate::pool`] has declared
 //! everything again: first all exchanges, then all queues, then all bindings, whoever declared them, so that the order in
 //! which clients come back does not matter. A client whose part of that fails, or was too much to remember, hears 320 and
-//! declares it itself when it is back.
+//! declares it itself when it is back. What a broker refuses to one client, another that declared it is asked to.
 
 mod change;
 mod declarer;
@@ -157,6 +157,17 @@ impl Topologies {
     /// Held by the one who restores a virtual host.
     pub(crate) fn turn(&self, virtual_host: &str) -> Option<Arc<tokio::sync::Mutex<()>>> {
         self.state.lock().vhosts.get(virtual_host).map(Vhost::turn)
+    }
+
+    /// A broker has refused what a step was to declare to these credentials. Those of its owners who have them are forgotten;
+    /// returns them, and the step as another owner asks for it.
+    pub(crate) fn pass_on(
+        &self,
+        virtual_host: &str,
+        step: &Step,
+        credentials: &Credentials,
+    ) -> (Vec<Arc<ClientLink>>, Option<Step>) {
+        self.with(virtual_host, |vhost| vhost.pass_on(step, credentials)).unwrap_or_default()
     }
 
     /// What a step was to declare could not be. Those who declared it are forgotten; returns them.

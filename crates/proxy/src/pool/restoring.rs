@@ -1,11 +1,14 @@
 //! Declaring again what a broker has lost, before anything else goes on (P7). See [`crate::topology`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use amqp::{Credentials, Fault, ReplyCode};
+use tokio::time::Instant;
 
 use super::places::Place;
-use super::{Endpoint, Entered, Pool};
+use super::{Endpoint, Entered, Pool, is_same};
 use crate::introduction::Introduction;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
@@ -16,7 +19,16 @@ use crate::upstream::Declaring;
 /// No client: waits for what concerns everybody.
 const NOBODY: u64 = 0;
 
-/// A connection with these credentials, until all is declared.
+/// How far a virtual host is restored.
+#[derive(Default)]
+struct Progress {
+    /// One for each credentials, oldest first; fewer when there is no place for more.
+    open: Vec<Open>,
+    /// Credentials that a broker has refused meanwhile, and its words: they are not put to it again.
+    refused: Vec<(Arc<Credentials>, String)>,
+}
+
+/// A connection with these credentials, until all is declared or others need its place.
 struct Open {
     credentials: Arc<Credentials>,
     declaring: Declaring,
@@ -41,7 +53,7 @@ impl Pool {
         {
             let _turn = turn.lock().await;
             let Some((plan, restoring)) = self.topologies.restore(virtual_host) else { continue };
-            Box::pin(self.restore(virtual_host, &plan)).await?;
+            Box::pin(self.restore(virtual_host, plan)).await?;
             restoring.done();
         }
         Ok(())
@@ -65,71 +77,113 @@ impl Pool {
     }
 
     /// Declares all that is planned, phase by phase, each client's with its own credentials.
-    async fn restore(self: &Arc<Self>, virtual_host: &str, plan: &Plan) -> Result<(), Refusal> {
+    async fn restore(self: &Arc<Self>, virtual_host: &str, plan: Plan) -> Result<(), Refusal> {
         for (link, why) in &plan.lost {
             let text = format!("the broker lost what this client declared, and it is not remembered: {why}");
             self.end_client(link, text);
         }
-        let mut open = Vec::new();
-        for phase in &plan.phases {
-            let mut steps: Vec<&Step> = phase.iter().collect();
-            steps.sort_by_key(|step| Arc::as_ptr(&step.credentials));
-            let groups: Vec<_> =
-                steps.chunk_by(|one, other| Arc::ptr_eq(&one.credentials, &other.credentials)).collect();
-            for group in groups {
-                self.restore_group(virtual_host, group, &mut open).await?;
+        let count: usize = plan.phases.iter().map(Vec::len).sum();
+        let mut progress = Progress::default();
+        for mut steps in plan.phases {
+            // What is refused to one owner, the next one asks for.
+            while !steps.is_empty() {
+                let mut again = Vec::new();
+                for group in by_credentials(steps) {
+                    again.extend(self.restore_group(virtual_host, &group, &mut progress).await?);
+                }
+                steps = again;
             }
         }
-        for Open { declaring, .. } in open {
+        for Open { declaring, .. } in progress.open {
             declaring.close().await;
         }
-        let count: usize = plan.phases.iter().map(Vec::len).sum();
         tracing::info!(virtual_host, count, "declared again what the upstream may have lost");
         Ok(())
     }
 
-    /// Declares what clients with the same credentials have declared. What the broker refuses ends those who declared it.
+    /// Declares what clients with the same credentials have declared. What the broker refuses ends those who declared it;
+    /// returns what it refuses to these credentials and others are to ask for.
     async fn restore_group(
         self: &Arc<Self>,
         virtual_host: &str,
-        mut steps: &[&Step],
-        open: &mut Vec<Open>,
-    ) -> Result<(), Refusal> {
-        while let Some(first) = steps.first() {
-            let at = match open.iter().position(|open| Arc::ptr_eq(&open.credentials, &first.credentials)) {
-                Some(at) => at,
-                None => match self.open_declaring(virtual_host, &first.credentials).await {
-                    Ok(opened) => {
-                        open.push(opened);
-                        open.len() - 1
-                    }
-                    Err(refusal) if refusal.is_final() => {
-                        let text = refusal.to_string();
-                        steps.iter().for_each(|step| self.give_up(virtual_host, step, &text));
-                        return Ok(());
-                    }
-                    Err(refusal) => return Err(refusal),
-                },
+        mut steps: &[Step],
+        progress: &mut Progress,
+    ) -> Result<Vec<Step>, Refusal> {
+        let mut again = Vec::new();
+        while let Some(Step { credentials, .. }) = steps.first() {
+            let at = match self.declaring(virtual_host, credentials, progress).await? {
+                Ok(at) => at,
+                Err(text) => {
+                    again.extend(steps.iter().filter_map(|step| self.pass_on(virtual_host, step, &text)));
+                    break;
+                }
             };
+            let Open { declaring, endpoint, .. } = &mut progress.open[at];
             let methods: Vec<_> = steps.iter().map(|step| step.method.clone()).collect();
-            let declared = match open[at].declaring.declare(&methods, &self.config).await {
+            let declared = match declaring.declare(&methods, &self.config).await {
                 Ok(declared) => declared,
                 Err(refusal) => {
-                    self.endpoints.failed(self, &open[at].endpoint);
+                    self.endpoints.failed(self, endpoint);
                     return Err(refusal);
                 }
             };
             add(&self.counters.declarations_repeated, declared.count as u64);
             if !declared.goes_on {
-                open.swap_remove(at);
+                progress.open.remove(at);
             }
             steps = &steps[declared.count..];
             let Some((refused, rest)) = steps.split_first() else { break };
-            let text = declared.fault.map_or_else(String::new, |fault| fault.reply_text());
-            self.give_up(virtual_host, refused, &text);
+            again.extend(declared.fault.and_then(|fault| self.refused(virtual_host, refused, &fault)));
             steps = rest;
         }
-        Ok(())
+        Ok(again)
+    }
+
+    /// A broker refuses a step; returns it as another owner asks for it.
+    fn refused(&self, virtual_host: &str, step: &Step, fault: &Fault) -> Option<Step> {
+        let text = fault.reply_text();
+        match fault.code {
+            ReplyCode::AccessRefused => return self.pass_on(virtual_host, step, &text),
+            // The queue belongs to a connection that is open, so it was never lost, nor was what is bound to it.
+            ReplyCode::ResourceLocked if fault.method == QUEUE_BIND => {
+                tracing::debug!(virtual_host, what = step.what, "not declared again: the queue is in use");
+            }
+            _ => self.give_up(virtual_host, step, &text),
+        }
+        None
+    }
+
+    /// Where among the open connections one with these credentials is, opened if there is none; or why a broker lets nobody
+    /// in with them.
+    async fn declaring(
+        self: &Arc<Self>,
+        virtual_host: &str,
+        credentials: &Arc<Credentials>,
+        progress: &mut Progress,
+    ) -> Result<Result<usize, String>, Refusal> {
+        let Progress { open, refused } = progress;
+        if let Some(at) = open.iter().position(|open| is_same(&open.credentials, credentials)) {
+            return Ok(Ok(at));
+        }
+        if let Some((_, text)) = refused.iter().find(|(other, _)| is_same(other, credentials)) {
+            return Ok(Err(text.clone()));
+        }
+        if self.is_full() && !open.is_empty() {
+            let Open { declaring, _place, .. } = open.remove(0);
+            declaring.close().await;
+        }
+        match self.open_declaring(virtual_host, credentials).await {
+            Ok(opened) => {
+                open.push(opened);
+                Ok(Ok(open.len() - 1))
+            }
+            Err(refusal) if refusal.is_final() => {
+                let text = refusal.to_string();
+                refused.push((credentials.clone(), text.clone()));
+                Ok(Err(text))
+            }
+            Err(refusal) => Err(refusal),
+        }
     }
 
     async fn open_declaring(
@@ -137,8 +191,14 @@ impl Pool {
         virtual_host: &str,
         credentials: &Arc<Credentials>,
     ) -> Result<Open, Refusal> {
-        let nothing = || None::<()>;
-        let entered = Box::pin(self.enter(credentials, true, self.arrival_end(), nothing)).await?;
+        let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PLACE_PATIENCE));
+        let entered = match Box::pin(self.enter(credentials, true, end, nothing)).await {
+            // Clients wait for that as for a broker that is away: nothing that they did would have to be done otherwise.
+            Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
+                return Err(Refusal::unreachable(fault.text));
+            }
+            entered => entered?,
+        };
         let Entered::Begin(_permit, place) = entered else {
             return Err(Refusal::unreachable("no permission to connect"));
         };
@@ -157,8 +217,19 @@ impl Pool {
 
     /// Ends the clients that have declared something which cannot be declared again.
     fn give_up(&self, virtual_host: &str, step: &Step, why: &str) {
+        self.end_owners(virtual_host, step, self.topologies.give_up(virtual_host, step), why);
+    }
+
+    /// The same for those of them to whose credentials it is refused; returns it as another owner asks for it.
+    fn pass_on(&self, virtual_host: &str, step: &Step, why: &str) -> Option<Step> {
+        let (refused, again) = self.topologies.pass_on(virtual_host, step, &step.credentials);
+        self.end_owners(virtual_host, step, refused, why);
+        again
+    }
+
+    fn end_owners(&self, virtual_host: &str, step: &Step, owners: Vec<Arc<ClientLink>>, why: &str) {
         tracing::warn!(virtual_host, what = step.what, why, "could not be declared again");
-        for link in self.topologies.give_up(virtual_host, step) {
+        for link in owners {
             self.end_client(&link, format!("{} could not be declared again: {why}", step.what));
         }
     }
@@ -168,3 +239,23 @@ impl Pool {
         link.tell(Event::NotRestored { fault: Fault::new(ReplyCode::ConnectionForced, text) });
     }
 }
+
+/// Steps with the same credentials together. Clients that log in at the same time each have a copy of them.
+fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
+    let mut groups = BTreeMap::<String, Vec<Vec<Step>>>::new();
+    for step in steps {
+        let of_user = groups.entry(step.credentials.username.clone()).or_default();
+        let is_theirs = |group: &&mut Vec<Step>| is_same(&group[0].credentials, &step.credentials);
+        match of_user.iter_mut().find(is_theirs) {
+            Some(group) => group.push(step),
+            None => of_user.push(vec![step]),
+        }
+    }
+    groups.into_values().flatten().collect()
+}
+
+/// Class and method of `queue.bind`.
+const QUEUE_BIND: (u16, u16) = (50, 20);
+/// How long a restoration waits for a place at least. It is tried again at once while clients need it, so that this is the
+/// pause between attempts where clients that come wait for nothing.
+const PLACE_PATIENCE: Duration = Duration::from_secs(1);

@@ -258,6 +258,20 @@ impl Vhost {
         links
     }
 
+    /// See [`super::Topologies::pass_on`].
+    pub(super) fn pass_on(
+        &mut self,
+        step: &Step,
+        credentials: &Credentials,
+    ) -> (Vec<Arc<ClientLink>>, Option<Step>) {
+        let has_them =
+            |id: &u64| self.clients.get(id).is_some_and(|client| *client.credentials == *credentials);
+        let (refused, mut owners): (Vec<u64>, Vec<u64>) = step.owners.iter().partition(|id| has_them(id));
+        // Others may have gone, or been forgotten, since.
+        owners.retain(|id| self.takes(*id));
+        (self.give_up(&refused), self.step(&step.method, &owners, || step.what.clone()))
+    }
+
     /// What is torn, to be declared again.
     pub(super) fn begin_restoring(&mut self) -> Option<Plan> {
         if !self.torn.is_any() || self.restoring.is_some() {
@@ -293,24 +307,21 @@ impl Vhost {
             }
             if let Some(Declaration { method, owners, .. }) = &entry.declaration {
                 let phase = if node.kind == Kind::Exchange { 0 } else { 1 };
-                self.add(&mut plan.phases[phase], method, owners, || node.to_string());
+                plan.phases[phase].extend(self.step(method, owners, || node.to_string()));
             }
             for (method, binding) in &entry.bindings {
                 let what = || format!("a binding of {node} to {}", binding.from);
-                self.add(&mut plan.phases[2], method, &binding.owners, what);
+                plan.phases[2].extend(self.step(method, &binding.owners, what));
             }
         }
         plan
     }
 
-    fn add(&self, steps: &mut Vec<Step>, method: &Arc<[u8]>, owners: &[u64], what: impl FnOnce() -> String) {
-        let Some(owner) = owners.first().and_then(|id| self.clients.get(id)) else { return };
-        steps.push(Step {
-            method: method.clone(),
-            credentials: owner.credentials.clone(),
-            owners: owners.to_vec(),
-            what: what(),
-        });
+    /// A step with the credentials of the first of its owners.
+    fn step(&self, method: &Arc<[u8]>, owners: &[u64], what: impl FnOnce() -> String) -> Option<Step> {
+        let owner = owners.iter().find_map(|id| self.clients.get(id))?;
+        let (method, credentials) = (method.clone(), owner.credentials.clone());
+        Some(Step { method, credentials, owners: owners.to_vec(), what: what() })
     }
 
     fn takes(&self, id: u64) -> bool {

@@ -1,10 +1,12 @@
 //! P7: what a restart of the broker undoes is declared again before anything else goes on, or its client hears 320.
 
+use std::time::Duration;
+
 use amqp::Method;
 use amqp::method::{basic, channel, confirm, exchange, queue};
-use proxy::Pool;
+use proxy::{Pool, PoolConfig};
 
-use crate::common::{Broker, BrokerEnd, Client, Manners, OwnedFrame, login, until};
+use crate::common::{Broker, BrokerEnd, Client, Manners, OwnedFrame, Stalled, login, until};
 
 fn declaring() -> Manners {
     Manners { declares: true, ..Manners::default() }
@@ -213,4 +215,149 @@ async fn p7_a_silent_upstream_costs_nobody_anything_while_connections_to_it_are_
     client.open_channel(2).await;
     client.publish(2, b"goes on").await;
     while shared.next().await.name() != "body" {}
+}
+
+#[tokio::test]
+async fn p7_an_exclusive_queue_that_is_still_there_ends_nobody() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
+    ask(&mut client, bind("q"), "queue.bind-ok").await;
+    while shared.next().await.name() != "queue.bind" {}
+    broker.fall_silent();
+    drop(shared);
+
+    let mut restoring = broker.next_connection().await;
+    restoring.expect("channel.open").await;
+    restoring.expect("exchange.declare").await;
+    restoring.send(1, channel::OpenOk::default());
+    restoring.send(1, exchange::DeclareOk {});
+    restoring.expect("queue.bind").await;
+    let text = "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q' in vhost '/'";
+    restoring.send(1, channel::Close { reply_code: 405, reply_text: text, class_id: 50, method_id: 20 });
+    restoring.expect("channel.close-ok").await;
+    restoring.expect("connection.close").await;
+    assert_eq!(pool.metrics().clients_not_restored, 0);
+}
+
+#[tokio::test]
+async fn p7_clients_with_the_same_login_need_one_connection_to_restore_what_they_declared() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(PoolConfig {
+        max_connections: 2,
+        arrival_max: Duration::from_millis(200),
+        ..broker.config()
+    });
+    // Both shake hands before either has a connection that would speak for the other.
+    let logins = [login(&pool, "user", "right").await.unwrap(), login(&pool, "user", "right").await.unwrap()];
+    let mut clients = Vec::new();
+    for (login, queue) in logins.into_iter().zip(["q", "r"]) {
+        let mut client = Client::over(&pool, login).await;
+        client.open_channel(1).await;
+        ask(&mut client, queue::Declare { queue, ..Default::default() }, "queue.declare-ok").await;
+        clients.push(client);
+    }
+    drop(broker.next_connection().await);
+    assert_eq!(names(&declared(&mut broker).await), ["queue.declare", "queue.declare"]);
+}
+
+#[tokio::test]
+async fn p7_users_restore_one_after_the_other_when_there_is_one_place() {
+    let mut broker = Broker::start(declaring()).await;
+    let arrival_max = Duration::from_millis(200);
+    let pool = Pool::new(PoolConfig { max_connections: 2, arrival_max, ..broker.config() });
+    let (mut clients, mut connections) = (Vec::new(), Vec::new());
+    for user in ["alice", "bob"] {
+        let login = login(&pool, user, "right").await.unwrap();
+        let mut client = Client::over(&pool, login).await;
+        client.open_channel(1).await;
+        ask(&mut client, queue::Declare { queue: user, ..Default::default() }, "queue.declare-ok").await;
+        client.send(1, channel::Close::default()).await;
+        client.expect("channel.close-ok").await;
+        clients.push(client);
+        connections.push(broker.next_connection().await);
+    }
+    broker.stall(Stalled::All);
+    drop(connections);
+    until("the restoration to begin", || broker.logins() == 3).await;
+    let others = pool.clone();
+    let third = tokio::spawn(async move { login(&others, "third", "right").await });
+    until("a client to take the other place", || broker.logins() == 4).await;
+    broker.stall(Stalled::Nobodys);
+    let _login = third.await.unwrap().unwrap();
+    for _ in &clients {
+        assert_eq!(names(&declared(&mut broker).await), ["queue.declare"]);
+    }
+}
+
+#[tokio::test]
+async fn p7_a_client_waits_while_there_is_no_place_to_declare_its_things_again() {
+    let mut broker = Broker::start(declaring()).await;
+    let arrival_max = Duration::from_millis(500);
+    let pool = Pool::new(PoolConfig { max_connections: 1, arrival_max, ..broker.config() });
+    let (mut client, shared) = with_exchange(&mut broker, &pool).await;
+    let others = pool.clone();
+    let other = tokio::spawn(async move { login(&others, "other", "right").await });
+    until("another client to wait for the place", || pool.metrics().connections_awaited == 1).await;
+    drop(shared);
+    let other = other.await.unwrap().unwrap();
+    client.send(1, queue::Declare { queue: "q", ..Default::default() }).await;
+    until("two attempts", || pool.metrics().connections_awaited >= 3).await;
+    drop(other);
+    client.expect("queue.declare-ok").await;
+}
+
+#[tokio::test]
+async fn p7_a_refused_login_ends_its_own_clients_and_others_declare_what_they_share() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let mut clients = Vec::new();
+    let mut connections = Vec::new();
+    for (user, password) in [("alice", "right"), ("bob", "new")] {
+        *broker.manners.password.lock() = password.to_owned();
+        let login = login(&pool, user, password).await.unwrap();
+        let mut client = Client::over(&pool, login).await;
+        client.open_channel(1).await;
+        ask(&mut client, transient_exchange(), "exchange.declare-ok").await;
+        clients.push(client);
+        connections.push(broker.next_connection().await);
+    }
+    drop(connections);
+    assert_eq!(names(&declared(&mut broker).await), ["exchange.declare"]);
+    let text = "exchange 'e' could not be declared again: Login was refused. See the log.";
+    clients[0].expect_close(320, &format!("CONNECTION_FORCED - {text}")).await;
+    assert_eq!(pool.metrics().clients_not_restored, 1);
+    ask(&mut clients[1], queue::Declare { queue: "q", ..Default::default() }, "queue.declare-ok").await;
+}
+
+#[tokio::test]
+async fn p7_what_one_owner_may_not_declare_again_another_declares() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let mut clients = Vec::new();
+    let mut connections = Vec::new();
+    for user in ["alice", "bob"] {
+        let login = login(&pool, user, "right").await.unwrap();
+        let mut client = Client::over(&pool, login).await;
+        client.open_channel(1).await;
+        ask(&mut client, transient_exchange(), "exchange.declare-ok").await;
+        clients.push(client);
+        connections.push(broker.next_connection().await);
+    }
+    broker.fall_silent();
+    drop(connections);
+    let mut restoring = broker.next_connection().await;
+    restoring.expect("channel.open").await;
+    restoring.expect("exchange.declare").await;
+    restoring.send(1, channel::OpenOk::default());
+    let text = "ACCESS_REFUSED - configure access to exchange 'e' in vhost '/' refused for user 'alice'";
+    restoring.send(1, channel::Close { reply_code: 403, reply_text: text, class_id: 40, method_id: 10 });
+    restoring.expect("channel.close-ok").await;
+    clients[0]
+        .expect_close(320, &format!("CONNECTION_FORCED - exchange 'e' could not be declared again: {text}"))
+        .await;
+    let mut restoring = broker.next_connection().await;
+    restoring.expect("channel.open").await;
+    restoring.expect("exchange.declare").await;
+    assert_eq!(pool.metrics().clients_not_restored, 1);
 }
