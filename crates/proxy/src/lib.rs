@@ -16,6 +16,14 @@
 //! for one client. A consumer is bounded when it acknowledges, and its channel's prefetch for each consumer stands for no
 //! more than [`PoolConfig::consumer_budget`]. Its deliveries wait in its client's out-buffer, and nobody waits for it.
 //!
+//! What publishes and what does anything else are on different shared connections (P10): a broker with a memory or disk alarm
+//! stops reading a connection that publishes, with everything behind the message, and only those who consume can end the
+//! alarm. So a connection has a *role* while channels of it are in use, and a client's channel that does both has an upstream
+//! channel on one of either role. The order between them is kept where it could tell: see `session::channel::Channel`. One
+//! that the broker has blocked gets publishers alone, and only those who publish there hear `connection.blocked`. A channel
+//! that has only declared so far goes over to publishing where it is, when nobody else is there and there is no connection for
+//! that yet. A client's own connection carries both, as if directly connected.
+//!
 //! An upstream channel is *leased*: when the client's channel ends it is proven clean and rests until the next client
 //! needs one (P5), so that next to the messages hardly anything goes to the broker. `channel.open`, `channel.close` and
 //! `confirm.select` are answered here. Confirms are renumbered for each lease.
@@ -57,6 +65,7 @@
 //! - A channel that was given back keeps its ledger until it is proven clean (P11). What is left of it when its connection is
 //!   lost is handed over to another one, through an outage as well. After a fault that may be about it, it goes on a
 //!   connection of its own, and is given up if that comes to the same end.
+//! - The two upstream channels of a client's channel go on each by itself. What waited for one of them goes on waiting.
 //! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to is closed with
 //!   406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
 //! - Any other fault ends the client whose own connection it was on. On a shared one nobody can tell who is to blame, for
@@ -87,7 +96,8 @@
 //!   own connection, is not read, or its consumers move to one.
 //! - Shared connections never wait for a client; a client's own connection waits for nobody else. A client waits only for
 //!   the connections that carry, or would carry next, what it sends.
-//! - A broker that said `connection.blocked` is waited for, however long it reads nothing.
+//! - A broker that said `connection.blocked` is waited for, however long it reads nothing. A client that has nothing waiting
+//!   there is read meanwhile, for it may acknowledge.
 //! - Nobody is placed on a connection that has heard, or lost, its broker's last word, even while its socket is open.
 //! - A login speaks for others for `auth_ttl`; after half of that the broker is asked again in the background. A new
 //!   secret (`connection.update-secret`) counts when the broker has accepted it in a handshake of its own.

@@ -13,7 +13,7 @@ use crate::kept::{Kept, KeptTotals};
 use crate::refusal::Refusal;
 use crate::staging::Stake;
 use crate::topology::{Consuming, Declarer};
-use crate::upstream::Upstream;
+use crate::upstream::{Role, Upstream};
 use crate::waiting::{ALWAYS, Waiting};
 
 /// What an upstream connection's task sends to: the client's outbox for what passes through, and a queue of events
@@ -31,7 +31,7 @@ pub(crate) struct ClientLink {
     pub(crate) cancel_notify: bool,
     /// The client knows `connection.blocked`.
     pub(crate) blocked_notify: bool,
-    /// How many of the client's upstream connections are blocked.
+    /// How many of the upstream connections are blocked that the client publishes on.
     blocked: AtomicUsize,
     /// The backlog passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
     overflowed: AtomicBool,
@@ -62,10 +62,12 @@ pub(crate) enum Event {
     CloseOk { channel: u16, lease: u64, last_queue: Option<Box<str>> },
     /// The client's own connection had no channel number left, and has one again.
     ChannelFree,
+    /// The broker is through with what the next frames of a channel wait for.
+    Answered,
     /// Everything published on the channel has been confirmed.
     Confirmed { channel: u16, lease: u64 },
-    /// An upstream connection is ready, or will not be.
-    Ready { own: bool, result: Result<Arc<Upstream>, Refusal> },
+    /// An upstream connection is ready, or will not be: the client's own one, or one to share.
+    Ready { own: bool, role: Role, result: Result<Arc<Upstream>, Refusal> },
     /// The broker was asked about the client's new secret, the `number`th.
     SecretVerified { number: u64, result: Result<Arc<Credentials>, Refusal> },
     /// An upstream connection ended in the middle of a message for the client.
@@ -230,14 +232,14 @@ impl ClientLink {
         self.outbox.append(|buf| buf.push(octets.into()));
     }
 
-    /// One of the client's upstream connections is blocked. The client hears of the first.
+    /// An upstream connection is blocked that the client publishes on. The client hears of the first.
     pub(crate) fn block(&self, reason: &str) {
         if self.blocked.fetch_add(1, Ordering::AcqRel) == 0 && self.blocked_notify {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Blocked { reason }));
         }
     }
 
-    /// One of the client's upstream connections is not blocked any more. The client hears of the last.
+    /// An upstream connection is blocked no more that the client publishes on. The client hears of the last.
     pub(crate) fn unblock(&self) {
         if self.blocked.fetch_sub(1, Ordering::AcqRel) == 1 && self.blocked_notify {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Unblocked {}));

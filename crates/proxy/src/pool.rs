@@ -39,7 +39,7 @@ use crate::refusal::Refusal;
 use crate::session::Session;
 use crate::staging::Staging;
 use crate::topology::Topologies;
-use crate::upstream::{self, Begun, Upstream, UpstreamView};
+use crate::upstream::{self, Begun, Role, Upstream, UpstreamView};
 use crate::waiting::Waiting;
 
 /// Connections to the upstream brokers, and the door through which clients come to them.
@@ -594,6 +594,7 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         owner: Option<Arc<ClientLink>>,
+        role: Option<Role>,
     ) -> Result<Arc<Upstream>, Refusal> {
         let (begun, endpoint, place) = *half_open;
         let (stream, limits) = match Box::pin(begun.open(virtual_host, &self.config)).await {
@@ -614,7 +615,7 @@ impl Pool {
         };
         // One that belongs to a client is nothing to others, unless it vouches for them.
         let helps_others = owner.is_none() || self.verified(credentials, virtual_host).is_none();
-        let upstream = upstream::spawn(self, stream, limits, login, owner);
+        let upstream = upstream::spawn(self, stream, limits, login, owner, role);
         if helps_others {
             self.unused.tell_all();
         }

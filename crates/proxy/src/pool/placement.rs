@@ -11,11 +11,11 @@ use super::{Entered, Pool};
 use crate::introduction::Introduction;
 use crate::link::{ClientLink, Event};
 use crate::refusal::Refusal;
-use crate::upstream::Upstream;
+use crate::upstream::{Role, Upstream};
 
 impl Pool {
-    /// The connection with the least to do of those that share their channels among clients and have one for this client;
-    /// among equals the newest one, so that the older ones empty and can be closed. When even that one is busy, another
+    /// The connection with the least to do of those that share their channels among clients for this use and have one for
+    /// this client; among equals the newest one, so that the older ones empty and can be closed. When even that one is busy, another
     /// one is opened for those who come next.
     ///
     /// With `patience` a channel has to rest there once the brokers have many to open: see [`OPENING_MAX`].
@@ -24,11 +24,12 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         confirm: bool,
+        role: Role,
         patience: bool,
     ) -> Option<Arc<Upstream>> {
         let (mut best, mut rested, mut shared, mut opening) = (None, None, 0, 0);
         self.each(credentials, virtual_host, |upstream| {
-            let Some(found) = upstream.shared(confirm) else { return };
+            let Some(found) = upstream.shared(confirm, role) else { return };
             shared += 1;
             opening += found.opening;
             if let Some(load) = found.load {
@@ -41,7 +42,7 @@ impl Pool {
         let (_, upstream) = if patience && opening >= OPENING_MAX { rested? } else { best? };
         let is_busy = upstream.outbox.backlog() > BUSY_BACKLOG || upstream.channels_in_use() >= BUSY_CHANNELS;
         if shared < self.config.max_shared_connections && is_busy {
-            self.grow(credentials, virtual_host);
+            self.grow(credentials, virtual_host, role);
         }
         Some(upstream)
     }
@@ -59,7 +60,7 @@ impl Pool {
         let mut found = None;
         self.each(credentials, virtual_host, |upstream| {
             if !warm {
-                warm = upstream.shared(false).is_some_and(|shared| shared.load.is_some());
+                warm = upstream.is_shared().1;
             } else if found.is_none() && upstream.try_own(link) {
                 found = Some(upstream.clone());
             }
@@ -74,6 +75,7 @@ impl Pool {
         link: Arc<ClientLink>,
         credentials: Arc<Credentials>,
         virtual_host: Box<str>,
+        role: Role,
         introduction: Option<Introduction>,
         pause: Duration,
     ) {
@@ -86,7 +88,8 @@ impl Pool {
             }
             let result = loop {
                 pool.wait_while_failing(end).await;
-                let attempt = pool.connection_for(&link, &credentials, &virtual_host, introduction.as_ref());
+                let attempt =
+                    pool.connection_for(&link, &credentials, &virtual_host, role, introduction.as_ref());
                 match Box::pin(attempt).await {
                     Err(refusal) if refusal.is_outage() => {
                         if let Err(refusal) = pool.wait_out(refusal, end, &link).await {
@@ -96,20 +99,21 @@ impl Pool {
                     other => break other,
                 }
             };
-            if let Err(Event::Ready { own: true, result: Ok(upstream) }) =
-                link.push(Event::Ready { own, result })
+            if let Err(Event::Ready { own: true, result: Ok(upstream), .. }) =
+                link.push(Event::Ready { own, role, result })
             {
                 upstream.give_back(false);
             }
         });
     }
 
-    /// A connection for a session, its own one with an `introduction`: where everything is declared that clients rely on.
+    /// A connection for a session, its own one with an `introduction`, one to share for this use without: where everything is declared that clients rely on.
     pub(crate) async fn connection_for(
         self: &Arc<Self>,
         link: &Arc<ClientLink>,
         credentials: &Arc<Credentials>,
         virtual_host: &str,
+        role: Role,
         introduction: Option<&Introduction>,
     ) -> Result<Arc<Upstream>, Refusal> {
         // First, for restoring may take a connection while there are as many as there may be.
@@ -118,7 +122,7 @@ impl Pool {
             Some(introduction) => {
                 self.own_connection(credentials, virtual_host, introduction, link.clone()).await?
             }
-            None => self.shared_connection(credentials, virtual_host, false).await?,
+            None => self.shared_connection(credentials, virtual_host, false, role).await?,
         };
         if self.topologies().is_torn(virtual_host, link.declarer_id()) {
             if introduction.is_some() {
@@ -135,23 +139,24 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         confirm: bool,
+        role: Role,
     ) -> Result<Arc<Upstream>, Refusal> {
-        if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, confirm).await {
+        if let Some(upstream) = self.wait_for_rest(credentials, virtual_host, confirm, role).await {
             return Ok(upstream);
         }
-        let found = || self.find_shared(credentials, virtual_host, confirm, false);
+        let found = || self.find_shared(credentials, virtual_host, confirm, role, false);
         let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(permit, place) => (permit, place),
         };
         let most = self.config.max_shared_connections;
-        if self.count_shared(credentials, virtual_host) >= most {
+        if self.count_shared(credentials, virtual_host, Some(role)) >= most {
             let text =
                 format!("all channels of the {most} upstream connections that clients share are in use");
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
         let begun = self.begin(place, credentials, &Introduction::SHARED).await?;
-        self.finish(begun, credentials, virtual_host, None).await
+        self.finish(begun, credentials, virtual_host, None, Some(role)).await
     }
 
     /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not beyond the
@@ -161,13 +166,14 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
         confirm: bool,
+        role: Role,
     ) -> Option<Arc<Upstream>> {
         let end = Instant::now() + self.config.opening_patience;
         loop {
             let mut busiest = None::<(usize, Arc<Upstream>)>;
             self.each(credentials, virtual_host, |upstream| {
                 // What other clients have on connections of their own is nothing to this one.
-                let opening = upstream.shared(confirm).map_or(0, |shared| shared.opening);
+                let opening = upstream.shared(confirm, role).map_or(0, |shared| shared.opening);
                 if opening > busiest.as_ref().map_or(0, |(most, _)| *most) {
                     busiest = Some((opening, upstream.clone()));
                 }
@@ -175,7 +181,7 @@ impl Pool {
             let (_, busiest) = busiest?;
             let mut news = std::pin::pin!(busiest.news());
             news.as_mut().enable();
-            if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm, true) {
+            if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm, role, true) {
                 return Some(upstream);
             }
             // The news may be of another connection, or have been told to somebody who no longer needed it.
@@ -205,25 +211,29 @@ impl Pool {
             return Err(Refusal::unreachable("client is gone"));
         }
         let begun = self.begin(place, credentials, introduction).await?;
-        self.finish(begun, credentials, virtual_host, Some(owner)).await
+        self.finish(begun, credentials, virtual_host, Some(owner), None).await
     }
 
     /// Whether an idle connection is one of the last that are kept.
     pub(crate) fn keeps_warm(&self, upstream: &Upstream) -> bool {
         let least = self.config.min_shared_connections;
-        least > 0 && self.count_shared(&upstream.credentials, &upstream.virtual_host) <= least
+        least > 0 && self.count_shared(&upstream.credentials, &upstream.virtual_host, None) <= least
     }
 
-    fn count_shared(&self, credentials: &Credentials, virtual_host: &str) -> usize {
+    /// How many connections clients share, for one use or any.
+    fn count_shared(&self, credentials: &Credentials, virtual_host: &str, role: Option<Role>) -> usize {
         let mut count = 0;
         self.each(credentials, virtual_host, |upstream| {
-            count += usize::from(upstream.shared(false).is_some());
+            count += usize::from(match role {
+                Some(role) => upstream.shared(false, role).is_some(),
+                None => upstream.is_shared().0,
+            });
         });
         count
     }
 
     /// Opens another connection in the background, one at a time.
-    fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str) {
+    fn grow(self: &Arc<Self>, credentials: &Arc<Credentials>, virtual_host: &str, role: Role) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         if self.growing.swap(true, Ordering::AcqRel) {
             return;
@@ -233,7 +243,7 @@ impl Pool {
             let result = async {
                 let _permit = pool.doorkeeper.enter(&credentials).await;
                 let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
-                pool.finish(begun, &credentials, &virtual_host, None).await
+                pool.finish(begun, &credentials, &virtual_host, None, Some(role)).await
             };
             if let Err(error) = result.await {
                 tracing::warn!(%error, "no further upstream connection for a busy one");

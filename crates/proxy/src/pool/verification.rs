@@ -39,11 +39,11 @@ impl Pool {
         credentials: &Arc<Credentials>,
         virtual_host: &str,
     ) -> Result<(), Refusal> {
-        let verified = self.finish(begun, credentials, virtual_host, None).await?;
+        let verified = self.finish(begun, credentials, virtual_host, None, None).await?;
         let others = |upstream: &Arc<Upstream>| {
             *upstream.virtual_host == *virtual_host
                 && !Arc::ptr_eq(upstream, &verified)
-                && upstream.shared(false).is_some_and(|shared| shared.load.is_some())
+                && upstream.is_shared().1
         };
         if let Some(other) = self.newest(credentials, others) {
             other.set_verified();

@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use amqp::Fault;
 use amqp::method::channel as channel_methods;
 
-use super::channel::{Channel, Place, Route};
+use super::channel::{Channel, Turn};
 use super::place::Leg;
+use super::side::{Place, Route, Side};
 use super::{Life, Session};
 use crate::link::Event;
 use crate::metrics::add;
+use crate::upstream::Role;
 
 impl Session {
     /// The client closes its connection. True: answer it now. False: something has to be closed at the broker first,
@@ -50,15 +52,15 @@ impl Session {
         for channel in &channels {
             dirty |= channel.is_half_sent();
         }
-        for channel in &mut channels {
+        for side in channels.iter_mut().flat_map(Channel::sides_mut) {
             if self.pool.departed_is_full() {
-                self.pool.counters().count_lost(&channel.take_remains());
+                self.pool.counters().count_lost(&side.take_remains());
             }
-            match channel.route() {
+            match side.route() {
                 // Closing the connection closes its channels; a channel in the middle of a message cannot be closed.
                 Some(route) if route.own && dirty => {}
                 // What is lost with the connection is looked for below.
-                Some(route) => _ = route.upstream.release(route.channel, channel.usage()),
+                Some(route) => _ = route.upstream.release(route.channel, side.usage()),
                 None => {}
             }
         }
@@ -68,7 +70,7 @@ impl Session {
         }
         let mut own = std::mem::replace(&mut self.own, Leg::None);
         for event in self.link.leave() {
-            if let Event::Ready { own: true, result: Ok(upstream) } = event {
+            if let Event::Ready { own: true, result: Ok(upstream), .. } = event {
                 own = Leg::Ready(upstream);
             }
         }
@@ -89,10 +91,12 @@ impl Session {
         self.output.hand_over();
         let Some(channel) = self.channels.start_closing(number) else { return };
         self.staged -= channel.partial.len();
-        self.held -= channel.held.len();
-        if let Some(route) = channel.route() {
-            // What is lost with the connection is looked for below.
-            _ = route.upstream.release(route.channel, channel.usage());
+        self.held -= channel.held();
+        for side in channel.sides() {
+            if let Some(route) = side.route() {
+                // What is lost with the connection is looked for below.
+                _ = route.upstream.release(route.channel, side.usage());
+            }
         }
         self.hand_over_later(vec![*channel]);
         let close = channel_methods::Close {
@@ -107,38 +111,60 @@ impl Session {
     /// The client closes a channel, or its connection.
     pub(super) fn close_channel(&mut self, number: u16) {
         let Some(channel) = self.channels.get_mut(number) else { return };
-        let already = std::mem::replace(&mut channel.closing, true);
-        match &channel.place {
-            // What is held has to go out first.
-            Place::Waiting { .. } if !channel.held.is_empty() => {}
-            Place::Nowhere | Place::Waiting { .. } => self.finish_channel(number),
-            Place::Leaving { .. } => {}
-            Place::Placed(_) if already => {}
-            Place::Placed(_) => self.close_placed(number),
+        channel.closing = true;
+        self.close_sides(number);
+    }
+
+    /// Takes the next step of closing a channel for its client, and answers it when both sides are gone.
+    pub(super) fn close_sides(&mut self, number: u16) {
+        self.output.hand_over();
+        let Some(channel) = self.channels.get_mut(number) else { return };
+        // What is held has to go out first; and what is left is closed before that goes on elsewhere.
+        let is_leaving = |side: &Side| matches!(side.place, Place::Leaving { .. });
+        if channel.held() > 0 || channel.sides().any(is_leaving) {
+            return;
+        }
+        // A close may delete a queue, and puts messages back: it waits for what was published like any method.
+        let closes = channel.general.is_placed() && channel.general.touched && !channel.general.close_sent;
+        if closes && !channel.is_own() && !channel.may_pass(Turn::Method, &mut self.output) {
+            self.output.hand_over();
+            return self.line_up(number);
+        }
+        for role in [Role::General, Role::Publishing] {
+            self.close_side(number, role);
+        }
+        if self.channels.get_mut(number).is_some_and(|channel| channel.is_nowhere()) {
+            self.finish_channel(number);
         }
     }
 
-    /// Closes a channel at the broker. What was only published on needs no answer (P6), for what is under way is kept (P11),
+    /// Closes a side at the broker. What was only published on needs no answer (P6), for what is under way is kept (P11),
     /// unless too much is of clients that are gone. Whatever else was done is over only when the broker says so, such as
     /// unacknowledged messages being back in their queues.
-    pub(super) fn close_placed(&mut self, number: u16) {
-        self.output.hand_over();
+    fn close_side(&mut self, number: u16, role: Role) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let half_sent = channel.is_half_sent();
         let partial = std::mem::take(&mut channel.partial).len();
-        let Some(Route { upstream, channel: on, .. }) = channel.route().cloned() else { return };
-        let usage = channel.usage();
-        let must_wait = usage.touched || (channel.has_under_way() && self.pool.departed_is_full());
         self.staged -= partial;
-        if half_sent {
+        let Some(side) = channel.side_mut(role) else { return };
+        let Place::Placed(Route { upstream, channel: on, .. }) = &side.place else {
+            side.place = Place::Nowhere;
+            return;
+        };
+        let usage = side.usage();
+        let must_wait = usage.touched || (side.has_under_way() && self.pool.departed_is_full());
+        if side.close_sent {
+            // The answer is still to come.
+        } else if half_sent {
             // Only a connection.close can do this now. The client closes its connection, or it could not be here.
             self.exclusive = true;
-            self.finish_channel(number);
+            side.place = Place::Nowhere;
         } else if must_wait {
-            upstream.close_channel(on);
-        } else if upstream.release(on, usage) {
+            upstream.close_channel(*on);
+            side.close_sent = true;
+        } else if upstream.release(*on, usage) {
             add(&self.pool.counters().round_trips_saved, 1);
-            self.finish_channel(number);
+            side.place = Place::Nowhere;
         }
         // Otherwise the connection is lost, and what was under way goes on elsewhere when the event of that comes.
     }

@@ -1,17 +1,18 @@
 //! What a client leaves behind (P11): frames that waited for a place when their channel, or the client, ended, and what was
 //! under way on an upstream connection that is lost after that.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use amqp::{ContentHeader, Credentials, Fault, FrameKind, Method, ReplyCode};
 use tokio::time::Instant;
 
 use super::Session;
-use super::channel::{Channel, Route};
+use super::channel::Channel;
 use super::judge::{Need, is_publish, is_to_default, judge, judge_properties, publish_need};
 use super::output::Output;
 use super::place::PLACING_ATTEMPTS;
+use super::side::{Route, Side};
 use crate::frames::{put_frame, stored_frames};
 use crate::introduction::Introduction;
 use crate::kept::KeptDeparted;
@@ -19,29 +20,57 @@ use crate::link::ClientLink;
 use crate::metrics::add;
 use crate::pool::{HandingOver, Pool};
 use crate::refusal::Refusal;
-use crate::upstream::{Leased, Left, Placed, Upstream};
+use crate::upstream::{Leased, Ledger, Left, Placed, Remains, Role, Upstream};
 
 impl Session {
     /// Hands over what of the frames that are held, or were lost with a connection, may go to one that clients share; nobody
     /// hears the answers.
-    pub(super) fn hand_over_later(&self, mut channels: Vec<Channel>) {
-        for channel in &mut channels {
-            let is_lost = channel.route().is_some_and(|route| route.upstream.has_ended());
-            if is_lost && !channel.transactional {
-                let remains = channel.take_remains();
-                channel.held.splice(..0, remains.frames);
-            }
-            channel.held = harmless(&channel.held, self.exclusive);
-            channel.depart(is_lost.then(std::time::Instant::now));
-        }
+    pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
+        let departed = channels.into_iter().map(|channel| self.departed(channel)).collect();
         HandOver {
             handing_over: HandingOver::begin(&self.pool),
             credentials: self.credentials.clone(),
             virtual_host: self.virtual_host.clone(),
             alone: false,
         }
-        .begin(channels);
+        .begin(departed);
     }
+
+    /// What is to be handed over of a channel, and what goes first.
+    fn departed(&self, mut channel: Channel) -> Departed {
+        let mut departed = Departed::default();
+        departed.side.take_last_queue(&mut channel.general);
+        let mut held = Vec::new();
+        if channel.is_confirming() {
+            departed.side.set_confirming();
+        }
+        let waits = !channel.in_line.is_empty();
+        for side in channel.sides_mut() {
+            let is_lost = side.route().is_some_and(|route| route.upstream.has_ended());
+            let mut remains = Remains::default();
+            if is_lost && !side.transactional {
+                remains = side.take_remains();
+                held.append(&mut remains.frames);
+            }
+            if is_lost || side.lost_since().is_some() {
+                departed.side.depart(remains);
+            } else if waits {
+                departed.after.extend(side.under_way());
+            }
+            held.append(&mut side.held);
+        }
+        held.append(&mut channel.in_line);
+        departed.side.held = harmless(&held, self.exclusive);
+        departed
+    }
+}
+
+/// What a client that is gone has left of a channel.
+#[derive(Debug, Default)]
+struct Departed {
+    side: Side,
+    /// What the broker has to be through with first. Gone, or empty, when it is.
+    after: Vec<Weak<Ledger>>,
 }
 
 /// Sends again what clients had under way that are gone, on an upstream connection that is lost. A fault of the broker may
@@ -68,10 +97,7 @@ pub(crate) fn send_again(
         add(&pool.counters().messages_departed_resent, left.remains.messages);
         // Queues of the client's own connection are gone with it.
         left.remains.frames = harmless(&left.remains.frames, was_own);
-        let lost_since = left.remains.carried.lost_since.unwrap_or_else(std::time::Instant::now);
-        let mut channel = Channel::of_departed(left);
-        channel.depart(Some(lost_since));
-        channels.push(channel);
+        channels.push(Departed { side: Side::of_departed(left), after: Vec::new() });
     }
     HandOver {
         handing_over: HandingOver::begin(pool),
@@ -92,29 +118,34 @@ struct HandOver {
 }
 
 impl HandOver {
-    fn begin(self, mut channels: Vec<Channel>) {
-        channels.retain(|channel| !channel.held.is_empty());
+    fn begin(self, mut channels: Vec<Departed>) {
+        channels.retain(|departed| !departed.side.held.is_empty());
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let pool = self.handing_over.pool();
         let mut kept = Vec::new();
-        for channel in channels {
+        for departed in channels {
             if pool.departed_is_full() {
-                self.give_up(&channel, "too much is kept of others");
+                self.give_up(&departed.side, "too much is kept of others");
                 continue;
             }
-            let bytes = KeptDeparted::new(pool.kept().clone(), channel.held.len());
-            kept.push((channel, bytes));
+            let bytes = KeptDeparted::new(pool.kept().clone(), departed.side.held.len());
+            kept.push((departed, bytes));
         }
-        if !kept.is_empty() {
-            runtime.spawn(async move {
-                for (channel, bytes) in kept {
-                    self.hand_over(channel, bytes).await;
-                }
-            });
+        if kept.is_empty() {
+            return;
         }
+        runtime.spawn(async move {
+            // What waits for a broker that does not read keeps nothing else waiting.
+            let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
+            let (later, now): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_later);
+            for (departed, bytes) in now.into_iter().chain(later) {
+                wait_until_through(&departed.after).await;
+                self.hand_over(departed.side, bytes).await;
+            }
+        });
     }
 
-    fn give_up(&self, channel: &Channel, why: &str) {
+    fn give_up(&self, channel: &Side, why: &str) {
         let is_message =
             |(kind, payload): &(FrameKind, &[u8])| *kind == FrameKind::Method && is_publish(payload);
         let messages = stored_frames(&channel.held).filter(is_message).count();
@@ -122,7 +153,7 @@ impl HandOver {
         add(&self.handing_over.pool().counters().messages_departed_lost, messages as u64);
     }
 
-    async fn hand_over(&self, mut channel: Channel, mut bytes: KeptDeparted) {
+    async fn hand_over(&self, mut channel: Side, mut bytes: KeptDeparted) {
         let link = ClientLink::departed(self.handing_over.pool().kept().clone());
         loop {
             let (upstream, leased) = match self.lease(&mut channel, &link).await {
@@ -145,9 +176,8 @@ impl HandOver {
                 return;
             }
             let remains = channel.take_remains();
-            channel.held = remains.frames;
+            channel.depart(remains);
             bytes = KeptDeparted::new(self.handing_over.pool().kept().clone(), channel.held.len());
-            channel.depart(Some(std::time::Instant::now()));
             if channel.held.is_empty() {
                 return;
             }
@@ -157,7 +187,7 @@ impl HandOver {
     /// Waits for a channel, through an outage as well.
     async fn lease(
         &self,
-        channel: &mut Channel,
+        channel: &mut Side,
         link: &Arc<ClientLink>,
     ) -> Result<(Arc<Upstream>, Leased), Refusal> {
         let pool = self.handing_over.pool();
@@ -169,12 +199,16 @@ impl HandOver {
             let upstream = loop {
                 pool.wait_while_failing(end).await;
                 let introduction = self.alone.then_some(&Introduction::SHARED);
-                match Box::pin(pool.connection_for(link, credentials, virtual_host, introduction)).await {
+                let role = Role::Publishing;
+                let attempt = pool.connection_for(link, credentials, virtual_host, role, introduction);
+                match Box::pin(attempt).await {
                     Err(refusal) if refusal.is_outage() => pool.wait_out(refusal, end, link).await?,
                     other => break other?,
                 }
             };
-            if let Placed::On(leased) = upstream.lease(channel.new_lease(link, 0, 0), confirm) {
+            if let Placed::On(leased) =
+                upstream.lease(channel.new_lease(link, 0, 0), confirm, Role::Publishing)
+            {
                 return Ok((upstream, leased));
             }
         }
@@ -186,6 +220,14 @@ impl HandOver {
         while !link.has_events() {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
+    }
+}
+
+/// Waits until the brokers are through with what was sent before.
+async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
+    let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
+    while ledgers.iter().any(is_under_way) {
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
@@ -230,7 +272,7 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     kept
 }
 
-/// How often it is looked whether the broker is through with what may be to blame for a fault: there is little of it.
+/// How often it is looked whether the broker is through with something: there is little of it.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

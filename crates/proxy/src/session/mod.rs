@@ -11,10 +11,12 @@ mod close;
 mod judge;
 mod leftovers;
 mod output;
+mod passing;
 mod place;
 mod recovery;
 mod room;
 mod secret;
+mod side;
 #[cfg(test)]
 mod tests;
 mod whole;
@@ -29,7 +31,7 @@ use amqp::frame::write_method;
 use amqp::method::{channel as channel_methods, confirm};
 use amqp::{ContentHeader, Credentials, Fault, Frame, FrameKind, Method, ReplyCode};
 
-use self::channel::{Channel, Content, Place};
+use self::channel::{Channel, Content};
 use self::judge::{
     Need, PUBLISH_IDS, is_ack, is_publish, is_to_default, judge, judge_consume, judge_properties,
     judge_publish, malformed, names_last_queue, publish_need,
@@ -37,6 +39,7 @@ use self::judge::{
 pub(crate) use self::leftovers::send_again;
 use self::output::Output;
 use self::place::Leg;
+use self::side::{Place, Side};
 use crate::frames::put_frame;
 use crate::introduction::Introduction;
 use crate::link::{ClientLink, Event};
@@ -44,7 +47,7 @@ use crate::metrics::add;
 use crate::pool::{ClientInfo, ClientSide, Pool};
 use crate::staging::Seat;
 use crate::topology::Declarer;
-use crate::upstream::Upstream;
+use crate::upstream::{Role, Share, Upstream};
 
 /// Octets of a message's body up to which it is held until it is complete, and then passed on whole. What a session
 /// holds in total stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own connection. When
@@ -64,8 +67,10 @@ pub struct Session {
     introduction: Introduction,
     link: Arc<ClientLink>,
     channels: ChannelTable<Box<Channel>>,
-    /// Where new channels are placed that share.
-    shared: Leg,
+    /// Where channels are placed next that share, for everything but publishing.
+    general: Leg,
+    /// And for publishing.
+    publishing: Leg,
     /// The connection that is this client's alone.
     own: Leg,
     /// How many new secrets the client has sent.
@@ -81,6 +86,8 @@ pub struct Session {
     /// A broker closed a connection that this client shared for an error that may have been this client's.
     suspect: bool,
     output: Output,
+    /// Channels with frames in line, or that wait to be closed until the broker is through with messages.
+    lined_up: Vec<u16>,
     /// Channels that have sent so much outside confirm mode that the broker is to prove it, within a batch.
     unproven: Vec<u16>,
     /// Memory for the frames of the next message, within a batch: an idle session holds no buffer (S3).
@@ -140,7 +147,8 @@ impl Session {
             introduction,
             link: Arc::new(link),
             channels: ChannelTable::new(client.negotiated.channel_max),
-            shared: Leg::None,
+            general: Leg::None,
+            publishing: Leg::None,
             own: Leg::None,
             new_secrets: 0,
             rekeyed: false,
@@ -149,6 +157,7 @@ impl Session {
             auto_delete: false,
             suspect: false,
             output: Output::default(),
+            lined_up: Vec::new(),
             unproven: Vec::new(),
             spare: Vec::new(),
             staged: 0,
@@ -209,12 +218,17 @@ impl Session {
     fn prove(&mut self) {
         let config = self.pool.config();
         for number in std::mem::take(&mut self.unproven) {
-            if let Some(channel) = self.channels.get_mut(number) {
+            if let Some(channel) = self.channels.get_mut(number)
+                && !channel.closing
+            {
                 channel.prove(&mut self.output);
             }
         }
         if !self.link.kept.may_add(config.replay_client_max, config.replay_total_max) {
-            self.channels.iter_mut().for_each(|(_, channel)| channel.prove(&mut self.output));
+            self.channels
+                .iter_mut()
+                .filter(|(_, channel)| !channel.closing)
+                .for_each(|(_, channel)| channel.prove(&mut self.output));
         }
     }
 
@@ -246,12 +260,13 @@ impl Session {
             && self.link.kept.may_add(config.replay_client_max, config.replay_total_max)
             && self.attached.iter().all(|upstream| {
                 let is_own = self.own.upstream().is_some_and(|own| Arc::ptr_eq(own, upstream));
-                let share = (!is_own).then_some(&self.output.share);
-                let has_room = match share {
+                let share = (!is_own).then(|| self.output.share(upstream.id));
+                let has_room = match &share {
                     Some(share) => share.may_send(upstream.line()),
                     None => upstream.outbox.has_room(),
                 };
-                has_room || !self.sends_to(upstream) || upstream.has_room(&self.link, share)
+                let waits_there = || self.sends_to(upstream) && !self.may_pass_by(upstream, share.as_ref());
+                has_room || !waits_there() || upstream.has_room(&self.link, share.as_ref())
             })
     }
 
@@ -276,12 +291,13 @@ impl Session {
     /// outbox is nudged when it is worth asking again, unless it is the client's turn to send. For a server that drains,
     /// which should not wait for ever.
     pub fn is_settled(&self) -> bool {
-        let confirmed = |channel: &Channel| match channel.route() {
-            Some(route) => route.upstream.await_confirms(route.channel, channel.unconfirmed_up_to()),
+        let confirmed = |side: &Side| match side.route() {
+            Some(route) => route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()),
             None => true,
         };
         // All are asked, so that each of them tells.
-        let unconfirmed = self.channels.iter().filter(|(_, channel)| !confirmed(channel)).count();
+        let sides = self.channels.iter().flat_map(|(_, channel)| channel.sides());
+        let unconfirmed = sides.filter(|side| !confirmed(side)).count();
         let incomplete = self.channels.iter().any(|(_, channel)| channel.content != Content::None);
         unconfirmed == 0 && !incomplete && self.held == 0
     }
@@ -289,11 +305,16 @@ impl Session {
     /// Whether what the client sends may go to this connection.
     fn sends_to(&self, upstream: &Arc<Upstream>) -> bool {
         let is_it = |other: &Arc<Upstream>| Arc::ptr_eq(other, upstream);
-        let next = matches!(self.own, Leg::None) && self.shared.upstream().is_some_and(is_it);
-        next || self
-            .channels
-            .iter()
-            .any(|(_, channel)| channel.route().is_some_and(|route| is_it(&route.upstream)))
+        let next = [&self.general, &self.publishing].into_iter().filter_map(Leg::upstream).any(is_it);
+        let is_there = |side: &Side| side.route().is_some_and(|route| is_it(&route.upstream));
+        (matches!(self.own, Leg::None) && next)
+            || self.channels.iter().any(|(_, channel)| channel.sides().any(is_there))
+    }
+
+    /// Whether a broker that does not read a connection for publishing need not keep a client from being read: it has
+    /// nothing waiting there, and may go on with something else (P10).
+    fn may_pass_by(&self, upstream: &Upstream, share: Option<&Share>) -> bool {
+        share.is_some_and(|share| share.is_through(upstream.line())) && upstream.is_stopped()
     }
 
     fn method(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
@@ -312,8 +333,7 @@ impl Session {
                 return self.content(number, frame, false);
             }
             if !channel.closing && is_ack(payload) {
-                self.find_place(number, false)?;
-                return self.pass_on(number, FrameKind::Method, payload);
+                return self.pass_on(number, FrameKind::Method, payload, false);
             }
         }
         let method = Method::decode(payload)?;
@@ -363,10 +383,10 @@ impl Session {
                 }
                 let budget = self.pool.config().consumer_budget;
                 // A queue of the client's own connection may be meant, or one that a move to that would delete.
-                if !self.exclusive && !self.auto_delete && !channel.transactional {
+                if !self.exclusive && !self.auto_delete && !channel.general.transactional {
                     need = judge_consume(consume, channel.limits, budget);
                 }
-                channel.touched = true;
+                channel.general.touched = true;
             }
             Method::QueueDeclare(declare) => self.auto_delete |= declare.auto_delete && !declare.passive,
             Method::BasicQos(qos) if qos.global => channel.limits.all = Some(qos.prefetch_count),
@@ -374,31 +394,42 @@ impl Session {
             _ => {}
         }
         channel.has_declared |= matches!(method, Method::QueueDeclare(_));
-        channel.transactional |= matches!(method, Method::TxSelect(_));
-        channel.touched |= need != Need::Any;
+        channel.general.transactional |= matches!(method, Method::TxSelect(_));
+        channel.general.touched |= need != Need::Any;
         self.exclusive |= need == Need::Exclusive;
         if need != Need::Any {
             self.keep_own();
         }
-        self.find_place(number, need != Need::Any)?;
-        self.pass_on(number, FrameKind::Method, payload)
+        self.pass_on(number, FrameKind::Method, payload, need != Need::Any)
     }
 
     /// Turns confirm mode on without asking the broker, which has no reason to refuse. False when it has, or when the
     /// answer would overtake others, or a message that comes back.
     fn select_confirms(&mut self, number: u16) -> Result<bool, Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(false) };
-        match &channel.place {
-            _ if channel.transactional || channel.touched => Ok(false),
+        let is_own = channel.is_own();
+        let general = &channel.general;
+        if is_own && (general.transactional || general.touched) {
+            return Ok(false);
+        }
+        if !is_own && (!channel.in_line.is_empty() || !general.is_quiet()) {
+            return Ok(false);
+        }
+        let role = if is_own { Role::General } else { Role::Publishing };
+        let side = channel.side_for(role);
+        match &side.place {
             Place::Nowhere => {
-                channel.set_confirming();
+                side.set_confirming();
                 Ok(true)
             }
-            Place::Placed(route) if route.upstream.is_answered(route.channel) && !channel.may_return() => {
-                if !channel.is_confirming() {
+            Place::Placed(route)
+                if route.upstream.is_answered(route.channel)
+                    && (!side.may_return() || (!is_own && side.is_quiet())) =>
+            {
+                if !side.is_confirming() {
                     let mut select = Vec::new();
                     Method::from(confirm::Select { no_wait: true }).encode(&mut select);
-                    self.pass_on(number, FrameKind::Method, &select)?;
+                    self.pass_on(number, FrameKind::Method, &select, false)?;
                 }
                 Ok(true)
             }
@@ -468,8 +499,7 @@ impl Session {
         channel.streaming = true;
         let partial = std::mem::take(&mut channel.partial);
         self.staged -= partial.len();
-        self.find_place(number, true)?;
-        self.pass_on_stored(number, &partial)
+        self.pass_on_message(number, &partial, true)
     }
 
     /// Passes on a frame of a message, or holds it until the message is complete.
@@ -477,7 +507,7 @@ impl Session {
     fn content(&mut self, number: u16, frame: &Frame<'_>, complete: bool) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if channel.streaming {
-            self.pass_on(number, frame.kind, frame.payload)?;
+            self.pass_on(number, frame.kind, frame.payload, true)?;
             self.note_unproven(number);
             return Ok(());
         }
@@ -499,13 +529,12 @@ impl Session {
         }
         let mut message = std::mem::take(&mut channel.partial);
         let needs_own = channel.needs_own;
-        channel.touched |= needs_own;
+        channel.general.touched |= needs_own;
         self.staged -= message.len();
         if needs_own {
             self.keep_own();
         }
-        self.find_place(number, needs_own)?;
-        self.pass_on_stored(number, &message)?;
+        self.pass_on_message(number, &message, needs_own)?;
         self.note_unproven(number);
         if message.capacity() <= PARTIAL_REUSED {
             message.clear();
@@ -516,27 +545,14 @@ impl Session {
 
     /// Something was published, other than by [`Self::whole_messages`].
     fn note_unproven(&mut self, number: u16) {
-        if self.channels.get_mut(number).is_some_and(|channel| channel.is_unproven().1)
+        if self
+            .channels
+            .get_mut(number)
+            .is_some_and(|channel| channel.sides().any(|side| side.is_unproven().1))
             && self.unproven.last() != Some(&number)
         {
             self.unproven.push(number);
         }
-    }
-
-    fn pass_on(&mut self, number: u16, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let before = channel.held.len();
-        let result = channel.send(&mut self.output, kind, payload);
-        self.held += channel.held.len() - before;
-        result
-    }
-
-    fn pass_on_stored(&mut self, number: u16, stored: &[u8]) -> Result<(), Fault> {
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let before = channel.held.len();
-        let result = channel.send_stored(&mut self.output, stored);
-        self.held += channel.held.len() - before;
-        result
     }
 
     /// Tells the client something on its own account.

@@ -10,8 +10,8 @@ use crate::upstream::{Share, Upstream};
 pub(super) struct Output {
     target: Option<Arc<Upstream>>,
     octets: Vec<u8>,
-    /// What was handed over to the target last.
-    pub(super) share: Share,
+    /// What was handed over to the two targets last that this client shares: one for publishing, and one for the rest.
+    shares: [Share; 2],
     /// Octets handed over and not yet counted.
     uncounted: usize,
     /// Messages taken and not yet counted.
@@ -41,8 +41,17 @@ impl Output {
             let octets = std::mem::take(&mut self.octets);
             let len = octets.len();
             let end = target.hand_over(octets);
-            self.share.sent(target.id, len, end);
+            let [latest, other] = &mut self.shares;
+            if !latest.is_of(target.id) {
+                std::mem::swap(latest, other);
+            }
+            latest.sent(target.id, len, end);
         }
+    }
+
+    /// What was handed over to an upstream.
+    pub(super) fn share(&self, upstream: u64) -> Share {
+        self.shares.into_iter().find(|share| share.is_of(upstream)).unwrap_or_default()
     }
 
     /// Adds what was handed over to the pool's numbers, once per batch.

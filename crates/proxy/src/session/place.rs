@@ -7,13 +7,13 @@ use amqp::frame::FrameKind;
 use amqp::method::channel as channel_methods;
 use amqp::{Fault, ReplyCode};
 
-use super::channel::{Place, Route};
+use super::side::{Place, Route, Side};
 use super::{Life, Session};
 use crate::frames::put_frame;
 use crate::link::Event;
 use crate::metrics::add;
 use crate::refusal::Refusal;
-use crate::upstream::{Placed, Upstream};
+use crate::upstream::{Placed, Role, Upstream};
 
 /// A connection that a session uses.
 #[derive(Debug)]
@@ -35,46 +35,106 @@ impl Leg {
 }
 
 impl Session {
-    /// Sees to it that a channel is somewhere, or will be: on the client's own connection when it has to be.
-    pub(super) fn find_place(&mut self, number: u16, needs_own: bool) -> Result<(), Fault> {
+    /// Sees to it that a side of a channel is somewhere, or will be; on the client's own connection the whole channel, when it
+    /// has to be.
+    pub(super) fn find_place(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
         // Whoever has a connection of its own has no reason to use another one for new channels.
         let has_own = self.suspect || !(self.seat.has_lane() || matches!(self.own, Leg::None));
+        let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        match &channel.place {
-            Place::Nowhere => channel.place = Place::Waiting { own: needs_own || has_own },
-            Place::Waiting { own: false } if needs_own => channel.place = Place::Waiting { own: true },
-            Place::Leaving { route, own: false } if needs_own => {
-                channel.place = Place::Leaving { route: route.clone(), own: true };
-                return Ok(());
-            }
-            Place::Placed(route) if needs_own && !route.own => {
-                let route = route.clone();
-                return self.leave(number, route, true);
-            }
-            _ => return Ok(()),
+        if channel.is_own() {
+            return Ok(());
         }
-        self.place(number)
+        let is_nowhere = channel.side(role).is_none_or(Side::is_nowhere);
+        if needs_own || (is_nowhere && (suspect || (has_own && channel.is_nowhere()))) {
+            return self.find_own_place(number);
+        }
+        if !is_nowhere {
+            return Ok(());
+        }
+        channel.side_for(role).place = Place::Waiting { own: false };
+        self.place(number, role)
     }
 
-    /// Puts a waiting channel on its connection, if that is there.
-    pub(super) fn place(&mut self, number: u16) -> Result<(), Fault> {
+    /// Takes a channel to the client's own connection, both its sides.
+    pub(super) fn find_own_place(&mut self, number: u16) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let leaving = match &channel.general.place {
+            Place::Nowhere | Place::Waiting { .. } => {
+                channel.general.place = Place::Waiting { own: true };
+                false
+            }
+            Place::Leaving { route, .. } => {
+                channel.general.place = Place::Leaving { route: route.clone(), own: true };
+                false
+            }
+            Place::Placed(route) => !route.own,
+        };
+        // What had to wait for one side or the other goes out there, in its order.
+        let in_line = std::mem::take(&mut channel.in_line);
+        if leaving {
+            self.leave(number, Role::General, true)?;
+        }
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        channel.general.held.extend_from_slice(&in_line);
+        if let Some(publishing) = &mut channel.publishing
+            && let Place::Placed(route) = &publishing.place
+        {
+            if publishing.under_way().is_some() {
+                self.leave(number, Role::Publishing, true)?;
+            } else {
+                // Nothing is waited for, not even by a broker that does not read.
+                let route = route.clone();
+                self.output.hand_over();
+                if let Some(publishing) = self.side(number, Role::Publishing)
+                    && route.upstream.release(route.channel, publishing.usage())
+                {
+                    publishing.left(None, false);
+                    publishing.place = Place::Nowhere;
+                }
+            }
+        }
+        self.place(number, Role::General)
+    }
+
+    /// A side of a channel.
+    pub(super) fn side(&mut self, number: u16, role: Role) -> Option<&mut Side> {
+        self.channels.get_mut(number)?.side_mut(role)
+    }
+
+    /// Puts a waiting side on its connection, if that is there.
+    pub(super) fn place(&mut self, number: u16, role: Role) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        // The whole channel, once its other side has left where it was.
+        let role = if channel.is_own() { Role::General } else { role };
+        if channel.is_own() && channel.publishing.as_ref().is_some_and(|side| side.route().is_some()) {
+            return Ok(());
+        }
+        if role == Role::Publishing && self.turn_publishing(number) {
+            return Ok(());
+        }
         // A connection may be full, or gone before its end was told; the next one may be, too, but not for ever.
         for _ in 0..PLACING_ATTEMPTS {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-            let Place::Waiting { own } = channel.place else { return Ok(()) };
-            let confirm = channel.is_confirming();
-            let Some(upstream) = self.connection(own, confirm)? else { return Ok(()) };
+            let Some(side) = channel.side(role) else { return Ok(()) };
+            let Place::Waiting { own } = side.place else { return Ok(()) };
+            let confirm = if own { channel.is_confirming() } else { side.is_confirming() };
+            let Some(upstream) = self.connection(own, role, confirm)? else { return Ok(()) };
             let lease = self.next_lease;
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-            match upstream.lease(channel.new_lease(&self.link, lease, number), confirm) {
+            if own {
+                channel.unite();
+            }
+            let Some(side) = channel.side_mut(role) else { return Ok(()) };
+            match upstream.lease(side.new_lease(&self.link, lease, number), confirm, role) {
                 Placed::On(leased) => {
                     self.next_lease += 1;
-                    self.held -= channel.held.len();
+                    self.held -= side.held.len();
                     self.pool.counters().count_lease(leased.fresh);
                     let route = Route { upstream, channel: leased.channel, own };
-                    channel.start(&mut self.output, route, leased, lease)?;
+                    side.start(&mut self.output, route, leased, lease)?;
                     if channel.closing {
-                        self.close_placed(number);
+                        self.close_sides(number);
                     }
                     return Ok(());
                 }
@@ -87,19 +147,53 @@ impl Session {
                     );
                     return Err(Fault::new(ReplyCode::NotAllowed, text));
                 }
-                Placed::Full | Placed::Gone => *self.leg(own) = Leg::None,
+                Placed::Full | Placed::Gone => *self.leg(own, role) = Leg::None,
             }
         }
         Err(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
     }
 
-    fn leg(&mut self, own: bool) -> &mut Leg {
-        if own { &mut self.own } else { &mut self.shared }
+    /// Has a channel that has only declared so far, and waits for nothing, publish where it is, if nobody else is there and
+    /// there is no connection for publishing yet: so that the first client needs no second handshake.
+    fn turn_publishing(&mut self, number: u16) -> bool {
+        let Some(channel) = self.channels.get_mut(number) else { return false };
+        let Some(publishing) = &mut channel.publishing else { return false };
+        let is_new = publishing.held.is_empty() && matches!(publishing.place, Place::Waiting { own: false });
+        if !is_new || !channel.general.is_untouched() || !matches!(self.publishing, Leg::None) {
+            return false;
+        }
+        let confirm = publishing.is_confirming();
+        let (credentials, virtual_host) = (&self.credentials, &*self.virtual_host);
+        let found = self.pool.find_shared(credentials, virtual_host, confirm, Role::Publishing, true);
+        if found.is_some() {
+            return false;
+        }
+        let Some(general) = channel.general.turn_publishing(publishing, &mut self.output) else {
+            return false;
+        };
+        **publishing = std::mem::replace(&mut channel.general, general);
+        if let Some(route) = publishing.route() {
+            let upstream = route.upstream.clone();
+            // Whatever else comes goes elsewhere.
+            if self.general.upstream().is_some_and(|general| Arc::ptr_eq(general, &upstream)) {
+                self.general = Leg::None;
+            }
+            self.publishing = Leg::Ready(upstream);
+        }
+        true
+    }
+
+    fn leg(&mut self, own: bool, role: Role) -> &mut Leg {
+        match role {
+            _ if own => &mut self.own,
+            Role::General => &mut self.general,
+            Role::Publishing => &mut self.publishing,
+        }
     }
 
     /// The connection for shared or own channels; when there is none it is asked for, and an event will tell.
-    fn connection(&mut self, own: bool, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
-        match self.leg(own) {
+    fn connection(&mut self, own: bool, role: Role, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
+        match self.leg(own, role) {
             Leg::Ready(upstream) => return Ok(Some(upstream.clone())),
             Leg::Opening => return Ok(None),
             Leg::None => {}
@@ -110,18 +204,19 @@ impl Session {
         } else if own {
             self.pool.find_own(&self.credentials, &self.virtual_host, &self.link, true)
         } else {
-            self.pool.find_shared(&self.credentials, &self.virtual_host, confirm, true)
+            self.pool.find_shared(&self.credentials, &self.virtual_host, confirm, role, true)
         };
         if let Some(upstream) = found
             && self.attach(&upstream)
         {
-            *self.leg(own) = Leg::Ready(upstream.clone());
+            *self.leg(own, role) = Leg::Ready(upstream.clone());
             return Ok(Some(upstream));
         }
-        *self.leg(own) = Leg::Opening;
+        *self.leg(own, role) = Leg::Opening;
         let introduction = own.then(|| self.introduction.clone());
         let (link, credentials) = (self.link.clone(), self.credentials.clone());
-        self.pool.open_for(link, credentials, self.virtual_host.clone(), introduction, self.pause);
+        let virtual_host = self.virtual_host.clone();
+        self.pool.open_for(link, credentials, virtual_host, role, introduction, self.pause);
         Ok(None)
     }
 
@@ -136,17 +231,19 @@ impl Session {
         attached
     }
 
-    /// Starts a channel's move to another connection. Nothing goes out on it until the old upstream channel is
-    /// closed, so that nothing overtakes what was published; and that waits for its confirms.
-    pub(super) fn leave(&mut self, number: u16, route: Route, own: bool) -> Result<(), Fault> {
+    /// Starts a side's move to another connection. Nothing goes out on it until the old upstream channel is closed, so that
+    /// nothing overtakes what was published; and that waits for its confirms.
+    pub(super) fn leave(&mut self, number: u16, role: Role, own: bool) -> Result<(), Fault> {
         self.output.hand_over();
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        if route.upstream.await_confirms(route.channel, channel.unconfirmed_up_to()) {
+        let Some(side) = self.side(number, role) else { return Ok(()) };
+        let Place::Placed(route) = &side.place else { return Ok(()) };
+        let route = route.clone();
+        if route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()) {
             route.upstream.close_channel(route.channel);
         }
-        channel.place = Place::Leaving { route, own };
-        let confirm = channel.is_confirming();
-        self.connection(own, confirm).map(drop)
+        side.place = Place::Leaving { route, own };
+        let confirm = side.is_confirming();
+        self.connection(own, role, confirm).map(drop)
     }
 
     /// Acts on all events, whatever one of them leads to: none comes twice.
@@ -156,10 +253,11 @@ impl Session {
             let outcome = self.handle_event(event);
             result = result.and(outcome);
         }
+        let gone_on = self.go_on();
         let granted = self.take_grant();
         let left = self.leave_lane();
         self.go_on_closing();
-        result.and(granted).and(left)
+        result.and(gone_on).and(granted).and(left)
     }
 
     fn handle_event(&mut self, event: Event) -> Result<(), Fault> {
@@ -170,15 +268,17 @@ impl Session {
             Event::CloseOk { channel, lease, last_queue } => {
                 return self.close_ok(channel, lease, last_queue);
             }
-            Event::ChannelFree => return self.place_waiting(true),
+            Event::ChannelFree => return self.place_waiting(true, Role::General),
             Event::Confirmed { channel, lease } => {
-                if let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
-                    && let Place::Leaving { route, .. } = &channel.place
+                if let Some(side) = self.channels.get_mut(channel).and_then(|channel| channel.of_lease(lease))
+                    && let Place::Leaving { route, .. } = &side.place
                 {
                     route.upstream.close_channel(route.channel);
                 }
             }
-            Event::Ready { own, result } => return self.ready(own, result),
+            // What waits for it is looked at when all events are seen.
+            Event::Answered => {}
+            Event::Ready { own, role, result } => return self.ready(own, role, result),
             Event::SecretVerified { number, result } => return self.secret_verified(number, result),
             Event::BrokenOff { upstream } if self.life == Life::Open => {
                 let text = "upstream connection lost in the middle of a message for the client";
@@ -197,9 +297,9 @@ impl Session {
             }
             Event::DeliveriesOverflowed { channel, lease } => return self.overflowed(channel, lease),
             Event::Unproven { channel, lease } => {
-                if let Some(channel) = self.channels.get_mut(channel).filter(|channel| channel.lease == lease)
+                if let Some(side) = self.channels.get_mut(channel).and_then(|channel| channel.of_lease(lease))
                 {
-                    channel.prove(&mut self.output);
+                    side.prove(&mut self.output);
                 }
             }
             Event::NoRoom => return self.find_room(),
@@ -214,61 +314,87 @@ impl Session {
     /// The client does not take its deliveries fast enough for a shared connection: its consumers go on on its own one,
     /// where the broker waits for it. What it has not acknowledged is delivered again there.
     fn overflowed(&mut self, number: u16, lease: u64) -> Result<(), Fault> {
-        let Some(channel) = self.channels.get_mut(number).filter(|channel| channel.lease == lease) else {
-            return Ok(());
-        };
-        let Place::Placed(route) = &channel.place else { return Ok(()) };
-        if channel.closing || route.own {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let is_it = channel.role_of(lease) == Some(Role::General) && channel.general.is_placed();
+        if !is_it || channel.closing || channel.is_own() {
             return Ok(());
         }
-        let route = route.clone();
         add(&self.pool.counters().consumers_moved, 1);
         self.keep_own();
-        self.leave(number, route, true)
+        self.find_own_place(number)
     }
 
-    /// The broker closed a channel: the client hears it in the broker's words.
+    /// The broker closed an upstream channel: the client hears it in the broker's words, and its other side is closed.
     fn channel_closed(&mut self, number: u16, lease: u64, payload: &[u8], answered: bool) {
-        let Some(channel) = self.channels.get_mut(number).filter(|channel| channel.lease == lease) else {
+        let Some(channel) = self.channels.get_mut(number) else { return };
+        let Some(role) = channel.role_of(lease) else {
             // The client closed it meanwhile; the broker has had, or will have, its close-ok by that.
             return;
         };
-        if !answered && let Some(route) = channel.route().cloned() {
-            // The close-ok goes behind everything that was on its way.
-            self.output.hand_over();
-            // Nothing goes out again on a connection that has ended: the broker has thrown away what came behind.
-            let _ = route.upstream.release(route.channel, channel.usage());
+        let (held, partial) = (channel.held(), channel.partial.len());
+        // The close-ok goes behind everything that was on its way.
+        self.output.hand_over();
+        if answered && let Some(side) = self.side(number, role) {
+            side.place = Place::Nowhere;
         }
+        self.staged -= partial;
+        self.held -= held;
         let Some(channel) = self.channels.get_mut(number) else { return };
-        self.staged -= channel.partial.len();
-        self.held -= channel.held.len();
-        if channel.closing {
-            self.finish_channel(number);
-        } else {
-            self.channels.start_closing(number);
-            self.link.outbox.append(|buf| put_frame(buf.tail(), FrameKind::Method, number, payload, 0));
+        if let Some(side) = channel.side_mut(role)
+            && let Some(route) = side.route().cloned()
+        {
+            // Nothing goes out again on a connection that has ended: the broker has thrown away what came behind.
+            let _ = route.upstream.release(route.channel, side.usage());
+            side.place = Place::Nowhere;
         }
+        channel.partial = Vec::new();
+        channel.in_line = Vec::new();
+        channel.sides_mut().for_each(|side| side.held = Vec::new());
+        if channel.closing {
+            // What the client had asked of the other side goes on.
+            return self.close_sides(number);
+        }
+        for side in channel.sides_mut() {
+            if let Some(route) = side.route().cloned()
+                && !route.upstream.release(route.channel, side.usage())
+            {
+                // It is gone with its connection.
+                drop(side.take_remains());
+            }
+        }
+        self.channels.start_closing(number);
+        self.link.outbox.append(|buf| put_frame(buf.tail(), FrameKind::Method, number, payload, 0));
     }
 
-    /// The broker confirmed a close: the channel is gone, or moves on.
+    /// The broker confirmed a close: a side is gone, or moves on.
     fn close_ok(&mut self, number: u16, lease: u64, last_queue: Option<Box<str>>) -> Result<(), Fault> {
-        let Some(channel) = self.channels.get_mut(number).filter(|channel| channel.lease == lease) else {
+        let suspect = self.suspect;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let Some(role) = channel.role_of(lease) else { return Ok(()) };
+        let is_over = channel.closing && channel.held() == 0;
+        let Some(side) = channel.side_mut(role) else { return Ok(()) };
+        let Place::Leaving { route: Route { own: was_own, .. }, own } = side.place else {
+            side.place = Place::Nowhere;
+            self.close_sides(number);
             return Ok(());
         };
-        match channel.place {
-            Place::Leaving { .. } if channel.closing && channel.held.is_empty() => {
-                self.finish_channel(number);
-                Ok(())
-            }
-            Place::Leaving { own, .. } => {
-                channel.left(last_queue, own || self.suspect);
-                self.place(number)
-            }
-            _ => {
-                self.finish_channel(number);
-                Ok(())
-            }
+        if is_over {
+            side.place = Place::Nowhere;
+            self.close_sides(number);
+            return Ok(());
         }
+        side.left(last_queue, role == Role::General && (own || suspect));
+        if role == Role::Publishing && channel.is_own() {
+            if let Some(publishing) = &mut channel.publishing {
+                publishing.place = Place::Nowhere;
+            }
+        } else if role == Role::Publishing && suspect {
+            return self.find_own_place(number);
+        } else if was_own && !channel.is_own() {
+            channel.divide();
+            self.line_up(number);
+        }
+        self.place(number, role)
     }
 
     /// Forgets a channel that the client has closed, and tells it so.
@@ -279,29 +405,30 @@ impl Session {
         }
     }
 
-    fn ready(&mut self, own: bool, result: Result<Arc<Upstream>, Refusal>) -> Result<(), Fault> {
+    fn ready(&mut self, own: bool, role: Role, result: Result<Arc<Upstream>, Refusal>) -> Result<(), Fault> {
         let upstream = result.map_err(Refusal::into_fault)?;
         // The client may have another secret by now.
         let is_ours = own || *upstream.credentials == *self.credentials;
         let attached = is_ours && self.attach(&upstream);
-        *self.leg(own) = if attached { Leg::Ready(upstream) } else { Leg::None };
+        *self.leg(own, role) = if attached { Leg::Ready(upstream) } else { Leg::None };
         if is_ours && !attached {
             let text = "upstream connection lost at once";
-            self.judge_progress(&[], &Fault::new(ReplyCode::ConnectionForced, text))?;
+            self.judge_progress(false, &Fault::new(ReplyCode::ConnectionForced, text))?;
         }
-        self.place_waiting(own)
+        self.place_waiting(own, role)
     }
 
     /// Places the channels that wait for a connection, or for a channel number on it.
-    fn place_waiting(&mut self, own: bool) -> Result<(), Fault> {
-        let waiting = |place: &Place| matches!(place, Place::Waiting { own: wanted } if *wanted == own);
+    fn place_waiting(&mut self, own: bool, role: Role) -> Result<(), Fault> {
+        let role = if own { Role::General } else { role };
+        let waiting = |side: &Side| matches!(side.place, Place::Waiting { own: wanted } if wanted == own);
         let numbers: Vec<u16> = self
             .channels
-            .iter_mut()
-            .filter(|(_, channel)| waiting(&channel.place))
+            .iter()
+            .filter(|(_, channel)| channel.side(role).is_some_and(waiting))
             .map(|(number, _)| number)
             .collect();
-        numbers.into_iter().try_for_each(|number| self.place(number))
+        numbers.into_iter().try_for_each(|number| self.place(number, role))
     }
 }
 

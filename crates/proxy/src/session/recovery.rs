@@ -7,9 +7,10 @@ use amqp::{Fault, ReplyCode};
 
 use super::channel::Channel;
 use super::place::Leg;
+use super::side::Side;
 use super::{Life, Session};
 use crate::metrics::add;
-use crate::upstream::Remains;
+use crate::upstream::{Remains, Role};
 
 impl Session {
     /// An upstream connection has ended. It matters if a channel, or an exclusive queue, was there: what can be carried
@@ -22,8 +23,10 @@ impl Session {
             self.own = Leg::None;
             self.rekeyed = false;
         }
-        if self.shared.upstream().is_some_and(|upstream| upstream.id == id) {
-            self.shared = Leg::None;
+        for leg in [&mut self.general, &mut self.publishing] {
+            if leg.upstream().is_some_and(|upstream| upstream.id == id) {
+                *leg = Leg::None;
+            }
         }
         if self.life == Life::Returning {
             if is_own {
@@ -31,26 +34,30 @@ impl Session {
             }
             return Ok(());
         }
-        let was_there = |channel: &Channel| channel.route().is_some_and(|route| route.upstream.id == id);
-        let numbers: Vec<u16> = self
-            .channels
-            .iter()
-            .filter(|(_, channel)| was_there(channel))
-            .map(|(number, _)| number)
-            .collect();
+        let mut sides = Vec::new();
+        for (number, channel) in self.channels.iter() {
+            let was_there = |role: &Role| {
+                let route = channel.side(*role).and_then(Side::route);
+                route.is_some_and(|route| route.upstream.id == id)
+            };
+            let roles = [Role::General, Role::Publishing].into_iter().filter(was_there);
+            sides.extend(roles.map(|role| (number, role)));
+        }
         let lost_exclusive = is_own && self.exclusive;
-        if numbers.is_empty() && !lost_exclusive {
+        if sides.is_empty() && !lost_exclusive {
             return Ok(());
         }
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
         if fault.code != ReplyCode::ConnectionForced && !is_own {
             // Nobody can tell who is to blame (P2). Whoever is goes on where it hurts nobody else, and hears it there.
-            self.suspect |= numbers.iter().any(|number| self.is_suspect(*number));
+            self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
         }
-        let has_risked = numbers.iter().any(|number| self.has_risked(*number));
-        let remains: Vec<_> =
-            numbers.into_iter().filter_map(|number| Some((number, self.remains(number)?))).collect();
-        let nothing_asked = remains.iter().all(|(_, remains)| remains.frames.is_empty());
+        let has_risked = sides.iter().any(|(number, _)| self.has_risked(*number));
+        let remains: Vec<_> = sides
+            .into_iter()
+            .filter_map(|(number, role)| Some((number, role, self.remains(number, role)?)))
+            .collect();
+        let nothing_asked = remains.iter().all(|(_, _, remains)| remains.frames.is_empty());
         // RabbitMQ's quorum queues fail so to give a consumer back its place while they choose a leader.
         let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked && !has_risked;
         if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
@@ -64,16 +71,17 @@ impl Session {
             self.in_trouble_since = None;
             self.pause = Duration::ZERO;
         }
-        self.judge_progress(&remains, &fault)?;
+        let progressed = remains.iter().any(|(_, _, remains)| remains.progressed);
+        self.judge_progress(progressed, &fault)?;
         if broker_failed {
             self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         }
-        remains.into_iter().try_for_each(|(number, remains)| self.resume(number, remains, &fault))
+        remains.into_iter().try_for_each(|(number, role, remains)| self.resume(number, role, remains, &fault))
     }
 
     /// Whether something was sent on a channel for which the broker has not answered, or which it never answers.
-    fn is_suspect(&mut self, number: u16) -> bool {
-        self.channels.get_mut(number).is_some_and(|channel| channel.is_suspect())
+    fn is_suspect(&mut self, number: u16, role: Role) -> bool {
+        self.side(number, role).is_some_and(|side| side.is_suspect())
     }
 
     /// Whether a message was sent on a channel that a broker may fail over.
@@ -81,15 +89,15 @@ impl Session {
         self.channels.get_mut(number).is_some_and(|channel| channel.risked)
     }
 
-    fn remains(&mut self, number: u16) -> Option<Remains> {
-        let remains = self.channels.get_mut(number)?.take_remains();
+    fn remains(&mut self, number: u16, role: Role) -> Option<Remains> {
+        let remains = self.side(number, role)?.take_remains();
         add(&self.pool.counters().channels_unconfirmed, u64::from(remains.lost > 0));
         Some(remains)
     }
 
     /// A broker that lets clients in and loses them again and again is an outage, too.
-    pub(super) fn judge_progress(&mut self, remains: &[(u16, Remains)], fault: &Fault) -> Result<(), Fault> {
-        if remains.iter().any(|(_, remains)| remains.progressed) {
+    pub(super) fn judge_progress(&mut self, progressed: bool, fault: &Fault) -> Result<(), Fault> {
+        if progressed {
             self.in_trouble_since = None;
             self.pause = Duration::ZERO;
         }
@@ -103,14 +111,15 @@ impl Session {
         }
     }
 
-    /// Has a channel go on on another connection, or ends it.
-    fn resume(&mut self, number: u16, remains: Remains, fault: &Fault) -> Result<(), Fault> {
+    /// Has a side of a channel go on on another connection, or ends the channel.
+    fn resume(&mut self, number: u16, role: Role, remains: Remains, fault: &Fault) -> Result<(), Fault> {
         let (is_open, suspect) = (self.life == Life::Open, self.suspect);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(what) = not_carried(channel, &remains) {
-            self.held -= channel.held.len();
+            self.held -= channel.held();
             // Of a transaction nothing is kept, and what was to follow half a message is no use.
-            channel.held = Vec::new();
+            channel.in_line = Vec::new();
+            channel.sides_mut().for_each(|side| side.held = Vec::new());
             if channel.closing {
                 self.finish_channel(number);
             } else {
@@ -124,15 +133,24 @@ impl Session {
         }
         add(&self.pool.counters().messages_replayed, remains.messages);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        let before = channel.held.len();
-        let goes_on = channel.resume(remains, is_open, suspect);
-        self.held += channel.held.len() - before;
+        let before = channel.held();
+        let ends = channel.closing || !is_open;
+        let Some(side) = channel.side_mut(role) else { return Ok(()) };
+        let was_own = side.route().is_some_and(|route| route.own);
+        let goes_on = side.resume(remains, ends, suspect && role == Role::General);
+        if was_own && goes_on && !channel.is_own() {
+            // It was on its way to connections that clients share.
+            channel.divide();
+        }
+        self.held += channel.held() - before;
+        // What waited for this side may wait for nothing now.
+        self.line_up(number);
         if goes_on {
             add(&self.pool.counters().channels_recovered, 1);
-            return self.place(number);
+            return if suspect { self.find_own_place(number) } else { self.place(number, role) };
         }
-        if channel.closing {
-            self.finish_channel(number);
+        if self.channels.get_mut(number).is_some_and(|channel| channel.closing) {
+            self.close_sides(number);
         }
         Ok(())
     }
@@ -140,7 +158,7 @@ impl Session {
 
 /// What of a channel is bound to the connection that is lost.
 fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
-    if channel.transactional {
+    if channel.general.transactional {
         Some("a transaction")
     } else if channel.is_half_sent() && remains.last_too_large {
         Some("half of a large message")

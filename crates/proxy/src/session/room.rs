@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use amqp::{Fault, ReplyCode};
 
-use super::channel::{Content, Place};
+use super::channel::Content;
 use super::place::Leg;
+use super::side::Place;
 use super::{Life, Session};
 use crate::staging::{EXCUSED_FOR, Grant};
+use crate::upstream::Role;
 
 impl Session {
     /// There was no room for what is held at the end of a batch.
@@ -67,18 +69,19 @@ impl Session {
         }
         let mut leaving = Vec::new();
         for (number, channel) in self.channels.iter() {
-            if let Place::Placed(route) = &channel.place
+            if let Place::Placed(route) = &channel.general.place
                 && route.own
                 && !channel.closing
             {
-                leaving.push((number, route.clone()));
+                leaving.push(number);
             }
         }
-        for (number, route) in leaving {
-            self.leave(number, route, false)?;
+        for number in leaving {
+            self.leave(number, Role::General, false)?;
         }
-        let is_there =
-            |channel: &super::Channel| channel.is_own() || channel.route().is_some_and(|route| route.own);
+        let is_there = |channel: &super::Channel| {
+            channel.is_own() || channel.general.route().is_some_and(|route| route.own)
+        };
         if self.channels.iter().any(|(_, channel)| is_there(channel)) {
             return Ok(());
         }

@@ -8,9 +8,10 @@ use amqp::sasl::Secret;
 use amqp::{Credentials, Fault, ReplyCode};
 
 use super::Session;
-use super::channel::Place;
 use super::place::Leg;
+use super::side::Place;
 use crate::refusal::Refusal;
+use crate::upstream::Role;
 
 impl Session {
     /// `connection.update-secret`. True: the broker has verified this very secret; answer now. False: it is put to the
@@ -59,17 +60,20 @@ impl Session {
         }
         // One that is still being opened will have the old secret, too.
         self.rekeyed |= !matches!(self.own, Leg::None);
-        self.shared = Leg::None;
-        let shared: Vec<_> = self
-            .channels
-            .iter()
-            .filter_map(|(number, channel)| match &channel.place {
-                Place::Placed(route) if !route.own => Some((number, route.clone())),
-                _ => None,
-            })
-            .collect();
-        for (number, route) in shared {
-            self.leave(number, route, false)?;
+        (self.general, self.publishing) = (Leg::None, Leg::None);
+        let mut shared = Vec::new();
+        for (number, channel) in self.channels.iter() {
+            for role in [Role::General, Role::Publishing] {
+                if let Some(Place::Placed(route)) = channel.side(role).map(|side| &side.place)
+                    && !route.own
+                    && !channel.closing
+                {
+                    shared.push((number, role));
+                }
+            }
+        }
+        for (number, role) in shared {
+            self.leave(number, role, false)?;
         }
         self.answer(0, connection::UpdateSecretOk {});
         Ok(())

@@ -4,10 +4,11 @@ use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
 use amqp::{Fault, FrameKind};
 
 use super::Session;
-use super::channel::{Content, Place};
+use super::channel::Content;
 use super::judge::{
     Need, is_mandatory, is_publish, is_to_default, judge_properties, judge_publish, publish_need,
 };
+use super::side::Place;
 
 impl Session {
     /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the same channel,
@@ -25,10 +26,20 @@ impl Session {
     ) -> Result<Option<usize>, Fault> {
         let max_size = self.pool.config().max_message_size.unwrap_or(u64::MAX);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(None) };
-        let Place::Placed(route) = &channel.place else { return Ok(None) };
         if channel.closing || channel.content != Content::None {
             return Ok(None);
         }
+        let side = if channel.is_own() {
+            &mut channel.general
+        } else if channel.in_line.is_empty()
+            && channel.general.is_quiet()
+            && let Some(publishing) = channel.publishing.as_deref_mut()
+        {
+            publishing
+        } else {
+            return Ok(None);
+        };
+        let Place::Placed(route) = &side.place else { return Ok(None) };
         judge_publish(publish)?;
         let fits = |frame_max: u32| max_body_payload(frame_max);
         let largest = fits(route.upstream.frame_max).min(fits(self.link.frame_max));
@@ -57,10 +68,10 @@ impl Session {
         if route.channel != number {
             set_channel(&mut out[start..], route.channel);
         }
-        if channel.keep(&out[before..], messages) {
+        if side.keep(&out[before..], messages) {
             self.unproven.push(number);
         }
-        channel.count_publishes(messages, mandatory);
+        side.count_publishes(messages, mandatory);
         self.output.count_messages(messages);
         Ok(Some(end))
     }

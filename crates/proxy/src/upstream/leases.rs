@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use amqp::ReplyCode;
 use amqp::method::{basic, channel};
 
+use super::role::Role;
 use super::slot::{Lease, Settling, Slot, Usage};
 use super::{Notified, Phase, State, Upstream};
 use crate::link::Event;
@@ -22,7 +23,8 @@ use crate::link::Event;
 pub(crate) enum Placed {
     /// On this channel.
     On(Leased),
-    /// All channels are in use. On a client's own connection: as many as the broker allows at all.
+    /// All channels are in use. On a client's own connection: as many as the broker allows at all. On one that clients share,
+    /// also when those are used for something else.
     Full,
     /// All channels of the client's own connection are in use, but some are being closed. [`Event::ChannelFree`] tells.
     Soon,
@@ -68,16 +70,25 @@ struct Rested {
 }
 
 impl Upstream {
-    /// What the connection has for a client, which is `confirm`ing or not; `None` when clients do not share it.
-    pub(crate) fn shared(&self, confirm: bool) -> Option<Shared> {
+    /// What the connection has for a client, which is `confirm`ing or not; `None` when clients do not share it for this use.
+    pub(crate) fn shared(&self, confirm: bool, role: Role) -> Option<Shared> {
         let state = self.state.lock();
-        if state.phase != Phase::Open || state.owner.is_some() {
+        if !state.is_shared() || !state.takes(role) {
             return None;
         }
         let rests = state.resting.has(confirm);
         let has_room = rests || state.used_numbers() < usize::from(self.shared_channel_max);
-        let load = has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE);
+        let change = if state.role.is_none() { ROLE_CHANGE } else { 0 };
+        let load = has_room.then(|| state.in_use + self.outbox.backlog() / BACKLOG_OF_A_LEASE + change);
         Some(Shared { load, rests, opening: state.opening })
+    }
+
+    /// Whether clients share the connection, and whether it has a channel for one more.
+    pub(crate) fn is_shared(&self) -> (bool, bool) {
+        let state = self.state.lock();
+        let has_room =
+            state.resting.has(false) || state.used_numbers() < usize::from(self.shared_channel_max);
+        (state.is_shared(), state.is_shared() && has_room)
     }
 
     /// Ends when a channel has come to rest, or to be open: for one of those who wait.
@@ -99,13 +110,16 @@ impl Upstream {
     }
 
     /// Leases a channel, one that rests if possible. `confirm` says that it has to be in confirm mode; then it is, or is
-    /// about to be put into it.
-    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool) -> Placed {
+    /// about to be put into it. `role` is what it is for, on a connection that clients share.
+    pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role) -> Placed {
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
             return Placed::Gone;
         }
         let is_own = state.owner.is_some();
+        if !is_own && !state.takes(role) {
+            return Placed::Full;
+        }
         let max = usize::from(if is_own { self.channel_max } else { self.shared_channel_max });
         let now = Instant::now();
         let leased = if let Some(Rested { number, opened_at, .. }) = self.take_young(&mut state, confirm, now)
@@ -130,6 +144,12 @@ impl Upstream {
         };
         if confirm {
             lease.confirms.get_or_insert_default();
+        }
+        if !is_own {
+            state.role = Some(role);
+            if role == Role::Publishing {
+                state.publishes(&lease.link);
+            }
         }
         state.slots[usize::from(leased.channel) - 1] = Slot::Leased(Box::new(lease));
         state.in_use += 1;
@@ -362,6 +382,7 @@ impl State {
         if self.in_use > 0 || self.phase != Phase::Open {
             return;
         }
+        self.role = None;
         if self.returning {
             self.returning = false;
             if let Some(owner) = self.owner.take() {
@@ -382,6 +403,11 @@ impl State {
             self.in_use += 1;
             self.set_free(number);
         }
+    }
+
+    /// Whether clients share the connection.
+    fn is_shared(&self) -> bool {
+        self.phase == Phase::Open && self.owner.is_none()
     }
 
     fn used_numbers(&self) -> usize {
@@ -453,5 +479,8 @@ fn close_channel() -> channel::Close<'static> {
     }
 }
 
+/// What it weighs, in leased channels, to use a connection that is not used for anything yet: both roles should find one
+/// where there are few.
+const ROLE_CHANGE: usize = 4;
 /// Octets of backlog that weigh as much as a leased channel: about what a busy publisher adds in one batch of reads.
 const BACKLOG_OF_A_LEASE: usize = 16 * 1024;

@@ -8,6 +8,7 @@
 
 mod carried;
 mod entry;
+mod quiet;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -18,6 +19,8 @@ use parking_lot::Mutex;
 use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
 use self::entry::{Entry, What};
+pub(crate) use self::quiet::Quiet;
+use self::quiet::Unanswered;
 use super::slot::Confirms;
 use crate::frames::{put_frame, stored_frames};
 use crate::kept::Kept;
@@ -55,6 +58,10 @@ struct Record {
     proofs: VecDeque<u64>,
     /// Bytes of messages outside confirm mode behind which nothing is asked.
     unproven: usize,
+    /// What was sent last that has no answer of its own. Set when it is sent, never cleared.
+    unanswered: Option<Unanswered>,
+    /// The session waits until the broker is through with everything. Set when it asks, cleared when it is told.
+    awaited: bool,
 }
 
 /// What is left when an upstream channel is lost.
@@ -108,6 +115,7 @@ impl Ledger {
         let what = What::Messages { first: record.published + 1, count, too_large: false };
         record.published += count;
         record.unproven = 0;
+        record.sends_unanswered(true);
         self.push(&mut record, Entry::new(what, frames.to_vec()));
     }
 
@@ -117,6 +125,7 @@ impl Ledger {
         let mut record = self.record.lock();
         let what = record.outside_confirm_mode(count);
         record.unproven += frames.len();
+        record.sends_unanswered(false);
         let wants_proof = record.unproven >= PROOF_DUE;
         if let Some(last) = record.entries.back_mut() {
             let before = last.octets();
@@ -134,6 +143,7 @@ impl Ledger {
         let mut record = self.record.lock();
         let what = record.outside_confirm_mode(1);
         record.unproven += payload.len();
+        record.sends_unanswered(false);
         self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
 
@@ -161,6 +171,9 @@ impl Ledger {
             record.answered += 1;
             self.forget_answered(&mut record);
         }
+        let is_due = record.take_awaited();
+        drop(record);
+        self.notify(is_due);
         is_proof
     }
 
@@ -169,6 +182,7 @@ impl Ledger {
         let mut record = self.record.lock();
         record.published += 1;
         record.unproven = 0;
+        record.sends_unanswered(true);
         let what = What::Messages { first: record.published, count: 1, too_large: false };
         self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
@@ -220,6 +234,7 @@ impl Ledger {
             Ok(Method::BasicConsume(consume)) if consume.no_wait => {
                 let consumer = Consumer::new(consume, consume.consumer_tag, None, prefetch);
                 record.carried.consumers.push(self.counted(consumer));
+                record.sends_unanswered(false);
                 return;
             }
             Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
@@ -231,6 +246,7 @@ impl Ledger {
             record.unproven = 0;
             What::Asked { first: record.asked, count: 1, prefetch }
         } else {
+            record.sends_unanswered(false);
             What::Told { published: record.published, asked: record.asked, count: 1 }
         };
         self.push_method(&mut record, what, payload);
@@ -283,6 +299,9 @@ impl Ledger {
         let up_to = record.confirms.up_to();
         record.carried.numbers.fold(up_to);
         self.forget_answered(&mut record);
+        let is_due = record.take_awaited();
+        drop(record);
+        self.notify(is_due);
         number
     }
 
@@ -319,6 +338,9 @@ impl Ledger {
             _ => {}
         }
         self.forget_answered(&mut record);
+        let is_due = record.take_awaited();
+        drop(record);
+        self.notify(is_due);
     }
 
     /// Whether the broker has a consumer with this tag, or is asked for one.
@@ -389,6 +411,11 @@ impl Drop for Ledger {
 }
 
 impl Record {
+    /// Messages, or methods with no-wait, are sent now.
+    fn sends_unanswered(&mut self, confirm: bool) {
+        self.unanswered = Some(Unanswered { asked: self.asked, confirm: confirm.then_some(self.published) });
+    }
+
     fn octets(&self) -> usize {
         self.entries.iter().map(Entry::octets).sum()
     }

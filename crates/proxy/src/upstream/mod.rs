@@ -6,6 +6,7 @@ mod declaring;
 mod handshake;
 mod leases;
 mod ledger;
+mod role;
 mod run;
 mod share;
 mod slot;
@@ -27,7 +28,8 @@ use transport::Outbox;
 pub(crate) use declaring::Declaring;
 pub(crate) use handshake::{Begun, probe};
 pub(crate) use leases::{Leased, Placed};
-pub(crate) use ledger::{Carried, Ledger, REPLY_TO, Remains, asked_for};
+pub(crate) use ledger::{Carried, Ledger, Numbers, Quiet, REPLY_TO, Remains, asked_for};
+pub(crate) use role::Role;
 pub(crate) use share::{Line, Share};
 pub(crate) use slot::{Lease, Left, Slot, Usage};
 
@@ -36,6 +38,7 @@ pub use self::view::UpstreamView;
 pub(crate) use task::{Access, spawn};
 
 use self::leases::Resting;
+use self::role::Attached;
 use crate::link::{ClientLink, Event};
 use crate::pool::{Endpoint, Unused};
 
@@ -83,6 +86,10 @@ struct State {
     free: Vec<u16>,
     /// Slots that are neither free nor resting.
     in_use: usize,
+    /// What those are used for, while there are any; before the first one, what the connection was opened for.
+    role: Option<Role>,
+    /// Clients have published here, or may have. Never cleared.
+    has_published: bool,
     resting: Resting,
     /// Channels that the broker is still to open, or has not proven clean since it was asked to.
     opening: usize,
@@ -99,7 +106,7 @@ struct State {
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     /// Sessions that placed, or may place, channels here.
-    attached: Vec<Arc<ClientLink>>,
+    attached: Vec<Attached>,
     /// Sessions that found no room in `outbox`, and how much has to be written before they do.
     waiting: Vec<(Arc<ClientLink>, u64)>,
 }
@@ -148,9 +155,10 @@ impl Upstream {
     /// Makes an unused connection the client's own. A new one has to be told, for its task may not run yet.
     pub(crate) fn try_own(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
-        if state.unused_since().is_none() {
+        if state.unused_since().is_none() || state.is_stopped() {
             return false;
         }
+        state.has_published = true;
         state.owner = Some(link.clone());
         state.idle_since = None;
         true
@@ -173,28 +181,25 @@ impl Upstream {
         unused
     }
 
-    /// Has events and blocked notices sent to the client. False when the connection is gone.
+    /// Has events sent to the client, and blocked notices once it publishes here. False when the connection is gone.
     pub(crate) fn attach(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
         let foreign = state.owner.as_ref().is_some_and(|owner| !Arc::ptr_eq(owner, link));
         if state.phase != Phase::Open || foreign {
             return false;
         }
-        if let Some(reason) = &state.blocked {
-            link.block(reason);
+        state.attached.push(Attached::new(link.clone(), false));
+        if state.owner.is_some() {
+            state.publishes(link);
         }
-        state.attached.push(link.clone());
         true
     }
 
     /// Undoes [`Self::attach`].
     pub(crate) fn detach(&self, link: &Arc<ClientLink>) {
         let mut state = self.state.lock();
-        state.attached.retain(|other| !Arc::ptr_eq(other, link));
+        state.forget_attached(link);
         state.waiting.retain(|(other, _)| !Arc::ptr_eq(other, link));
-        if state.blocked.is_some() {
-            link.unblock();
-        }
         if state.unused_since().is_some() {
             state.unused.tell();
         }
@@ -341,17 +346,16 @@ impl Upstream {
         state.free = Vec::new();
         state.resting = Resting::default();
         state.in_use = 0;
-        let mut links = std::mem::take(&mut state.attached);
+        if state.blocked.is_some() {
+            state.publishers().for_each(|link| link.unblock());
+        }
+        state.blocked = None;
+        let attached = std::mem::take(&mut state.attached);
+        let mut links: Vec<_> = attached.into_iter().map(|attached| attached.link).collect();
         state.waiting = Vec::new();
-        let was_blocked = state.blocked.take().is_some();
         let owner = state.owner.take();
         drop(state);
         let was_own = owner.is_some();
-        for link in &links {
-            if was_blocked {
-                link.unblock();
-            }
-        }
         links.extend(owner.filter(|owner| !links.iter().any(|link| Arc::ptr_eq(link, owner))));
         for link in links {
             link.tell(Event::Lost { upstream: self.id, fault: fault.clone() });

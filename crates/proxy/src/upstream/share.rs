@@ -13,6 +13,8 @@ pub(crate) struct Share {
     since: u64,
     /// Where the connection's octets end for which the client has to wait.
     mark: u64,
+    /// Where the last of them ends.
+    end: u64,
 }
 
 /// How far a connection's octets have come.
@@ -36,9 +38,20 @@ impl Share {
             *self = Self { upstream, ..Self::default() };
         }
         self.since += octets as u64;
+        self.end = end;
         if self.since >= WINDOW {
-            *self = Self { upstream, since: 0, mark: end };
+            (self.since, self.mark) = (0, end);
         }
+    }
+
+    /// Whether it is about this connection.
+    pub(crate) fn is_of(&self, upstream: u64) -> bool {
+        self.upstream == upstream
+    }
+
+    /// Whether nothing of the client waits to be written.
+    pub(crate) fn is_through(&self, line: Line) -> bool {
+        !self.is_of(line.upstream) || self.end <= line.written
     }
 
     /// Whether the client may send more.

@@ -15,6 +15,7 @@ use transport::{Ended, Intent, Outbox, Paced, Protocol, Stream};
 use super::content::{carries_content, is_worth_waiting_for};
 use super::handshake::Limits;
 use super::leases::Resting;
+use super::role::Role;
 use super::run::Run;
 use super::slot::{Lease, Slot};
 use super::{Phase, State, Upstream};
@@ -31,13 +32,15 @@ pub(crate) struct Access {
     pub(crate) virtual_host: Box<str>,
 }
 
-/// Makes a connection of an open stream, and starts its task. `owner` is the client that it belongs to alone.
+/// Makes a connection of an open stream, and starts its task. `owner` is the client that it belongs to alone; `role` is what
+/// it was opened for, if it is to be shared.
 pub(crate) fn spawn(
     pool: &Arc<Pool>,
     stream: Stream,
     limits: Limits,
     access: Access,
     owner: Option<Arc<ClientLink>>,
+    role: Option<Role>,
 ) -> Arc<Upstream> {
     let now = Instant::now();
     let config = pool.config();
@@ -63,6 +66,8 @@ pub(crate) fn spawn(
             slots: Vec::new(),
             free: Vec::new(),
             in_use: 0,
+            role,
+            has_published: owner.is_some(),
             resting: Resting::default(),
             opening: 0,
             idle_since: owner.is_none().then_some(now),
@@ -492,12 +497,15 @@ impl Task {
             }
             Ok(Method::ConnectionBlocked(blocked)) => {
                 if state.blocked.replace(blocked.reason.into()).is_none() {
-                    state.attached.iter().for_each(|link| link.block(blocked.reason));
+                    state.publishers().for_each(|link| link.block(blocked.reason));
+                    // Those that have nothing waiting here need not wait for room here any more.
+                    let waiting = std::mem::take(&mut state.waiting);
+                    waiting.iter().for_each(|(link, _)| link.outbox.nudge());
                 }
             }
             Ok(Method::ConnectionUnblocked(_)) => {
                 if state.blocked.take().is_some() {
-                    state.attached.iter().for_each(|link| link.unblock());
+                    state.publishers().for_each(|link| link.unblock());
                 }
             }
             Ok(_) => {}

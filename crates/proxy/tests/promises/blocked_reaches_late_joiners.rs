@@ -1,4 +1,4 @@
-//! connection.blocked goes to every client of the connection that knows it, whenever it came.
+//! connection.blocked goes to every client that publishes on the connection and knows it, whenever it came.
 
 use amqp::Capabilities;
 use amqp::method::{basic, connection};
@@ -11,10 +11,11 @@ async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let mut early = Client::connect(&pool).await;
-    let upstream = broker.next_connection().await;
+    let mut upstream = broker.next_connection().await;
     early.open_channel(1).await;
-    early.send(1, basic::Qos::default()).await;
-    early.expect("basic.qos-ok").await;
+    early.publish(1, b"x").await;
+    upstream.expect("channel.open").await;
+    upstream.expect_message().await;
     upstream.send(0, connection::Blocked { reason: "low on memory" });
     early.expect("connection.blocked").await;
 
@@ -27,10 +28,23 @@ async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
 
     let mut ignorant = Client::connect_with(&pool, 131_072, Capabilities::default()).await;
     ignorant.open_channel(1).await;
-    ignorant.send(1, basic::Qos::default()).await;
-    ignorant.expect("basic.qos-ok").await;
+    ignorant.publish(1, b"x").await;
+
+    // Who does something else hears of it with its first message.
+    let mut other = Client::connect(&pool).await;
+    other.open_channel(1).await;
+    other.send(1, basic::Qos::default()).await;
+    other.expect("basic.qos-ok").await;
+    other.publish(1, b"x").await;
+    other.expect("connection.blocked").await;
+    for _ in 0..3 {
+        while upstream.next().await.name() != "body" {}
+    }
 
     upstream.send(0, connection::Unblocked {});
     early.expect("connection.unblocked").await;
     late.expect("connection.unblocked").await;
+    other.expect("connection.unblocked").await;
+    ignorant.send(1, basic::Qos::default()).await;
+    ignorant.expect("basic.qos-ok").await;
 }

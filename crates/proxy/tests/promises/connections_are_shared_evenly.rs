@@ -32,18 +32,20 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
     };
     crate::common::soon("a second connection", grown).await;
     let mut second = second.unwrap();
+    while second.next().await.name() != "body" {}
+    for _ in 0..20 {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.publish(1, b"y").await;
+        while second.next().await.payload != b"y" {}
+    }
+    assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
+    // What does not publish has as many of its own (P10).
     let mut client = Client::connect(&pool).await;
     client.open_channel(1).await;
     client.send(1, basic::Qos::default()).await;
     client.expect("basic.qos-ok").await;
-    second.expect("channel.open").await;
-    for _ in 0..20 {
-        let mut client = Client::connect(&pool).await;
-        client.open_channel(1).await;
-        client.send(1, basic::Qos::default()).await;
-        client.expect("basic.qos-ok").await;
-    }
-    assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
+    assert_eq!(pool.metrics().upstream_connections, 3);
     flooding.abort();
 }
 
@@ -80,8 +82,14 @@ async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
         client.send(number, basic::Qos::default()).await;
         client.expect("basic.qos-ok").await;
     }
-    client.open_channel(3).await;
-    client.publish(3, b"x").await;
+    // There is as much for those who publish (P10).
+    for number in 3..=4 {
+        client.open_channel(number).await;
+        client.publish(number, b"x").await;
+    }
+    until("all to be open", || pool.metrics().upstream_connections == 4).await;
+    client.open_channel(5).await;
+    client.send(5, basic::Qos::default()).await;
     let text = "RESOURCE_ERROR - all channels of the 2 upstream connections that clients share are in use";
     client.expect_close(506, text).await;
 }

@@ -33,20 +33,24 @@ async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
     client.expect("confirm.select-ok").await;
     client.publish(3, b"1").await;
     client.publish(3, b"2").await;
-    let old = shared.expect("channel.open").await.channel;
+    shared.expect("channel.open").await;
     shared.expect("basic.qos").await;
-    shared.expect("confirm.select").await;
-    expect_publish(&mut shared).await;
-    expect_publish(&mut shared).await;
-    shared.send(old, basic::Ack { delivery_tag: 2, multiple: false });
+    // What is published goes over a connection for that.
+    let mut publishing = broker.next_connection().await;
+    let old = publishing.expect("channel.open").await.channel;
+    publishing.expect("confirm.select").await;
+    expect_publish(&mut publishing).await;
+    expect_publish(&mut publishing).await;
+    publishing.send(old, basic::Ack { delivery_tag: 2, multiple: false });
     client.expect("basic.ack").await;
 
     client.send(3, basic::Consume { queue: "q", no_ack: true, ..Default::default() }).await;
     client.publish(3, b"3").await;
     let mut own = broker.next_connection().await;
     assert!(own.seen.try_recv().is_err(), "the first message is not confirmed yet");
-    shared.send(old, basic::Ack { delivery_tag: 1, multiple: false });
+    publishing.send(old, basic::Ack { delivery_tag: 1, multiple: false });
     client.expect("basic.ack").await;
+    publishing.expect("channel.close").await;
     shared.expect("channel.close").await;
 
     let new = own.expect("channel.open").await.channel;

@@ -276,11 +276,12 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
         let mut client = Client::connect(&pool).await;
         client.open_channel(1).await;
         client.publish(1, b"harmless").await;
-        shared.expect("channel.open").await;
-        shared.expect_message().await;
+        let mut publishing = broker.next_connection().await;
+        publishing.expect("channel.open").await;
+        publishing.expect_message().await;
         // Twice: the first waits for the connection, the second may go on from where it was read.
         client.write(&[&risk[..], &risk].concat()).await;
-        shared.expect("channel.close").await;
+        publishing.expect("channel.close").await;
         let mut own = broker.next_connection().await;
         own.expect("channel.open").await;
         for _ in 0..2 {
@@ -341,15 +342,14 @@ async fn a_message_larger_than_allowed_closes_its_channel_only() {
     client.open_channel(1).await;
 }
 
-/// A warm connection with a neighbour on it, and a client whose own connection does not come.
+/// A warm connection with a neighbour that publishes on it, and a client whose own connection does not come.
 async fn stalled_client(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, Client) {
     let mut neighbour = Client::connect(pool).await;
     let mut upstream = broker.next_connection().await;
     neighbour.open_channel(1).await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
+    neighbour.publish(1, b"x").await;
     upstream.expect("channel.open").await;
-    upstream.expect("basic.qos").await;
+    upstream.expect_message().await;
     let mut client = Client::connect(pool).await;
     broker.stall(Stalled::All);
     for number in [1, 2] {
@@ -383,9 +383,8 @@ async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_sha
     }
     assert_eq!(bodies, [b"first".as_slice(), b"second"]);
     upstream.expect("basic.qos").await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
-    upstream.expect("basic.qos").await;
+    neighbour.publish(1, b"y").await;
+    upstream.expect_message().await;
 }
 
 #[tokio::test]
@@ -400,7 +399,6 @@ async fn nor_does_what_was_held_on_a_channel_that_failed() {
     upstream.expect("channel.open").await;
     assert_eq!(upstream.expect_message().await.1, b"small");
     upstream.expect("basic.qos").await;
-    neighbour.send(1, basic::Qos::default()).await;
-    neighbour.expect("basic.qos-ok").await;
-    upstream.expect("basic.qos").await;
+    neighbour.publish(1, b"y").await;
+    upstream.expect_message().await;
 }

@@ -90,13 +90,14 @@ async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consu
 async fn p7_nobody_goes_on_before_what_others_have_declared_is_there() {
     let mut broker = Broker::start(declaring()).await;
     let pool = Pool::new(broker.config());
-    let (_declarer, mut shared) = with_exchange(&mut broker, &pool).await;
+    let (_declarer, shared) = with_exchange(&mut broker, &pool).await;
     let mut publisher = Client::connect(&pool).await;
     publisher.open_channel(1).await;
     ask(&mut publisher, confirm::Select::default(), "confirm.select-ok").await;
     publisher.publish(1, b"unconfirmed").await;
-    while shared.next().await.name() != "body" {}
-    drop(shared);
+    let mut publishing = broker.next_connection().await;
+    while publishing.next().await.name() != "body" {}
+    drop((shared, publishing));
 
     assert_eq!(names(&declared(&mut broker).await), ["exchange.declare"]);
     let mut next = broker.next_connection().await;

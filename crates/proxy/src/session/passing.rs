@@ -1,0 +1,118 @@
+//! Passing frames on, in order, whichever upstream channel of a client's channel they go out on (P10).
+
+use amqp::{Fault, FrameKind};
+
+use super::Session;
+use super::channel::{Turn, first_unit};
+
+impl Session {
+    /// Passes on a method that `needs_own` connection or not, or a frame of a message that streams there.
+    pub(super) fn pass_on(
+        &mut self,
+        number: u16,
+        kind: FrameKind,
+        payload: &[u8],
+        needs_own: bool,
+    ) -> Result<(), Fault> {
+        let turn = if kind == FrameKind::Method { Turn::of(payload) } else { Turn::Publishes };
+        if !self.is_next(number, turn, needs_own)? {
+            let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+            let before = channel.in_line.len();
+            channel.line_up(kind, payload);
+            self.held += channel.in_line.len() - before;
+            return Ok(());
+        }
+        self.find_place(number, needs_own, turn.role())?;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let side = channel.side_to_send(turn.role());
+        let before = side.held.len();
+        let result = side.send(&mut self.output, kind, payload);
+        self.held += side.held.len() - before;
+        result
+    }
+
+    /// Passes on the frames of a message, a whole one unless it streams.
+    pub(super) fn pass_on_message(
+        &mut self,
+        number: u16,
+        stored: &[u8],
+        needs_own: bool,
+    ) -> Result<(), Fault> {
+        if !self.is_next(number, Turn::Publishes, needs_own)? {
+            let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+            channel.in_line.extend_from_slice(stored);
+            self.held += stored.len();
+            return Ok(());
+        }
+        self.send_stored(number, Turn::Publishes, stored, needs_own)
+    }
+
+    fn send_stored(&mut self, number: u16, turn: Turn, stored: &[u8], needs_own: bool) -> Result<(), Fault> {
+        self.find_place(number, needs_own, turn.role())?;
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let side = channel.side_to_send(turn.role());
+        let before = side.held.len();
+        let result = side.send_stored(&mut self.output, stored);
+        self.held += side.held.len() - before;
+        result
+    }
+
+    /// Whether it is the turn of a frame that the client sends now. After a no, the channel is looked at again with the next
+    /// event.
+    fn is_next(&mut self, number: u16, turn: Turn, needs_own: bool) -> Result<bool, Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(true) };
+        if needs_own || channel.is_own() {
+            return Ok(true);
+        }
+        let is_next = channel.in_line.is_empty() && channel.may_pass(turn, &mut self.output);
+        if !is_next {
+            self.line_up(number);
+        }
+        Ok(is_next)
+    }
+
+    /// Has a channel looked at again with the next event.
+    pub(super) fn line_up(&mut self, number: u16) {
+        if !self.lined_up.contains(&number) {
+            self.lined_up.push(number);
+        }
+    }
+
+    /// Passes on what has waited in line and may go now.
+    pub(super) fn go_on(&mut self) -> Result<(), Fault> {
+        let mut result = Ok(());
+        for number in std::mem::take(&mut self.lined_up) {
+            let outcome = self.go_on_with(number);
+            result = result.and(outcome);
+        }
+        result
+    }
+
+    fn go_on_with(&mut self, number: u16) -> Result<(), Fault> {
+        let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+        let mut stored = std::mem::take(&mut channel.in_line);
+        self.held -= stored.len();
+        let (mut sent, mut result) = (0, Ok(()));
+        while let Some((turn, length)) = first_unit(&stored[sent..]) {
+            let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
+            if !channel.is_own() && !channel.may_pass(turn, &mut self.output) {
+                break;
+            }
+            result = self.send_stored(number, turn, &stored[sent..sent + length], false);
+            sent += length;
+            if result.is_err() {
+                break;
+            }
+        }
+        stored.drain(..sent);
+        let Some(channel) = self.channels.get_mut(number) else { return result };
+        self.held += stored.len();
+        channel.in_line = stored;
+        if !channel.in_line.is_empty() {
+            self.line_up(number);
+        } else if channel.closing {
+            self.close_sides(number);
+        }
+        result
+    }
+}

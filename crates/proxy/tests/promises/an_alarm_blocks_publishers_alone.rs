@@ -1,0 +1,361 @@
+//! P10: a broker with a memory or disk alarm stops reading what publishes. Whoever consumes, settles, declares or has just
+//! come goes on, and a channel that does both keeps its order over two upstream channels.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use amqp::method::{basic, channel, confirm, connection, queue};
+use amqp::{Capabilities, Method};
+use proxy::{Pool, PoolConfig};
+
+use crate::common::{Broker, BrokerEnd, Client, Manners, message, until};
+
+/// A client that publishes, and the upstream connection on which it does.
+async fn publisher(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
+    let mut client = Client::connect(pool).await;
+    client.open_channel(1).await;
+    client.publish(1, b"first").await;
+    let mut publishing = broker.next_connection().await;
+    publishing.expect("channel.open").await;
+    publishing.expect_message().await;
+    (client, publishing)
+}
+
+/// Has a client consume with a bound, on its channel 1.
+async fn consume(client: &mut Client) {
+    client.open_channel(1).await;
+    client.send(1, basic::Qos { prefetch_count: 10, ..Default::default() }).await;
+    client.expect("basic.qos-ok").await;
+    client.send(1, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+    client.expect("basic.consume-ok").await;
+}
+
+/// A client that consumes and publishes on its channel 1; the upstream connection on which it consumes, with its channel
+/// there, and the one on which it publishes. The broker is through with everything.
+async fn worker(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, u16, BrokerEnd) {
+    let mut client = Client::connect(pool).await;
+    consume(&mut client).await;
+    let mut general = broker.next_connection().await;
+    let number = general.expect("channel.open").await.channel;
+    general.expect("basic.qos").await;
+    general.expect("basic.consume").await;
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    client.publish(1, b"reply 1").await;
+    let mut publishing = broker.next_connection().await;
+    let on = publishing.expect("channel.open").await.channel;
+    publishing.expect("confirm.select").await;
+    publishing.expect_message().await;
+    publishing.send(on, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(client.expect_ack().await, (1, false));
+    (client, general, number, publishing)
+}
+
+fn block(publishing: &BrokerEnd) {
+    publishing.set_reading(false);
+    publishing.send(0, connection::Blocked { reason: "low on memory" });
+}
+
+async fn expect_settled(general: &mut BrokerEnd, tag: u64) {
+    let ack = general.expect("basic.ack").await;
+    assert_eq!(ack.method(), Method::BasicAck(basic::Ack { delivery_tag: tag, multiple: false }));
+}
+
+/// Waits until the pool has asked for so many proofs in all.
+async fn proofs(broker: &Broker, count: usize) {
+    until("a proof", || broker.manners.proofs.load(Ordering::SeqCst) == count).await;
+}
+
+#[tokio::test]
+async fn p10_consumers_go_on_and_whoever_comes_is_served() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut publisher, publishing) = publisher(&mut broker, &pool).await;
+    let mut consumer = Client::connect(&pool).await;
+    consume(&mut consumer).await;
+    let mut general = broker.next_connection().await;
+    let number = general.expect("channel.open").await.channel;
+    general.expect("basic.qos").await;
+    general.expect("basic.consume").await;
+    block(&publishing);
+    publisher.expect("connection.blocked").await;
+    publisher.publish(1, b"waits").await;
+
+    for tag in 1..=3 {
+        general.deliver(number, "c", tag, b"backlog");
+        consumer.expect_delivery().await;
+        consumer.send(1, basic::Ack { delivery_tag: tag, multiple: false }).await;
+        expect_settled(&mut general, tag).await;
+    }
+    let mut newcomer = Client::connect(&pool).await;
+    newcomer.open_channel(2).await;
+    newcomer.send(2, queue::Declare { queue: "q", ..Default::default() }).await;
+    newcomer.expect("queue.declare-ok").await;
+    general.expect("channel.open").await;
+    general.expect("queue.declare").await;
+    consume(&mut newcomer).await;
+    general.expect("channel.open").await;
+    // What nobody else may share a connection with finds one that is read, too.
+    newcomer.open_channel(3).await;
+    newcomer.send(3, basic::Get { queue: "q", ..Default::default() }).await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    own.expect("basic.get").await;
+    assert_eq!(pool.metrics().blocked_connections, 1);
+}
+
+#[tokio::test]
+async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publishers() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut publishing) = publisher(&mut broker, &pool).await;
+    // Before it stops reading it has answered everything.
+    publishing.send(0, connection::Blocked { reason: "low on memory" });
+    client.expect("connection.blocked").await;
+    client.send(1, channel::Close::default()).await;
+    client.expect("channel.close-ok").await;
+    drop(client);
+    publishing.expect("basic.qos").await;
+    until("nobody to be there", || pool.metrics().upstream_channels == 0).await;
+
+    let mut declarer = Client::connect(&pool).await;
+    declarer.open_channel(1).await;
+    declarer.send(1, queue::Declare { queue: "q", ..Default::default() }).await;
+    declarer.expect("queue.declare-ok").await;
+    let mut general = broker.next_connection().await;
+    general.expect("channel.open").await;
+    let mut getter = Client::connect(&pool).await;
+    getter.open_channel(1).await;
+    getter.send(1, basic::Get { queue: "q", ..Default::default() }).await;
+    let mut own = broker.next_connection().await;
+    own.expect("channel.open").await;
+    let mut other = Client::connect(&pool).await;
+    other.open_channel(1).await;
+    other.publish(1, b"x").await;
+    other.expect("connection.blocked").await;
+    publishing.expect_message().await;
+}
+
+#[tokio::test]
+async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it() {
+    let mut broker = Broker::start(Manners::default()).await;
+    // An out-buffer that is full with little.
+    let pool = Pool::new(PoolConfig { outbox_limit: 1000, ..broker.config() });
+    let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
+    let mut ignorant = Client::connect_with(&pool, 131_072, Capabilities::default()).await;
+    block(&publishing);
+    worker.expect("connection.blocked").await;
+    ignorant.open_channel(1).await;
+    let flood = message(1, &[7; 100_000], 131_072).repeat(400);
+    let flooding = tokio::spawn(async move { ignorant.write(&flood).await });
+    let is_full = || pool.connections().iter().any(|upstream| upstream.backlog > 100_000);
+    until("the connection to take no more", is_full).await;
+
+    for tag in 1..=3 {
+        general.deliver(number, "c", tag, b"request");
+        worker.expect_delivery().await;
+        worker.send(1, basic::Ack { delivery_tag: tag, multiple: false }).await;
+        expect_settled(&mut general, tag).await;
+    }
+    flooding.abort();
+    publishing.set_reading(true);
+    publishing.send(0, connection::Unblocked {});
+    worker.expect("connection.unblocked").await;
+}
+
+#[tokio::test]
+async fn p10_a_method_waits_for_the_messages_before_it() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
+    broker.fall_silent();
+    client.publish(1, b"2").await;
+    let (on, _) = publishing.expect_message().await;
+    client.send(1, queue::Delete { queue: "q", ..Default::default() }).await;
+    client.publish(1, b"3").await;
+    client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
+    proofs(&broker, 1).await;
+    assert!(general.seen.try_recv().is_err() && publishing.seen.try_recv().is_err());
+    publishing.send(on, channel::FlowOk { active: true });
+    general.expect("queue.delete").await;
+    assert!(publishing.seen.try_recv().is_err(), "the delete is not answered");
+    general.send(number, queue::DeleteOk { message_count: 1 });
+    client.expect("queue.delete-ok").await;
+    assert_eq!(publishing.expect_message().await.1, b"3");
+    expect_settled(&mut general, 1).await;
+
+    // A confirm is as good as a proof.
+    client.send(1, queue::Declare { queue: "q", ..Default::default() }).await;
+    proofs(&broker, 2).await;
+    publishing.send(on, basic::Ack { delivery_tag: 3, multiple: true });
+    assert_eq!(client.expect_ack().await, (3, true));
+    publishing.send(on, channel::FlowOk { active: true });
+    general.expect("queue.declare").await;
+}
+
+#[tokio::test]
+async fn p10_a_message_waits_for_the_methods_before_it() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
+    broker.fall_silent();
+    // Settling is nothing to wait for.
+    client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
+    client.publish(1, b"2").await;
+    expect_settled(&mut general, 1).await;
+    let (on, body) = publishing.expect_message().await;
+    assert_eq!(body, b"2");
+    publishing.send(on, basic::Ack { delivery_tag: 2, multiple: false });
+    client.expect_ack().await;
+
+    client.send(1, queue::Declare { queue: "new", no_wait: true, ..Default::default() }).await;
+    client.publish(1, b"3").await;
+    general.expect("queue.declare").await;
+    proofs(&broker, 1).await;
+    assert!(publishing.seen.try_recv().is_err());
+    general.send(number, channel::FlowOk { active: true });
+    assert_eq!(publishing.expect_message().await.1, b"3");
+}
+
+#[tokio::test]
+async fn p10_what_is_got_or_purged_was_published_before() {
+    for method in [
+        Method::from(basic::Get { queue: "q", ..Default::default() }),
+        queue::Purge { queue: "q", ..Default::default() }.into(),
+    ] {
+        let mut broker = Broker::start(Manners::default()).await;
+        let pool = Pool::new(broker.config());
+        let (mut client, mut general, _, mut publishing) = worker(&mut broker, &pool).await;
+        client.publish(1, b"2").await;
+        client.send(1, method).await;
+        let (on, _) = publishing.expect_message().await;
+        let mut own = broker.next_connection().await;
+        general.expect("channel.close").await;
+        assert!(own.seen.try_recv().is_err(), "the message is not confirmed");
+        publishing.send(on, basic::Ack { delivery_tag: 2, multiple: false });
+        assert_eq!(client.expect_ack().await, (2, false));
+        publishing.expect("channel.close").await;
+        for name in ["channel.open", "basic.qos", "basic.consume", "confirm.select"] {
+            own.expect(name).await;
+        }
+        own.expect(method.name()).await;
+    }
+}
+
+#[tokio::test]
+async fn p10_an_error_on_one_upstream_channel_closes_the_other() {
+    for of_publishing in [true, false] {
+        let mut broker = Broker::start(Manners::default()).await;
+        let pool = Pool::new(broker.config());
+        let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
+        let close = channel::Close { reply_code: 404, reply_text: "NOT_FOUND - gone", ..Default::default() };
+        client.publish(1, b"2").await;
+        let (on, _) = publishing.expect_message().await;
+        if of_publishing {
+            publishing.send(on, close);
+        } else {
+            general.send(number, close);
+        }
+        client.expect_channel_close(404, "NOT_FOUND - gone").await;
+        if of_publishing {
+            publishing.expect("channel.close-ok").await;
+            // It consumed.
+            general.expect("channel.close").await;
+        } else {
+            general.expect("channel.close-ok").await;
+            publishing.send(on, basic::Ack { delivery_tag: 2, multiple: false });
+        }
+        until("both to be given back", || pool.metrics().upstream_channels == 0).await;
+        client.send(1, channel::CloseOk {}).await;
+        client.open_channel(1).await;
+        client.publish(1, b"again").await;
+        loop {
+            match publishing.next().await {
+                body if body.name() == "body" => break assert_eq!(body.payload, b"again"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn p10_a_close_ends_both_upstream_channels_and_waits_for_what_was_published() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
+    broker.fall_silent();
+    client.publish(1, b"2").await;
+    let (on, _) = publishing.expect_message().await;
+    client.send(1, channel::Close::default()).await;
+    proofs(&broker, 1).await;
+    assert!(general.seen.try_recv().is_err(), "its consumer may be the last of the queue");
+    publishing.send(on, channel::FlowOk { active: true });
+    general.expect("channel.close").await;
+    general.send(number, channel::CloseOk {});
+    client.expect("channel.close-ok").await;
+    publishing.send(on, basic::Ack { delivery_tag: 2, multiple: false });
+    until("both to be given back", || pool.metrics().upstream_channels == 0).await;
+}
+
+#[tokio::test]
+async fn p10_p7_both_upstream_channels_go_on_after_an_outage() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, general, number, mut publishing) = worker(&mut broker, &pool).await;
+    general.deliver(number, "c", 1, b"request");
+    client.expect_delivery().await;
+    client.publish(1, b"2").await;
+    publishing.expect_message().await;
+    drop((general, publishing));
+
+    let mut ends = [broker.next_connection().await, broker.next_connection().await];
+    ends[0].expect("channel.open").await;
+    ends[1].expect("channel.open").await;
+    let (first, second) = (ends[0].next().await, ends[1].next().await);
+    let [one, other] = ends;
+    let (mut general, mut publishing) = match (first.name(), second.name()) {
+        ("basic.qos", "confirm.select") => (one, other),
+        ("confirm.select", "basic.qos") => (other, one),
+        _ => panic!("{first:?} {second:?}"),
+    };
+    let number = general.expect("basic.consume").await.channel;
+    let (on, body) = publishing.expect_message().await;
+    assert_eq!(body, b"2");
+    // What settles a delivery of before is swallowed, and both go on counting.
+    client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
+    general.deliver(number, "c", 1, b"request");
+    assert_eq!(client.expect_delivery().await.0, 2);
+    client.send(1, basic::Ack { delivery_tag: 2, multiple: false }).await;
+    expect_settled(&mut general, 1).await;
+    publishing.send(on, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(client.expect_ack().await, (2, false));
+}
+
+#[tokio::test]
+async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    let mut upstream = broker.next_connection().await;
+    client.open_channel(1).await;
+    client.send(1, queue::Declare::default()).await;
+    client.expect("queue.declare-ok").await;
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    client.publish(1, b"x").await;
+    for name in ["channel.open", "queue.declare", "confirm.select"] {
+        upstream.expect(name).await;
+    }
+    let (on, _) = upstream.expect_message().await;
+    upstream.send(on, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(client.expect_ack().await, (1, false));
+    assert!(!broker.has_new_connection());
+
+    // From then on it is one for publishing; what the queue was called is known.
+    client.send(1, queue::Bind { exchange: "amq.topic", ..Default::default() }).await;
+    let mut general = broker.next_connection().await;
+    general.expect("channel.open").await;
+    let bind = general.expect("queue.bind").await;
+    let Method::QueueBind(bind) = bind.method() else { unreachable!() };
+    assert_eq!(bind.queue, "amq.gen-1");
+}
