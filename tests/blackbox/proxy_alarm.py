@@ -1,0 +1,171 @@
+"""An alarm of the upstream blocks publishers alone (P10): consumers take a backlog away, newcomers connect, declare and
+consume, and channels that do both acknowledge until they publish. When the alarm is over, all go on."""
+
+import contextlib
+import threading
+import time
+
+import pika
+import pytest
+
+from harness.instances import leveret
+from harness.metrics import metric, wait_until
+from harness.rabbitmq import RabbitMq
+
+BACKLOG = 3000
+PUBLISHERS = 3
+WORKERS = 100
+PREFETCH = 50
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    broker = RabbitMq(tmp_path_factory.mktemp("alarm") / "rabbitmq")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def pool(tmp_path, broker):
+    with leveret(tmp_path, "--upstream", broker.uri.replace("guest:guest@", "")) as server:
+        yield server
+        server.stop()
+
+
+@contextlib.contextmanager
+def alarm(broker):
+    broker.control("set_vm_memory_high_watermark", "0")
+    try:
+        yield
+    finally:
+        broker.control("set_vm_memory_high_watermark", "0.4")
+
+
+def connect(server):
+    return pika.BlockingConnection(pika.URLParameters(server.uri))
+
+
+class Publisher(threading.Thread):
+    """Publishes with confirms until it is to stop, and counts them. It reads what it is told between two messages."""
+
+    def __init__(self, server, queue):
+        super().__init__(daemon=True)
+        self.queue = queue
+        self.confirmed = 0
+        self.told = []
+        self.ends = False
+        self.connection = connect(server)
+        self.connection.add_on_connection_blocked_callback(lambda *_: self.told.append("blocked"))
+        self.connection.add_on_connection_unblocked_callback(lambda *_: self.told.append("unblocked"))
+        self.channel = self.connection.channel()
+        self.channel.queue_declare(queue, durable=True)
+        self.channel.confirm_delivery()
+        self.start()
+
+    def run(self):
+        while not self.ends:
+            self.channel.basic_publish("", self.queue, b"on and on")
+            self.confirmed += 1
+            self.connection.sleep(0.001)
+        self.connection.close()
+
+    def finish(self):
+        self.ends = True
+        self.join(30)
+        assert not self.is_alive()
+
+
+def fill(server, queue, count):
+    with connect(server) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True)
+        for number in range(count):
+            channel.basic_publish("", queue, str(number).encode())
+
+
+def take(connection, queue, count):
+    """Consumes so many messages and acknowledges each; returns their bodies."""
+    channel = connection.channel()
+    channel.basic_qos(prefetch_count=PREFETCH)
+    bodies = []
+    for method, _, body in channel.consume(queue, inactivity_timeout=10):
+        assert method is not None, f"nothing more came after {len(bodies)}"
+        channel.basic_ack(method.delivery_tag)
+        bodies.append(body)
+        if len(bodies) == count:
+            break
+    channel.cancel()
+    return bodies
+
+
+def test_a_backlog_is_consumed_during_an_alarm_and_newcomers_are_served(broker, pool):
+    fill(pool, "backlog", BACKLOG)
+    consumer = connect(pool)
+    publishers = [Publisher(pool, "busy") for _ in range(PUBLISHERS)]
+    wait_until(lambda: all(publisher.confirmed for publisher in publishers))
+    with alarm(broker):
+        wait_until(lambda: is_blocked(pool, publishers))
+        confirmed = sum(publisher.confirmed for publisher in publishers)
+        assert [int(body) for body in take(consumer, "backlog", BACKLOG // 2)] == list(range(BACKLOG // 2))
+        # Whoever comes now connects, declares, consumes and closes.
+        with connect(pool) as newcomer:
+            newcomer.channel().queue_declare("new", exclusive=False, durable=True)
+            assert len(take(newcomer, "backlog", BACKLOG // 2)) == BACKLOG // 2
+        assert sum(publisher.confirmed for publisher in publishers) == confirmed
+    wait_until(lambda: all(publisher.told == ["blocked", "unblocked"] for publisher in publishers))
+    wait_until(lambda: sum(publisher.confirmed for publisher in publishers) > confirmed)
+    for publisher in publishers:
+        publisher.finish()
+    consumer.close()
+
+
+def test_workers_that_publish_replies_share_few_connections_and_settle_during_an_alarm(broker, pool):
+    with connect(pool) as connection:
+        channel = connection.channel()
+        for queue in ("requests", "replies"):
+            channel.queue_declare(queue, durable=True)
+    workers = []
+    for _ in range(WORKERS):
+        channel = connect(pool).channel()
+        channel.basic_qos(prefetch_count=2)
+        channel.basic_consume("requests", lambda *_: None)
+        channel.basic_publish("", "replies", b"here")
+        workers.append(channel)
+    wait_until(lambda: count(broker, "replies") == WORKERS)
+    # With up to as many of either role.
+    assert metric(pool, "leveret_upstream_connections") <= 16
+    for channel in workers[1:]:
+        channel.connection.close()
+    worker = workers[0]
+    worker.basic_cancel(worker.consumer_tags[0])
+    fill(pool, "requests", 100)
+    publisher = Publisher(pool, "busy")
+    wait_until(lambda: publisher.confirmed)
+    with alarm(broker):
+        wait_until(lambda: is_blocked(pool, [publisher]))
+        served = 0
+        for method, _, _ in worker.consume("requests", inactivity_timeout=10):
+            assert method is not None, f"nothing more came after {served}"
+            worker.basic_ack(method.delivery_tag)
+            served += 1
+            if served == 100:
+                break
+        wait_until(lambda: count(broker, "requests") == 0)
+        # What it publishes waits, and what comes behind that as well.
+        worker.basic_publish("", "replies", b"there")
+    wait_until(lambda: count(broker, "replies") == WORKERS + 1)
+    worker.connection.close()
+    publisher.finish()
+
+
+def is_blocked(pool, publishers):
+    """Whether the broker reads nothing of what the publishers send."""
+    confirmed = [publisher.confirmed for publisher in publishers]
+    time.sleep(0.2)
+    still = confirmed == [publisher.confirmed for publisher in publishers]
+    return still and metric(pool, "leveret_upstream_blocked_connections") >= 1
+
+
+def count(broker, queue):
+    with contextlib.closing(connect(broker)) as direct:
+        return direct.channel().queue_declare(queue, passive=True).method.message_count
