@@ -26,7 +26,6 @@ def test_clients_and_what_they_share_are_shown(pool):
     channels = [connection.channel() for connection in connections]
     try:
         for channel in channels:
-            channel.basic_publish("amq.fanout", "", b"x")
             channel.queue_declare("shared-by-all")
         clients = pool.get("leveret/clients", user=None)
         assert len(clients) == 3
@@ -40,6 +39,11 @@ def test_clients_and_what_they_share_are_shown(pool):
         leases = pool.get("leveret/leases", user=None)
         assert (leases["clients"], leases["upstream_connections"], leases["channels"]) == (3, 1, 3)
         assert pool.get("overview", user=None)["mode"] == "proxy"
+        # What they publish shares another one.
+        for channel in channels:
+            channel.basic_publish("amq.fanout", "", b"x")
+        both = pool.eventually("leveret/connections", lambda both: [each["channels"] for each in both] == [3, 3])
+        assert all(set(each["clients"]) == set(shared["clients"]) and not each["own"] for each in both)
     finally:
         for connection in connections:
             connection.close()

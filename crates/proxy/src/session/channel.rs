@@ -16,7 +16,7 @@ use crate::upstream::{Role, asked_for};
 /// On connections that clients share it publishes on one upstream channel, and does everything else on another one, each
 /// opened when it is needed: a broker with an alarm stops reading what publishes (P10). The order that could tell is kept: a
 /// method waits until the broker is through with the messages in front of it, and a message until it is through with the
-/// methods. Acknowledgements and `basic.qos` do not wait for messages. A client's own connection carries the whole channel.
+/// methods. Acknowledgements do not wait for messages. A client's own connection carries the whole channel.
 ///
 /// For example `queue.declare`, `basic.publish`, `queue.purge`: the message goes out when `declare-ok` has come, on the
 /// other upstream channel; behind it goes a `channel.flow`, and the purge goes out when that is answered.
@@ -66,7 +66,7 @@ pub(super) enum Content {
 pub(super) enum Turn {
     /// A message, or `confirm.select`: for the methods in front of it.
     Publishes,
-    /// For nothing on the other side.
+    /// An acknowledgement: for nothing on the other side.
     Settles,
     /// Any other method: for the messages in front of it.
     Method,
@@ -77,7 +77,6 @@ impl Turn {
     pub(super) fn of(payload: &[u8]) -> Self {
         match payload {
             [0, 85, 0, 10, ..] => Self::Publishes,
-            [0, 60, 0, 10, ..] => Self::Settles,
             _ if is_publish(payload) => Self::Publishes,
             _ if is_settling(payload) => Self::Settles,
             _ => Self::Method,

@@ -149,6 +149,8 @@ impl Session {
             add(&self.pool.counters().channels_recovered, 1);
             return if suspect { self.find_own_place(number) } else { self.place(number, role) };
         }
+        // The other side may have waited for this one to leave.
+        self.place(number, Role::General)?;
         if self.channels.get_mut(number).is_some_and(|channel| channel.closing) {
             self.close_sides(number);
         }

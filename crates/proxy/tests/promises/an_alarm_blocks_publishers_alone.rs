@@ -164,6 +164,24 @@ async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it(
 }
 
 #[tokio::test]
+async fn p10_a_slow_consumer_moves_during_an_alarm_though_it_could_publish() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(PoolConfig { consumer_budget: 20_000, ..broker.config() });
+    let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
+    block(&publishing);
+    worker.expect("connection.blocked").await;
+    // More than its budget and the stream to it take.
+    for tag in 1..=200 {
+        general.deliver(number, "c", tag, &[7; 20_000]);
+    }
+    general.expect("channel.close").await;
+    let mut own = broker.next_connection().await;
+    for name in ["channel.open", "basic.qos", "basic.consume", "confirm.select"] {
+        own.expect(name).await;
+    }
+}
+
+#[tokio::test]
 async fn p10_a_method_waits_for_the_messages_before_it() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
@@ -239,6 +257,27 @@ async fn p10_what_is_got_or_purged_was_published_before() {
             own.expect(name).await;
         }
         own.expect(method.name()).await;
+    }
+}
+
+#[tokio::test]
+async fn p10_p7_a_channel_that_moves_goes_on_when_its_publishing_connection_is_lost() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
+    broker.fall_silent();
+    client.publish(1, b"2").await;
+    let (on, _) = publishing.expect_message().await;
+    client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
+    general.expect("channel.close").await;
+    general.send(number, channel::CloseOk {});
+    let mut own = broker.next_connection().await;
+    publishing.send(on, basic::Ack { delivery_tag: 2, multiple: false });
+    assert_eq!(client.expect_ack().await, (2, false));
+    publishing.expect("channel.close").await;
+    drop(publishing);
+    for name in ["channel.open", "basic.qos", "basic.consume", "confirm.select", "basic.get"] {
+        own.expect(name).await;
     }
 }
 
