@@ -305,8 +305,8 @@ settings! {
         /// Also the longest time an old password keeps working after a change.
         auth_ttl: Duration = "30s", from "0s" to "1h";
 
-        /// The most upstream connections that clients with the same user, password and vhost share. Another one is opened
-        /// when those that are there are busy or full.
+        /// The most upstream connections that clients with the same user, password and vhost share for publishing, and the
+        /// most for everything else. Another one is opened when those that are there are busy or full.
         upstream_connections_max: u16 = "8", from "1" to "1024";
 
         /// How many of them stay open although nobody uses them, as long as nobody else needs their place.
