@@ -40,9 +40,10 @@ def test_clients_and_what_they_share_are_shown(pool):
         assert (leases["clients"], leases["upstream_connections"], leases["channels"]) == (3, 1, 3)
         assert pool.get("overview", user=None)["mode"] == "proxy"
         # What they publish shares another one.
-        for channel in channels:
+        for count, channel in enumerate(channels, 1):
             channel.basic_publish("amq.fanout", "", b"x")
-        both = pool.eventually("leveret/connections", lambda both: [each["channels"] for each in both] == [3, 3])
+            both = pool.eventually("leveret/connections", lambda both, n=count: sum(each["channels"] for each in both) == 3 + n)
+        assert [each["channels"] for each in both] == [3, 3]
         assert all(set(each["clients"]) == set(shared["clients"]) and not each["own"] for each in both)
     finally:
         for connection in connections:

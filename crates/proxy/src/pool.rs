@@ -73,6 +73,8 @@ pub struct Pool {
     /// Held by the client that asks whether a broker answers, for all that come meanwhile.
     asking: tokio::sync::Mutex<()>,
     draining: AtomicBool,
+    /// Whose turn it is to open a connection that others will share.
+    opening: placement::Opening,
     /// A connection is being opened because the others are busy.
     growing: AtomicBool,
     /// How many tasks hand over what clients left behind.
@@ -147,6 +149,7 @@ impl Pool {
             held: AtomicUsize::new(0),
             asking: tokio::sync::Mutex::default(),
             draining: AtomicBool::new(false),
+            opening: placement::Opening::default(),
             growing: AtomicBool::new(false),
             handing_over: AtomicUsize::new(0),
             removed: Notify::new(),

@@ -1,5 +1,6 @@
 //! Which connection a client is placed on, and how many there are.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -145,6 +146,12 @@ impl Pool {
             return Ok(upstream);
         }
         let found = || self.find_shared(credentials, virtual_host, confirm, role, false);
+        // Many may come at once who all find none: the first one's will do for them, if it is there in a moment.
+        let turn = self.opening.turn(credentials, virtual_host, role);
+        let turn = tokio::time::timeout(self.config.opening_patience, turn.lock()).await;
+        if let Some(upstream) = found() {
+            return Ok(upstream);
+        }
         let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(permit, place) => (permit, place),
@@ -156,7 +163,9 @@ impl Pool {
             return Err(Refusal::Fault(Fault::new(ReplyCode::ResourceError, text)));
         }
         let begun = self.begin(place, credentials, &Introduction::SHARED).await?;
-        self.finish(begun, credentials, virtual_host, None, Some(role)).await
+        let opened = self.finish(begun, credentials, virtual_host, None, Some(role)).await;
+        drop(turn);
+        opened
     }
 
     /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not beyond the
@@ -260,6 +269,19 @@ impl Pool {
                 show(upstream);
             }
         }
+    }
+}
+
+/// The turns of those who open connections to be shared. Those with the same credentials, virtual host and role have the same
+/// one, and so may others, whom that costs a moment.
+#[derive(Debug, Default)]
+pub(super) struct Opening([tokio::sync::Mutex<()>; 32]);
+
+impl Opening {
+    fn turn(&self, credentials: &Credentials, virtual_host: &str, role: Role) -> &tokio::sync::Mutex<()> {
+        let mut hasher = DefaultHasher::new();
+        (&credentials.username, virtual_host, role == Role::Publishing).hash(&mut hasher);
+        &self.0[(hasher.finish() % self.0.len() as u64) as usize]
     }
 }
 

@@ -119,3 +119,23 @@ async fn idle_connections_are_closed_but_for_those_that_are_kept() {
         assert_eq!(pool.metrics().connections_lost, 0);
     }
 }
+
+#[tokio::test]
+async fn those_who_publish_first_at_the_same_time_open_one_connection() {
+    let broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut clients = Vec::new();
+    for _ in 0..20 {
+        let mut client = Client::connect(&pool).await;
+        client.open_channel(1).await;
+        client.send(1, basic::Qos::default()).await;
+        client.expect("basic.qos-ok").await;
+        clients.push(client);
+    }
+    for client in &mut clients {
+        client.publish(1, b"x").await;
+    }
+    until("all to publish", || pool.metrics().messages_to_upstreams == 20).await;
+    until("all to be placed", || pool.metrics().upstream_channels == 40).await;
+    assert_eq!(pool.metrics().upstream_connections, 2);
+}
