@@ -42,7 +42,8 @@ def test_clients_and_what_they_share_are_shown(pool):
         # What they publish shares another one.
         for count, channel in enumerate(channels, 1):
             channel.basic_publish("amq.fanout", "", b"x")
-            both = pool.eventually("leveret/connections", lambda both, n=count: sum(each["channels"] for each in both) == 3 + n)
+            is_placed = lambda both, all_channels=3 + count: sum(each["channels"] for each in both) == all_channels
+            both = pool.eventually("leveret/connections", is_placed)
         assert [each["channels"] for each in both] == [3, 3]
         assert all(set(each["clients"]) == set(shared["clients"]) and not each["own"] for each in both)
     finally:
