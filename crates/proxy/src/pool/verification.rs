@@ -96,9 +96,12 @@ impl Pool {
         let pool = self.clone();
         tokio::spawn(async move {
             let result = loop {
+                if link.is_gone() {
+                    return;
+                }
                 let result = pool.verify_new(&credentials, &virtual_host).await;
                 let was_asked = result.as_ref().err().is_none_or(|refusal| refusal.is_final());
-                if was_asked || link.is_gone() || pool.draining.load(Ordering::Acquire) {
+                if was_asked || pool.draining.load(Ordering::Acquire) {
                     break result;
                 }
                 tokio::time::sleep(ASKED_AGAIN_AFTER).await;

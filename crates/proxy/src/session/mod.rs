@@ -75,6 +75,8 @@ pub struct Session {
     own: Leg,
     /// How many new secrets the client has sent.
     new_secrets: u64,
+    /// Of these, those that it waits for an answer to.
+    unanswered_secrets: usize,
     /// The client's own connection was opened with a secret that the client has replaced.
     rekeyed: bool,
     /// Every connection that has to know when this client is gone.
@@ -151,6 +153,7 @@ impl Session {
             publishing: Leg::None,
             own: Leg::None,
             new_secrets: 0,
+            unanswered_secrets: 0,
             rekeyed: false,
             attached: Vec::new(),
             exclusive: false,

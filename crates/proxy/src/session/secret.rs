@@ -17,14 +17,22 @@ impl Session {
     /// `connection.update-secret`. True: the broker has verified this very secret; answer now. False: it is put to the
     /// broker by a login of its own (P1), and the session answers the client itself when that has succeeded. While no broker
     /// can be asked, the client is neither answered nor ended.
-    pub fn update_secret(&mut self, secret: &[u8]) -> bool {
+    ///
+    /// # Errors
+    /// 506 RESOURCE_ERROR when too many secrets wait for an answer.
+    pub fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
         if self.credentials.secret == Secret::new(secret) {
-            return true;
+            return Ok(true);
         }
+        if self.unanswered_secrets == MAX_UNANSWERED_SECRETS {
+            let text = "too many new secrets at once";
+            return Err(Fault::new(ReplyCode::ResourceError, text).caused_by(UPDATE_SECRET_IDS));
+        }
+        self.unanswered_secrets += 1;
         let (link, virtual_host) = (self.link.clone(), self.virtual_host.clone());
         self.new_secrets += 1;
         self.pool.verify_secret(link, &self.credentials, secret, virtual_host, self.new_secrets);
-        false
+        Ok(false)
     }
 
     /// The broker was asked about the new secret. Channels that are shared move to connections that were opened with it;
@@ -34,6 +42,7 @@ impl Session {
         number: u64,
         result: Result<Arc<Credentials>, Refusal>,
     ) -> Result<(), Fault> {
+        self.unanswered_secrets -= 1;
         let credentials = match result {
             Ok(credentials) => credentials,
             Err(Refusal::Login(_)) => {
@@ -80,5 +89,7 @@ impl Session {
     }
 }
 
+/// New secrets that a client may have sent without an answer: each takes a login, and during an outage many.
+const MAX_UNANSWERED_SECRETS: usize = 4;
 /// Class and method id of `connection.update-secret`.
 const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);

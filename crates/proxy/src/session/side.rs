@@ -199,8 +199,10 @@ impl Side {
         match (&self.ledger, &self.place) {
             (Some(ledger), _) if self.setup.confirm => ledger.messages(frames, messages),
             (Some(ledger), Place::Placed(route)) if !self.transactional => {
+                let is_time = ledger.unconfirmed_messages(frames, messages);
+                // Only now: whoever sees the note looks into the ledger.
                 route.upstream.note_unproven();
-                return ledger.unconfirmed_messages(frames, messages);
+                return is_time;
             }
             _ => {}
         }
@@ -374,6 +376,8 @@ impl Side {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
         self.unproven = false;
+        // Those of a client that is gone may have been on a channel that was lost.
+        self.published = 0;
         self.returns = Returns::None;
         self.resuming = false;
         self.lease = lease;

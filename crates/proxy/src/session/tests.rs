@@ -105,7 +105,7 @@ fn batch(session: &mut Session, octets: &[u8]) {
 /// Three sessions that have each begun a message: the first holds all the room, the next one the only lane, and the last
 /// one waits.
 fn three_that_began() -> [Session; 3] {
-    let patience = Duration::from_secs(120);
+    let patience = Duration::from_secs(10);
     let config =
         PoolConfig { staging_total_max: FRAME, staging_patience: patience, ..PoolConfig::new(Vec::new()) };
     let pool = Pool::new(PoolConfig { max_connections: 1, ..config });

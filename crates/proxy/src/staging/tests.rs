@@ -5,7 +5,7 @@ use super::*;
 /// Octets that each client has read when it stands in line: beyond what everybody may hold.
 const PIECE: usize = 64 * 1024;
 const STAGED: usize = ALWAYS + PIECE;
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Client {
     link: Arc<ClientLink>,

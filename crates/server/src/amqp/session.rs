@@ -93,7 +93,7 @@ impl Session for proxy::Session {
     }
 
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
-        Ok(Self::update_secret(self, secret))
+        Self::update_secret(self, secret)
     }
 
     fn channel_count(&self) -> usize {
