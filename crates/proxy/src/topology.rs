@@ -3,7 +3,8 @@
 //! Exchanges and queues that are transient or deleted automatically are remembered, and bindings unless both their ends
 //! last, for as long as one of the clients that declared them is there: exactly what a client library's recovery would
 //! declare again after a connection of its own. One declaration of many clients is kept once. What somebody deletes,
-//! unbinds, or has the broker delete by cancelling the last consumer, is forgotten for all of them.
+//! unbinds, or has the broker delete by cancelling the last consumer, is forgotten for all of them; without an answer of its
+//! own, when the broker has answered something behind it, for it may have refused.
 //!
 //! A virtual host is *torn* when that may be gone: when no broker answered, when the last connection to it ended, or for one
 //! client when a connection that it used was lost. Then no channel of it is placed until [`crate::pool`] has declared

@@ -491,8 +491,10 @@ impl Side {
             _ => {}
         }
         let has_answer = awaits_reply(payload);
-        if let Some(ledger) = &self.ledger {
-            ledger.method(payload, has_answer, self.setup.prefetch);
+        if let Some(ledger) = &self.ledger
+            && ledger.method(payload, has_answer, self.setup.prefetch)
+        {
+            upstream.note_unproven();
         }
         if self.touched {
             // Nobody will ask.

@@ -198,3 +198,15 @@ async fn p4_a_lane_is_not_taken_for_the_connection_that_an_exclusive_queue_needs
     waiting.handle_nudge().unwrap();
     assert!(matches!(waiting.own, Leg::Opening));
 }
+
+#[tokio::test]
+async fn s1_new_secrets_without_an_answer_are_few() {
+    let mut session = session_of(Pool::new(PoolConfig::new(Vec::new())));
+    let outcomes: Vec<_> = (0..10).map(|secret| session.update_secret(&[secret])).collect();
+    assert!(outcomes[..4].iter().all(|outcome| matches!(outcome, Ok(false))));
+    assert!(
+        outcomes[4..]
+            .iter()
+            .all(|outcome| outcome.as_ref().is_err_and(|fault| fault.code == ReplyCode::ResourceError))
+    );
+}

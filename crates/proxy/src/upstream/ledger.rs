@@ -7,6 +7,7 @@
 //! is nobody else's: a proof.
 
 mod carried;
+mod changes;
 mod entry;
 mod quiet;
 
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 
 use self::carried::Consumer;
 pub(crate) use self::carried::{Carried, Numbers, REPLY_TO};
+use self::changes::{Change, Changes, takes_away};
 use self::entry::{Entry, What};
 pub(crate) use self::quiet::Quiet;
 use self::quiet::Unanswered;
@@ -56,12 +58,14 @@ struct Record {
     told: u64,
     /// Which of the methods that were asked are the pool's own.
     proofs: VecDeque<u64>,
-    /// Bytes of messages outside confirm mode behind which nothing is asked.
+    /// Bytes of messages outside confirm mode, and of `changes`, behind which nothing is asked.
     unproven: usize,
     /// What was sent last that has no answer of its own. Set when it is sent, never cleared.
     unanswered: Option<Unanswered>,
     /// The session waits until the broker is through with everything. Set when it asks, cleared when it is told.
     awaited: bool,
+    /// Methods without an answer that are to change what others have declared.
+    changes: Changes,
 }
 
 /// What is left when an upstream channel is lost.
@@ -169,6 +173,7 @@ impl Ledger {
         if is_proof {
             record.proofs.pop_front();
             record.answered += 1;
+            self.change_proven(&mut record);
             self.forget_answered(&mut record);
         }
         let is_due = record.take_awaited();
@@ -218,7 +223,8 @@ impl Ledger {
     }
 
     /// A method other than `basic.publish` is sent; it has an answer or not. `prefetch` holds for consumers made now.
-    pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: Option<u16>) {
+    /// Returns whether something waits for an answer behind it.
+    pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: Option<u16>) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
             // What they settle is over with the connection; and a mode is not sent twice.
@@ -228,17 +234,17 @@ impl Ledger {
                 | Method::BasicReject(_)
                 | Method::ChannelFlowOk(_),
             ) => {
-                return;
+                return false;
             }
-            Ok(Method::ConfirmSelect(select)) if select.no_wait => return,
+            Ok(Method::ConfirmSelect(select)) if select.no_wait => return false,
             Ok(Method::BasicConsume(consume)) if consume.no_wait => {
                 let consumer = Consumer::new(consume, consume.consumer_tag, None, prefetch);
                 record.carried.consumers.push(self.counted(consumer));
                 record.sends_unanswered(false);
-                return;
+                return false;
             }
             Ok(Method::BasicCancel(cancel)) => record.carried.forget_consumer(cancel.consumer_tag),
-            Ok(method) if !has_answer => self.carried_out(&method, None),
+            Ok(method) if !has_answer => self.told(&mut record, &method, payload),
             _ => {}
         }
         let what = if has_answer {
@@ -252,6 +258,51 @@ impl Ledger {
         self.push_method(&mut record, what, payload);
         if !has_answer {
             self.forget_told(&mut record);
+        }
+        record.changes.len() > 0
+    }
+
+    /// A method without an answer is sent. What it adds to what the client has declared is remembered at once, for nobody
+    /// else is concerned; what it takes away from others waits until it is proven that the broker has not refused it, and
+    /// what is added behind that comes after it once more.
+    fn told(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
+        if !takes_away(method) {
+            self.carried_out(method, None);
+        }
+        if record.changes.concern(method) {
+            if record.changes.len() as u64 == TOLD_MAX
+                && let Some(oldest) = record.changes.pop()
+            {
+                self.change(&oldest);
+            }
+            let change = Change::new(record.published, record.asked, payload);
+            self.kept.add(change.octets());
+            record.changes.push(change);
+            record.unproven += payload.len();
+        }
+    }
+
+    /// Has the changes remembered behind which something was answered.
+    fn change_proven(&self, record: &mut Record) {
+        while record.changes.first().is_some_and(|change| record.is_done(&change.what()))
+            && let Some(change) = record.changes.pop()
+        {
+            self.change(&change);
+        }
+    }
+
+    fn change(&self, change: &Change) {
+        self.kept.release(change.octets());
+        if let Ok(method) = Method::decode(&change.payload) {
+            self.carried_out(&method, None);
+        }
+    }
+
+    /// The broker has closed the channel as it was asked to, so it has refused nothing.
+    pub(super) fn closed(&self) {
+        let mut record = self.record.lock();
+        while let Some(change) = record.changes.pop() {
+            self.change(&change);
         }
     }
 
@@ -295,6 +346,7 @@ impl Ledger {
         let mut record = self.record.lock();
         let own = tag.saturating_sub(record.base);
         record.confirms.confirmed(own, multiple);
+        self.change_proven(&mut record);
         let number = record.carried.numbers.of(own);
         let up_to = record.confirms.up_to();
         record.carried.numbers.fold(up_to);
@@ -309,6 +361,8 @@ impl Ledger {
     pub(super) fn answered(&self, answer: Option<&Method<'_>>, last_queue: Option<&str>) {
         let mut record = self.record.lock();
         record.answered += 1;
+        // They were sent before.
+        self.change_proven(&mut record);
         match answer {
             Some(Method::BasicConsumeOk(ok)) => {
                 if let Some(consumer) = record.consumer(ok.consumer_tag, last_queue) {
@@ -417,7 +471,7 @@ impl Record {
     }
 
     fn octets(&self) -> usize {
-        self.entries.iter().map(Entry::octets).sum()
+        self.entries.iter().map(Entry::octets).sum::<usize>() + self.changes.octets()
     }
 
     /// A burst is over: gives back what the queue of entries does not need any more.

@@ -406,6 +406,7 @@ impl Task {
                 run.hand_over();
                 let Slot::Leased(lease) = std::mem::replace(slot, Slot::Free) else { return };
                 let Lease { link, id, client_channel, last_queue, ledger, delivered, .. } = *lease;
+                ledger.closed();
                 ledger.end(delivered, None);
                 state.set_free(frame.channel);
                 link.tell(Event::CloseOk { channel: client_channel, lease: id, last_queue });

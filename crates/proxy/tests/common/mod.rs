@@ -550,7 +550,7 @@ impl Protocol for ServerEnd {
             if frame.channel == 0
                 && let Ok(Method::ConnectionUpdateSecret(update)) = Method::decode(frame.payload)
             {
-                if self.session.update_secret(update.new_secret)? {
+                if self.session.update_secret(update.new_secret).unwrap() {
                     self.outbox.append(|buf| write_method(buf.tail(), 0, connection::UpdateSecretOk {}));
                 }
                 continue;

@@ -362,3 +362,39 @@ async fn p7_what_one_owner_may_not_declare_again_another_declares() {
     restoring.expect("exchange.declare").await;
     assert_eq!(pool.metrics().clients_not_restored, 1);
 }
+
+#[tokio::test]
+async fn p7_what_is_deleted_without_an_answer_is_forgotten_once_that_is_proven() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (_client, _shared) = with_exchange(&mut broker, &pool).await;
+    let remembered = pool.metrics().octets_remembered;
+    let mut other = Client::connect(&pool).await;
+    other.open_channel(1).await;
+    other.send(1, exchange::Delete { exchange: "e", no_wait: true, ..Default::default() }).await;
+    until("it to be forgotten", || pool.metrics().octets_remembered == 0).await;
+    assert!(remembered > 0);
+}
+
+#[tokio::test]
+async fn p7_what_a_client_may_not_delete_is_remembered() {
+    let mut broker = Broker::start(declaring()).await;
+    let pool = Pool::new(broker.config());
+    let (_client, mut shared) = with_exchange(&mut broker, &pool).await;
+    let remembered = pool.metrics().octets_remembered;
+    let mut other = Client::connect(&pool).await;
+    other.open_channel(1).await;
+    broker.fall_silent();
+    other.send(1, exchange::Delete { exchange: "e", no_wait: true, ..Default::default() }).await;
+    let delete = loop {
+        let frame = shared.next().await;
+        if frame.name() == "exchange.delete" {
+            break frame;
+        }
+    };
+    let text = "ACCESS_REFUSED - access to exchange 'e' in vhost '/' refused for user 'user'";
+    let close = channel::Close { reply_code: 403, reply_text: text, class_id: 40, method_id: 20 };
+    shared.send(delete.channel, close);
+    other.expect_channel_close(403, text).await;
+    assert_eq!(pool.metrics().octets_remembered, remembered);
+}

@@ -5,6 +5,7 @@ use amqp::properties::NO_PROPERTIES;
 use super::entry::SHARED_OCTETS;
 use super::*;
 use crate::kept::KeptTotals;
+use crate::topology::{Declarer, Topologies};
 
 pub(super) fn message(key: &str) -> Vec<u8> {
     let mut out = Vec::new();
@@ -218,4 +219,77 @@ fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
     let prefetches: Vec<_> =
         ledger.take().carried.consumers.iter().map(|consumer| consumer.prefetch).collect();
     assert_eq!(prefetches, [Some(7)]);
+}
+
+/// A ledger of a client, and another one who has declared the queue "q", for which something is remembered.
+fn with_a_declarer() -> (Arc<ClientLink>, Arc<Ledger>, Arc<Topologies>) {
+    let topologies = Arc::<Topologies>::default();
+    let credentials = Arc::new(amqp::Credentials::plain("user", "right"));
+    let declarer = || Declarer::new(topologies.clone(), "/", credentials.clone());
+    let declare = queue::Declare { queue: "q", ..Default::default() };
+    declarer().carried_out(&ClientLink::nobody(), &declare.into(), None);
+    let link = ClientLink::new(
+        1,
+        Arc::new(transport::Outbox::new(0)),
+        0,
+        amqp::Capabilities::default(),
+        Arc::default(),
+        Arc::default(),
+    );
+    let link = Arc::new(link.with_declarer(declarer()));
+    let ledger = Ledger::new(&link, Carried::default());
+    (link, ledger, topologies)
+}
+
+#[test]
+fn what_needs_no_answer_takes_nothing_away_until_the_broker_has_not_refused_it() {
+    let (delete, durable) = (
+        payload(queue::Delete { queue: "q", no_wait: true, ..Default::default() }),
+        payload(queue::Declare { queue: "q", durable: true, no_wait: true, ..Default::default() }),
+    );
+    for method in [&delete, &durable] {
+        let (_link, ledger, topologies) = with_a_declarer();
+        ledger.method(method, false, None);
+        assert!(topologies.octets() > 0);
+        assert!(ledger.is_unproven().0, "nobody would ask");
+        drop(ledger.take());
+        assert!(topologies.octets() > 0, "the channel was closed");
+
+        ledger.method(method, false, None);
+        ledger.method(&payload(basic::Qos::default()), true, None);
+        ledger.answered(None, None);
+        assert_eq!(topologies.octets(), 0);
+    }
+    let (_link, ledger, topologies) = with_a_declarer();
+    ledger.method(&delete, false, None);
+    ledger.prove();
+    assert!(ledger.answers_proof());
+    assert_eq!(topologies.octets(), 0);
+
+    let (_link, ledger, topologies) = with_a_declarer();
+    ledger.method(&delete, false, None);
+    ledger.messages(&message("q"), 1);
+    ledger.confirmed(1, false);
+    assert_eq!(topologies.octets(), 0);
+}
+
+#[test]
+fn what_is_declared_behind_a_delete_is_remembered() {
+    let delete = queue::Delete { queue: "q", no_wait: true, ..Default::default() };
+    let declare = queue::Declare { queue: "q", ..Default::default() };
+    let (_link, ledger, topologies) = with_a_declarer();
+    ledger.method(&payload(delete), false, None);
+    ledger.method(&payload(queue::Declare { no_wait: true, ..declare }), false, None);
+    ledger.closed();
+    assert!(topologies.octets() > 0);
+
+    let (_link, ledger, topologies) = with_a_declarer();
+    ledger.method(&payload(delete), false, None);
+    ledger.method(&payload(declare), true, None);
+    ledger.answered(Some(&queue::DeclareOk { queue: "q", ..Default::default() }.into()), None);
+    assert!(topologies.octets() > 0);
+    let again = payload(queue::Delete { no_wait: false, ..delete });
+    ledger.method(&again, true, None);
+    ledger.answered(Some(&queue::DeleteOk { message_count: 0 }.into()), None);
+    assert_eq!(topologies.octets(), 0);
 }
