@@ -213,9 +213,9 @@ async fn p7_a_silent_upstream_costs_nobody_anything_while_connections_to_it_are_
     broker.go_away().await;
     assert!(login(&pool, "other", "right").await.is_err());
     assert_eq!(pool.answers(), Some(true));
-    client.open_channel(2).await;
-    client.publish(2, b"goes on").await;
-    while shared.next().await.name() != "body" {}
+    ask(&mut client, queue::Declare { queue: "q", durable: true, ..Default::default() }, "queue.declare-ok")
+        .await;
+    while shared.next().await.name() != "queue.declare" {}
 }
 
 #[tokio::test]
