@@ -185,6 +185,16 @@ impl Channel {
         }
     }
 
+    /// The same, for what was sent under a lease.
+    pub(super) fn prove_lease(&mut self, lease: u64, output: &mut Output) {
+        // Nothing may come between the frames of a message.
+        if !self.is_half_sent()
+            && let Some(side) = self.of_lease(lease)
+        {
+            side.prove(output);
+        }
+    }
+
     /// Has frames wait in line.
     pub(super) fn line_up(&mut self, kind: FrameKind, payload: &[u8]) {
         put_frame(&mut self.in_line, kind, 0, payload, 0);

@@ -134,7 +134,8 @@ impl Session {
                     let route = Route { upstream, channel: leased.channel, own };
                     side.start(&mut self.output, route, leased, lease)?;
                     if channel.closing {
-                        self.close_sides(number);
+                        // Not at once: what it was placed for may still be on its way to it.
+                        self.line_up(number);
                     }
                     return Ok(());
                 }
@@ -297,9 +298,8 @@ impl Session {
             }
             Event::DeliveriesOverflowed { channel, lease } => return self.overflowed(channel, lease),
             Event::Unproven { channel, lease } => {
-                if let Some(side) = self.channels.get_mut(channel).and_then(|channel| channel.of_lease(lease))
-                {
-                    side.prove(&mut self.output);
+                if let Some(channel) = self.channels.get_mut(channel) {
+                    channel.prove_lease(lease, &mut self.output);
                 }
             }
             Event::NoRoom => return self.find_room(),

@@ -138,8 +138,8 @@ impl Session {
         let Some(side) = channel.side_mut(role) else { return Ok(()) };
         let was_own = side.route().is_some_and(|route| route.own);
         let goes_on = side.resume(remains, ends, suspect && role == Role::General);
-        if was_own && goes_on && !channel.is_own() {
-            // It was on its way to connections that clients share.
+        if was_own && !channel.is_own() {
+            // It goes to connections that clients share, now or when there is something to do again.
             channel.divide();
         }
         self.held += channel.held() - before;

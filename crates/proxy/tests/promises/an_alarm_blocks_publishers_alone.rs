@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use amqp::frame::write_method;
 use amqp::method::{basic, channel, confirm, connection, queue};
 use amqp::{Capabilities, Method};
 use proxy::{Pool, PoolConfig};
@@ -397,4 +399,93 @@ async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
     let bind = general.expect("queue.bind").await;
     let Method::QueueBind(bind) = bind.method() else { unreachable!() };
     assert_eq!(bind.queue, "amq.gen-1");
+}
+
+/// What a client sends at once on its channel 2: a binding that asks for no answer, a message, and its goodbye.
+fn bind_publish_close() -> Vec<u8> {
+    let mut octets = Vec::new();
+    write_method(
+        &mut octets,
+        2,
+        queue::Bind { queue: "q", exchange: "e", no_wait: true, ..Default::default() },
+    );
+    octets.extend(message(2, b"last", 131_072));
+    write_method(&mut octets, 2, channel::Close::default());
+    octets
+}
+
+#[tokio::test]
+async fn what_waits_its_turn_goes_out_before_the_channel_is_closed() {
+    for consumes in [false, true] {
+        let mut broker = Broker::start(Manners::default()).await;
+        let pool = Pool::new(broker.config());
+        let (mut client, mut publishing) = publisher(&mut broker, &pool).await;
+        client.open_channel(2).await;
+        if consumes {
+            client.send(2, basic::Qos { prefetch_count: 10, ..Default::default() }).await;
+            client.expect("basic.qos-ok").await;
+            client.send(2, basic::Consume { queue: "q", consumer_tag: "c", ..Default::default() }).await;
+            client.expect("basic.consume-ok").await;
+        }
+        client.write(&bind_publish_close()).await;
+        client.expect("channel.close-ok").await;
+        publishing.expect("channel.open").await;
+        assert_eq!(publishing.expect_message().await.1, b"last");
+    }
+}
+
+#[tokio::test]
+async fn confirm_mode_and_its_numbers_outlive_a_connection_of_the_clients_own_that_ends_idle() {
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    client.send(1, confirm::Select::default()).await;
+    client.expect("confirm.select-ok").await;
+    let mut shared = broker.next_connection().await;
+    client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
+    let mut own = broker.next_connection().await;
+    while own.next().await.name() != "basic.get" {}
+    own.send(1, basic::GetEmpty::default());
+    client.expect("basic.get-empty").await;
+    client.publish(1, b"one").await;
+    own.expect_message().await;
+    own.send(1, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(client.expect_ack().await, (1, false));
+    drop(own);
+    until("the loss", || pool.metrics().connections_lost == 1).await;
+
+    client.publish(1, b"two").await;
+    let number = loop {
+        let frame = shared.next().await;
+        if frame.name() == "body" {
+            break frame.channel;
+        }
+    };
+    shared.send(number, basic::Ack { delivery_tag: 1, multiple: false });
+    assert_eq!(client.expect_ack().await, (2, false));
+}
+
+#[tokio::test]
+async fn nothing_comes_between_the_frames_of_a_message_that_is_long_under_way() {
+    const FRAME: usize = 131_072;
+    let mut broker = Broker::start(Manners::default()).await;
+    let pool = Pool::new(broker.config());
+    let mut client = Client::connect(&pool).await;
+    client.open_channel(1).await;
+    let large = message(1, &vec![7; 4 << 20], FRAME);
+    let (begun, rest) = large.split_at(large.len() / 2);
+    client.write(begun).await;
+    let _shared = broker.next_connection().await;
+    let mut own = broker.next_connection().await;
+    while own.next().await.name() != "body" {}
+    // Longer than a message waits for its proof.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 0);
+    client.write(rest).await;
+    let mut bodies = 1;
+    while bodies * (FRAME - 8) < 4 << 20 {
+        assert_eq!(own.next().await.name(), "body", "after {bodies}");
+        bodies += 1;
+    }
 }
