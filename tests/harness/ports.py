@@ -6,8 +6,8 @@ import socket
 
 # Below those that the system gives to connections, so that none of them is taken while a server is down.
 RANGE = (10_000, 32_000)
-# How many a process keeps from the others: more than the servers take that it runs at a time.
-KEPT = 256
+# How many a process keeps from the others, each with a file descriptor: more than servers take that start at one time.
+KEPT = 24
 
 reservations = collections.deque()
 

@@ -1,7 +1,7 @@
 //! The form of a definitions file. What it holds beyond the fields below is left unread, as in RabbitMQ.
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::DefinitionsError;
@@ -31,8 +31,23 @@ pub(super) struct Vhost {
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub(super) tags: Tags,
     /// Switches tracing on or off, as in RabbitMQ. It holds until the broker ends, and is not written down.
-    #[serde(default, skip_serializing)]
+    #[serde(default, skip_serializing, deserialize_with = "flag")]
     pub(super) tracing: Option<bool>,
+}
+
+/// True or false, also as text, as over HTTP.
+fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Flag {
+        Bool(bool),
+        Text(String),
+    }
+    Ok(match Option::deserialize(from)? {
+        None => None,
+        Some(Flag::Bool(flag)) => Some(flag),
+        Some(Flag::Text(text)) => Some(text.parse().map_err(D::Error::custom)?),
+    })
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -59,11 +59,13 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
-        // Those of an earlier run.
+        // Those of an earlier run. In a copy of its folder they hold nothing.
         let names = disk.list(FOLDER).unwrap_or_default();
-        let is_there =
-            |number: &usize| names.iter().any(|name| reserve_path(*number) == format!("{FOLDER}/{name}"));
-        let reserved = (0..RESERVED_SEGMENTS).take_while(is_there).count();
+        let size = space.small_segment();
+        let is_there = |path: &String| names.iter().any(|name| *path == format!("{FOLDER}/{name}"));
+        let holds = |path: &String| disk.open(path).is_ok_and(|file| file.reserve(size).is_ok());
+        let reserved =
+            (0..RESERVED_SEGMENTS).map(reserve_path).take_while(|path| is_there(path) && holds(path)).count();
         let state = State {
             ready: ready.into(),
             next_sequence,
@@ -88,10 +90,10 @@ impl Spares {
             let small = self.space.small_segment();
             size = if self.space.above_limit() < small { needed } else { small };
         }
-        match self.begin(needed.max(size), None) {
+        match self.begin(needed.max(size)) {
             Err(error) if is_full(&error) => {
                 self.give_back();
-                self.begin(needed, None).or_else(|error| self.begin_reserved(needed, error))
+                self.begin(needed).or_else(|error| self.begin_reserved(needed, error))
             }
             begun => begun,
         }
@@ -100,30 +102,36 @@ impl Spares {
     /// The same in a reserved segment, after an error: the disk is full. The file gets another name and is never given free in
     /// between, when others might take its place.
     fn begin_reserved(&self, needed: u64, error: io::Error) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
+        let size = self.space.small_segment();
         let mut state = self.state.lock();
-        if !is_full(&error) || state.reserved == 0 || needed > self.space.small_segment() {
+        if !is_full(&error) || state.reserved == 0 || needed > size {
             return Err(error);
         }
         state.reserved -= 1;
         state.is_reserve_used = true;
-        let path = reserve_path(state.reserved);
+        let sequence = state.next_number();
+        state.unsynced = true;
+        self.disk.rename(&reserve_path(state.reserved), &segment::path(sequence))?;
         drop(state);
-        self.begin(needed.max(self.space.small_segment()), Some(&path))
+        self.opened(sequence, size, true)
     }
 
-    /// Opens a file that is ready, or a new one, of so many octets; or the one at a path, under a new name.
-    fn begin(&self, size: u64, reserved: Option<&str>) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
+    /// Opens a file that is ready, or a new one, of so many octets.
+    fn begin(&self, size: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut state = self.state.lock();
         if state.unsynced {
             self.disk.sync_folder(FOLDER)?;
             state.unsynced = false;
         }
-        let ready = if reserved.is_none() { state.ready.pop_front() } else { None };
+        let ready = state.ready.pop_front();
         let sequence = ready.unwrap_or_else(|| state.next_number());
         drop(state);
         self.used_one.notify_one();
-        let renamed = reserved.map_or(Ok(()), |path| self.disk.rename(path, &segment::path(sequence)));
-        let opened = renamed.and_then(|()| self.open(sequence, size, ready.is_none()));
+        self.opened(sequence, size, ready.is_none())
+    }
+
+    fn opened(&self, sequence: u64, size: u64, is_new: bool) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
+        let opened = self.open(sequence, size, is_new);
         if opened.is_err() {
             self.remove(sequence);
         }
@@ -170,10 +178,11 @@ impl Spares {
         }
         while state.reserved < RESERVED_SEGMENTS {
             let path = reserve_path(state.reserved);
-            if self.disk.open(&path).and_then(|file| file.reserve(size)).is_err() {
-                // Some file systems cannot, and then there is none.
+            if let Err(error) = self.disk.open(&path).and_then(|file| file.reserve(size)) {
                 drop(self.disk.remove(&path));
-                break;
+                // Some file systems cannot, and then there is none; others are full though they tell of space.
+                state.is_reserve_used &= is_full(&error);
+                return;
             }
             state.reserved += 1;
         }
