@@ -15,7 +15,7 @@ impl Session {
         needs_own: bool,
     ) -> Result<(), Fault> {
         let turn = if kind == FrameKind::Method { Turn::of(payload) } else { Turn::Publishes };
-        if !self.is_next(number, turn, needs_own)? {
+        if !self.is_next(number, turn, needs_own) {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let before = channel.in_line.len();
             channel.line_up(kind, payload);
@@ -38,7 +38,7 @@ impl Session {
         stored: &[u8],
         needs_own: bool,
     ) -> Result<(), Fault> {
-        if !self.is_next(number, Turn::Publishes, needs_own)? {
+        if !self.is_next(number, Turn::Publishes, needs_own) {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             channel.in_line.extend_from_slice(stored);
             self.held += stored.len();
@@ -59,16 +59,16 @@ impl Session {
 
     /// Whether it is the turn of a frame that the client sends now. After a no, the channel is looked at again with the next
     /// event.
-    fn is_next(&mut self, number: u16, turn: Turn, needs_own: bool) -> Result<bool, Fault> {
-        let Some(channel) = self.channels.get_mut(number) else { return Ok(true) };
+    fn is_next(&mut self, number: u16, turn: Turn, needs_own: bool) -> bool {
+        let Some(channel) = self.channels.get_mut(number) else { return true };
         if needs_own || channel.is_own() {
-            return Ok(true);
+            return true;
         }
         let is_next = channel.in_line.is_empty() && channel.may_pass(turn, &mut self.output);
         if !is_next {
             self.line_up(number);
         }
-        Ok(is_next)
+        is_next
     }
 
     /// Has a channel looked at again with the next event.

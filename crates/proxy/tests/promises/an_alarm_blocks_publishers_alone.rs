@@ -53,6 +53,13 @@ async fn worker(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, u1
     (client, general, number, publishing)
 }
 
+/// The broker says nothing of its own from now on, and has got a worker's second message; its channel there.
+async fn unconfirmed(broker: &Broker, client: &mut Client, publishing: &mut BrokerEnd) -> u16 {
+    broker.fall_silent();
+    client.publish(1, b"2").await;
+    publishing.expect_message().await.0
+}
+
 fn block(publishing: &BrokerEnd) {
     publishing.set_reading(false);
     publishing.send(0, connection::Blocked { reason: "low on memory" });
@@ -188,9 +195,7 @@ async fn p10_a_method_waits_for_the_messages_before_it() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
-    broker.fall_silent();
-    client.publish(1, b"2").await;
-    let (on, _) = publishing.expect_message().await;
+    let on = unconfirmed(&broker, &mut client, &mut publishing).await;
     client.send(1, queue::Delete { queue: "q", ..Default::default() }).await;
     client.publish(1, b"3").await;
     client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
@@ -267,9 +272,7 @@ async fn p10_p7_a_channel_that_moves_goes_on_when_its_publishing_connection_is_l
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
-    broker.fall_silent();
-    client.publish(1, b"2").await;
-    let (on, _) = publishing.expect_message().await;
+    let on = unconfirmed(&broker, &mut client, &mut publishing).await;
     client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
     general.expect("channel.close").await;
     general.send(number, channel::CloseOk {});
@@ -324,9 +327,7 @@ async fn p10_a_close_ends_both_upstream_channels_and_waits_for_what_was_publishe
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
-    broker.fall_silent();
-    client.publish(1, b"2").await;
-    let (on, _) = publishing.expect_message().await;
+    let on = unconfirmed(&broker, &mut client, &mut publishing).await;
     client.send(1, channel::Close::default()).await;
     proofs(&broker, 1).await;
     assert!(general.seen.try_recv().is_err(), "its consumer may be the last of the queue");

@@ -53,6 +53,15 @@ async fn with_exchange(broker: &mut Broker, pool: &std::sync::Arc<Pool>) -> (Cli
     (client, shared)
 }
 
+/// A connection on which the exchange is being declared again, with the channel open.
+async fn restoring(broker: &mut Broker) -> BrokerEnd {
+    let mut restoring = broker.next_connection().await;
+    restoring.expect("channel.open").await;
+    restoring.expect("exchange.declare").await;
+    restoring.send(1, channel::OpenOk::default());
+    restoring
+}
+
 #[tokio::test]
 async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consumers() {
     let mut broker = Broker::start(declaring()).await;
@@ -159,10 +168,7 @@ async fn p7_a_client_whose_declaration_is_refused_hears_320_and_others_go_on() {
     broker.fall_silent();
     drop(shared);
 
-    let mut restoring = broker.next_connection().await;
-    restoring.expect("channel.open").await;
-    restoring.expect("exchange.declare").await;
-    restoring.send(1, channel::OpenOk::default());
+    let mut restoring = restoring(&mut broker).await;
     let text = "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'e' in vhost '/'";
     restoring.send(1, channel::Close { reply_code: 406, reply_text: text, class_id: 40, method_id: 10 });
     restoring.expect("channel.close-ok").await;
@@ -228,10 +234,7 @@ async fn p7_an_exclusive_queue_that_is_still_there_ends_nobody() {
     broker.fall_silent();
     drop(shared);
 
-    let mut restoring = broker.next_connection().await;
-    restoring.expect("channel.open").await;
-    restoring.expect("exchange.declare").await;
-    restoring.send(1, channel::OpenOk::default());
+    let mut restoring = restoring(&mut broker).await;
     restoring.send(1, exchange::DeclareOk {});
     restoring.expect("queue.bind").await;
     let text = "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q' in vhost '/'";
@@ -347,10 +350,7 @@ async fn p7_what_one_owner_may_not_declare_again_another_declares() {
     }
     broker.fall_silent();
     drop(connections);
-    let mut restoring = broker.next_connection().await;
-    restoring.expect("channel.open").await;
-    restoring.expect("exchange.declare").await;
-    restoring.send(1, channel::OpenOk::default());
+    let mut restoring = restoring(&mut broker).await;
     let text = "ACCESS_REFUSED - configure access to exchange 'e' in vhost '/' refused for user 'alice'";
     restoring.send(1, channel::Close { reply_code: 403, reply_text: text, class_id: 40, method_id: 10 });
     restoring.expect("channel.close-ok").await;
