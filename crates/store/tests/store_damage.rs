@@ -224,6 +224,29 @@ fn a_file_that_is_gone_after_a_kill_is_refused_by_name() {
     }
 }
 
+#[test]
+fn a_log_with_a_gap_that_was_given_up_is_retired_and_started_again() {
+    let disk = SimDisk::new(9, ROOM);
+    let (store, mut rounds, _) = open(&disk).expect("a store");
+    fill(&store, &mut rounds, 40);
+    rounds.close().expect("closed");
+    drop((store, rounds));
+    let files = disk.files().into_iter().filter(|file| file.starts_with("journal/"));
+    let mut used: Vec<_> = files.filter(|file| is_in_use(&disk, file)).collect();
+    used.sort_unstable();
+    disk.remove(&used[1]).expect("removed");
+    is_refused_and_repaired(&disk, &used[1]);
+    let (store, mut rounds, _) = open(&disk).expect("a store again");
+    let left = positions(&store);
+    let mut retired = 0;
+    while let Retirement::Done = rounds.retire() {
+        retired += 1;
+        let (store, _, _) = open(&disk.kill()).expect("nothing is missing that was not given up");
+        assert_eq!(positions(&store), left);
+    }
+    assert!(retired > 1);
+}
+
 /// Not a file of the journal that waits to be written over: its header has the number that is its name.
 fn is_in_use(disk: &SimDisk, file: &str) -> bool {
     let Some(name) = file.strip_prefix("journal/") else { return true };

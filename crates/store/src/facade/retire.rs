@@ -118,7 +118,9 @@ impl Mover {
         if needed || !wait(journal.end()) {
             return Ok(Retirement::Busy);
         }
-        self.keeper.let_go(journal, oldest.end)?;
+        // Behind a gap that `store repair` gave up, the log goes on later than the oldest segment ends.
+        let next = journal.segments().get(1).map_or(oldest.end, |next| next.first);
+        self.keeper.let_go(journal, next)?;
         match journal.retire(*oldest) {
             Ok(()) => Ok(Retirement::Done),
             Err(RetireError::Busy(_)) => Ok(Retirement::Busy),
