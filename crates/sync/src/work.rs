@@ -77,6 +77,14 @@ pub fn share_left(whole: usize) -> usize {
     (whole as u64 * left / u64::from(TURN)) as usize
 }
 
+/// Whether so little of this thread's turn is left that another read from a socket would not be worth its system call.
+pub fn is_turn_nearly_over() -> bool {
+    LEFT.get() < i64::from(TURN / WORTH_A_READ)
+}
+
+/// The part of a turn that is worth a system call of its own.
+const WORTH_A_READ: u32 = 4;
+
 /// Whether this thread's turn has used up what it may cost.
 #[inline]
 pub fn is_turn_over() -> bool {
@@ -95,9 +103,13 @@ mod tests {
         let turn = Turn::begin();
         charge(1000, TURN as usize / 1000 / 4);
         assert_eq!((share_left(100), turn.spent()), (75, u64::from(TURN) / 4));
-        charge(1000, TURN as usize / 1000 / 4 * 3 - 1);
+        charge(TURN / 2, 1);
+        assert!(!is_turn_nearly_over());
+        charge(1, 1);
+        assert!(is_turn_nearly_over() && !is_turn_over());
+        charge(1, TURN as usize / 4 - 2);
         assert!(!is_turn_over());
-        charge(1000, 1);
+        charge(1, 1);
         assert!(is_turn_over() && share_left(100) == 0);
         charge(u32::MAX, usize::MAX);
         charge(u32::MAX, usize::MAX);

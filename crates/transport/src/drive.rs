@@ -27,7 +27,7 @@ pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 
 /// Fewest bytes that a read asks for, when what was read before could not be worked off in one turn: less would cost more
 /// in system calls than it saves in bytes that wait here and not with the peer.
-const MIN_READ: usize = 4 * 1024;
+const MIN_READ: usize = 16 * 1024;
 
 /// Picoseconds charged for a byte that is read.
 const READ_BYTE: u32 = 150;
@@ -270,7 +270,7 @@ where
             if !progress {
                 return Poll::Pending;
             }
-            if work::is_turn_over() {
+            if work::is_turn_nearly_over() {
                 return Poll::Ready(Step::TurnOver);
             }
         }
@@ -314,9 +314,10 @@ where
     }
 
     /// Reads as much at once as a turn works off: less at once when a read was too much, and a little more each time that
-    /// one was not.
+    /// the turn could have done with another. So a busy connection comes to have one read in each turn: several small ones
+    /// would cost it more in system calls than all else that bounds a turn.
     fn adapt_read_size(&mut self, read: usize, consumed: usize) {
-        if !work::is_turn_over() {
+        if !work::is_turn_nearly_over() {
             self.read_size = SCRATCH.min(self.read_size + self.read_size / 8);
         } else if self.held {
             self.read_size = (self.read_size * consumed / read.max(1)).clamp(MIN_READ, SCRATCH);
@@ -444,6 +445,8 @@ where
 /// The shortest time to the timer's next firing, so that a protocol which leaves a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
+#[cfg(test)]
+mod reads;
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
