@@ -26,7 +26,7 @@ import pika
 from harness.leveret import Leveret
 from harness.metrics import metric
 from harness.numbered import PERSISTENT, TRANSIENT, Consumer, Publisher
-from harness.process import octets_written, peak_memory, reset_peak_memory
+from harness.process import bytes_written, peak_memory, reset_peak_memory
 
 SIZE = 1024
 QUEUE = "backlog"
@@ -84,7 +84,7 @@ class Run:
     def play(self):
         self.phase("publish", self.publish, self.options.messages)
         self.on_disk = metric(self.broker, "leveret_broker_paged_messages")
-        self.written = octets_written(self.broker) / (self.options.messages * SIZE)
+        self.written = bytes_written(self.broker) / (self.options.messages * SIZE)
         self.phase("publish and consume at once", self.publish_and_consume, self.options.messages // 5)
         if not self.options.transient:
             self.broker.stop()
@@ -146,12 +146,12 @@ class Run:
 
     def print(self):
         kind = "transient" if self.options.transient else "persistent"
-        print(f"\n{self.options.messages:,} {kind} messages of {SIZE} octets, {int(self.on_disk):,} of them on disk only\n")
+        print(f"\n{self.options.messages:,} {kind} messages of {SIZE} bytes, {int(self.on_disk):,} of them on disk only\n")
         print("| | messages | seconds | messages/s | peak memory |\n|---|---|---|---|---|")
         for row in self.rows:
             rate = "" if row.name.startswith("start") else f"{row.messages / row.seconds:,.0f}"
             print(f"| {row.name} | {row.messages:,} | {row.seconds:.2f} | {rate} | {row.peak >> 20} MiB |")
-        print(f"\noctets written to the disk for each octet published, before anything was consumed: {self.written:.2f}")
+        print(f"\nbytes written to the disk for each byte published, before anything was consumed: {self.written:.2f}")
 
 
 class Watched(threading.Thread):

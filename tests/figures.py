@@ -50,12 +50,12 @@ STUDIES = {
         + ["--expect", "ratio(leveret/disk)>=0.8"],
     ),
 }
-# What is written to the disk for each octet of a message: how messages are published, and what becomes of them.
+# What is written to the disk for each byte of a message: how messages are published, and what becomes of them.
 WRITTEN = {
     "acked soon, 50,000/s": ["--producers", "10", "--consumers", "10", "--confirms", "1000", "--rate", "5000"],
     "nobody consumes, 10 producers with 1,000 confirms": ["--producers", "10", "--consumers", "0", "--confirms", "1000"],
 }
-WRITTEN_TITLE = "durable: octets written to the disk for each octet of a persistent 1 KiB message"
+WRITTEN_TITLE = "durable: bytes written to the disk for each byte of a persistent 1 KiB message"
 # The proxy on a core of its own; the sink that takes everything, RabbitMQ and the generator have the others.
 ONE_CORE = {
     "on one core: 16 bytes through the proxy to a sink": (
@@ -152,19 +152,19 @@ def arguments():
 
 
 def written(folder, system, flags, options):
-    """Octets that a round has the disk write, for each octet of a message. Whoever else writes to that disk counts too."""
+    """Bytes that a round has the disk write, for each byte of a message. Whoever else writes to that disk counts too."""
     os.sync()
-    before = device_octets(folder)
+    before = device_bytes(folder)
     report = Path(folder, "report.json")
     length = ["--rounds", "1", "--warmup", "0", "--time", "2" if options.quick else "10"]
     argv = [str(binary()), "bench", "stream", "--system", system, *DURABLE, *flags, *length, "--json", str(report)]
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.sync()
     [round] = json.loads(report.read_text())["systems"][0]["rounds"]
-    return (device_octets(folder) - before) / (round["counts"]["published"] * 1024)
+    return (device_bytes(folder) - before) / (round["counts"]["published"] * 1024)
 
 
-def device_octets(folder):
+def device_bytes(folder):
     """What was written to the disk that a folder is on. /proc/PID/io would not do: for each write it counts all of a folio of
     the kernel's cache, which is up to 2 MiB."""
     device = os.stat(folder).st_dev

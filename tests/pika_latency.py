@@ -23,7 +23,7 @@ from harness.patience import PATIENCE
 from harness.rabbitmq import RabbitMq
 
 QUEUE = "pika-latency"
-BODY = b"sixteen octets.."
+BODY = b"sixteen bytes.."
 LATENCIES = "0,1,5,10,50,100"
 # So many are not measured: the first ones make the pool's connection and channel.
 WARM_UP = 3

@@ -81,7 +81,7 @@ One queue with 1,048,576 bindings on a broker that has just started: what its re
 
 {memory}
 
-The aim is 200 bytes. A headers binding of this study brings about 40 octets of arguments of its own.
+The aim is 200 bytes. A headers binding of this study brings about 40 bytes of arguments of its own.
 """
 
 

@@ -33,7 +33,7 @@ HOLD = 10
 SPARE = 256
 LEVELS = [5_000, 15_000]
 # What is larger does not belong into a repository.
-MOST_OCTETS = 500_000
+MOST_BYTES = 500_000
 
 
 def main():
@@ -87,12 +87,12 @@ def lengths(options, most):
 def keep(report, into):
     into.mkdir(parents=True, exist_ok=True)
     for name in ("report.html", "results.csv"):
-        octets = (report / name).read_bytes()
-        too_large = len(octets) > MOST_OCTETS
-        print(f"{into / name}: {len(octets):,} octets{', too large to be kept' if too_large else ''}", file=sys.stderr)
+        data = (report / name).read_bytes()
+        too_large = len(data) > MOST_BYTES
+        print(f"{into / name}: {len(data):,} bytes{', too large to be kept' if too_large else ''}", file=sys.stderr)
         # The page is what it is all for.
         if name == "report.html" or not too_large:
-            (into / name).write_bytes(octets)
+            (into / name).write_bytes(data)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_messages_from_other_clients_arrive_too(window, server):
     wire.open_channel()
     wire.send_method(1, BASIC_PUBLISH, publish_arguments("amq.topic", "demo.wire"))
     wire.send(frame(HEADER, 1, content_header(2)) + frame(BODY, 1, b"\xff\xfe"))
-    window.wait_for_text("#messages", "amq.topic → demo.wire.*\\(2 octets that are no text\\)")
+    window.wait_for_text("#messages", "amq.topic → demo.wire.*\\(2 bytes that are no text\\)")
     wire.close()
 
 

@@ -40,7 +40,7 @@ def test_properties_and_bodies_arrive_as_they_were_sent(window, server):
         const headers = {
             text: "héllo 🐇", yes: true, no: false, small: -7, large: 2 ** 40, exact: 2n ** 60n, broken: 1.5, nothing: null,
             list: [1, "two", [3], { four: 4 }], table: { deep: { deeper: "x".repeat(300) } }, when,
-            octets: Uint8Array.of(0, 255), ["__proto__"]: "a field",
+            bytes: Uint8Array.of(0, 255), ["__proto__"]: "a field",
         };
         const properties = {
             contentType: "text/plain", contentEncoding: "x", headers, deliveryMode: 2, priority: 9, correlationId: "c",
@@ -51,7 +51,7 @@ def test_properties_and_bodies_arrive_as_they_were_sent(window, server):
             channel.consume(queue, (message) => messages.push(message) === 4 && resolve(), { noAck: true });
         });
         const sent = [];
-        // Empty, small, as large as a frame holds to the octet, and of several frames.
+        // Empty, small, as large as a frame holds to the byte, and of several frames.
         for (const size of [0, 5, 131064, 400_000]) {
             sent.push(channel.publish("", queue, new Uint8Array(size).map((_, at) => at % 251), { properties }));
         }
@@ -59,7 +59,7 @@ def test_properties_and_bodies_arrive_as_they_were_sent(window, server):
         await arrived;
         const plain = (key, value) => typeof value === "bigint" ? `${value}n` : value;
         return {
-            bodies: messages.map(({ body }) => [body.length, body.every((octet, at) => octet === at % 251)]),
+            bodies: messages.map(({ body }) => [body.length, body.every((byte, at) => byte === at % 251)]),
             same: messages.map((message) => {
                 const [got, sent] = [message.properties, properties].map((all) =>
                     JSON.stringify(Object.entries(all).sort(), (key, value) => plain(key, value)));
@@ -158,16 +158,16 @@ def test_heartbeats_keep_a_silent_connection(window, server):
     """At two seconds each, six signs of life from either side take longer than a connection without them lives."""
     beats = """
         const socket = WebSocket.prototype;
-        const is_beat = (octets) => new Uint8Array(octets.buffer ?? octets)[0] === 8;
+        const is_beat = (bytes) => new Uint8Array(bytes.buffer ?? bytes)[0] === 8;
         const counts = { sent: 0, received: 0 };
         const { Connection } = await import("/page/amqp/connection.js");
         const send = socket.send;
         let enough;
         const heard = new Promise((resolve) => { enough = () => Math.min(counts.sent, counts.received) >= 6 && resolve(); });
-        socket.send = function (octets) {
-            if (is_beat(octets)) counts.sent += 1;
+        socket.send = function (bytes) {
+            if (is_beat(bytes)) counts.sent += 1;
             enough();
-            return send.call(this, octets);
+            return send.call(this, bytes);
         };
         const original = Object.getOwnPropertyDescriptor(socket, "onmessage");
         Object.defineProperty(socket, "onmessage", {
@@ -191,18 +191,18 @@ def test_heartbeats_keep_a_silent_connection(window, server):
 
 
 def test_frames_may_be_cut_anywhere(window, server):
-    """As by a gateway that passes on a TCP stream: every octet of the server's in a message of its own."""
-    octet_by_octet = """
+    """As by a gateway that passes on a TCP stream: every byte of the server's in a message of its own."""
+    byte_by_byte = """
         const { FrameParser, frame } = await import("/page/amqp/frames.js");
         const parser = new FrameParser();
         const sent = [frame(1, 7, Uint8Array.of(1, 2, 3)), frame(8, 0, new Uint8Array(0)), frame(3, 9, Uint8Array.of(4))];
         const got = [];
-        for (const octet of sent.flatMap((octets) => [...octets])) {
-            for (const { type, channel, payload } of parser.push(Uint8Array.of(octet))) got.push([type, channel, [...payload]]);
+        for (const byte of sent.flatMap((bytes) => [...bytes])) {
+            for (const { type, channel, payload } of parser.push(Uint8Array.of(byte))) got.push([type, channel, [...payload]]);
         }
-        const refused = (octets) => {
+        const refused = (bytes) => {
             try {
-                [...new FrameParser().push(Uint8Array.from(octets))];
+                [...new FrameParser().push(Uint8Array.from(bytes))];
             } catch (error) {
                 return error.message;
             }
@@ -215,10 +215,10 @@ def test_frames_may_be_cut_anywhere(window, server):
         ];
     """
     window.open(server.http + "/messages")
-    assert window.run(octet_by_octet) == [
+    assert window.run(byte_by_byte) == [
         [[1, 7, [1, 2, 3]], [8, 0, []], [3, 9, [4]]],
         "the server does not speak AMQP 0-9-1",
-        "the server sent a frame of 131080 octets",
+        "the server sent a frame of 131080 bytes",
         "the server sent a frame without an end",
     ]
 

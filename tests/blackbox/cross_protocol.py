@@ -15,7 +15,7 @@ from harness.patience import PATIENCE
 from harness.stomp_client import Client as StompClient
 
 EXCHANGE = "amq.topic"
-BODIES = {"nothing": b"", "text": "größe 🐇".encode(), "octets": bytes(range(256)) * 3, "large": b"x" * 300_000}
+BODIES = {"nothing": b"", "text": "größe 🐇".encode(), "bytes": bytes(range(256)) * 3, "large": b"x" * 300_000}
 DIRECTIONS = [(one, other) for one in ("amqp", "mqtt", "stomp") for other in ("amqp", "mqtt", "stomp") if one != other]
 
 
@@ -91,7 +91,7 @@ class Mqtt:
 class Stomp:
     def __init__(self, broker, key, **options):
         self.destination = f"/topic/{key}"
-        self.client = StompClient(broker.stomp, octets=True)
+        self.client = StompClient(broker.stomp, binary=True)
         self.client.subscribe(self.destination, **options)
 
     def send(self, body, **headers):
@@ -163,7 +163,7 @@ def test_from_mqtt_to_stomp_the_quality_is_told(broker, key, qos):
     sender.send(b"x", qos=qos)
     headers = receiver.receive().headers
     if broker.kind == "leveret":
-        # RabbitMQ's adapter leaves out octets and truth values (docs/compatibility.md).
+        # RabbitMQ's adapter leaves out bytes and truth values (docs/compatibility.md).
         assert (headers["x-mqtt-publish-qos"], headers["x-mqtt-dup"]) == (str(qos), "false")
     # RabbitMQ tells the number of a message that is not.
     transient = None if broker.kind == "leveret" else "1"

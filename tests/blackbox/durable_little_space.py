@@ -104,7 +104,7 @@ def test_fill_it_consume_everything_and_it_works_again(tmp_path, small, mebibyte
             wait_until_blocked(server)
             confirmed = publisher.confirmed
             # The log goes no further than what was under way, much or little as the machine lets the server look.
-            assert disk.free_octets() > LIMIT // 2
+            assert disk.free_bytes() > LIMIT // 2
             connect(server).channel().queue_declare(f"while-blocked-{times}", durable=True)
             taken += take(server, confirmed - taken)
             assert taken == confirmed
@@ -127,7 +127,7 @@ def test_an_idle_broker_takes_no_space_below_the_limit(tmp_path, small):
         channel = connect(server).channel()
         for number in range(50):
             channel.queue_declare(f"queue-{number}", durable=True)
-        assert disk.free_octets() > 30 * MEBIBYTE
+        assert disk.free_bytes() > 30 * MEBIBYTE
         assert metric(server, 'leveret_alarm{kind="disk"}') == 0
 
 

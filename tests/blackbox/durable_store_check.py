@@ -23,18 +23,18 @@ def body_of(number):
     return b"<message %d>" % number * 50
 
 
-def flip(path, octets):
-    """Changes one octet of what begins with these; returns where they begin."""
+def flip(path, data):
+    """Changes one byte of what begins with these; returns where they begin."""
     content = bytearray(path.read_bytes())
-    at = content.find(octets)
+    at = content.find(data)
     assert at >= 0
-    content[at + len(octets) // 2] ^= 1
+    content[at + len(data) // 2] ^= 1
     path.write_bytes(content)
     return at
 
 
-def segment_with(folder, octets):
-    [path] = [path for path in (folder / "journal").glob("*.segment") if octets in path.read_bytes()]
+def segment_with(folder, data):
+    [path] = [path for path in (folder / "journal").glob("*.segment") if data in path.read_bytes()]
     return path
 
 
@@ -90,7 +90,7 @@ def test_a_torn_tail_is_told_and_cut_off(tmp_path, killed):
     path = segment_with(killed, last)
     flip(path, last)
     code, output = check(killed)
-    assert code == 0 and f"journal/{path.name}: torn at octet" in output, output
+    assert code == 0 and f"journal/{path.name}: torn at byte" in output, output
     # It was confirmed, and a disk that had kept its word would have it: from a torn end this cannot be told.
     assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES - 1)]
 
@@ -99,14 +99,14 @@ def test_a_damaged_middle_is_refused_and_repaired_at_the_price_of_itself(tmp_pat
     path = segment_with(killed, body_of(DAMAGED))
     at = flip(path, body_of(DAMAGED))
     code, output = check(killed)
-    assert code == 1 and f"DAMAGED journal: journal/{path.name}: at octet" in output, output
+    assert code == 1 and f"DAMAGED journal: journal/{path.name}: at byte" in output, output
     [told] = [line for line in output.splitlines() if line.startswith("DAMAGED")]
-    offset = int(told.split("at octet ")[1].split(":")[0])
+    offset = int(told.split("at byte ")[1].split(":")[0])
     assert at - 100 < offset < at
     refused = refusal(tmp_path, killed)
-    assert f"journal/{path.name}: at octet {offset}" in refused and "ctl store repair" in refused
+    assert f"journal/{path.name}: at byte {offset}" in refused and "ctl store repair" in refused
     code, output, _ = run("ctl", "store", "repair", "--data-dir", killed)
-    assert code == 0 and f"gave up journal/{path.name}: at octet {offset}" in output, output
+    assert code == 0 and f"gave up journal/{path.name}: at byte {offset}" in output, output
     assert check(killed)[0] == 0
     assert messages(tmp_path, killed) == [body_of(number) for number in range(MESSAGES) if number != DAMAGED]
 

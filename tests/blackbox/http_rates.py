@@ -42,11 +42,11 @@ def test_rates_rise_while_something_goes_through_and_fall_when_nothing_does(mana
         [of_connection] = management.get("connections")
         of_connection = path("connections", of_connection["name"])
 
-        def octets_flow(connection):
+        def bytes_flow(connection):
             go_through()
             return connection["recv_oct_details"]["rate"] > 0 and connection["send_oct_details"]["rate"] > 0
 
-        management.eventually(of_connection, octets_flow)
+        management.eventually(of_connection, bytes_flow)
         for place, names in things.items():
             management.eventually(place, lambda thing, names=names: not any(rate(thing, name) for name in names))
         management.eventually(of_connection, lambda connection: connection["recv_oct_details"]["rate"] == 0)

@@ -22,8 +22,8 @@ PERSISTENT = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
 
 def environment(pid):
-    octets = Path(f"/proc/{pid}/environ").read_bytes().decode()
-    return dict(line.split("=", 1) for line in octets.split("\0") if "=" in line)
+    data = Path(f"/proc/{pid}/environ").read_bytes().decode()
+    return dict(line.split("=", 1) for line in data.split("\0") if "=" in line)
 
 
 def restart(broker, how):

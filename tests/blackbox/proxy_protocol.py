@@ -47,7 +47,7 @@ def opened(server, header):
 def test_a_header_of_a_trusted_proxy_is_taken(tmp_path, header):
     with behind_proxy(tmp_path) as server:
         opened(server, header).open_channel()
-        # In pieces as well, each octet by itself.
+        # In pieces as well, each byte by itself.
         wire = Wire(server.port)
         for at in range(len(header)):
             wire.send(header[at : at + 1])

@@ -22,7 +22,7 @@ def told(upstream, port, **headers):
         behind = upstream.accept()
         first = line(behind)
         wire.send(b"x")
-        assert exactly(behind, 1) == b"x", "nothing stands between the header and the client's octets"
+        assert exactly(behind, 1) == b"x", "nothing stands between the header and the client's bytes"
         return first
 
 
@@ -46,7 +46,7 @@ def test_ipv6_and_ipv4_in_ipv6_form_are_told_apart(tmp_path, listen, family):
         client.close()
 
 
-def test_version_2_tells_the_same_in_octets(tmp_path):
+def test_version_2_tells_the_same_in_bytes(tmp_path):
     with Upstream() as upstream, relay(tmp_path, upstream.url, proxy_protocol="v2") as (_, port):
         with RelayWire(port) as wire:
             own = wire.socket.getsockname()[1]

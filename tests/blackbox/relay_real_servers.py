@@ -43,7 +43,7 @@ def test_amqp(rabbit, tmp_path):
 
 def test_mqtt(rabbit, tmp_path):
     def packet(kind, *fields):
-        """Octets are sent with their length, octets in a list as they are."""
+        """Bytes are sent with their length, bytes in a list as they are."""
         body = b"".join(struct.pack(">H", len(field)) + field if isinstance(field, bytes) else field[0] for field in fields)
         return bytes([kind, len(body)]) + body
 

@@ -93,7 +93,7 @@ def test_a_message_arrives_with_its_headers(clients, name, version):
     assert ("ack" in frame.headers) is False
 
 
-def test_octets_arrive_as_they_are(server, name):
+def test_bytes_arrive_as_they_are(server, name):
     wire = Wire(server.stomp_port)
     assert wire.connect()[0] == "CONNECTED"
     wire.send(f"SUBSCRIBE\nid:1\ndestination:/queue/{name}\n\n")

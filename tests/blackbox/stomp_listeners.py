@@ -196,7 +196,7 @@ def test_in_front_of_rabbitmq_stomp_is_relayed_or_refused(tmp_path):
             converse(port(server))
             for url in (f"ws://127.0.0.1:{port(server, 'web-stomp', 'ws')}/ws", f"ws://127.0.0.1:{server.ws_port}/ws/stomp"):
                 seen = stompjs(url, "web")
-                # Octets of the upstream come as binary messages, whatever they are.
+                # Bytes of the upstream come as binary messages, whatever they are.
                 assert {**seen, "text": EVERYTHING["text"]} == EVERYTHING
             server.stop()
     finally:

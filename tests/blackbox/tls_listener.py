@@ -122,7 +122,7 @@ def test_a_client_that_does_not_know_the_authority_is_told_apart(tmp_path, autho
         server.child.wait_line("TLS: refused by the other side: it does not know the authority of our certificate")
 
 
-def test_plain_octets_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_path, authority):
+def test_plain_bytes_at_the_tls_port_and_tls_at_the_plain_port_end_cleanly(tmp_path, authority):
     with over_tls(tmp_path, [authority.issue("server")]) as server:
         plain = Wire(port_of(server))
         plain.send(PROTOCOL_HEADER)

@@ -1,4 +1,4 @@
-"""Connections that close before they send an octet leave nothing behind: memory is where it was. LEVERET_ABANDONED says how
+"""Connections that close before they send a byte leave nothing behind: memory is where it was. LEVERET_ABANDONED says how
 many there are at a time (make capacity)."""
 
 import os

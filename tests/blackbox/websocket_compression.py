@@ -32,7 +32,7 @@ def inflated(payload, bits=15):
 
 
 class Compressing:
-    """A wire that compresses what it sends and inflates what comes; `saved` counts the octets that this made less."""
+    """A wire that compresses what it sends and inflates what comes; `saved` counts the bytes that this made less."""
 
     bits = 15
     saved = 0
@@ -135,9 +135,9 @@ def test_compressed_messages_may_come_in_fragments_and_beside_plain_ones(server)
     with CompressingWire(server.ws_port) as wire:
         wire.handshake().open_channel()
         declare_and_consume(wire, "fragments")
-        octets = deflated(publish("fragments", b"body " * 100))
-        for start in range(0, len(octets), 11):
-            wire.send_frame(COMPRESSED | BINARY if start == 0 else CONTINUATION, octets[start : start + 11])
+        content = deflated(publish("fragments", b"body " * 100))
+        for start in range(0, len(content), 11):
+            wire.send_frame(COMPRESSED | BINARY if start == 0 else CONTINUATION, content[start : start + 11])
         wire.send_frame(FIN | CONTINUATION)
         wire.send_frame(FIN | BINARY, publish("fragments", b"plain"))
         assert read_body(wire, 500) == b"body " * 100
@@ -179,10 +179,10 @@ def test_a_relay_is_the_same_compressed(tmp_path):
     with Echo() as echo, relay(tmp_path, echo.url, *ON) as (_server, port):
         with CompressingRelayWire(port) as wire:
             assert wire.headers["sec-websocket-extensions"] == PLAIN_ANSWER
-            data = b"octets of a stream, " * 50_000
+            data = b"bytes of a stream, " * 50_000
             for start in range(0, len(data), 100_000):
                 wire.send(data[start : start + 100_000])
-            assert read_octets(wire, len(data)) == data
+            assert read_bytes(wire, len(data)) == data
             assert wire.saved > 0
 
 
@@ -193,15 +193,15 @@ def test_what_zlib_makes_in_any_way_is_understood_and_it_understands_us(tmp_path
         for _ in range(15):
             data = some_data(dice)
             send_in_fragments(wire, dice, deflated_somehow(dice, data))
-            assert read_octets(wire, len(data)) == data
+            assert read_bytes(wire, len(data)) == data
 
 
-def send_in_fragments(wire, dice, octets):
+def send_in_fragments(wire, dice, content):
     first = COMPRESSED | BINARY
-    while len(octets) > (size := dice.choice([1, 7, 1000, 70_000, len(octets)])):
-        wire.send_frame(first, octets[:size])
-        first, octets = CONTINUATION, octets[size:]
-    wire.send_frame(FIN | first, octets)
+    while len(content) > (size := dice.choice([1, 7, 1000, 70_000, len(content)])):
+        wire.send_frame(first, content[:size])
+        first, content = CONTINUATION, content[size:]
+    wire.send_frame(FIN | first, content)
 
 
 def some_data(dice):
@@ -220,19 +220,19 @@ def deflated_somehow(dice, data):
     strategies = [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED]
     settings = dice.randint(0, 9), zlib.DEFLATED, -dice.randint(9, 15), dice.randint(1, 9), dice.choice(strategies)
     compressor = zlib.compressobj(*settings)
-    octets, at = b"", 0
+    content, at = b"", 0
     while at < len(data):
         size = dice.choice([10, 5_000, len(data)])
-        octets += compressor.compress(data[at : at + size])
-        octets += compressor.flush(dice.choice([zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_NO_FLUSH]))
+        content += compressor.compress(data[at : at + size])
+        content += compressor.flush(dice.choice([zlib.Z_SYNC_FLUSH, zlib.Z_FULL_FLUSH, zlib.Z_NO_FLUSH]))
         at += size
     if dice.random() < 0.3:
         # RFC 7692, 7.2.3.4: behind a last block stands an empty one without its length.
-        return octets + compressor.flush(zlib.Z_FINISH) + b"\x00"
-    return (octets + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]
+        return content + compressor.flush(zlib.Z_FINISH) + b"\x00"
+    return (content + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]
 
 
-def read_octets(wire, count):
+def read_bytes(wire, count):
     data = b""
     while len(data) < count:
         data += wire._receive()
@@ -252,9 +252,9 @@ def test_a_relay_whose_upstream_does_not_read_inflates_no_more(tmp_path):
             # What has been read says that the relay has been at it; what is held back stays compressed.
             taken = len(behind.recv(65536))
             assert resident_bytes(server.pid) - before < 16 * MEBIBYTE
-            while octets := behind.recv(1 << 20):
-                assert not octets.strip(b"\x00")
-                taken += len(octets)
+            while content := behind.recv(1 << 20):
+                assert not content.strip(b"\x00")
+                taken += len(content)
             assert taken == size
             behind.close()
             with pytest.raises(PeerClosed) as closed:

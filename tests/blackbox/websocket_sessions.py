@@ -90,17 +90,17 @@ def test_messages_hold_whole_frames(server, size):
 
 def test_frames_may_come_in_any_cut(server):
     with WebSocketWire(server.ws_port) as wire:
-        for octet in PROTOCOL_HEADER:
-            wire.send(bytes([octet]))
+        for byte in PROTOCOL_HEADER:
+            wire.send(bytes([byte]))
         wire.expect(CONNECTION_START)
     with WebSocketWire(server.ws_port) as wire:
         wire.handshake().open_channel()
         declare(wire, "cut")
         consume(wire, "cut")
-        octets = publish("cut", b"some body") * 2
-        for start in range(0, len(octets), 7):
+        data = publish("cut", b"some body") * 2
+        for start in range(0, len(data), 7):
             first = BINARY if start == 0 else CONTINUATION
-            wire.send_frame(first, octets[start : start + 7])
+            wire.send_frame(first, data[start : start + 7])
             wire.send_frame(FIN | PING, b"between")
             wire.send_frame(CONTINUATION)
         wire.send_frame(FIN | CONTINUATION)
@@ -112,8 +112,8 @@ def test_frames_may_come_in_any_cut(server):
     "first, payload, masked, code",
     [
         (FIN | TEXT, b"text", True, 1003),
-        (FIN | BINARY, b"octets", False, 1002),
-        (FIN | 0x40 | BINARY, b"octets", True, 1002),
+        (FIN | BINARY, b"bytes", False, 1002),
+        (FIN | 0x40 | BINARY, b"bytes", True, 1002),
         (FIN | 3, b"", True, 1002),
         (FIN | CONTINUATION, b"", True, 1002),
         (PING, b"", True, 1002),
@@ -136,7 +136,7 @@ def test_an_announcement_costs_nothing(server):
     before = resident_bytes(server.pid)
     with WebSocketWire(server.ws_port) as wire:
         wire.handshake()
-        # 2^62 octets to come, of which the first are no AMQP frame.
+        # 2^62 bytes to come, of which the first are no AMQP frame.
         Wire.send(wire, bytes([BINARY, 0xFF]) + struct.pack(">Q", 1 << 62) + bytes(4) + bytes(8))
         assert close_of(wire.expect(CONNECTION_CLOSE))[0] == 501
         assert wire.expect_close()[0] == 1008

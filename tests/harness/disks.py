@@ -30,18 +30,18 @@ class SmallDisk:
         self.environment = {}
 
     def fail(self, leave=0):
-        """Takes the room there is, but for so many octets."""
+        """Takes the room there is, but for so many bytes."""
         with self.filler.open("wb", buffering=0) as filler:
             for step in (MEBIBYTE, 4096):
                 try:
-                    while self.free_octets() > leave + step:
+                    while self.free_bytes() > leave + step:
                         filler.write(b"x" * step)
                     if leave == 0:
                         filler.write(b"x" * step)
                 except OSError:
                     pass
 
-    def free_octets(self):
+    def free_bytes(self):
         room = os.statvfs(self.folder)
         return room.f_bavail * room.f_frsize
 

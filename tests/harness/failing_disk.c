@@ -1,5 +1,5 @@
 /* A disk that fails, for a process that has this preloaded (LD_PRELOAD). While the file that FAILING_DISK names is there,
- * what its first octet says goes wrong: `s` is a sync, of which nothing is written; `w` is a write for which there is no room,
+ * what its first byte says goes wrong: `s` is a sync, of which nothing is written; `w` is a write for which there is no room,
  * and of which a part is written. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -35,11 +35,11 @@ int fdatasync(int file) {
     return failing_sync("fdatasync", file);
 }
 
-ssize_t pwrite64(int file, const void *octets, size_t count, off64_t offset) {
+ssize_t pwrite64(int file, const void *bytes, size_t count, off64_t offset) {
     if (fault() == 'w' && (count /= 2) == 0) {
         errno = ENOSPC;
         return -1;
     }
     ssize_t (*write)(int, const void *, size_t, off64_t) = dlsym(RTLD_NEXT, "pwrite64");
-    return write(file, octets, count, offset);
+    return write(file, bytes, count, offset);
 }

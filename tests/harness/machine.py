@@ -113,7 +113,7 @@ class Manager:
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # By way of its folder: the name of a socket has 107 octets at most (unix(7)), and those of a test's folders are long.
+        # By way of its folder: the name of a socket has 107 bytes at most (unix(7)), and those of a test's folders are long.
         folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
         try:
             self.socket.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")

@@ -32,7 +32,7 @@ class Broker:
                 f"stomp.listeners.tcp.1 = 127.0.0.1:{self.stomp}",
                 f"web_mqtt.tcp.port = {self.web_mqtt}",
                 f"web_stomp.tcp.port = {self.web_stomp}",
-                # As text, its default, octets that are no UTF-8 fail the WebSocket.
+                # As text, its default, bytes that are no UTF-8 fail the WebSocket.
                 "web_stomp.ws_frame = binary",
             ]
             self.server = RabbitMq(folder, *settings, plugins=PLUGINS)

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 octet by octet, for what no client library does: half a conversation, and none at all."""
+"""MQTT 3.1.1 byte by byte, for what no client library does: half a conversation, and none at all."""
 
 import socket
 import struct
@@ -19,8 +19,8 @@ class MqttWire:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.unread = b""
 
-    def send(self, octets):
-        self.socket.sendall(octets)
+    def send(self, data):
+        self.socket.sendall(data)
 
     def send_packet(self, kind, body, flags=None):
         self.send(bytes([kind << 4 | (FLAGS.get(kind, 0) if flags is None else flags)]) + varint(len(body)) + body)
@@ -47,10 +47,10 @@ class MqttWire:
             return None
         size, shift = 0, 0
         while True:
-            (octet,) = self.take(1)
-            size |= (octet & 127) << shift
+            (byte,) = self.take(1)
+            size |= (byte & 127) << shift
             shift += 7
-            if octet < 128:
+            if byte < 128:
                 return head[0] >> 4, self.take(size)
 
     def expect(self, kind):
@@ -68,12 +68,12 @@ class MqttWire:
     def take(self, count):
         while len(self.unread) < count:
             try:
-                octets = self.socket.recv(65536)
+                data = self.socket.recv(65536)
             except ConnectionResetError:
-                octets = b""
-            if not octets:
+                data = b""
+            if not data:
                 return None
-            self.unread += octets
+            self.unread += data
         taken, self.unread = self.unread[:count], self.unread[count:]
         return taken
 
@@ -89,14 +89,14 @@ def of_publish(body):
 
 
 def text(value):
-    octets = value.encode()
-    return struct.pack(">H", len(octets)) + octets
+    data = value.encode()
+    return struct.pack(">H", len(data)) + data
 
 
 def varint(number):
-    octets = b""
+    data = b""
     while True:
         number, low = divmod(number, 128)
         if not number:
-            return octets + bytes([low])
-        octets += bytes([low | 128])
+            return data + bytes([low])
+        data += bytes([low | 128])

@@ -43,7 +43,7 @@ class Session(Wire):
 
 
 class Publisher(Session):
-    """Publishes messages of `size` octets to a queue, with confirms; each body begins with its number."""
+    """Publishes messages of `size` bytes to a queue, with confirms; each body begins with its number."""
 
     # Delivery tag and "multiple" of a basic.ack.
     ACK = struct.Struct(">7xHHQBB")

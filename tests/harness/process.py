@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def peak_memory(server):
-    """The most octets that were resident since the process began, or since the last reset."""
+    """The most bytes that were resident since the process began, or since the last reset."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     return int(re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE).group(1)) << 10
 
@@ -15,7 +15,7 @@ def reset_peak_memory(server):
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")
 
 
-def octets_written(server):
+def bytes_written(server):
     """What it has had written to the disk, or will have."""
     text = Path(f"/proc/{server.pid}/io").read_text()
     return int(re.search(r"^write_bytes: (\d+)", text, re.MULTILINE).group(1))

@@ -1,4 +1,4 @@
-"""STOMP as the tests speak it: with stomp.py, and octet by octet where the wire itself is the promise."""
+"""STOMP as the tests speak it: with stomp.py, and byte by byte where the wire itself is the promise."""
 
 import contextlib
 import queue
@@ -14,7 +14,7 @@ EVERYTHING = {
     "version": "1.2",
     "protocol": "v12.stomp",
     "text": {"body": "größe", "own": "a:b\nc"},
-    "octets": True,
+    "bytes": True,
     "redelivered": "true",
     "committed": "committed",
     "large": True,
@@ -45,13 +45,13 @@ class Events(stomp.ConnectionListener):
 
 
 class Client:
-    """A client of stomp.py that is logged in. With `octets`, bodies are not taken for texts."""
+    """A client of stomp.py that is logged in. With `bytes`, bodies are not taken for texts."""
 
-    def __init__(self, port, version="1.2", user="guest", password="guest", vhost="/", octets=False, **headers):
+    def __init__(self, port, version="1.2", user="guest", password="guest", vhost="/", binary=False, **headers):
         # 1.0 knows neither.
         options = {} if version == "1.0" else {"heartbeats": (0, 0), "vhost": vhost}
         self.version = version
-        self.connection = PROTOCOLS[version]([("127.0.0.1", port)], reconnect_attempts_max=1, auto_decode=not octets, **options)
+        self.connection = PROTOCOLS[version]([("127.0.0.1", port)], reconnect_attempts_max=1, auto_decode=not binary, **options)
         self.events = Events()
         self.connection.set_listener("events", self.events)
         self.connection.connect(user, password, wait=True, headers=headers)
@@ -138,11 +138,11 @@ class Wire:
 
     def read(self):
         try:
-            octets = self.socket.recv(65536)
+            data = self.socket.recv(65536)
         except ConnectionResetError:
             return False
-        self.unread += octets
-        return bool(octets)
+        self.unread += data
+        return bool(data)
 
     def close(self):
         self.socket.close()

@@ -10,7 +10,7 @@ from harness.wire import Closed, Wire
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 FIN = 0x80
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-KEY = base64.b64encode(b"sixteen octets!!").decode()
+KEY = base64.b64encode(b"sixteen bytes!!").decode()
 UPGRADE = {
     "Host": "localhost",
     "Upgrade": "websocket",
@@ -37,7 +37,7 @@ class PeerClosed(Closed):
 
 
 class WebSocketWire(Wire):
-    """A Wire whose octets travel in binary messages. Pings are answered unless `deaf`."""
+    """A Wire whose bytes travel in binary messages. Pings are answered unless `deaf`."""
 
     def __init__(self, port, path="/", deaf=False, tls=None, **headers):
         super().__init__(port)
@@ -80,7 +80,7 @@ class WebSocketWire(Wire):
         self.send_frame(FIN | BINARY, data)
 
     def send_frame(self, first, payload=b"", masked=True):
-        """One frame; its opcode and flags are given as its first octet."""
+        """One frame; its opcode and flags are given as its first byte."""
         key = os.urandom(4) if masked else bytes(4)
         size, flag = len(payload), 0x80 if masked else 0
         if size < 126:

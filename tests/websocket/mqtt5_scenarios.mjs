@@ -1,5 +1,5 @@
 // What MQTT 5.0 clients observe: each function is called with a URL and a prefix of its own and returns what it saw.
-import { Peer, octets, text } from "./mqtt_peer.mjs";
+import { Peer, bytes, text } from "./mqtt_peer.mjs";
 
 const connect = (url, { properties, ...options } = {}) => Peer.connect(url, { protocolVersion: 5, properties, ...options });
 
@@ -9,7 +9,7 @@ export async function properties(url, prefix) {
   const sent = {
     contentType: "application/json",
     responseTopic: "answers/me",
-    correlationData: octets("\u00ff\0"),
+    correlationData: bytes("\u00ff\0"),
     payloadFormatIndicator: true,
     messageExpiryInterval: 1000,
     userProperties: { a: ["1", "2"], b: "3" },
@@ -131,7 +131,7 @@ export async function will_delay(url, prefix) {
   const heir = await connect(url);
   await heir.subscribe(`${prefix}/#`);
   const mortal = async (name, clean) => {
-    const will = { topic: `${prefix}/${name}`, payload: octets(name), qos: 1, retain: false, properties: { willDelayInterval: 3600 } };
+    const will = { topic: `${prefix}/${name}`, payload: bytes(name), qos: 1, retain: false, properties: { willDelayInterval: 3600 } };
     const options = { clientId: `${prefix}-${name}`, clean: false, properties: { sessionExpiryInterval: 3600 } };
     await (await connect(url, { ...options, will })).vanish();
     await heir.publish(`${prefix}/first`, `before ${name}`);
@@ -149,7 +149,7 @@ export async function request_and_response(url, prefix) {
   const [asker, answerer] = [await connect(url), await connect(url)];
   await answerer.subscribe(`${prefix}/questions`);
   await asker.subscribe(`${prefix}/answers/#`);
-  const correlationData = globalThis.Buffer ? Buffer.from("7") : octets("7");
+  const correlationData = globalThis.Buffer ? Buffer.from("7") : bytes("7");
   await asker.publish(`${prefix}/questions`, "?", 1, { properties: { responseTopic: `${prefix}/answers/me`, correlationData } });
   const { properties: question } = await answerer.whole();
   const { responseTopic, correlationData: id } = question;

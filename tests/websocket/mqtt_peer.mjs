@@ -4,7 +4,7 @@ import mqtt from "mqtt";
 // So that a machine that is busy does not fail a test.
 const PATIENCE_MS = 60_000;
 
-export const octets = (text) => new TextEncoder().encode(text);
+export const bytes = (text) => new TextEncoder().encode(text);
 export const text = (payload) => new TextDecoder().decode(payload);
 
 // Things that arrive, in order, for whoever waits for them.

@@ -1,5 +1,5 @@
 // What MQTT 3.1.1 clients observe: each function is called with a URL and a prefix of its own and returns what it saw.
-import { Peer, octets } from "./mqtt_peer.mjs";
+import { Peer, bytes } from "./mqtt_peer.mjs";
 
 const COUNT = 500;
 
@@ -52,7 +52,7 @@ export async function retained(url, prefix) {
 export async function will(url, prefix) {
   const heir = await Peer.connect(url);
   await heir.subscribe(`${prefix}/#`);
-  const options = (name) => ({ will: { topic: `${prefix}/${name}`, payload: octets("gone"), qos: 1, retain: false } });
+  const options = (name) => ({ will: { topic: `${prefix}/${name}`, payload: bytes("gone"), qos: 1, retain: false } });
   // Who says goodbye leaves none.
   await (await Peer.connect(url, options("polite"))).end();
   await (await Peer.connect(url, options("mortal"))).vanish();
@@ -113,7 +113,7 @@ export async function order_and_size(url, prefix) {
   const large = new Uint8Array(300_000).map((_, at) => (at * 31) % 256);
   await writer.publish(`${prefix}/large`, globalThis.Buffer ? Buffer.from(large) : large);
   const { payload } = await reader.whole();
-  const same = payload.length === large.length && large.every((octet, at) => payload[at] === octet);
+  const same = payload.length === large.length && large.every((byte, at) => payload[at] === byte);
   await writer.end();
   await reader.end();
   return { inOrder, same };

@@ -1,8 +1,8 @@
-// @stomp/stompjs, for Node and for browsers: texts, octets, nack, a transaction and a large message; tells what it saw.
+// @stomp/stompjs, for Node and for browsers: texts, bytes, nack, a transaction and a large message; tells what it saw.
 import { Client } from "@stomp/stompjs";
 
 // Not UTF-8, with NULs in it.
-const octets = Uint8Array.from({ length: 256 }, (_, i) => i);
+const bytes = Uint8Array.from({ length: 256 }, (_, i) => i);
 
 export function run(url, queue) {
   return new Promise((resolve, reject) => {
@@ -43,10 +43,10 @@ async function converse(client, queue) {
   const text = await message();
   seen.text = { body: text.body, own: text.headers["x-own"] };
   text.ack();
-  client.publish({ destination, binaryBody: octets, headers: { receipt: "octets" } });
-  await receipt("octets");
+  client.publish({ destination, binaryBody: bytes, headers: { receipt: "bytes" } });
+  await receipt("bytes");
   const binary = await message();
-  seen.octets = binary.binaryBody.length === 256 && binary.binaryBody.every((octet, i) => octet === octets[i]);
+  seen.bytes = binary.binaryBody.length === 256 && binary.binaryBody.every((byte, i) => byte === bytes[i]);
   binary.nack();
   const again = await message();
   seen.redelivered = again.headers.redelivered;

@@ -67,7 +67,7 @@ struct Limits {
     /// From the first moment a request may come, so between requests too, to the end of its head. As much before that for
     /// the handshake of TLS.
     head: Duration,
-    /// Without one octet of an answer being taken.
+    /// Without one byte of an answer being taken.
     stall: Duration,
     /// From the end of the last answer to the client's closing the connection.
     linger: Duration,
@@ -90,7 +90,7 @@ const LIMITS: Limits = Limits {
     drain: Duration::from_secs(2),
 };
 
-/// The largest head of a request, in octets: room for a browser's cookies of other services on the same host.
+/// The largest head of a request, in bytes: room for a browser's cookies of other services on the same host.
 const MAX_HEAD: usize = 16 * 1024;
 
 /// The pause after a failed accept, which is usually want of file descriptors: trying again at once would only spin.

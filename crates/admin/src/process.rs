@@ -66,7 +66,7 @@ fn write_own(out: &mut MetricsWriter, started: Started) {
     }
 }
 
-/// Octets of this process's resident memory, if the system tells.
+/// Bytes of this process's resident memory, if the system tells.
 pub fn resident_memory() -> Option<u64> {
     read("status").as_deref().and_then(resident_bytes)
 }

@@ -88,9 +88,9 @@ mod tests {
         };
         let read = async {
             let mut taken = Vec::new();
-            let mut octet = [0; 1];
-            while theirs.read(&mut octet).await.unwrap() > 0 {
-                taken.push(octet[0]);
+            let mut byte = [0; 1];
+            while theirs.read(&mut byte).await.unwrap() > 0 {
+                taken.push(byte[0]);
             }
             taken
         };

@@ -1,6 +1,6 @@
-//! Frames and octets per second of the codec: `cargo bench -p amqp`.
+//! Frames and bytes per second of the codec: `cargo bench -p amqp`.
 //!
-//! Reading lends the bodies and does not touch them, so its octets per second only say that cost does not grow with
+//! Reading lends the bodies and does not touch them, so its bytes per second only say that cost does not grow with
 //! size; messages per second are what counts there.
 
 use std::hint::black_box;
@@ -13,9 +13,9 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 
 const FRAME_MAX: u32 = 131_072;
 const MAX_SIZE: u64 = 16 * 1024 * 1024;
-/// Octets of body: a small event, a common one, and half a frame.
+/// Bytes of body: a small event, a common one, and half a frame.
 const BODY_SIZES: [usize; 3] = [16, 1024, 64 * 1024];
-/// Octets in one receive buffer.
+/// Bytes in one receive buffer.
 const BUFFER: usize = 256 * 1024;
 
 const PUBLISH: basic::Publish<'static> = basic::Publish {
@@ -27,9 +27,9 @@ const PUBLISH: basic::Publish<'static> = basic::Publish {
 };
 
 fn properties() -> Vec<u8> {
-    let mut octets = Vec::new();
-    Properties::default().with_content_type("application/json").with_delivery_mode(2).encode(&mut octets);
-    octets
+    let mut bytes = Vec::new();
+    Properties::default().with_content_type("application/json").with_delivery_mode(2).encode(&mut bytes);
+    bytes
 }
 
 /// A receive buffer of published messages, and their number.
@@ -76,20 +76,20 @@ fn messages(c: &mut Criterion) {
 }
 
 fn read_whole(mut input: &[u8]) -> usize {
-    let mut octets = 0;
+    let mut bytes = 0;
     while let Some(frame) = Frame::parse(input, FRAME_MAX).unwrap() {
         black_box(Method::decode(frame.payload).unwrap());
         input = &input[frame.wire_len()..];
         let whole = Whole::peek(input, frame.channel, FRAME_MAX, MAX_SIZE).unwrap().unwrap();
         input = &input[whole.wire_len..];
-        octets += whole.body.len();
+        bytes += whole.body.len();
     }
-    octets
+    bytes
 }
 
 fn assemble(mut input: &[u8]) -> usize {
     let mut assembler = Assembler::new();
-    let mut octets = 0;
+    let mut bytes = 0;
     while let Some(frame) = Frame::parse(input, FRAME_MAX).unwrap() {
         input = &input[frame.wire_len()..];
         let progress = match frame.kind {
@@ -102,10 +102,10 @@ fn assemble(mut input: &[u8]) -> usize {
             }
         };
         if let Progress::Complete(content) = progress.unwrap() {
-            octets += content.body.len();
+            bytes += content.body.len();
         }
     }
-    octets
+    bytes
 }
 
 fn frames(c: &mut Criterion) {
@@ -136,11 +136,11 @@ fn frames(c: &mut Criterion) {
 
 fn tables(c: &mut Criterion) {
     let table: FieldTable = (0..10).map(|n| (format!("x-header-{n}"), FieldValue::text("value"))).collect();
-    let octets = table.encode();
+    let bytes = table.encode();
     let mut group = c.benchmark_group("tables");
-    group.throughput(Throughput::Bytes(octets.len() as u64));
-    group.bench_function("check", |b| b.iter(|| RawTable::check(black_box(&octets)).unwrap()));
-    group.bench_function("decode", |b| b.iter(|| RawTable::check(black_box(&octets)).unwrap().decode()));
+    group.throughput(Throughput::Bytes(bytes.len() as u64));
+    group.bench_function("check", |b| b.iter(|| RawTable::check(black_box(&bytes)).unwrap()));
+    group.bench_function("decode", |b| b.iter(|| RawTable::check(black_box(&bytes)).unwrap().decode()));
     group.bench_function("encode", |b| b.iter(|| black_box(&table).encode()));
     group.finish();
 }

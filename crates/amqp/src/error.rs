@@ -97,7 +97,7 @@ impl Fault {
         self.on_connection
     }
 
-    /// `NAME - text`, cut to the 255 octets of a short string.
+    /// `NAME - text`, cut to the 255 bytes of a short string.
     pub fn reply_text(&self) -> String {
         let name = self.code.name();
         // As RabbitMQ says INTERNAL_ERROR, of which it says no more.

@@ -1,22 +1,22 @@
-//! Frames (specification section 4.2.3): a 7-octet header, the payload, and an end octet.
+//! Frames (specification section 4.2.3): a 7-byte header, the payload, and an end byte.
 
 use crate::error::{Fault, ReplyCode};
 use crate::method::{BASIC_CLASS, Method};
 
 /// What a client sends first, and what a server answers to anything else: `AMQP`, 0, version 0-9-1.
 pub const PROTOCOL_HEADER: [u8; 8] = *b"AMQP\x00\x00\x09\x01";
-/// Octets before a frame's payload: type, channel, payload length.
+/// Bytes before a frame's payload: type, channel, payload length.
 pub const HEADER_LEN: usize = 7;
-/// Octets of a frame around its payload: the header and the end octet.
+/// Bytes of a frame around its payload: the header and the end byte.
 pub const OVERHEAD: usize = HEADER_LEN + 1;
-/// The octet that ends every frame.
+/// The byte that ends every frame.
 pub const FRAME_END: u8 = 0xCE;
 /// The smallest frame_max that may be negotiated (specification section 4.2.3; RabbitMQ enforces it too).
 pub const MIN_FRAME_MAX: u32 = 4096;
 /// A whole heartbeat frame.
 pub const HEARTBEAT: [u8; OVERHEAD] = [8, 0, 0, 0, 0, 0, 0, FRAME_END];
 
-/// The first octet of a frame.
+/// The first byte of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
@@ -37,19 +37,19 @@ pub struct Frame<'a> {
     pub kind: FrameKind,
     /// The channel; 0 is the connection itself.
     pub channel: u16,
-    /// What stands between header and end octet.
+    /// What stands between header and end byte.
     pub payload: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
     /// Takes the frame at the start of `input`, or `None` when it is not complete yet. A frame found takes
-    /// [`Frame::wire_len`] octets of `input`.
+    /// [`Frame::wire_len`] bytes of `input`.
     ///
     /// The announced length is judged as soon as the header is there, before anybody waits for, or allocates, the
-    /// payload. `frame_max` is in octets and includes [`OVERHEAD`]; 0 means no limit.
+    /// payload. `frame_max` is in bytes and includes [`OVERHEAD`]; 0 means no limit.
     ///
     /// # Errors
-    /// 501 FRAME_ERROR for an unknown type, a frame longer than `frame_max`, or a wrong end octet.
+    /// 501 FRAME_ERROR for an unknown type, a frame longer than `frame_max`, or a wrong end byte.
     #[inline]
     pub fn parse(input: &'a [u8], frame_max: u32) -> Result<Option<Self>, Fault> {
         let Some((header, rest)) = input.split_first_chunk::<HEADER_LEN>() else {
@@ -65,7 +65,7 @@ impl<'a> Frame<'a> {
             return Err(Fault::new(
                 ReplyCode::FrameError,
                 format!(
-                    "frame of {} octets is larger than frame_max {frame_max}",
+                    "frame of {} bytes is larger than frame_max {frame_max}",
                     u64::from(length) + OVERHEAD as u64
                 ),
             ));
@@ -80,7 +80,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Octets that the frame takes on the wire.
+    /// Bytes that the frame takes on the wire.
     #[inline]
     pub fn wire_len(&self) -> usize {
         OVERHEAD + self.payload.len()
@@ -92,8 +92,8 @@ impl<'a> Frame<'a> {
             Some(first) if self.payload.len() > SNIPPET_LEN => ("first 16", first),
             _ => ("all", self.payload),
         };
-        let octets: Vec<String> = snippet.iter().map(u8::to_string).collect();
-        let text = format!("type {}, {which} octets = <<{}>>", self.kind as u8, octets.join(","));
+        let bytes: Vec<String> = snippet.iter().map(u8::to_string).collect();
+        let text = format!("type {}, {which} bytes = <<{}>>", self.kind as u8, bytes.join(","));
         Fault::new(ReplyCode::UnexpectedFrame, text)
     }
 }
@@ -101,13 +101,13 @@ impl<'a> Frame<'a> {
 /// How much of an unexpected payload RabbitMQ shows: enough to recognise it, too little to leak much.
 const SNIPPET_LEN: usize = 16;
 
-fn kind_of(octet: u8) -> Result<FrameKind, Fault> {
-    match octet {
+fn kind_of(byte: u8) -> Result<FrameKind, Fault> {
+    match byte {
         1 => Ok(FrameKind::Method),
         2 => Ok(FrameKind::Header),
         3 => Ok(FrameKind::Body),
         8 => Ok(FrameKind::Heartbeat),
-        _ => Err(Fault::new(ReplyCode::FrameError, format!("unknown frame type {octet}"))),
+        _ => Err(Fault::new(ReplyCode::FrameError, format!("unknown frame type {byte}"))),
     }
 }
 
@@ -148,7 +148,7 @@ pub fn write_body(out: &mut Vec<u8>, channel: u16, piece: &[u8]) {
     write_frame(out, FrameKind::Body, channel, |out| out.extend_from_slice(piece));
 }
 
-/// The seven octets before a payload of `length` octets, for payloads that are sent without being copied.
+/// The seven bytes before a payload of `length` bytes, for payloads that are sent without being copied.
 #[inline]
 pub fn header(kind: FrameKind, channel: u16, length: u32) -> [u8; HEADER_LEN] {
     let [c0, c1] = channel.to_be_bytes();
@@ -156,7 +156,7 @@ pub fn header(kind: FrameKind, channel: u16, length: u32) -> [u8; HEADER_LEN] {
     [kind as u8, c0, c1, l0, l1, l2, l3]
 }
 
-/// The most octets of a body that fit one frame; `frame_max` 0 means no limit.
+/// The most bytes of a body that fit one frame; `frame_max` 0 means no limit.
 #[inline]
 pub fn max_body_payload(frame_max: u32) -> usize {
     if frame_max == 0 { usize::MAX } else { frame_max as usize - OVERHEAD }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_end_octet_or_type_is_a_frame_error() {
+    fn a_wrong_end_byte_or_type_is_a_frame_error() {
         let mut bad_end = HEARTBEAT;
         bad_end[7] = 0;
         assert_eq!(Frame::parse(&bad_end, 0).unwrap_err().code, ReplyCode::FrameError);
@@ -203,7 +203,7 @@ mod tests {
         let mut out = Vec::new();
         write_content_header(&mut out, 1, 5, &[0, 0]);
         for n in 0..out.len() {
-            assert_eq!(Frame::parse(&out[..n], 4096), Ok(None), "{n} octets");
+            assert_eq!(Frame::parse(&out[..n], 4096), Ok(None), "{n} bytes");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Heartbeat timing (specification section 4.2.7) on a clock that the caller reads.
 //!
 //! A heartbeat is sent after half an interval in which nothing else was sent, so that the peer sees several within
-//! its patience; the peer counts as dead after two whole intervals without a single octet from it.
+//! its patience; the peer counts as dead after two whole intervals without a single byte from it.
 
 use std::time::{Duration, Instant};
 
@@ -31,13 +31,13 @@ impl Heartbeat {
         Self { last_received: now, last_sent: now, interval_secs }
     }
 
-    /// Octets came, of whatever kind.
+    /// Bytes came, of whatever kind.
     #[inline]
     pub fn received(&mut self, now: Instant) {
         self.last_received = now;
     }
 
-    /// Octets were sent, of whatever kind.
+    /// Bytes were sent, of whatever kind.
     #[inline]
     pub fn sent(&mut self, now: Instant) {
         self.last_sent = now;

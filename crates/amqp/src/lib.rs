@@ -12,7 +12,7 @@
 //! 1. [`handshake::ServerHandshake::handle_input`] until it is open; `poll_event`, decide, `poll_output`.
 //! 2. From then on [`Frame::parse`] at the front of the buffer, and for each frame [`channel::ConnectionLife::frame`].
 //!    What belongs to a channel and is a method: [`content::Assembler::check_method`], [`Method::decode`],
-//!    [`channel::ChannelTable::method`]. When it carries content: [`content::Whole::peek`] at the octets behind it, else
+//!    [`channel::ChannelTable::method`]. When it carries content: [`content::Whole::peek`] at the bytes behind it, else
 //!    [`content::Assembler::expect`].
 //! 3. What is a header or body: [`channel::ChannelTable::content`], then [`content::Assembler::header`] or
 //!    [`content::Assembler::body`].

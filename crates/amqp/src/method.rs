@@ -42,7 +42,7 @@ macro_rules! methods {
             /// Decodes the payload of a method frame.
             ///
             /// # Errors
-            /// An unknown method, malformed arguments, or octets left over.
+            /// An unknown method, malformed arguments, or bytes left over.
             #[inline]
             pub fn decode(payload: &'a [u8]) -> Result<Self, DecodeError> {
                 let mut reader = Reader::new(payload);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_ids_and_left_over_octets_are_refused() {
+    fn unknown_ids_and_left_over_bytes_are_refused() {
         assert_eq!(
             Method::decode(&[0, 60, 0, 41]),
             Err(DecodeError::UnknownMethod { class_id: 60, method_id: 41 })

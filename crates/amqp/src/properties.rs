@@ -12,7 +12,7 @@ pub struct ContentHeader<'a> {
     pub class_id: u16,
     /// Not used by any version of the protocol, and 0 in every valid header.
     pub weight: u16,
-    /// Octets of body that follow.
+    /// Bytes of body that follow.
     pub body_size: u64,
     /// Property flags and property list, not checked yet.
     pub properties: &'a [u8],
@@ -68,9 +68,9 @@ macro_rules! properties {
             /// Decodes flags and list as they stand in a content header.
             ///
             /// # Errors
-            /// Malformed fields, unknown flags (as [`DecodeError::TrailingData`]), or octets left over.
-            pub fn decode(octets: &'a [u8]) -> Result<Self, DecodeError> {
-                let mut reader = Reader::new(octets);
+            /// Malformed fields, unknown flags (as [`DecodeError::TrailingData`]), or bytes left over.
+            pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+                let mut reader = Reader::new(bytes);
                 let flags: u16 = reader.read()?;
                 if flags & !KNOWN_FLAGS != 0 {
                     return Err(DecodeError::TrailingData);
@@ -138,9 +138,9 @@ impl<'a> Field<'a> for ShortBytes<'a> {
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
-        let octets = &self.0[..self.0.len().min(255)];
-        writer.put(&[octets.len() as u8]);
-        writer.put(octets);
+        let bytes = &self.0[..self.0.len().min(255)];
+        writer.put(&[bytes.len() as u8]);
+        writer.put(bytes);
     }
 }
 
@@ -174,17 +174,17 @@ mod tests {
             .with_user_id("u")
             .with_app_id("a")
             .with_cluster_id("c");
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
-        assert_eq!(octets[..2], [0xff, 0xfc]);
-        assert_eq!(Properties::decode(&octets), Ok(properties));
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
+        assert_eq!(bytes[..2], [0xff, 0xfc]);
+        assert_eq!(Properties::decode(&bytes), Ok(properties));
     }
 
     #[test]
     fn absent_properties_take_no_space() {
-        let mut octets = Vec::new();
-        Properties::default().encode(&mut octets);
-        assert_eq!(octets, NO_PROPERTIES);
+        let mut bytes = Vec::new();
+        Properties::default().encode(&mut bytes);
+        assert_eq!(bytes, NO_PROPERTIES);
     }
 
     #[test]

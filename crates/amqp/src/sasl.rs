@@ -52,16 +52,16 @@ impl fmt::Display for Mechanism {
     }
 }
 
-/// Octets that must not reach a log: a password or a token. Not `Clone`, not printed, overwritten when dropped.
+/// Bytes that must not reach a log: a password or a token. Not `Clone`, not printed, overwritten when dropped.
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Takes over `octets`.
-    pub fn new(octets: impl Into<Vec<u8>>) -> Self {
-        Self(octets.into())
+    /// Takes over `bytes`.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
     }
 
-    /// The octets themselves, for whoever checks or forwards them.
+    /// The bytes themselves, for whoever checks or forwards them.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }
@@ -199,7 +199,7 @@ impl From<SaslError> for Fault {
 
 /// `authzid NUL authcid NUL passwd`, no NUL in any of the three (RFC 4616, section 2).
 fn parse_plain(response: &[u8]) -> Result<Credentials, SaslError> {
-    let mut parts = response.split(|&octet| octet == 0);
+    let mut parts = response.split(|&byte| byte == 0);
     let (Some(authorize_as), Some(username), Some(password), None) =
         (parts.next(), parts.next(), parts.next(), parts.next())
     else {
@@ -226,13 +226,13 @@ fn parse_amqplain(response: &[u8]) -> Result<Credentials, SaslError> {
 
 fn take_string(value: FieldValue) -> Result<Vec<u8>, SaslError> {
     match value {
-        FieldValue::LongString(octets) | FieldValue::ByteArray(octets) => Ok(octets),
+        FieldValue::LongString(bytes) | FieldValue::ByteArray(bytes) => Ok(bytes),
         _ => Err(SaslError::WrongFieldType),
     }
 }
 
-fn utf8(mechanism: Mechanism, octets: &[u8]) -> Result<String, SaslError> {
-    std::str::from_utf8(octets).map(str::to_owned).map_err(|_| SaslError::NotUtf8(mechanism))
+fn utf8(mechanism: Mechanism, bytes: &[u8]) -> Result<String, SaslError> {
+    std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| SaslError::NotUtf8(mechanism))
 }
 
 const LOGIN: &str = "LOGIN";
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn amqplain_names_what_is_wrong() {
-        let parse = |octets: &[u8]| Credentials::parse(Mechanism::AmqPlain, octets);
+        let parse = |bytes: &[u8]| Credentials::parse(Mechanism::AmqPlain, bytes);
         assert_eq!(parse(b"\x05LOGIN"), Err(SaslError::Malformed(Mechanism::AmqPlain)));
         assert_eq!(parse(b"\x05LOGINS\0\0\0\x01u"), Err(SaslError::MissingField));
         assert_eq!(parse(b"\x05LOGINV\x08PASSWORDV"), Err(SaslError::WrongFieldType));

@@ -64,7 +64,7 @@ impl FieldValue {
     /// The value as text, when it is a long string of UTF-8.
     pub fn as_text(&self) -> Option<&str> {
         match self {
-            Self::LongString(octets) => std::str::from_utf8(octets).ok(),
+            Self::LongString(bytes) => std::str::from_utf8(bytes).ok(),
             _ => None,
         }
     }
@@ -149,10 +149,10 @@ impl FieldValue {
                 table.write(writer);
             }
             Self::Array(items) => {
-                let mut octets = Vec::new();
-                let mut inner = Writer::new(&mut octets);
+                let mut bytes = Vec::new();
+                let mut inner = Writer::new(&mut bytes);
                 items.iter().for_each(|item| item.write(&mut inner));
-                put_tagged(writer, b'A', &octets.as_slice());
+                put_tagged(writer, b'A', &bytes.as_slice());
             }
         }
     }
@@ -178,7 +178,7 @@ impl FieldTable {
         self.0.iter().find(|(name, _)| &**name == key).map(|(_, value)| value)
     }
 
-    /// Sets `key`, in place of an earlier value. Keys are cut to 255 octets, the most that the format holds.
+    /// Sets `key`, in place of an earlier value. Keys are cut to 255 bytes, the most that the format holds.
     pub fn insert(&mut self, key: &str, value: FieldValue) {
         let key = truncate_to_short(key);
         match self.0.iter_mut().find(|(name, _)| &**name == key) {
@@ -217,13 +217,13 @@ impl FieldTable {
 
     /// The table's entries on the wire, without the length in front: what [`RawTable`] borrows.
     pub fn encode(&self) -> Vec<u8> {
-        let mut octets = Vec::new();
-        let mut writer = Writer::new(&mut octets);
+        let mut bytes = Vec::new();
+        let mut writer = Writer::new(&mut bytes);
         for (name, value) in &self.0 {
             writer.write(&&**name);
             value.write(&mut writer);
         }
-        octets
+        bytes
     }
 }
 
@@ -263,17 +263,17 @@ impl<'a> RawTable<'a> {
     /// A table without entries.
     pub const EMPTY: Self = Self(&[]);
 
-    /// Accepts `octets` (without the length in front) if they are a well-formed table.
+    /// Accepts `bytes` (without the length in front) if they are a well-formed table.
     ///
     /// # Errors
     /// What is malformed, or nested deeper than [`MAX_TABLE_DEPTH`].
-    pub fn check(octets: &'a [u8]) -> Result<Self, DecodeError> {
-        check_entries(octets, MAX_TABLE_DEPTH)?;
-        Ok(Self(octets))
+    pub fn check(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        check_entries(bytes, MAX_TABLE_DEPTH)?;
+        Ok(Self(bytes))
     }
 
     /// The wire form, without the length in front.
-    pub fn octets(&self) -> &'a [u8] {
+    pub fn bytes(&self) -> &'a [u8] {
         self.0
     }
 
@@ -291,7 +291,7 @@ impl<'a> RawTable<'a> {
 
     /// An owned copy.
     pub fn decode(&self) -> FieldTable {
-        // `check` has seen every octet, so nothing is left that could fail.
+        // `check` has seen every byte, so nothing is left that could fail.
         read_entries(self.0).unwrap_or_default()
     }
 }
@@ -304,8 +304,8 @@ impl fmt::Debug for RawTable<'_> {
 
 /// Of several entries with one name the first counts, as in RabbitMQ, and only that one is taken: a reader that looks for a
 /// name and one that goes through all entries find the same value.
-fn read_entries(octets: &[u8]) -> Result<FieldTable, DecodeError> {
-    let mut reader = Reader::new(octets);
+fn read_entries(bytes: &[u8]) -> Result<FieldTable, DecodeError> {
+    let mut reader = Reader::new(bytes);
     let mut entries = Vec::new();
     while !reader.rest().is_empty() {
         let name: &str = reader.read()?;
@@ -332,8 +332,8 @@ fn keep_first(entries: &mut Vec<(Box<str>, FieldValue)>) {
 }
 
 /// Walks over a table; returns whether all its numbers are finite.
-fn check_entries(octets: &[u8], depth: usize) -> Result<bool, DecodeError> {
-    let mut reader = Reader::new(octets);
+fn check_entries(bytes: &[u8], depth: usize) -> Result<bool, DecodeError> {
+    let mut reader = Reader::new(bytes);
     let mut is_finite = true;
     while !reader.rest().is_empty() {
         reader.read::<&str>()?;
@@ -392,7 +392,7 @@ mod tests {
             ("time", FieldValue::Timestamp(1_700_000_000)),
             ("table", FieldValue::Table(inner)),
             ("void", FieldValue::Void),
-            ("octets", FieldValue::ByteArray(vec![0, 255])),
+            ("bytes", FieldValue::ByteArray(vec![0, 255])),
         ]
         .into_iter()
         .collect()
@@ -401,16 +401,16 @@ mod tests {
     #[test]
     fn every_type_survives_a_round_trip() {
         let table = every_type();
-        let octets = table.encode();
-        let raw = RawTable::check(&octets).unwrap();
+        let bytes = table.encode();
+        let raw = RawTable::check(&bytes).unwrap();
         assert_eq!(raw.decode(), table);
     }
 
     #[test]
     fn every_cut_is_noticed() {
         let table: FieldTable = every_type().iter().skip(1).map(|(k, v)| (k, v.clone())).collect();
-        let octets = table.encode();
-        let whole_entries = (0..octets.len()).filter(|&n| RawTable::check(&octets[..n]).is_ok()).count();
+        let bytes = table.encode();
+        let whole_entries = (0..bytes.len()).filter(|&n| RawTable::check(&bytes[..n]).is_ok()).count();
         assert_eq!(whole_entries, table.len(), "only cuts between entries may pass");
     }
 
@@ -455,8 +455,8 @@ mod tests {
     #[test]
     fn of_several_entries_with_one_name_the_first_is_taken() {
         for others in [0, SEARCHED, 100_000] {
-            let mut octets = Vec::new();
-            let mut writer = Writer::new(&mut octets);
+            let mut bytes = Vec::new();
+            let mut writer = Writer::new(&mut bytes);
             let mut put = |name: &str, value: i32| {
                 writer.write(&name);
                 FieldValue::I32(value).write(&mut writer);
@@ -465,7 +465,7 @@ mod tests {
             (0..others).for_each(|n| put(&n.to_string(), 0));
             put("twice", 2);
             put("last", 3);
-            let table = RawTable::check(&octets).unwrap().decode();
+            let table = RawTable::check(&bytes).unwrap().decode();
             assert_eq!((table.len(), table.get("twice")), (others + 2, Some(&FieldValue::I32(1))));
             assert_eq!(table.iter().last(), Some(("last", &FieldValue::I32(3))));
         }

@@ -1,6 +1,6 @@
 //! Reading and writing the elementary types of AMQP 0-9-1 (section 4.2.5 of the specification).
 //!
-//! Consecutive `bit` fields share octets; [`Reader`] and [`Writer`] keep track of that, so that generated code
+//! Consecutive `bit` fields share bytes; [`Reader`] and [`Writer`] keep track of that, so that generated code
 //! only names the fields in order.
 
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum DecodeError {
     UnknownFieldType(u8),
     /// Tables or arrays are nested deeper than [`crate::table::MAX_TABLE_DEPTH`].
     TooDeep,
-    /// Octets are left over after the last field.
+    /// Bytes are left over after the last field.
     TrailingData,
     /// No method has this class and method id.
     UnknownMethod {
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         self.input
     }
 
-    /// Takes `n` octets.
+    /// Takes `n` bytes.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`] when fewer are left.
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
 #[derive(Debug)]
 pub struct Writer<'o> {
     out: &'o mut Vec<u8>,
-    /// Number of bits already used in the last octet of `out`; 0 when no bit field is open.
+    /// Number of bits already used in the last byte of `out`; 0 when no bit field is open.
     bits_used: u8,
 }
 
@@ -117,11 +117,11 @@ impl<'o> Writer<'o> {
         Self { out, bits_used: 0 }
     }
 
-    /// Appends octets as they are.
+    /// Appends bytes as they are.
     #[inline]
-    pub fn put(&mut self, octets: &[u8]) {
+    pub fn put(&mut self, bytes: &[u8]) {
         self.bits_used = 0;
-        self.out.extend_from_slice(octets);
+        self.out.extend_from_slice(bytes);
     }
 
     /// Appends one field.
@@ -162,8 +162,8 @@ impl<'a> Field<'a> for bool {
     #[inline]
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
         if reader.bits_left == 0 {
-            let [octet] = reader.take_array()?;
-            reader.bits = octet;
+            let [byte] = reader.take_array()?;
+            reader.bits = byte;
             reader.bits_left = 8;
         }
         let bit = reader.bits & 1 == 1;
@@ -185,27 +185,27 @@ impl<'a> Field<'a> for bool {
     }
 }
 
-/// A short string: at most 255 octets of UTF-8.
+/// A short string: at most 255 bytes of UTF-8.
 impl<'a> Field<'a> for &'a str {
     #[inline]
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
         let length: u8 = reader.read()?;
-        let octets = reader.take(usize::from(length))?;
-        std::str::from_utf8(octets).map_err(|_| DecodeError::NotUtf8)
+        let bytes = reader.take(usize::from(length))?;
+        std::str::from_utf8(bytes).map_err(|_| DecodeError::NotUtf8)
     }
 
-    /// Writes at most 255 octets; what is longer is cut at a character boundary, for a longer short string
+    /// Writes at most 255 bytes; what is longer is cut at a character boundary, for a longer short string
     /// cannot be expressed.
     #[inline]
     fn write(&self, writer: &mut Writer<'_>) {
-        let octets = truncate_to_short(self).as_bytes();
-        // The cast is exact: truncate_to_short returns at most 255 octets.
-        writer.put(&[octets.len() as u8]);
-        writer.put(octets);
+        let bytes = truncate_to_short(self).as_bytes();
+        // The cast is exact: truncate_to_short returns at most 255 bytes.
+        writer.put(&[bytes.len() as u8]);
+        writer.put(bytes);
     }
 }
 
-/// A long string: octets, of any content.
+/// A long string: bytes, of any content.
 impl<'a> Field<'a> for &'a [u8] {
     #[inline]
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
@@ -222,12 +222,12 @@ impl<'a> Field<'a> for &'a [u8] {
 
 impl<'a> Field<'a> for RawTable<'a> {
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        let octets: &[u8] = reader.read()?;
-        RawTable::check(octets)
+        let bytes: &[u8] = reader.read()?;
+        RawTable::check(bytes)
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
-        self.octets().write(writer);
+        self.bytes().write(writer);
     }
 }
 
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_share_octets_until_another_type_follows() {
+    fn bits_share_bytes_until_another_type_follows() {
         let mut out = Vec::new();
         let mut writer = Writer::new(&mut out);
         for bit in [true, false, true] {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn nine_bits_take_two_octets() {
+    fn nine_bits_take_two_bytes() {
         let mut out = Vec::new();
         let mut writer = Writer::new(&mut out);
         (0..9).for_each(|i| writer.write(&(i == 8)));

@@ -262,8 +262,8 @@ pub(crate) enum Fill {
 }
 
 impl Receiver {
-    fn new(octets: usize) -> Self {
-        Self { buffer: vec![0; octets].into_boxed_slice(), start: 0, end: 0, frame_max: FRAME_MAX }
+    fn new(bytes: usize) -> Self {
+        Self { buffer: vec![0; bytes].into_boxed_slice(), start: 0, end: 0, frame_max: FRAME_MAX }
     }
 
     /// Reads once.
@@ -296,8 +296,8 @@ impl Receiver {
         &self.buffer[self.start..self.end]
     }
 
-    fn take(&mut self, octets: usize) {
-        self.start += octets;
+    fn take(&mut self, bytes: usize) {
+        self.start += bytes;
     }
 }
 

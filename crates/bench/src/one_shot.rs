@@ -40,14 +40,14 @@ impl Letter<'_> {
                 matches!(method, Method::ConfirmSelectOk(_)).then_some(())
             })?;
         }
-        let mut octets = Vec::with_capacity(256 + self.body.len());
-        write_method(&mut octets, CHANNEL, basic::Publish { routing_key: self.queue, ..Default::default() });
-        write_content_header(&mut octets, CHANNEL, self.body.len() as u64, NO_PROPERTIES);
+        let mut bytes = Vec::with_capacity(256 + self.body.len());
+        write_method(&mut bytes, CHANNEL, basic::Publish { routing_key: self.queue, ..Default::default() });
+        write_content_header(&mut bytes, CHANNEL, self.body.len() as u64, NO_PROPERTIES);
         for piece in self.body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
-            write_body(&mut octets, CHANNEL, piece);
+            write_body(&mut bytes, CHANNEL, piece);
         }
         let sent = Instant::now();
-        (&connection.stream).write_all(&octets).map_err(ClientError::io("publishing"))?;
+        (&connection.stream).write_all(&bytes).map_err(ClientError::io("publishing"))?;
         let mut confirmed = None;
         if self.confirm {
             connection.wait("a confirm", |method| match method {

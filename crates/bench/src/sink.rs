@@ -58,7 +58,7 @@ fn serve(listener: &TcpListener) -> io::Result<()> {
 struct Session {
     /// Messages so far of the channels that want confirms, and whether there are new ones.
     confirming: BTreeMap<u16, (u64, bool)>,
-    /// Octets of the content that is being read on each channel.
+    /// Bytes of the content that is being read on each channel.
     left: BTreeMap<u16, u64>,
     replies: Vec<u8>,
     closed: bool,
@@ -112,7 +112,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes all complete frames; how many octets they were.
+    /// Takes all complete frames; how many bytes they were.
     fn frames(&mut self, input: &[u8]) -> usize {
         let mut at = 0;
         while !self.closed {
@@ -143,11 +143,11 @@ impl Session {
         at
     }
 
-    /// Takes so many octets of what is left of a content.
-    fn content(&mut self, channel: u16, left: u64, octets: u64) {
+    /// Takes so many bytes of what is left of a content.
+    fn content(&mut self, channel: u16, left: u64, bytes: u64) {
         // Where nobody waits for confirms, nothing is to be known.
         let Some((count, new)) = self.confirming.get_mut(&channel) else { return };
-        let left = left.saturating_sub(octets);
+        let left = left.saturating_sub(bytes);
         if left == 0 {
             (*count, *new) = (*count + 1, true);
         }

@@ -30,7 +30,7 @@ pub struct BrokerConfig {
     /// Called when [`Broker::next_deadline`] has become earlier, so that the caller's timer can be set anew. It is
     /// called with a queue locked: it may wake somebody up and nothing else.
     pub deadline_waker: Option<DeadlineWaker>,
-    /// Octets of memory that ready messages may take before those of long queues go to disk, if there is one; 0 lets
+    /// Bytes of memory that ready messages may take before those of long queues go to disk, if there is one; 0 lets
     /// them go at once, `u64::MAX` never.
     pub paging_watermark: u64,
     /// Called when [`Broker::page`] has something to do, with a queue locked: it may wake somebody up and nothing else.

@@ -48,13 +48,13 @@ impl Letter {
             }
         }
         let without_expiration = Properties { expiration: None, ..properties };
-        let octets = with_headers(&without_expiration, &headers);
+        let bytes = with_headers(&without_expiration, &headers);
         let body = match old.body() {
-            BodyView::Inline(octets) => Body::Copied(octets),
+            BodyView::Inline(bytes) => Body::Copied(bytes),
             BodyView::Chunks(chunks) => Body::Chunks(chunks),
         };
         let traits = Traits { expiration: None, ..old.traits() };
-        let mut message = Message::new(exchange.clone(), &keys[0], &octets, body, traits);
+        let mut message = Message::new(exchange.clone(), &keys[0], &bytes, body, traits);
         if routing_key.is_none() {
             let blind: SmallVec<[&str; 2]> = old.blind_copies().collect();
             message = message.with_blind_copies(&blind);
@@ -206,11 +206,10 @@ fn event_of(death: &FieldValue) -> Option<Event<'_>> {
 /// The routing keys in the header CC.
 pub(crate) fn copies<'a>(properties: &Properties<'a>) -> SmallVec<[&'a str; 2]> {
     let headers: RawTable<'a> = properties.headers.unwrap_or_default();
-    let array =
-        entries(headers.octets()).find(|(name, _)| *name == "CC").and_then(|(_, value)| match value {
-            ValueView::Array(array) => Some(array),
-            _ => None,
-        });
+    let array = entries(headers.bytes()).find(|(name, _)| *name == "CC").and_then(|(_, value)| match value {
+        ValueView::Array(array) => Some(array),
+        _ => None,
+    });
     let texts = array.into_iter().flat_map(texts_in);
     texts.filter_map(|text| std::str::from_utf8(text).ok()).collect()
 }

@@ -30,12 +30,12 @@ pub(crate) struct Inspected<'a> {
 /// # Errors
 /// 502 when they are malformed; 406 for a foreign user_id, an invalid expiration, CC or BCC, or an unknown
 /// delivery_mode.
-pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Inspected<'a>, BrokerError> {
+pub(crate) fn inspect<'a>(bytes: &'a [u8], publisher: &Identity) -> Result<Inspected<'a>, BrokerError> {
     // No properties at all: nothing to look at.
-    if octets == amqp::properties::NO_PROPERTIES {
+    if bytes == amqp::properties::NO_PROPERTIES {
         return Ok(Inspected::default());
     }
-    let properties = Properties::decode(octets).map_err(BrokerError::MalformedProperties)?;
+    let properties = Properties::decode(bytes).map_err(BrokerError::MalformedProperties)?;
     if let Some(user) = properties.user_id
         && user != publisher.user()
         && !publisher.may_impersonate()
@@ -46,7 +46,7 @@ pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Insp
     }
     let expiration = properties.expiration.map(expiration_of).transpose()?;
     let headers = properties.headers.unwrap_or_default();
-    let mut inspected = Inspected { headers: headers.octets(), ..Inspected::default() };
+    let mut inspected = Inspected { headers: headers.bytes(), ..Inspected::default() };
     if let Some(copies) = routes_in(headers, "CC")? {
         inspected.copies = copies;
     }
@@ -64,8 +64,8 @@ pub(crate) fn inspect<'a>(octets: &'a [u8], publisher: &Identity) -> Result<Insp
 }
 
 /// What the broker needs to know of properties that were checked when they were published; `None` if they were not.
-pub(crate) fn traits_of(octets: &[u8]) -> Option<Traits> {
-    let properties = Properties::decode(octets).ok()?;
+pub(crate) fn traits_of(bytes: &[u8]) -> Option<Traits> {
+    let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
     let persistent = properties.delivery_mode == Some(2);
     Some(Traits { persistent, priority: properties.priority, expiration })
@@ -73,13 +73,13 @@ pub(crate) fn traits_of(octets: &[u8]) -> Option<Traits> {
 
 /// The properties as others may see them: without the header BCC. A returned message is stripped of it, too, for it
 /// may be passed on. Properties that nobody inspected may be malformed, and are left as they are.
-pub fn without_blind_copies(octets: &[u8]) -> Cow<'_, [u8]> {
-    let Ok(properties) = Properties::decode(octets) else { return Cow::Borrowed(octets) };
+pub fn without_blind_copies(bytes: &[u8]) -> Cow<'_, [u8]> {
+    let Ok(properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
     match properties.headers {
-        Some(headers) if entries(headers.octets()).any(|(name, _)| name == "BCC") => {
+        Some(headers) if entries(headers.bytes()).any(|(name, _)| name == "BCC") => {
             Cow::Owned(without_header(&properties, headers, "BCC"))
         }
-        _ => Cow::Borrowed(octets),
+        _ => Cow::Borrowed(bytes),
     }
 }
 
@@ -89,9 +89,9 @@ pub(crate) fn with_headers(properties: &Properties<'_>, headers: &FieldTable) ->
     let mut properties = *properties;
     // What has just been encoded from a table is one, and no deeper than what was received.
     properties.headers = RawTable::check(&encoded).ok();
-    let mut octets = Vec::new();
-    properties.encode(&mut octets);
-    octets
+    let mut bytes = Vec::new();
+    properties.encode(&mut bytes);
+    bytes
 }
 
 fn without_header(properties: &Properties<'_>, headers: RawTable<'_>, name: &str) -> Vec<u8> {
@@ -101,7 +101,7 @@ fn without_header(properties: &Properties<'_>, headers: RawTable<'_>, name: &str
 }
 
 fn routes_in<'a>(headers: RawTable<'a>, name: &str) -> Result<Option<SmallVec<[&'a str; 2]>>, BrokerError> {
-    match entries(headers.octets()).find(|(found, _)| *found == name) {
+    match entries(headers.bytes()).find(|(found, _)| *found == name) {
         None => Ok(None),
         Some((_, ValueView::Array(array))) => {
             Ok(Some(texts_in(array).filter_map(|text| std::str::from_utf8(text).ok()).collect()))
@@ -138,9 +138,9 @@ mod tests {
     use crate::users::tests::identity;
 
     fn encode(properties: Properties<'_>) -> Vec<u8> {
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
-        octets
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
+        bytes
     }
 
     fn refusal(properties: Properties<'_>) -> String {
@@ -156,8 +156,8 @@ mod tests {
         assert_eq!(expired("5s"), "invalid expiration '5s': {leftover_string,\"s\"}");
         let too_large = "invalid expiration '315360000001': {value_too_large,315360000001}";
         assert_eq!(expired("315360000001"), too_large);
-        let octets = encode(Properties::default().with_expiration("60000"));
-        assert_eq!(inspect(&octets, &identity("guest", false)).unwrap().traits.expiration, Some(60_000));
+        let bytes = encode(Properties::default().with_expiration("60000"));
+        assert_eq!(inspect(&bytes, &identity("guest", false)).unwrap().traits.expiration, Some(60_000));
     }
 
     #[test]
@@ -182,13 +182,13 @@ mod tests {
         let headers: FieldTable =
             [("BCC", keys("b")), ("CC", keys("c")), ("x", FieldValue::I32(1))].into_iter().collect();
         let headers = headers.encode();
-        let octets = encode(Properties::default().with_headers(RawTable::check(&headers).unwrap()));
-        let inspected = inspect(&octets, &identity("guest", false)).unwrap();
+        let bytes = encode(Properties::default().with_headers(RawTable::check(&headers).unwrap()));
+        let inspected = inspect(&bytes, &identity("guest", false)).unwrap();
         assert_eq!((inspected.copies[0], inspected.blind_copies[0]), ("c", "b"));
         let rewritten = inspected.rewritten.unwrap();
         let left = Properties::decode(&rewritten).unwrap().headers.unwrap().decode();
         assert_eq!(left.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["CC", "x"]);
-        assert_eq!(without_blind_copies(&octets), rewritten, "nor does a returned message tell them");
+        assert_eq!(without_blind_copies(&bytes), rewritten, "nor does a returned message tell them");
         assert_eq!(without_blind_copies(&rewritten), rewritten, "nothing else is touched");
     }
 

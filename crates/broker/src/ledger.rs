@@ -107,7 +107,7 @@ pub(crate) fn read_binding(key: &[u8]) -> Option<WrittenBinding<'_>> {
     Some(WrittenBinding { source: u64::from_be_bytes(*source), to, routing_key, arguments: rest })
 }
 
-/// Names, each with its length in front: names of AMQP have 255 octets at most.
+/// Names, each with its length in front: names of AMQP have 255 bytes at most.
 pub(crate) fn key(names: &[&str]) -> Vec<u8> {
     let mut key = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     names.iter().for_each(|name| push_text(&mut key, name));
@@ -154,7 +154,7 @@ fn read_end<'a>(mut key: &'a [u8], value: &'a [u8]) -> Option<(WrittenEnd<'a>, &
 }
 
 fn push_text(into: &mut Vec<u8>, text: &str) {
-    debug_assert!(text.len() <= 255, "short strings have 255 octets at most");
+    debug_assert!(text.len() <= 255, "short strings have 255 bytes at most");
     into.push(text.len() as u8);
     into.extend_from_slice(text.as_bytes());
 }
@@ -166,7 +166,7 @@ fn take_text<'a>(from: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(text).ok()
 }
 
-/// First octet of what is written, so that another form can be told from this one.
+/// First byte of what is written, so that another form can be told from this one.
 const FORM: u8 = 1;
 const AUTO_DELETE: u8 = 1;
 const INTERNAL: u8 = 2;

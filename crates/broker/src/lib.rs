@@ -93,7 +93,7 @@ pub use metrics::{Counter, FrontEnd, Metrics, Published};
 pub use names::generated_name;
 pub use paging::{Held, PagingWaker};
 pub use permissions::{Pattern, Permissions, Seat, TopicPermissions};
-pub use persistence::{RestoreError, body_octets};
+pub use persistence::{RestoreError, body_bytes};
 pub use policies::{ApplyTo, Policy, PolicyDefinition};
 pub use publisher::{Flushed, Publish, Publisher, Share};
 pub use queue::{

@@ -6,24 +6,24 @@ use std::sync::Arc;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// Bodies up to this many octets are copied next to the key and the properties; larger ones stay in the chunks they
+/// Bodies up to this many bytes are copied next to the key and the properties; larger ones stay in the chunks they
 /// arrived in. Below it the copy costs less than the bookkeeping, and does not pin a whole read buffer.
 pub const MAX_INLINE_BODY: usize = 1024;
 
-/// Room inside the message itself for key, properties and small body. 16 octets of body with a usual key fit, so
+/// Room inside the message itself for key, properties and small body. 16 bytes of body with a usual key fit, so
 /// that such a message is one allocation.
-const INLINE_OCTETS: usize = 56;
+const INLINE_BYTES: usize = 56;
 
 /// The weight of a message that says so much and is shared by so many queues.
-fn weight(octets: usize, queues: usize) -> u32 {
-    u32::try_from((octets + OWN_OCTETS) / queues + PLACE_OCTETS).unwrap_or(u32::MAX)
+fn weight(bytes: usize, queues: usize) -> u32 {
+    u32::try_from((bytes + OWN_BYTES) / queues + PLACE_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Octets that a message takes beside what it says, about.
-const OWN_OCTETS: usize = 128;
+/// Bytes that a message takes beside what it says, about.
+const OWN_BYTES: usize = 128;
 
-/// Octets that a place in a queue takes.
-const PLACE_OCTETS: usize = 32;
+/// Bytes that a place in a queue takes.
+const PLACE_BYTES: usize = 32;
 
 /// A message body on its way in.
 #[derive(Debug, Clone, Copy)]
@@ -35,15 +35,15 @@ pub enum Body<'a> {
 }
 
 impl Body<'_> {
-    /// Length in octets.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         match self {
-            Self::Copied(octets) => octets.len(),
+            Self::Copied(bytes) => bytes.len(),
             Self::Chunks(chunks) => chunks.iter().map(Bytes::len).sum(),
         }
     }
 
-    /// Whether the body has no octets.
+    /// Whether the body has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -62,7 +62,7 @@ impl BodyView<'_> {
     /// The body in one piece, copied.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {
-            Self::Inline(octets) => octets.to_vec(),
+            Self::Inline(bytes) => bytes.to_vec(),
             Self::Chunks(chunks) => chunks.concat(),
         }
     }
@@ -84,11 +84,11 @@ pub struct Traits {
 pub struct Message {
     exchange: Arc<str>,
     /// Routing key, property flags and list, small body.
-    octets: SmallVec<[u8; INLINE_OCTETS]>,
+    bytes: SmallVec<[u8; INLINE_BYTES]>,
     key_len: u32,
     properties_end: u32,
     traits: Traits,
-    /// Octets of memory that one of its queues answers for.
+    /// Bytes of memory that one of its queues answers for.
     weight: u32,
     /// What few messages have, kept apart so that the others stay small.
     rare: Option<Box<Rare>>,
@@ -114,22 +114,22 @@ impl Message {
     ) -> Self {
         let len = body.len();
         let inline = if len <= MAX_INLINE_BODY { len } else { 0 };
-        let mut octets = SmallVec::with_capacity(routing_key.len() + properties.len() + inline);
-        octets.extend_from_slice(routing_key.as_bytes());
-        octets.extend_from_slice(properties);
-        let properties_end = octets.len() as u32;
+        let mut bytes = SmallVec::with_capacity(routing_key.len() + properties.len() + inline);
+        bytes.extend_from_slice(routing_key.as_bytes());
+        bytes.extend_from_slice(properties);
+        let properties_end = bytes.len() as u32;
         let mut rare = None;
         match body {
-            Body::Copied(body) if len <= MAX_INLINE_BODY => octets.extend_from_slice(body),
+            Body::Copied(body) if len <= MAX_INLINE_BODY => bytes.extend_from_slice(body),
             Body::Copied(body) => rare = Some(Rare::large(vec![Bytes::copy_from_slice(body)], len)),
             Body::Chunks(chunks) if len <= MAX_INLINE_BODY => {
-                chunks.iter().for_each(|chunk| octets.extend_from_slice(chunk));
+                chunks.iter().for_each(|chunk| bytes.extend_from_slice(chunk));
             }
             Body::Chunks(chunks) => rare = Some(Rare::large(chunks.to_vec(), len)),
         }
         let key_len = routing_key.len() as u32;
-        let weight = weight(octets.len() + len - inline, 1);
-        Self { exchange, octets, key_len, properties_end, traits, weight, rare }
+        let weight = weight(bytes.len() + len - inline, 1);
+        Self { exchange, bytes, key_len, properties_end, traits, weight, rare }
     }
 
     /// With routing keys that receivers must not see.
@@ -145,11 +145,11 @@ impl Message {
     #[inline]
     pub(crate) fn share(&mut self, queues: usize) {
         if queues > 1 {
-            self.weight = weight(self.octets.len() + self.large().map_or(0, |rare| rare.chunks_len), queues);
+            self.weight = weight(self.bytes.len() + self.large().map_or(0, |rare| rare.chunks_len), queues);
         }
     }
 
-    /// Octets of memory that one of its queues answers for: its place in the queue, and a share of the rest.
+    /// Bytes of memory that one of its queues answers for: its place in the queue, and a share of the rest.
     #[inline]
     pub(crate) fn weight(&self) -> u64 {
         self.weight.into()
@@ -167,31 +167,31 @@ impl Message {
     /// The routing key it was published with.
     pub fn routing_key(&self) -> &str {
         // Made from a `&str` in `new`.
-        std::str::from_utf8(&self.octets[..self.key_len as usize]).unwrap_or_default()
+        std::str::from_utf8(&self.bytes[..self.key_len as usize]).unwrap_or_default()
     }
 
     /// Property flags and list, as received.
     pub fn properties(&self) -> &[u8] {
-        &self.octets[self.property_range()]
+        &self.bytes[self.property_range()]
     }
 
     /// Routing key, properties and, if it is small, body, one behind the other.
-    pub(crate) fn octets(&self) -> &[u8] {
-        &self.octets
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The body.
     pub fn body(&self) -> BodyView<'_> {
         match self.large() {
-            None => BodyView::Inline(&self.octets[self.properties_end as usize..]),
+            None => BodyView::Inline(&self.bytes[self.properties_end as usize..]),
             Some(rare) => BodyView::Chunks(&rare.chunks),
         }
     }
 
-    /// Length of the body in octets.
+    /// Length of the body in bytes.
     pub fn body_len(&self) -> usize {
         match self.large() {
-            None => self.octets.len() - self.properties_end as usize,
+            None => self.bytes.len() - self.properties_end as usize,
             Some(rare) => rare.chunks_len,
         }
     }
@@ -247,6 +247,6 @@ mod tests {
     fn a_small_message_is_one_allocation() {
         let message =
             Message::new("e".into(), "benchmark", &[0x10, 0, 2], Body::Copied(&[0; 16]), Traits::default());
-        assert!(!message.octets.spilled());
+        assert!(!message.bytes.spilled());
     }
 }

@@ -60,11 +60,11 @@ counters! {
     dead_letters_dropped,
     /// Ready messages that left memory for the disk, those that never were in a queue's memory aside.
     messages_paged_out,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     bytes_paged_out,
     /// Messages that came back from there.
     messages_paged_in,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     bytes_paged_in,
     /// Times that messages were written so that they can leave memory. Those that the store keeps are there already.
     paging_writes,

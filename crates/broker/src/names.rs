@@ -38,7 +38,7 @@ impl Resource {
 
 /// RabbitMQ takes carriage returns and line feeds out of the names of queues and exchanges.
 pub(crate) fn strip_line_ends(name: &str) -> Cow<'_, str> {
-    if name.bytes().any(|octet| matches!(octet, b'\r' | b'\n')) {
+    if name.bytes().any(|byte| matches!(byte, b'\r' | b'\n')) {
         Cow::Owned(name.replace(['\r', '\n'], ""))
     } else {
         Cow::Borrowed(name)

@@ -23,13 +23,13 @@ pub type PagingWaker = Arc<dyn Fn() + Send + Sync>;
 /// of these each counts its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
-    /// Octets of memory that ready messages take.
+    /// Bytes of memory that ready messages take.
     pub resident: u64,
     /// Ready messages that are on disk only.
     pub paged_messages: u64,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     pub paged_bytes: u64,
-    /// Octets of memory above which queues let go of messages; `u64::MAX` for never.
+    /// Bytes of memory above which queues let go of messages; `u64::MAX` for never.
     pub watermark: u64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Counted {
     pub(crate) resident: u64,
     pub(crate) paged_messages: u64,
     pub(crate) paged_bytes: u64,
-    /// Octets of memory that a long queue can let go of.
+    /// Bytes of memory that a long queue can let go of.
     pub(crate) owed: u64,
 }
 
@@ -217,5 +217,5 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
     }
 }
 
-/// Octets in memory beyond the watermark from which publishers wait: the disk is kept busy, and the budget all but kept.
+/// Bytes in memory beyond the watermark from which publishers wait: the disk is kept busy, and the budget all but kept.
 const LEEWAY: u64 = 32 << 20;

@@ -629,7 +629,7 @@ impl RouteCache {
 /// they take is bounded.
 const MAX_BATCH: usize = 256;
 
-/// The same in octets of bodies.
+/// The same in bytes of bodies.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
 /// The same in places in queues: what has to be handed over before something else can be done takes a millisecond at most,
@@ -649,11 +649,11 @@ const ENQUEUE: u32 = 80;
 /// Picoseconds charged for copying a byte of a body.
 const BODY_BYTE: u32 = 150;
 
-/// Routes that one channel remembers; when there are more, it starts anew. About 100 octets each.
+/// Routes that one channel remembers; when there are more, it starts anew. About 100 bytes each.
 const MAX_ROUTES: usize = 1024;
 
-/// Queues in the routes that one channel remembers, at 8 octets each.
+/// Queues in the routes that one channel remembers, at 8 bytes each.
 const MAX_DESTINATIONS: usize = 1 << 16;
 
-/// Octets of headers up to which a route by headers is remembered. Longer ones hardly come again.
+/// Bytes of headers up to which a route by headers is remembered. Longer ones hardly come again.
 const MAX_HEADERS: usize = 1024;

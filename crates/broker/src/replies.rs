@@ -38,7 +38,7 @@ impl VirtualHost {
             },
             arguments: QueueArguments {
                 max_length: Some(MAX_REPLIES),
-                max_length_bytes: Some(MAX_REPLY_OCTETS),
+                max_length_bytes: Some(MAX_REPLY_BYTES),
                 overflow: Overflow::RejectPublish,
                 ..QueueArguments::default()
             },
@@ -84,19 +84,19 @@ pub fn is_reply_name(name: &str) -> bool {
 ///
 /// # Errors
 /// 406 when the publisher's channel has no reply queue; 502 malformed properties.
-pub(crate) fn with_reply_queue(octets: &[u8], own: Option<&str>) -> Result<Option<Vec<u8>>, BrokerError> {
-    // Most messages have no reply_to: two octets tell.
-    let flags = octets.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
+pub(crate) fn with_reply_queue(bytes: &[u8], own: Option<&str>) -> Result<Option<Vec<u8>>, BrokerError> {
+    // Most messages have no reply_to: two bytes tell.
+    let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
     if flags & REPLY_TO_FLAG == 0 {
         return Ok(None);
     }
-    let mut properties = Properties::decode(octets).map_err(BrokerError::MalformedProperties)?;
+    let mut properties = Properties::decode(bytes).map_err(BrokerError::MalformedProperties)?;
     if properties.reply_to != Some(REPLY_QUEUE) {
         return Ok(None);
     }
     let own = own.ok_or_else(|| BrokerError::precondition("fast reply consumer does not exist"))?;
     properties.reply_to = Some(own);
-    let mut rewritten = Vec::with_capacity(octets.len() + own.len());
+    let mut rewritten = Vec::with_capacity(bytes.len() + own.len());
     properties.encode(&mut rewritten);
     Ok(Some(rewritten))
 }
@@ -106,9 +106,9 @@ const REPLY_PREFIX: &str = "amq.rabbitmq.reply-to.";
 /// The flag of the property reply_to in a content header.
 const REPLY_TO_FLAG: u16 = 1 << 9;
 
-/// Octets of replies that wait for a requester that does not read. RabbitMQ has no limit; here the replier is told by a
+/// Bytes of replies that wait for a requester that does not read. RabbitMQ has no limit; here the replier is told by a
 /// basic.nack, if it asked for confirms.
-const MAX_REPLY_OCTETS: u64 = 64 * 1024 * 1024;
+const MAX_REPLY_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The same in messages, for empty ones take memory too.
 const MAX_REPLIES: u64 = 256 * 1024;
@@ -118,9 +118,9 @@ mod tests {
     use super::*;
 
     fn encode(properties: Properties<'_>) -> Vec<u8> {
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
-        octets
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
+        bytes
     }
 
     #[test]
@@ -131,8 +131,8 @@ mod tests {
         let properties = Properties::decode(&rewritten).unwrap();
         assert_eq!((properties.reply_to, properties.message_id), (own, Some("m".into())));
         for other in ["q", "", "amq.rabbitmq.reply-to.other"] {
-            let octets = encode(Properties::default().with_reply_to(other));
-            assert_eq!(with_reply_queue(&octets, None).unwrap(), None, "{other}");
+            let bytes = encode(Properties::default().with_reply_to(other));
+            assert_eq!(with_reply_queue(&bytes, None).unwrap(), None, "{other}");
         }
         assert_eq!(with_reply_queue(&encode(Properties::default()), None).unwrap(), None);
     }

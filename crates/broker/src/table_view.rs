@@ -3,7 +3,7 @@
 use amqp::wire::Reader;
 
 /// The value of a table's entry, reduced to what RabbitMQ compares: integers of all widths are one class, floats
-/// another, everything else is compared by type and octets.
+/// another, everything else is compared by type and bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ValueView<'a> {
     Void,
@@ -11,7 +11,7 @@ pub(crate) enum ValueView<'a> {
     Float(f64),
     Boolean(bool),
     Text(&'a [u8]),
-    /// The octets of an array, from which further values can be read.
+    /// The bytes of an array, from which further values can be read.
     Array(&'a [u8]),
     Other(u8, &'a [u8]),
 }
@@ -20,13 +20,13 @@ pub(crate) enum ValueView<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct Entries<'a>(Reader<'a>);
 
-/// Reads a table from its octets, without the length in front. They must have been checked already.
+/// Reads a table from its bytes, without the length in front. They must have been checked already.
 pub(crate) fn entries(table: &[u8]) -> Entries<'_> {
     Entries(Reader::new(table))
 }
 
 impl<'a> Entries<'a> {
-    /// The octets that have not been read yet.
+    /// The bytes that have not been read yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.0.rest()
     }
@@ -94,8 +94,8 @@ mod tests {
         ]
         .into_iter()
         .collect();
-        let octets = table.encode();
-        let views: Vec<_> = entries(&octets).collect();
+        let bytes = table.encode();
+        let views: Vec<_> = entries(&bytes).collect();
         assert_eq!(views[0], ("a", ValueView::Integer(-1)));
         assert_eq!(views[1], ("b", ValueView::Text(b"x")));
         let ValueView::Array(array) = views[2].1 else { panic!("{views:?}") };

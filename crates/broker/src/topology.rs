@@ -128,7 +128,7 @@ struct QueueSlot {
     incoming: Vec<u32>,
 }
 
-/// 20 octets; a million of them is a design target.
+/// 20 bytes; a million of them is a design target.
 #[derive(Debug, Clone, Copy)]
 struct Binding {
     source: u32,
@@ -434,7 +434,7 @@ impl Topology {
             && let (Some(source), Some(to)) =
                 (self.exchanges[binding.source as usize].number, self.number_of(binding.destination))
         {
-            let (key, arguments) = self.exchanges[binding.source as usize].router.octets(binding.pattern);
+            let (key, arguments) = self.exchanges[binding.source as usize].router.bytes(binding.pattern);
             ledger.unbound(source, to, key, &arguments);
         }
         let source = &mut self.exchanges[binding.source as usize];
@@ -470,7 +470,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_binding_takes_twenty_octets() {
+    fn a_binding_takes_twenty_bytes() {
         assert_eq!(size_of::<Binding>(), 20);
     }
 }

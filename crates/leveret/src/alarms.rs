@@ -23,12 +23,12 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const INTERVAL_NEAR: Duration = Duration::from_millis(100);
 /// And while fast publishers may reach the limit of the disk at any moment: what they bring until the next sample is beyond it.
 const INTERVAL_CLOSE: Duration = Duration::from_millis(10);
-/// Octets from the limit of the disk within which it is so close.
+/// Bytes from the limit of the disk within which it is so close.
 const CLOSE: u64 = 256 << 20;
-/// Octets from a limit within which it is near: fast publishers bring about as much between two samples.
+/// Bytes from a limit within which it is near: fast publishers bring about as much between two samples.
 const NEAR: u64 = 2 << 30;
 
-/// The limits, and what was last measured of the disk, in octets. The process's memory is among its own metrics.
+/// The limits, and what was last measured of the disk, in bytes. The process's memory is among its own metrics.
 #[derive(Debug)]
 pub(crate) struct Levels {
     /// [`NO_LIMIT`] for none.
@@ -100,8 +100,8 @@ impl Sampler {
         let memory_limit = watermark.of(limits::memory_total());
         let levels = Arc::new(Levels::new(memory_limit, folder.as_ref().map(|_| disk_free_limit.0)));
         tracing::info!(
-            memory_octets = memory_limit,
-            disk_free_octets = levels.disk_limit(),
+            memory_bytes = memory_limit,
+            disk_free_bytes = levels.disk_limit(),
             "publishers are blocked beyond these"
         );
         let watch = Watch { alarms, levels: Arc::clone(&levels), sources: System { folder, store } };

@@ -94,7 +94,7 @@ struct Opened {
 fn open(path: &Path, disk_free_limit: u64) -> Result<Opened, Box<dyn std::error::Error>> {
     let disk = RealDisk::new(path)?;
     let lock = FolderLock::take(path)?;
-    let settings = StoreSettings { weigh: broker::body_octets, ..StoreSettings::default() };
+    let settings = StoreSettings { weigh: broker::body_bytes, ..StoreSettings::default() };
     let (store, rounds, recovered) =
         Store::open(Arc::new(disk), settings).map_err(|error| match error.is_damage() {
             true => format!(

@@ -20,8 +20,8 @@ pub(crate) struct DefinitionsFile {
 /// A line that begins with the key and the file, and names the entry at fault.
 pub(crate) fn read(config: &Config) -> Result<Option<DefinitionsFile>, String> {
     let Some(path) = &config.definitions.0 else { return Ok(None) };
-    let octets = std::fs::read(path).map_err(|error| at_fault(path, &error))?;
-    let definitions = Definitions::from_json(&octets).map_err(|error| at_fault(path, &error))?;
+    let bytes = std::fs::read(path).map_err(|error| at_fault(path, &error))?;
+    let definitions = Definitions::from_json(&bytes).map_err(|error| at_fault(path, &error))?;
     Ok(Some(DefinitionsFile { path: path.clone(), definitions }))
 }
 

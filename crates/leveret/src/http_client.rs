@@ -62,7 +62,7 @@ pub(crate) struct Answer {
     pub(crate) body: Bytes,
 }
 
-/// The longest answer that is taken, in octets: definitions of a million queues.
+/// The longest answer that is taken, in bytes: definitions of a million queues.
 const MAX_ANSWER: usize = 1 << 30;
 
 /// How long connecting to one address may take.
@@ -92,7 +92,7 @@ impl Endpoint {
                     .to_owned(),
             );
         }
-        let fits = |octet: u8| octet.is_ascii_graphic() && octet != b'?' && octet != b'#';
+        let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'?' && byte != b'#';
         if !rest.bytes().all(fits) {
             return Err(format!("is not plain ({SHAPE})"));
         }

@@ -11,7 +11,7 @@ use crate::relays::Relays;
 use crate::serve::{ServeError, trusted_proxies, websocket_config};
 use crate::tls::Tls;
 
-/// Octets of a packet beside its message: topic and properties.
+/// Bytes of a packet beside its message: topic and properties.
 const ROOM_FOR_PROPERTIES: u64 = 128 * 1024;
 
 /// The listeners of MQTT, bound.

@@ -64,14 +64,14 @@ fn page_name(command: &Command) -> String {
 }
 
 fn page(command: &Command) -> io::Result<Vec<u8>> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let name = page_name(command);
     Man::new(command.clone().name(name).version(env!("CARGO_PKG_VERSION")))
         .section("1")
         .source(concat!("leveret ", env!("CARGO_PKG_VERSION")))
         .manual("Leveret")
-        .render(&mut octets)?;
-    Ok(octets)
+        .render(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn print(text: &[u8]) -> Result<(), Failure> {

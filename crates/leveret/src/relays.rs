@@ -143,7 +143,7 @@ fn mqtt_relay(config: &Config, tls: &Tls, url: &RelayUrl) -> RelayConfig {
     }
 }
 
-/// Octets go both ways as they are; which version is spoken is between the client and the upstream.
+/// Bytes go both ways as they are; which version is spoken is between the client and the upstream.
 fn upstream_relay(config: &Config, tls: &Tls, setting: &str, url: &RelayUrl) -> RelayConfig {
     RelayConfig {
         name: setting.to_owned(),

@@ -1,4 +1,4 @@
-//! Packets and octets per second of the codec, and messages per second of a connection: `cargo bench -p mqtt`.
+//! Packets and bytes per second of the codec, and messages per second of a connection: `cargo bench -p mqtt`.
 //!
 //! Reading lends the payloads and does not touch them, so messages per second are what counts there.
 
@@ -12,9 +12,9 @@ use mqtt::server::{Connection, Event, Settings};
 use mqtt::session::Message;
 use mqtt::{Decoder, Packet, Properties, Property, PropertyList, QoS, ReasonCode, Version};
 
-/// Octets of payload: a measured value, a common message, and a large one.
+/// Bytes of payload: a measured value, a common message, and a large one.
 const SIZES: [usize; 3] = [16, 1024, 64 * 1024];
-/// Octets in one receive buffer.
+/// Bytes in one receive buffer.
 const BUFFER: usize = 256 * 1024;
 const TOPIC: &str = "site/7/sensor/12/temperature";
 
@@ -77,10 +77,10 @@ fn encode(c: &mut Criterion) {
 }
 
 fn connected() -> Connection {
-    let (mut octets, mut out) = (Vec::new(), Vec::new());
-    Packet::Connect(Box::new(Connect::new(Version::V5, "c"))).encode(Version::V5, &mut octets);
+    let (mut bytes, mut out) = (Vec::new(), Vec::new());
+    Packet::Connect(Box::new(Connect::new(Version::V5, "c"))).encode(Version::V5, &mut bytes);
     let (mut connection, now) = (Connection::new(Settings::default()), Instant::now());
-    connection.handle_input(&octets, now, &mut out);
+    connection.handle_input(&bytes, now, &mut out);
     connection.accept(None, None, now, &mut out);
     connection
 }

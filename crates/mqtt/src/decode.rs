@@ -7,7 +7,7 @@ use crate::packet::{Packet, PacketKind, Version};
 use crate::reason::ReasonCode;
 use crate::wire;
 
-/// Octets before a packet's body: one for type and flags, and at most four of Remaining Length.
+/// Bytes before a packet's body: one for type and flags, and at most four of Remaining Length.
 pub const MAX_HEADER_LEN: usize = 5;
 
 /// The beginning of a packet.
@@ -15,9 +15,9 @@ pub const MAX_HEADER_LEN: usize = 5;
 pub struct Header {
     /// Type and flags.
     pub first: u8,
-    /// Octets of the header itself, 2 to 5.
+    /// Bytes of the header itself, 2 to 5.
     pub len: usize,
-    /// Octets that follow it.
+    /// Bytes that follow it.
     pub remaining: u32,
 }
 
@@ -33,7 +33,7 @@ impl Header {
         Ok(wire::varint(rest)?.map(|(remaining, len)| Self { first: *first, len: 1 + len, remaining }))
     }
 
-    /// Octets of the whole packet.
+    /// Bytes of the whole packet.
     pub fn packet_len(&self) -> usize {
         self.len + self.remaining as usize
     }
@@ -42,7 +42,7 @@ impl Header {
 /// How far [`Decoder::decode`] came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step<'a> {
-    /// Octets of the input that are done with.
+    /// Bytes of the input that are done with.
     pub taken: usize,
     /// The packet that ends there. `None` when there is no whole one; what was not taken is to be shown again with more
     /// behind it.
@@ -56,7 +56,7 @@ pub struct Step<'a> {
 #[derive(Debug)]
 pub struct Decoder {
     version: Version,
-    /// Octets of the largest packet.
+    /// Bytes of the largest packet.
     limit: u32,
     /// A large packet under way: its header and the part of its body that has come.
     gathering: Option<Box<(Header, Vec<u8>)>>,
@@ -65,7 +65,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder at the first octet of a stream. `limit` is the size in octets of the largest packet accepted.
+    /// A decoder at the first byte of a stream. `limit` is the size in bytes of the largest packet accepted.
     pub fn new(version: Version, limit: u32) -> Self {
         Self { version, limit, gathering: None, gathered: Bytes::new() }
     }
@@ -133,7 +133,7 @@ impl Decoder {
     }
 }
 
-/// Octets of the largest packet that is left in the input until the rest of it comes. Larger ones are gathered, which
+/// Bytes of the largest packet that is left in the input until the rest of it comes. Larger ones are gathered, which
 /// costs a copy, but lets the reader's buffer be small.
 pub const MAX_LEFT: usize = 8 * 1024;
 

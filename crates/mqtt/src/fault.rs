@@ -23,12 +23,12 @@ impl Fault {
         Self { code, text }
     }
 
-    /// The octets cannot be parsed (section 4.13.1).
+    /// The bytes cannot be parsed (section 4.13.1).
     pub(crate) const fn malformed(text: &'static str) -> Self {
         Self::new(ReasonCode::MalformedPacket, text)
     }
 
-    /// The octets can be parsed, but not at this place or with these contents.
+    /// The bytes can be parsed, but not at this place or with these contents.
     pub(crate) const fn protocol(text: &'static str) -> Self {
         Self::new(ReasonCode::ProtocolError, text)
     }

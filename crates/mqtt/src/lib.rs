@@ -11,7 +11,7 @@
 //! # What always holds
 //! No input makes a function panic; the limit on a packet is judged by its header alone, and nothing is allocated for a
 //! length that was merely announced; decoding borrows, and what was decoded is well-formed for its version; packets do
-//! not depend on how the stream was cut into reads; an idle connection takes a few hundred octets; passwords are not
+//! not depend on how the stream was cut into reads; an idle connection takes a few hundred bytes; passwords are not
 //! printed.
 //!
 //! # Left out

@@ -13,7 +13,7 @@ macro_rules! reason_codes {
             /// Every code.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
-            /// The octet on the wire.
+            /// The byte on the wire.
             pub const fn code(self) -> u8 {
                 self as u8
             }

@@ -2,23 +2,23 @@
 
 use crate::fault::Fault;
 
-/// Largest value of a variable byte integer, which is four octets long at most (section 1.5.5).
+/// Largest value of a variable byte integer, which is four bytes long at most (section 1.5.5).
 pub const MAX_VARINT: u32 = 268_435_455;
 
-/// Octets that a string or binary datum can have: its length is two octets.
+/// Bytes that a string or binary datum can have: its length is two bytes.
 pub const MAX_STRING: usize = u16::MAX as usize;
 
-/// A variable byte integer at the front of `input`, and how many octets it took. `None` when its end has not come yet.
+/// A variable byte integer at the front of `input`, and how many bytes it took. `None` when its end has not come yet.
 ///
 /// # Errors
-/// It has more than four octets, or more than it needs (MQTT-1.5.5-1).
+/// It has more than four bytes, or more than it needs (MQTT-1.5.5-1).
 #[inline]
 pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, Fault> {
     let mut value = 0;
-    for (at, octet) in input.iter().take(4).enumerate() {
-        value |= u32::from(octet & 0x7f) << (7 * at);
-        if octet & 0x80 == 0 {
-            if *octet == 0 && at > 0 {
+    for (at, byte) in input.iter().take(4).enumerate() {
+        value |= u32::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            if *byte == 0 && at > 0 {
                 return Err(Fault::malformed("variable byte integer longer than necessary"));
             }
             return Ok(Some((value, at + 1)));
@@ -26,11 +26,11 @@ pub fn varint(input: &[u8]) -> Result<Option<(u32, usize)>, Fault> {
     }
     match input.len() {
         0..=3 => Ok(None),
-        _ => Err(Fault::malformed("variable byte integer of more than four octets")),
+        _ => Err(Fault::malformed("variable byte integer of more than four bytes")),
     }
 }
 
-/// Octets that a variable byte integer takes.
+/// Bytes that a variable byte integer takes.
 #[inline]
 pub const fn varint_len(value: u32) -> usize {
     match value {
@@ -53,10 +53,10 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u32) {
 }
 
 /// Appends binary data with its length. What does not fit into [`MAX_STRING`] is cut off.
-pub fn put_binary(out: &mut Vec<u8>, octets: &[u8]) {
-    let octets = &octets[..octets.len().min(MAX_STRING)];
-    out.extend_from_slice(&(octets.len() as u16).to_be_bytes());
-    out.extend_from_slice(octets);
+pub fn put_binary(out: &mut Vec<u8>, bytes: &[u8]) {
+    let bytes = &bytes[..bytes.len().min(MAX_STRING)];
+    out.extend_from_slice(&(bytes.len() as u16).to_be_bytes());
+    out.extend_from_slice(bytes);
 }
 
 /// Appends a string with its length. What does not fit into [`MAX_STRING`] is cut off, between characters.
@@ -73,8 +73,8 @@ pub(crate) struct Reader<'a> {
 const ENDED: Fault = Fault::malformed("packet ends inside a field");
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(octets: &'a [u8]) -> Self {
-        Self { rest: octets }
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -91,7 +91,7 @@ impl<'a> Reader<'a> {
         if self.rest.is_empty() {
             Ok(())
         } else {
-            Err(Fault::malformed("octets left over after the last field"))
+            Err(Fault::malformed("bytes left over after the last field"))
         }
     }
 
@@ -111,15 +111,15 @@ impl<'a> Reader<'a> {
 
     #[inline]
     pub(crate) fn u16(&mut self) -> Result<u16, Fault> {
-        let (octets, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
         self.rest = rest;
-        Ok(u16::from_be_bytes(*octets))
+        Ok(u16::from_be_bytes(*bytes))
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, Fault> {
-        let (octets, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or(ENDED)?;
         self.rest = rest;
-        Ok(u32::from_be_bytes(*octets))
+        Ok(u32::from_be_bytes(*bytes))
     }
 
     pub(crate) fn varint(&mut self) -> Result<u32, Fault> {
@@ -137,9 +137,9 @@ impl<'a> Reader<'a> {
     /// A UTF-8 string, which must not hold U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2).
     #[inline]
     pub(crate) fn string(&mut self) -> Result<&'a str, Fault> {
-        let octets = self.binary()?;
-        let text = std::str::from_utf8(octets).map_err(|_| Fault::malformed("string is not UTF-8"))?;
-        if octets.contains(&0) {
+        let bytes = self.binary()?;
+        let text = std::str::from_utf8(bytes).map_err(|_| Fault::malformed("string is not UTF-8"))?;
+        if bytes.contains(&0) {
             return Err(Fault::malformed("string holds U+0000"));
         }
         Ok(text)
@@ -171,27 +171,27 @@ mod tests {
             (2_097_152, &[0x80, 0x80, 0x80, 1]),
             (MAX_VARINT, &[0xff, 0xff, 0xff, 0x7f]),
         ];
-        for (value, octets) in cases {
+        for (value, bytes) in cases {
             let mut out = Vec::new();
             put_varint(&mut out, value);
-            assert_eq!(out, octets);
-            assert_eq!(varint_len(value), octets.len());
-            assert_eq!(varint(octets), Ok(Some((value, octets.len()))));
-            assert_eq!(varint(&octets[..octets.len() - 1]), Ok(None));
+            assert_eq!(out, bytes);
+            assert_eq!(varint_len(value), bytes.len());
+            assert_eq!(varint(bytes), Ok(Some((value, bytes.len()))));
+            assert_eq!(varint(&bytes[..bytes.len() - 1]), Ok(None));
         }
     }
 
     #[test]
     fn long_variable_byte_integers_are_refused_as_soon_as_they_are_seen() {
         assert!(varint(&[0xff, 0xff, 0xff, 0xff]).is_err());
-        assert!(varint(&[0x80, 0]).is_err(), "0 in two octets");
+        assert!(varint(&[0x80, 0]).is_err(), "0 in two bytes");
     }
 
     #[test]
     fn strings_are_utf8_without_nul() {
-        let read = |octets: &[u8]| {
+        let read = |bytes: &[u8]| {
             let mut framed = Vec::new();
-            put_binary(&mut framed, octets);
+            put_binary(&mut framed, bytes);
             Reader::new(&framed).string().map(str::to_owned)
         };
         assert_eq!(read("A\u{2A6D4}".as_bytes()).as_deref(), Ok("A\u{2A6D4}"));

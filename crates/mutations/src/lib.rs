@@ -1,7 +1,7 @@
 //! Bodies of fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time. A
 //! dev-dependency of the codecs, and of nothing that is shipped.
 
-/// Calls `body` with each seed of a corpus, and with `count` mutations of them. `telling` are octets that mean something to
+/// Calls `body` with each seed of a corpus, and with `count` mutations of them. `telling` are bytes that mean something to
 /// the format, which chance would seldom hit.
 ///
 /// # Panics
@@ -18,14 +18,14 @@ pub fn hold_on(corpus: &[Vec<u8>], count: usize, telling: &[u8], body: impl Fn(&
     }
 }
 
-/// Octets that a mutation repeats at most, so that inputs do not grow without end.
+/// Bytes that a mutation repeats at most, so that inputs do not grow without end.
 const LONGEST_REPEAT: usize = 4096;
 
 fn mutate(input: &mut Vec<u8>, telling: &[u8], random: &mut Random) {
     let at = random.below(input.len() + 1);
     match random.below(6) {
         0 => input.truncate(at),
-        1 => input.insert(at, random.octet()),
+        1 => input.insert(at, random.byte()),
         // A part of it comes again.
         2 => {
             let from = at - random.below((at + 1).min(LONGEST_REPEAT));
@@ -35,7 +35,7 @@ fn mutate(input: &mut Vec<u8>, telling: &[u8], random: &mut Random) {
         4 if at < input.len() => input[at] ^= 1 << random.below(8),
         _ if at < input.len() => {
             let chosen = telling.get(random.below(telling.len() + 1)).copied();
-            input[at] = chosen.unwrap_or_else(|| random.octet());
+            input[at] = chosen.unwrap_or_else(|| random.byte());
         }
         _ => {}
     }
@@ -56,7 +56,7 @@ impl Random {
         (self.next() % bound.max(1) as u64) as usize
     }
 
-    fn octet(&mut self) -> u8 {
+    fn byte(&mut self) -> u8 {
         (self.next() >> 32) as u8
     }
 

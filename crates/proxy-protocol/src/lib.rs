@@ -1,10 +1,10 @@
-//! The PROXY protocol: how a load balancer tells whom it speaks for, in a header before the first octet of the
-//! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: octets in, a [`Header`] out, and back.
+//! The PROXY protocol: how a load balancer tells whom it speaks for, in a header before the first byte of the
+//! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: bytes in, a [`Header`] out, and back.
 //!
-//! - [`parse`]: reads a header, octet-exact, so that nothing behind it is ever taken.
+//! - [`parse`]: reads a header, byte-exact, so that nothing behind it is ever taken.
 //! - [`write()`]: makes one.
 //!
-//! What always holds: no input makes the parser panic or ask for more than [`MAX_LENGTH`] octets in all; a header that
+//! What always holds: no input makes the parser panic or ask for more than [`MAX_LENGTH`] bytes in all; a header that
 //! was written is read back as what was put in.
 //!
 //! Whether a header may be believed is the caller's to judge. What must never be added: sockets, clocks.
@@ -49,7 +49,7 @@ pub enum Version {
 pub enum Accepted {
     /// This one only.
     Only(Version),
-    /// Both; their first octets tell them apart.
+    /// Both; their first bytes tell them apart.
     Any,
 }
 
@@ -62,14 +62,14 @@ impl Accepted {
     }
 }
 
-/// Why octets are no header that can be used.
+/// Why bytes are no header that can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseError {
     /// They do not begin like one.
     NotAHeader,
     /// A header of a version that is not accepted here.
     VersionRefused(Version),
-    /// A header longer than [`MAX_LENGTH`], or a line longer than the 107 octets that version 1 allows.
+    /// A header longer than [`MAX_LENGTH`], or a line longer than the 107 bytes that version 1 allows.
     TooLong,
     /// Begins like a header and does not go on like one; what is wrong.
     Malformed(&'static str),
@@ -93,18 +93,18 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// Octets of the longest header that is read, all its TLVs included. The addresses take 52 at most; load balancers of
-/// the large clouds add some hundred octets of their own.
+/// Bytes of the longest header that is read, all its TLVs included. The addresses take 52 at most; load balancers of
+/// the large clouds add some hundred bytes of their own.
 pub const MAX_LENGTH: usize = 4096;
 
-/// The first octet of a header is one of these. Neither AMQP, TLS, HTTP, MQTT nor STOMP begins so.
-pub const FIRST_OCTETS: [u8; 2] = [b'P', SIGNATURE_V2[0]];
+/// The first byte of a header is one of these. Neither AMQP, TLS, HTTP, MQTT nor STOMP begins so.
+pub const FIRST_BYTES: [u8; 2] = [b'P', SIGNATURE_V2[0]];
 
 /// What a header of version 2 begins with.
 const SIGNATURE_V2: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 /// What a header of version 1 begins with.
 const SIGNATURE_V1: &[u8] = b"PROXY ";
-/// Octets of version 2's fixed part: signature, version and command, family and protocol, length.
+/// Bytes of version 2's fixed part: signature, version and command, family and protocol, length.
 const FIXED_V2: usize = 16;
-/// Octets of the longest line of version 1, its end included.
+/// Bytes of the longest line of version 1, its end included.
 const LONGEST_V1: usize = 107;

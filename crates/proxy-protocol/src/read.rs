@@ -9,24 +9,24 @@ use crate::{
 /// What [`parse`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed {
-    /// The beginning of a header. At least this many octets more belong to it; never 0.
+    /// The beginning of a header. At least this many bytes more belong to it; never 0.
     Incomplete(usize),
     /// A whole header.
     Complete {
         /// What it says.
         header: Header,
-        /// Octets that it took; what follows is not the header's.
+        /// Bytes that it took; what follows is not the header's.
         length: usize,
     },
 }
 
 /// Reads a header from the front of `input`.
 ///
-/// Whoever reads exactly as many octets more as [`Parsed::Incomplete`] tells, and asks again, takes nothing of what
+/// Whoever reads exactly as many bytes more as [`Parsed::Incomplete`] tells, and asks again, takes nothing of what
 /// follows the header.
 ///
 /// # Errors
-/// As soon as the octets cannot become a header that is accepted.
+/// As soon as the bytes cannot become a header that is accepted.
 pub fn parse(input: &[u8], accepted: Accepted) -> Result<Parsed, ParseError> {
     for (signature, version) in [(SIGNATURE_V1, Version::V1), (&SIGNATURE_V2[..], Version::V2)] {
         let seen = input.len().min(signature.len());
@@ -49,7 +49,7 @@ const SHORTEST_V1: usize = 15;
 
 /// A line such as `PROXY TCP4 192.0.2.1 192.0.2.2 50000 5672\r\n` (section 2.1).
 fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
-    let line = match input.iter().position(|octet| matches!(octet, b'\r' | b'\n')) {
+    let line = match input.iter().position(|byte| matches!(byte, b'\r' | b'\n')) {
         Some(end) if end + 2 > LONGEST_V1 => return Err(ParseError::TooLong),
         Some(end) if input[end] == b'\n' => return Err(ParseError::Malformed("a line ends with CR LF")),
         Some(end) => match input.get(end + 1) {
@@ -61,7 +61,7 @@ fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
         None => return Ok(Parsed::Incomplete(missing_v1(input))),
     };
     let length = line.len() + 2;
-    let mut fields = line[SIGNATURE_V1.len()..].split(|&octet| octet == b' ');
+    let mut fields = line[SIGNATURE_V1.len()..].split(|&byte| byte == b' ');
     let header = match fields.next() {
         Some(b"TCP4") => addresses_v1::<Ipv4Addr>(fields)?,
         Some(b"TCP6") => addresses_v1::<Ipv6Addr>(fields)?,
@@ -72,7 +72,7 @@ fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
     Ok(Parsed::Complete { header, length })
 }
 
-/// The octets that an unfinished line lacks at least.
+/// The bytes that an unfinished line lacks at least.
 fn missing_v1(line: &[u8]) -> usize {
     let shortest_address = match line.get(SIGNATURE_V1.len()..SIGNATURE_V1.len() + 5) {
         None => return SHORTEST_V1.saturating_sub(line.len()).max(2),
@@ -80,7 +80,7 @@ fn missing_v1(line: &[u8]) -> usize {
         Some(b"TCP6 ") => "::".len(),
         Some(_) => return SHORTEST_V1.saturating_sub(line.len()).max(2),
     };
-    let spaces = line.iter().filter(|&&octet| octet == b' ').count();
+    let spaces = line.iter().filter(|&&byte| byte == b' ').count();
     // The fields of two addresses and two ports, each behind its space, that have not begun yet.
     let fields = [shortest_address, shortest_address, 1, 1];
     let begun = spaces.saturating_sub(1).min(fields.len());
@@ -142,16 +142,16 @@ fn parse_v2(input: &[u8]) -> Result<Parsed, ParseError> {
 }
 
 /// Source, destination, their ports, and TLVs that nobody here needs.
-fn addresses_v2(family_and_protocol: u8, octets: &[u8]) -> Result<Header, ParseError> {
+fn addresses_v2(family_and_protocol: u8, bytes: &[u8]) -> Result<Header, ParseError> {
     const SHORT: ParseError = ParseError::Malformed("shorter than its addresses");
     let (source, destination, ports): (IpAddr, IpAddr, _) = match family_and_protocol {
         TCP_OVER_IPV4 => {
-            let (source, rest) = octets.split_first_chunk::<4>().ok_or(SHORT)?;
+            let (source, rest) = bytes.split_first_chunk::<4>().ok_or(SHORT)?;
             let (destination, rest) = rest.split_first_chunk::<4>().ok_or(SHORT)?;
             (Ipv4Addr::from(*source).into(), Ipv4Addr::from(*destination).into(), rest)
         }
         TCP_OVER_IPV6 => {
-            let (source, rest) = octets.split_first_chunk::<16>().ok_or(SHORT)?;
+            let (source, rest) = bytes.split_first_chunk::<16>().ok_or(SHORT)?;
             let (destination, rest) = rest.split_first_chunk::<16>().ok_or(SHORT)?;
             (Ipv6Addr::from(*source).into(), Ipv6Addr::from(*destination).into(), rest)
         }

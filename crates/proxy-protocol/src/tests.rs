@@ -8,7 +8,7 @@ fn proxied(source: &str, destination: &str) -> Header {
     Header::Proxied { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
 }
 
-/// Reads as a careful receiver does: exactly as many octets as the parser asks for.
+/// Reads as a careful receiver does: exactly as many bytes as the parser asks for.
 fn receive(stream: &[u8], accepted: Accepted) -> Result<(Header, usize), ParseError> {
     let mut taken = 0;
     loop {
@@ -27,19 +27,19 @@ fn receive(stream: &[u8], accepted: Accepted) -> Result<(Header, usize), ParseEr
 }
 
 #[track_caller]
-fn reads(octets: &[u8], header: Header) {
-    let followed = [octets, b"AMQP\0\0\x09\x01"].concat();
-    assert_eq!(receive(&followed, Accepted::Any), Ok((header, octets.len())));
+fn reads(bytes: &[u8], header: Header) {
+    let followed = [bytes, b"AMQP\0\0\x09\x01"].concat();
+    assert_eq!(receive(&followed, Accepted::Any), Ok((header, bytes.len())));
     assert_eq!(
         parse(&followed, Accepted::Any),
-        Ok(Parsed::Complete { header, length: octets.len() }),
+        Ok(Parsed::Complete { header, length: bytes.len() }),
         "in one read"
     );
 }
 
 #[track_caller]
-fn refuses(octets: &[u8], error: ParseError) {
-    assert_eq!(parse(octets, Accepted::Any), Err(error), "{octets:?}");
+fn refuses(bytes: &[u8], error: ParseError) {
+    assert_eq!(parse(bytes, Accepted::Any), Err(error), "{bytes:?}");
 }
 
 /// Examples and limits of the specification's section 2.1.
@@ -137,9 +137,9 @@ fn broken_headers_of_version_2_are_refused() {
 }
 
 #[test]
-fn what_is_no_header_is_known_by_its_first_octet() {
-    for octets in [&b"A"[..], b"AMQP", b"\x16\x03\x01", b"GET /", b"PRO_", b"\r\n\r\n\r"] {
-        refuses(octets, ParseError::NotAHeader);
+fn what_is_no_header_is_known_by_its_first_byte() {
+    for bytes in [&b"A"[..], b"AMQP", b"\x16\x03\x01", b"GET /", b"PRO_", b"\r\n\r\n\r"] {
+        refuses(bytes, ParseError::NotAHeader);
     }
 }
 
@@ -197,25 +197,25 @@ proptest! {
     #[test]
     fn what_is_written_is_read_back(source in address(), destination in address(), first in any::<bool>()) {
         let version = if first { Version::V1 } else { Version::V2 };
-        let mut octets = Vec::new();
-        write(version, &Header::Proxied { source, destination }, &mut octets);
-        let read = receive(&octets, Accepted::Only(version));
+        let mut bytes = Vec::new();
+        write(version, &Header::Proxied { source, destination }, &mut bytes);
+        let read = receive(&bytes, Accepted::Only(version));
         let Ok((Header::Proxied { source: from, destination: to }, length)) = read else {
             panic!("{read:?}");
         };
         prop_assert_eq!((canonical(from), canonical(to)), (canonical(source), canonical(destination)));
-        prop_assert_eq!(length, octets.len());
+        prop_assert_eq!(length, bytes.len());
     }
 
     #[test]
-    fn no_octets_make_the_parser_panic_or_grow(
+    fn no_bytes_make_the_parser_panic_or_grow(
         start in prop::sample::select(vec![&b""[..], b"PROXY ", b"PROXY TCP4 ", b"PROXY TCP6 ", V2]),
         rest in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
-        let octets = [start, &rest].concat();
-        match parse(&octets, Accepted::Any) {
-            Ok(Parsed::Incomplete(more)) => prop_assert!(more > 0 && octets.len() + more <= MAX_LENGTH),
-            Ok(Parsed::Complete { length, .. }) => prop_assert!(length <= octets.len()),
+        let bytes = [start, &rest].concat();
+        match parse(&bytes, Accepted::Any) {
+            Ok(Parsed::Incomplete(more)) => prop_assert!(more > 0 && bytes.len() + more <= MAX_LENGTH),
+            Ok(Parsed::Complete { length, .. }) => prop_assert!(length <= bytes.len()),
             Err(_) => {}
         }
     }
@@ -223,12 +223,12 @@ proptest! {
     #[test]
     fn a_header_in_pieces_is_the_same_header(source in address(), destination in address(), first in any::<bool>()) {
         let version = if first { Version::V1 } else { Version::V2 };
-        let mut octets = Vec::new();
-        write(version, &Header::Proxied { source, destination }, &mut octets);
-        for cut in 0..octets.len() {
-            let parsed = parse(&octets[..cut], Accepted::Any);
+        let mut bytes = Vec::new();
+        write(version, &Header::Proxied { source, destination }, &mut bytes);
+        for cut in 0..bytes.len() {
+            let parsed = parse(&bytes[..cut], Accepted::Any);
             let Ok(Parsed::Incomplete(more)) = parsed else { panic!("{cut}: {parsed:?}") };
-            prop_assert!(cut + more <= octets.len(), "{cut} + {more} of {}", octets.len());
+            prop_assert!(cut + more <= bytes.len(), "{cut} + {more} of {}", bytes.len());
         }
     }
 }

@@ -36,8 +36,8 @@ fn write_v2(addresses: Option<(SocketAddr, SocketAddr)>, out: &mut Vec<u8>) {
         out.extend_from_slice(&[VERSION | LOCAL, UNSPECIFIED, 0, 0]);
         return;
     };
-    let (family, octets) = if source.is_ipv4() { (TCP_OVER_IPV4, 4) } else { (TCP_OVER_IPV6, 16) };
-    out.extend_from_slice(&[VERSION | PROXY, family, 0, 2 * octets + 4]);
+    let (family, bytes) = if source.is_ipv4() { (TCP_OVER_IPV4, 4) } else { (TCP_OVER_IPV6, 16) };
+    out.extend_from_slice(&[VERSION | PROXY, family, 0, 2 * bytes + 4]);
     for address in [source, destination] {
         match address.ip() {
             IpAddr::V4(ip) => out.extend_from_slice(&ip.octets()),
@@ -66,5 +66,5 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Version 2, in the upper half of its octet.
+/// Version 2, in the upper half of its byte.
 const VERSION: u8 = 0x20;

@@ -1,4 +1,4 @@
-//! The body of the fuzz target on headers, whole, cut and with octets changed, so that it holds without nightly.
+//! The body of the fuzz target on headers, whole, cut and with bytes changed, so that it holds without nightly.
 
 #[path = "../fuzz/src/lib.rs"]
 #[expect(unreachable_pub, reason = "public for the fuzz target")]
@@ -22,16 +22,16 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         length in any::<prop::sample::Index>(),
     ) {
-        let mut octets = header.to_vec();
-        for (at, octet) in changes {
-            *at.get_mut(&mut octets[..]) = octet;
+        let mut bytes = header.to_vec();
+        for (at, byte) in changes {
+            *at.get_mut(&mut bytes[..]) = byte;
         }
-        targets::header(&octets);
-        targets::header(&octets[..length.index(octets.len() + 1)]);
+        targets::header(&bytes);
+        targets::header(&bytes[..length.index(bytes.len() + 1)]);
     }
 
     #[test]
-    fn any_octets_break_nothing(octets in prop::collection::vec(any::<u8>(), 0..200)) {
-        targets::header(&octets);
+    fn any_bytes_break_nothing(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        targets::header(&bytes);
     }
 }

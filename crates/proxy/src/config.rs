@@ -53,7 +53,7 @@ pub struct PoolConfig {
     pub write_timeout: Duration,
     /// Heartbeat interval wanted, in seconds; the broker may ask for a shorter one.
     pub heartbeat_secs: u16,
-    /// Octets of the largest frame wanted. At most [`transport::MAX_UNCONSUMED`], which fits the read buffer.
+    /// Bytes of the largest frame wanted. At most [`transport::MAX_UNCONSUMED`], which fits the read buffer.
     pub frame_max: u32,
     /// Most channels on an upstream connection that clients share, if the broker allows as many. A client's own
     /// connection carries as many as the broker allows.
@@ -77,7 +77,7 @@ pub struct PoolConfig {
     /// How long a client waits for a channel that others are about to be through with, while the brokers are slow to open so
     /// many new ones. Then one more is opened.
     pub opening_patience: Duration,
-    /// Octets of one client's unanswered frames, kept to be sent again, from which on it is no longer read.
+    /// Bytes of one client's unanswered frames, kept to be sent again, from which on it is no longer read.
     pub replay_client_max: usize,
     /// The same of all clients together: from here on those are not read that have something kept.
     pub replay_total_max: usize,
@@ -85,24 +85,24 @@ pub struct PoolConfig {
     /// channel is closed for its client only when the upstream has answered, and what clients leave that just vanish is not
     /// kept.
     pub departed_total_max: usize,
-    /// Octets of incomplete messages of all clients together, held until they are complete; what each may hold in any case
+    /// Bytes of incomplete messages of all clients together, held until they are complete; what each may hold in any case
     /// does not count. What goes beyond waits, or streams on connections of its clients' own: on a part of them.
     pub staging_total_max: usize,
     /// How long a message may be incomplete while others wait for room. The client that has held room for longest is ended
     /// then.
     pub staging_patience: Duration,
-    /// Octets that wait for a place, of all clients together: while a connection is being opened, or until an outage ends.
+    /// Bytes that wait for a place, of all clients together: while a connection is being opened, or until an outage ends.
     /// From here on those are not read that have something waiting.
     pub held_total_max: usize,
     /// What clients with certificates are upstream.
     pub identities: Arc<Identities>,
-    /// Octets that may wait for a client on connections that it shares before its consumers go on on a connection of its
+    /// Bytes that may wait for a client on connections that it shares before its consumers go on on a connection of its
     /// own. A consumer whose limit of unacknowledged messages stands for more is there from the start; with 0 all are.
     pub consumer_budget: usize,
-    /// Octets that may wait for all clients together, and some KiB for each on top; `None` for a multiple of
+    /// Bytes that may wait for all clients together, and some KiB for each on top; `None` for a multiple of
     /// `consumer_budget`.
     pub waiting_total_max: Option<usize>,
-    /// Octets waiting for one upstream connection from which on its clients are no longer read.
+    /// Bytes waiting for one upstream connection from which on its clients are no longer read.
     pub outbox_limit: usize,
 }
 
@@ -151,7 +151,7 @@ impl PoolConfig {
         (self.max_connections / LANE_SHARE).max(1)
     }
 
-    /// Octets that may wait for all clients together.
+    /// Bytes that may wait for all clients together.
     pub(crate) fn waiting_total_max(&self) -> usize {
         let budgets = || WAITING_BUDGETS.saturating_mul(self.consumer_budget.max(WAITING_BUDGET_MIN));
         self.waiting_total_max.unwrap_or_else(budgets)

@@ -44,17 +44,17 @@ pub(crate) fn check_fits(kind: FrameKind, payload: &[u8], frame_max: u32) -> Res
         return Ok(());
     }
     let length = payload.len() + OVERHEAD;
-    let text = format!("frame of {length} octets is larger than the upstream's frame_max {frame_max}");
+    let text = format!("frame of {length} bytes is larger than the upstream's frame_max {frame_max}");
     Err(Fault::new(ReplyCode::FrameError, text))
 }
 
-/// The frames in `octets`, which [`put_frame`] wrote: kind and payload of each.
-pub(crate) fn stored_frames(mut octets: &[u8]) -> impl Iterator<Item = (FrameKind, &[u8])> {
+/// The frames in `bytes`, which [`put_frame`] wrote: kind and payload of each.
+pub(crate) fn stored_frames(mut bytes: &[u8]) -> impl Iterator<Item = (FrameKind, &[u8])> {
     std::iter::from_fn(move || {
-        let (head, rest) = octets.split_first_chunk::<HEADER_LEN>()?;
+        let (head, rest) = bytes.split_first_chunk::<HEADER_LEN>()?;
         let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
         let (payload, rest) = rest.split_at_checked(length)?;
-        octets = rest.get(1..)?;
+        bytes = rest.get(1..)?;
         let kind = match head[0] {
             1 => FrameKind::Method,
             2 => FrameKind::Header,

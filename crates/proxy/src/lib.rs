@@ -10,7 +10,7 @@
 //! # Which channel goes where
 //! Connections are *shared* by default: a client's channel is placed when its first frame has to go out, on a channel of
 //! a connection that is open already, without waiting for anything (P6). Of the connections with the client's
-//! credentials and virtual host it is the one with the fewest channels in use and octets waiting; when even that one is
+//! credentials and virtual host it is the one with the fewest channels in use and bytes waiting; when even that one is
 //! busy, another is opened for those who come next, up to a limit. Shared connections carry publishing, confirms,
 //! declarations and bounded consumers: everything that can neither make the broker close the connection nor keep it busy
 //! for one client. A consumer is bounded when it acknowledges, and its channel's prefetch for each consumer stands for no

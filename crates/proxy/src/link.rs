@@ -215,9 +215,9 @@ impl ClientLink {
         self.outbox.has_room_below(self.waiting.allowance())
     }
 
-    /// Passes on octets that came from an upstream. On a shared connection nobody waits for this client: past
+    /// Passes on bytes that came from an upstream. On a shared connection nobody waits for this client: past
     /// [`CLIENT_BACKLOG_MAX`] it is given up.
-    pub(crate) fn deliver(&self, mut octets: Vec<u8>, shared: bool) {
+    pub(crate) fn deliver(&self, mut bytes: Vec<u8>, shared: bool) {
         let backlog = self.outbox.backlog();
         if shared && backlog > CLIENT_BACKLOG_MAX {
             if !self.overflowed.swap(true, Ordering::Relaxed) {
@@ -227,9 +227,9 @@ impl ClientLink {
         }
         if backlog > ALWAYS {
             // It will wait a while, and only what is in it counts.
-            octets.shrink_to_fit();
+            bytes.shrink_to_fit();
         }
-        self.outbox.append(|buf| buf.push(octets.into()));
+        self.outbox.append(|buf| buf.push(bytes.into()));
     }
 
     /// An upstream connection is blocked that the client publishes on. The client hears of the first.
@@ -247,7 +247,7 @@ impl ClientLink {
     }
 }
 
-/// Octets that may wait for a client that shares its upstream connection. What comes over shared connections, deliveries
+/// Bytes that may wait for a client that shares its upstream connection. What comes over shared connections, deliveries
 /// left out, is replies, confirms and returned messages; and reading from a client stops long before, so only a client
 /// that pipelined requests without ever reading gets here.
 const CLIENT_BACKLOG_MAX: usize = 64 * 1024 * 1024;

@@ -40,12 +40,12 @@ pub struct PoolMetrics {
     pub messages_to_upstreams: u64,
     /// Messages that upstreams sent for clients, returned ones included.
     pub messages_from_upstreams: u64,
-    /// Octets handed over to upstreams by clients.
-    pub octets_to_upstreams: u64,
+    /// Bytes handed over to upstreams by clients.
+    pub bytes_to_upstreams: u64,
     /// Frames that upstreams sent.
     pub frames_from_upstreams: u64,
-    /// Octets that upstreams sent.
-    pub octets_from_upstreams: u64,
+    /// Bytes that upstreams sent.
+    pub bytes_from_upstreams: u64,
     /// Messages sent again after their upstream connection was lost.
     pub messages_replayed: u64,
     /// Channels that went on elsewhere after their upstream connection was lost.
@@ -57,8 +57,8 @@ pub struct PoolMetrics {
     /// Channels that had sent messages outside confirm mode when their upstream connection was lost, or closed for an error,
     /// which were too large to be kept: they may be lost, and nobody will say so.
     pub channels_unconfirmed: u64,
-    /// Octets kept for clients until upstreams answer for them.
-    pub octets_kept: usize,
+    /// Bytes kept for clients until upstreams answer for them.
+    pub bytes_kept: usize,
     /// Bytes kept of what clients had sent that are gone, until upstreams answer for something behind it.
     pub bytes_departed: usize,
     /// Messages of clients that are gone, sent again after their upstream connection was lost.
@@ -66,8 +66,8 @@ pub struct PoolMetrics {
     /// Messages of clients that are gone which may be lost: no upstream answered in time, too many bytes were kept already, or
     /// the message was too large to be kept.
     pub messages_departed_lost: u64,
-    /// Octets of messages that clients have not sent completely, held until they are.
-    pub octets_staged: usize,
+    /// Bytes of messages that clients have not sent completely, held until they are.
+    pub bytes_staged: usize,
     /// Clients that are not read because there is no room for messages that are not complete.
     pub clients_in_line: usize,
     /// Upstream connections on which clients stream for the same reason.
@@ -77,15 +77,15 @@ pub struct PoolMetrics {
     /// Clients that were ended because they held such room for too long while others waited.
     pub clients_gave_way: u64,
     /// Bytes of what clients have declared that ends with a broker, remembered to be declared again.
-    pub octets_remembered: usize,
+    pub bytes_remembered: usize,
     /// Exchanges, queues and bindings that were declared again.
     pub declarations_repeated: u64,
     /// Clients that were ended with 320 because something they had declared could not be.
     pub clients_not_restored: u64,
-    /// Octets of clients whose channels wait for an upstream connection.
-    pub octets_held: usize,
-    /// Octets that clients have not read yet.
-    pub octets_waiting: usize,
+    /// Bytes of clients whose channels wait for an upstream connection.
+    pub bytes_held: usize,
+    /// Bytes that clients have not read yet.
+    pub bytes_waiting: usize,
     /// Upstream connections that are being opened.
     pub opening_connections: usize,
     /// How often a client waited for an upstream connection because as many were open as there may be.
@@ -115,9 +115,9 @@ pub(crate) struct Counters {
     pub(crate) refusals_repeated: AtomicU64,
     pub(crate) messages_to_upstreams: AtomicU64,
     pub(crate) messages_from_upstreams: AtomicU64,
-    pub(crate) octets_to_upstreams: AtomicU64,
+    pub(crate) bytes_to_upstreams: AtomicU64,
     pub(crate) frames_from_upstreams: AtomicU64,
-    pub(crate) octets_from_upstreams: AtomicU64,
+    pub(crate) bytes_from_upstreams: AtomicU64,
     pub(crate) messages_replayed: AtomicU64,
     pub(crate) channels_recovered: AtomicU64,
     pub(crate) consumers_moved: AtomicU64,

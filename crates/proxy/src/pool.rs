@@ -62,13 +62,13 @@ pub struct Pool {
     topologies: Arc<Topologies>,
     /// What of clients' frames is kept to be sent again.
     kept: Arc<KeptTotals>,
-    /// Octets of messages that clients have not sent completely.
+    /// Bytes of messages that clients have not sent completely.
     staged: AtomicUsize,
     /// The room for those.
     staging: Arc<Staging>,
-    /// Octets that wait for a place.
+    /// Bytes that wait for a place.
     held: AtomicUsize,
-    /// Octets that clients have not read.
+    /// Bytes that clients have not read.
     waiting: Arc<Waiting>,
     /// Held by the client that asks whether a broker answers, for all that come meanwhile.
     asking: tokio::sync::Mutex<()>,
@@ -368,9 +368,9 @@ impl Pool {
             refusals_repeated: read(&counters.refusals_repeated),
             messages_to_upstreams: read(&counters.messages_to_upstreams),
             messages_from_upstreams: read(&counters.messages_from_upstreams),
-            octets_to_upstreams: read(&counters.octets_to_upstreams),
+            bytes_to_upstreams: read(&counters.bytes_to_upstreams),
             frames_from_upstreams: read(&counters.frames_from_upstreams),
-            octets_from_upstreams: read(&counters.octets_from_upstreams),
+            bytes_from_upstreams: read(&counters.bytes_from_upstreams),
             messages_replayed: read(&counters.messages_replayed),
             channels_recovered: read(&counters.channels_recovered),
             consumers_moved: read(&counters.consumers_moved),
@@ -379,19 +379,19 @@ impl Pool {
             logins_refused: read(&counters.logins_refused),
             queueing: counters.queueing.read(),
             connections_awaited: read(&counters.connections_awaited),
-            octets_kept: self.kept.connected(),
+            bytes_kept: self.kept.connected(),
             bytes_departed: self.kept.departed(),
             messages_departed_resent: read(&counters.messages_departed_resent),
             messages_departed_lost: read(&counters.messages_departed_lost),
-            octets_staged: self.staged.load(Ordering::Relaxed),
-            octets_held: self.held.load(Ordering::Relaxed),
-            octets_waiting: self.waiting.octets(),
+            bytes_staged: self.staged.load(Ordering::Relaxed),
+            bytes_held: self.held.load(Ordering::Relaxed),
+            bytes_waiting: self.waiting.bytes(),
             consumers_squeezed: self.waiting.squeezed(),
             clients_in_line,
             lanes,
             messages_lined_up: self.staging.lined_up(),
             clients_gave_way: self.staging.gave_way(),
-            octets_remembered: self.topologies.octets(),
+            bytes_remembered: self.topologies.bytes(),
             declarations_repeated: read(&counters.declarations_repeated),
             clients_not_restored: read(&counters.clients_not_restored),
             addresses,
@@ -446,7 +446,7 @@ impl Pool {
         &self.counters
     }
 
-    /// Octets of messages that clients have not sent completely.
+    /// Bytes of messages that clients have not sent completely.
     pub(crate) fn staged(&self) -> &AtomicUsize {
         &self.staged
     }
@@ -456,7 +456,7 @@ impl Pool {
         &self.staging
     }
 
-    /// Octets that wait for a place.
+    /// Bytes that wait for a place.
     pub(crate) fn held(&self) -> &AtomicUsize {
         &self.held
     }

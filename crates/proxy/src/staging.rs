@@ -23,8 +23,8 @@ use crate::metrics::add;
 /// What all clients have there.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    /// Octets that count.
-    octets: AtomicUsize,
+    /// Bytes that count.
+    bytes: AtomicUsize,
     /// How many there may be.
     most: usize,
     lanes_max: usize,
@@ -70,9 +70,9 @@ enum Turn {
 #[derive(Debug)]
 struct Waiter {
     link: Arc<ClientLink>,
-    /// Octets of its that count.
+    /// Bytes of its that count.
     counted: usize,
-    /// Octets that it has already and that do not count yet.
+    /// Bytes that it has already and that do not count yet.
     need: usize,
 }
 
@@ -82,8 +82,8 @@ pub(crate) struct Stake {
     /// Since when it has held room or a lane, at the earliest, in microseconds from [`Staging::epoch`] and 1; 0 when it
     /// holds none.
     since: AtomicU64,
-    /// Octets that count.
-    octets: AtomicUsize,
+    /// Bytes that count.
+    bytes: AtomicUsize,
     /// It holds a lane.
     lane: AtomicBool,
     /// Where it stands with a ticket: one of the constants below.
@@ -107,7 +107,7 @@ pub(crate) enum Grant {
 }
 
 impl Staging {
-    /// Room for so many octets, and so many lanes while there are `places` for their connections.
+    /// Room for so many bytes, and so many lanes while there are `places` for their connections.
     pub(crate) fn new(
         most: usize,
         lanes_max: usize,
@@ -115,7 +115,7 @@ impl Staging {
         places: Arc<Semaphore>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            octets: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
             most,
             lanes_max,
             places,
@@ -186,7 +186,7 @@ impl Staging {
             gained += if link.stake.lane.load(Ordering::Relaxed) {
                 need
             } else {
-                link.stake.octets.load(Ordering::Relaxed)
+                link.stake.bytes.load(Ordering::Relaxed)
             };
             giving_way.push(link.clone());
             while let Some(need) = needs.next_if(|need| *need <= gained) {
@@ -210,12 +210,12 @@ impl Staging {
     fn serve(&self, table: &mut Table) {
         while let Some(first) = table.line.first_entry() {
             let need = first.get().need;
-            let octets = self.octets.load(Ordering::SeqCst);
+            let bytes = self.bytes.load(Ordering::SeqCst);
             // When nobody but those in line holds any, they would wait for each other for ever: one goes on, however much it
             // has, and the next one when it is through or gives way.
-            let stuck = octets == table.held_in_line && table.lanes == 0;
-            let standing = if stuck || octets + need <= self.most {
-                self.octets.fetch_add(need, Ordering::SeqCst);
+            let stuck = bytes == table.held_in_line && table.lanes == 0;
+            let standing = if stuck || bytes + need <= self.most {
+                self.bytes.fetch_add(need, Ordering::SeqCst);
                 HAS_ROOM
             } else if table.lanes < self.lanes_max && table.lanes < self.places.available_permits() {
                 // The lanes that are taken may all have their connections still to open.
@@ -256,7 +256,7 @@ impl Staging {
 #[derive(Debug)]
 pub(crate) struct Seat {
     staging: Arc<Staging>,
-    /// Octets of its that count.
+    /// Bytes of its that count.
     counted: usize,
     /// Its place in line and what it needs, until it takes what it got.
     ticket: Option<(Ticket, usize)>,
@@ -265,7 +265,7 @@ pub(crate) struct Seat {
     /// It is among the holders.
     known: bool,
     lane: bool,
-    /// Octets of bodies that came since it was last looked at.
+    /// Bytes of bodies that came since it was last looked at.
     came: usize,
     /// Since when it will give way, unless something comes.
     warned: Option<Instant>,
@@ -309,11 +309,11 @@ impl Seat {
                 return true;
             }
             let more = wanted - self.counted;
-            let all = self.staging.octets.load(Ordering::Relaxed);
+            let all = self.staging.bytes.load(Ordering::Relaxed);
             if self.staging.is_pressed() || all + more > self.staging.most {
                 return false;
             }
-            self.staging.octets.fetch_add(more, Ordering::SeqCst);
+            self.staging.bytes.fetch_add(more, Ordering::SeqCst);
             self.set_counted(wanted, link);
             return true;
         }
@@ -323,7 +323,7 @@ impl Seat {
         self.set_counted(wanted, link);
         if less > 0 {
             self.waited = false;
-            self.staging.octets.fetch_sub(less, Ordering::SeqCst);
+            self.staging.bytes.fetch_sub(less, Ordering::SeqCst);
             self.staging.freed();
         }
         true
@@ -332,7 +332,7 @@ impl Seat {
     fn set_counted(&mut self, counted: usize, link: &Arc<ClientLink>) {
         let held = self.holds();
         self.counted = counted;
-        link.stake.octets.store(counted, Ordering::Relaxed);
+        link.stake.bytes.store(counted, Ordering::Relaxed);
         if !held || !self.holds() {
             // Both are about what it holds.
             self.came = 0;
@@ -418,7 +418,7 @@ impl Seat {
         table.held_in_line -= table.line.remove(&ticket).map_or(0, |waiter| waiter.counted);
         match link.stake.standing.swap(OUTSIDE, Ordering::AcqRel) {
             HAS_ROOM => {
-                self.staging.octets.fetch_sub(need, Ordering::SeqCst);
+                self.staging.bytes.fetch_sub(need, Ordering::SeqCst);
             }
             HAS_LANE => table.lanes -= 1,
             _ => {}
@@ -431,10 +431,10 @@ impl Seat {
         self.lane
     }
 
-    /// Octets of a message's body have come.
+    /// Bytes of a message's body have come.
     #[inline]
-    pub(crate) fn count_came(&mut self, octets: usize) {
-        self.came += octets;
+    pub(crate) fn count_came(&mut self, bytes: usize) {
+        self.came += bytes;
     }
 
     /// Whether so much has come since this was last asked that the room or the lane is put to use.
@@ -482,7 +482,7 @@ impl Seat {
     }
 }
 
-/// Octets of incomplete messages that a client may hold however much others do: messages of usual sizes are never held
+/// Bytes of incomplete messages that a client may hold however much others do: messages of usual sizes are never held
 /// up, whatever pieces they come in. A body in one frame waits in the read buffer until it is there.
 const ALWAYS: usize = 16 * 1024;
 /// What has to come on a lane in the time of the patience, so that a message of [`crate::session::STAGING_LIMIT`] does not

@@ -37,7 +37,7 @@ pub(crate) struct Topologies {
     /// Something is remembered at all; likewise.
     any: AtomicBool,
     /// Bytes remembered for all clients.
-    octets: AtomicUsize,
+    bytes: AtomicUsize,
     /// The number of the next client, or declaration.
     next: AtomicU64,
 }
@@ -106,8 +106,8 @@ impl Drop for Counted {
 
 impl Topologies {
     /// Bytes remembered for all clients.
-    pub(crate) fn octets(&self) -> usize {
-        self.octets.load(Ordering::Relaxed)
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Whether a client's channels have to wait until what was declared in the virtual host is declared again.
@@ -195,10 +195,10 @@ impl Topologies {
         change: impl FnOnce(&mut Vhost) -> T,
     ) -> Option<T> {
         let vhost = state.vhosts.get_mut(virtual_host)?;
-        let (octets, torn) = (vhost.octets(), vhost.is_torn());
+        let (bytes, torn) = (vhost.bytes(), vhost.is_torn());
         let result = change(vhost);
-        self.octets.fetch_add(vhost.octets(), Ordering::Relaxed);
-        self.octets.fetch_sub(octets, Ordering::Relaxed);
+        self.bytes.fetch_add(vhost.bytes(), Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         state.torn += usize::from(vhost.is_torn());
         state.torn -= usize::from(torn);
         if vhost.is_empty() {
@@ -227,10 +227,10 @@ impl Drop for Restoring<'_> {
 /// Bytes remembered for one client, some hundreds for each declaration. Beyond that nothing is remembered of it any more,
 /// and it hears 320 when something is lost: an application whose topology ends with the broker has tens of things, or
 /// some thousands of bindings.
-pub(crate) const CLIENT_OCTETS_MAX: usize = 1024 * 1024;
+pub(crate) const CLIENT_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes remembered for all clients together: a sixteenth of a gigabyte, for which hundreds of thousands of usual
-/// declarations have room. Who comes to declare beyond that is treated as one beyond [`CLIENT_OCTETS_MAX`].
-pub(crate) const TOTAL_OCTETS_MAX: usize = 64 * 1024 * 1024;
+/// declarations have room. Who comes to declare beyond that is treated as one beyond [`CLIENT_BYTES_MAX`].
+pub(crate) const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 #[cfg(test)]
 mod tests;

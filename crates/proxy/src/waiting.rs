@@ -18,14 +18,14 @@ use crate::metrics::add;
 pub(crate) struct Waiting {
     /// What waits.
     tally: Arc<Tally>,
-    /// Octets that should wait at most.
+    /// Bytes that should wait at most.
     most: usize,
     /// How often a channel's consumers found no room although they were within their own budget.
     squeezed: AtomicU64,
 }
 
 impl Waiting {
-    /// Room for so many octets.
+    /// Room for so many bytes.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
@@ -35,15 +35,15 @@ impl Waiting {
         &self.tally
     }
 
-    /// Octets that may wait for one client now.
+    /// Bytes that may wait for one client now.
     #[inline]
     pub(crate) fn allowance(&self) -> usize {
-        (self.most.saturating_sub(self.tally.octets()) / SHARE).max(ALWAYS)
+        (self.most.saturating_sub(self.tally.bytes()) / SHARE).max(ALWAYS)
     }
 
-    /// Octets that wait.
-    pub(crate) fn octets(&self) -> usize {
-        self.tally.octets()
+    /// Bytes that wait.
+    pub(crate) fn bytes(&self) -> usize {
+        self.tally.bytes()
     }
 
     /// A channel's consumers found no room.
@@ -60,7 +60,7 @@ impl Waiting {
 /// One client may have one part in this many of what is left: a few that do not read leave most of it to others, and as
 /// many as there may be never take the last of it.
 const SHARE: usize = 8;
-/// Octets that may wait for a client however many do not read: some small messages or answers. What all clients together
+/// Bytes that may wait for a client however many do not read: some small messages or answers. What all clients together
 /// have is bounded by [`Waiting::most`] and this for each of them.
 pub(crate) const ALWAYS: usize = 16 * 1024;
 
@@ -97,12 +97,12 @@ mod tests {
             let outboxes = clients(&waiting, count);
             while outboxes.iter().filter(|outbox| fill(&waiting, outbox)).count() > 0 {}
             let total: usize = outboxes.iter().map(Outbox::backlog).sum();
-            assert_eq!(total, waiting.octets());
+            assert_eq!(total, waiting.bytes());
             assert!(total <= MOST.max(count * ALWAYS), "{count} clients: {total}");
             let least = outboxes.iter().map(Outbox::backlog).min().unwrap();
             assert!(
                 least + MESSAGE >= (MOST / (count + SHARE)).max(ALWAYS),
-                "{count} clients: {least} octets"
+                "{count} clients: {least} bytes"
             );
         }
     }

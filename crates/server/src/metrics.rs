@@ -28,7 +28,7 @@ counters! {
     channels_opened,
     /// Channels closed, by whichever side or with their connection.
     channels_closed,
-    /// Octets received from clients.
+    /// Bytes received from clients.
     bytes_received,
     /// Messages returned to their publishers as unroutable.
     messages_returned,

@@ -43,7 +43,7 @@ impl FromStr for Network {
         let most = if address.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
             None => most,
-            Some(prefix) if prefix.bytes().all(|octet| octet.is_ascii_digit()) => {
+            Some(prefix) if prefix.bytes().all(|byte| byte.is_ascii_digit()) => {
                 prefix.parse().ok().filter(|prefix| *prefix <= most).ok_or_else(wrong)?
             }
             Some(_) => return Err(wrong()),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use proxy_protocol::{Accepted, FIRST_OCTETS, Header, Parsed};
+use proxy_protocol::{Accepted, FIRST_BYTES, Header, Parsed};
 use tokio::io::AsyncReadExt;
 use transport::tls::ServerTls;
 use transport::{Peer, Stream};
@@ -93,8 +93,8 @@ impl Preface {
     pub(crate) async fn real_peer(&self, stream: &mut Stream, peer: Peer) -> Result<Peer, PrefaceError> {
         let Some(proxies) = &self.proxies else { return Ok(peer) };
         if !proxies.includes(peer) {
-            let first = stream.first_octet().await?;
-            let stranger = first.is_some_and(|octet| FIRST_OCTETS.contains(&octet));
+            let first = stream.first_byte().await?;
+            let stranger = first.is_some_and(|byte| FIRST_BYTES.contains(&byte));
             return if stranger { Err(PrefaceError::HeaderFromStranger) } else { Ok(peer) };
         }
         Ok(match read_header(stream, proxies.accepted).await? {
@@ -119,7 +119,7 @@ async fn read_header(stream: &mut Stream, accepted: Accepted) -> Result<Header, 
             Parsed::Complete { header, .. } => return Ok(header),
             Parsed::Incomplete(missing) => {
                 let begin = input.len();
-                // The first octet by itself: a peer that sends something else hears so at once.
+                // The first byte by itself: a peer that sends something else hears so at once.
                 input.resize(begin + if begin == 0 { 1 } else { missing }, 0);
                 stream.read_exact(&mut input[begin..]).await.map_err(closed_early)?;
             }
@@ -148,9 +148,9 @@ mod tests {
         Preface { proxies: Some(Arc::new(proxies)), tls: None }
     }
 
-    async fn sent(octets: &[u8]) -> (Result<Peer, PrefaceError>, Stream) {
+    async fn sent(bytes: &[u8]) -> (Result<Peer, PrefaceError>, Stream) {
         let (here, mut there) = UnixStream::pair().unwrap();
-        there.write_all(octets).await.unwrap();
+        there.write_all(bytes).await.unwrap();
         drop(there);
         let mut stream = Stream::Unix(here);
         (from_unix().real_peer(&mut stream, Peer::Unix).await, stream)

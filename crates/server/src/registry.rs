@@ -3,7 +3,7 @@
 //! A connection and its channels write down what changes as it changes, in atomics; whoever looks takes no lock that a
 //! session needs for more than a moment.
 
-mod octets;
+mod bytes;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use broker::{MessageCounts, Publishing, Timestamp, TracedConnection};
 use parking_lot::Mutex;
 use transport::{Outbox, Peer};
 
-use self::octets::OctetRates;
+use self::bytes::ByteRates;
 use crate::amqp::deliveries::Deliveries;
 
 /// All open connections, by number.
@@ -43,7 +43,7 @@ pub struct OpenConnection {
     /// By number. Most connections have one, for which a tree would take more.
     channels: Mutex<Vec<Arc<OpenChannel>>>,
     outbox: Arc<Outbox>,
-    octet_rates: OctetRates,
+    byte_rates: ByteRates,
     asked_to_close: AtomicBool,
     close_reason: Mutex<Option<Box<str>>>,
 }
@@ -174,7 +174,7 @@ impl OpenConnection {
             received: AtomicU64::new(0),
             channels: Mutex::default(),
             outbox: Arc::clone(opening.outbox),
-            octet_rates: OctetRates::default(),
+            byte_rates: ByteRates::default(),
             asked_to_close: AtomicBool::new(false),
             close_reason: Mutex::default(),
         })
@@ -245,17 +245,17 @@ impl OpenConnection {
         RawTable::check(&self.client_properties).map(|table| table.decode()).unwrap_or_default()
     }
 
-    /// Octets received since it was opened.
+    /// Bytes received since it was opened.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Octets written to the client since it was opened.
+    /// Bytes written to the client since it was opened.
     pub fn sent(&self) -> u64 {
         self.outbox.sent()
     }
 
-    /// Octets that wait for the client to take them.
+    /// Bytes that wait for the client to take them.
     pub fn backlog(&self) -> usize {
         self.outbox.backlog()
     }
@@ -272,10 +272,10 @@ impl OpenConnection {
         channels.iter().map(|channel| (channel.status(), channel.counts(now))).collect()
     }
 
-    /// Octets that came from the client and went to it, per second, since somebody last asked some seconds ago; zero when
+    /// Bytes that came from the client and went to it, per second, since somebody last asked some seconds ago; zero when
     /// asked for the first time.
-    pub fn octet_rates(&self, now: Timestamp) -> (f64, f64) {
-        self.octet_rates.look(self.received(), self.sent(), now)
+    pub fn byte_rates(&self, now: Timestamp) -> (f64, f64) {
+        self.byte_rates.look(self.received(), self.sent(), now)
     }
 
     /// How many channels it has.
@@ -298,8 +298,8 @@ impl OpenConnection {
         self.close_reason.lock().take()
     }
 
-    pub(crate) fn has_received(&self, octets: usize) {
-        self.received.fetch_add(octets as u64, Ordering::Relaxed);
+    pub(crate) fn has_received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn channel_opened(&self, channel: Arc<OpenChannel>) {

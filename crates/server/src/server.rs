@@ -45,17 +45,17 @@ pub struct ServerConfig {
     pub limits: Limits,
     /// Channels that a connection may have open; 0 is no limit.
     pub channel_max: u16,
-    /// Octets of the largest frame.
+    /// Bytes of the largest frame.
     pub frame_max: u32,
     /// Suggested heartbeat interval in seconds; 0 is none.
     pub heartbeat: u16,
-    /// Octets of the largest message body.
+    /// Bytes of the largest message body.
     pub max_message_size: u64,
     /// Bytes that messages may take which clients of the embedded broker have not sent completely.
     pub incomplete_limit: usize,
     /// The user whose rights STOMP clients have that name none; `None` refuses them.
     pub stomp_default_user: Option<String>,
-    /// Octets that may wait to be written to one client before nothing more is read from it. Deliveries fill half of
+    /// Bytes that may wait to be written to one client before nothing more is read from it. Deliveries fill half of
     /// that at most, so that they alone never keep a consumer's acknowledgements from being read.
     pub outbox_limit: usize,
     /// How long a client may take from connecting to connection.open.
@@ -277,7 +277,7 @@ impl Server {
         &self.shared.alarms
     }
 
-    /// Octets of the largest frame that clients may agree on.
+    /// Bytes of the largest frame that clients may agree on.
     pub fn frame_max(&self) -> u32 {
         self.shared.config.frame_max
     }
@@ -362,7 +362,7 @@ impl Shared {
         self.config.access_log.as_ref().map(|log| AccessRecord::new(log, id, peer, transport, since))
     }
 
-    /// Tells that a connection has ended, after `sent` octets to the client: the access log, or else the log of the process.
+    /// Tells that a connection has ended, after `sent` bytes to the client: the access log, or else the log of the process.
     pub(crate) fn closed(
         &self,
         record: Option<Box<AccessRecord>>,

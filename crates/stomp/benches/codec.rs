@@ -1,13 +1,13 @@
-//! Frames and octets per second of the codec: `cargo bench -p stomp`.
+//! Frames and bytes per second of the codec: `cargo bench -p stomp`.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use stomp::{Decoder, FrameWriter, Version};
 
-/// Octets of body: a small event, a common message, and a large one.
+/// Bytes of body: a small event, a common message, and a large one.
 const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
-/// Octets in one receive buffer.
+/// Bytes in one receive buffer.
 const BUFFER: usize = 256 * 1024;
 
 /// Appends a SEND as clients write it.

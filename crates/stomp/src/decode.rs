@@ -15,7 +15,7 @@ use crate::version::Version;
 /// How far [`Decoder::decode`] came.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Octets of the input that are done with.
+    /// Bytes of the input that are done with.
     pub taken: usize,
     /// The frame that ended there, if one did.
     pub frame: Option<Frame<'a>>,
@@ -44,12 +44,12 @@ enum State {
 #[derive(Debug, Clone, Copy)]
 struct Announced {
     len: Option<usize>,
-    /// Octets.
+    /// Bytes.
     limit: u64,
 }
 
 impl Decoder {
-    /// Reads what clients send, with bodies of up to `body_limit` octets, in the form of 1.0 at first.
+    /// Reads what clients send, with bodies of up to `body_limit` bytes, in the form of 1.0 at first.
     pub fn of_clients(body_limit: u64) -> Self {
         Self::new(CLIENT_COMMANDS, body_limit)
     }
@@ -70,7 +70,7 @@ impl Decoder {
     }
 
     /// Takes what it can from the front of `input`, up to the end of one frame. To be called again with the rest until it
-    /// takes nothing; what it leaves is the beginning of a frame's head, [`MAX_HEAD`] octets at most.
+    /// takes nothing; what it leaves is the beginning of a frame's head, [`MAX_HEAD`] bytes at most.
     ///
     /// # Errors
     /// What came is no frame, or one that is too large. Nothing can be read behind it.
@@ -84,7 +84,7 @@ impl Decoder {
                     Some(end) => self.begin(input, skipped, end),
                     None => {
                         check_begin(input, self.commands)?;
-                        // The end may begin with the last two octets.
+                        // The end may begin with the last two bytes.
                         *looked_at = input.len().saturating_sub(2);
                         Ok(Step { taken: skipped, frame: None })
                     }
@@ -127,7 +127,7 @@ impl Decoder {
             None => memchr(0, input).unwrap_or(input.len()),
         };
         let step = end.min(input.len());
-        let line = self.head.split(|octet| matches!(octet, b'\r' | b'\n')).next().unwrap_or_default();
+        let line = self.head.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
         announced.check(&String::from_utf8_lossy(line), body.len() + step)?;
         body.extend_from_slice(&input[..step]);
         if step == input.len() {
@@ -219,7 +219,7 @@ fn bad_command(command: &str) -> Fault {
     Fault::new("Bad command", format!("Could not interpret command \"{}\"\n", shown.escape_debug()))
 }
 
-/// Octets at the front that are between frames: line ends, which are heart-beats, and stray NULs.
+/// Bytes at the front that are between frames: line ends, which are heart-beats, and stray NULs.
 fn between_frames(input: &[u8]) -> usize {
     let mut at = 0;
     loop {
@@ -243,7 +243,7 @@ fn end_of_head(input: &[u8], from: usize) -> Option<usize> {
 /// Whether what has come of a head may become one: a peer that speaks something else hears of it at once.
 fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), Fault> {
     if input.len() > MAX_HEAD {
-        return Err(Fault::frame(format!("headers of a frame may have {MAX_HEAD} octets at most\n")));
+        return Err(Fault::frame(format!("headers of a frame may have {MAX_HEAD} bytes at most\n")));
     }
     let line = &input[..memchr(b'\n', input).unwrap_or(input.len())];
     let is_whole = line.len() < input.len();
@@ -254,8 +254,8 @@ fn check_begin(input: &[u8], commands: &[&str]) -> Result<(), Fault> {
     if commands.iter().any(may_be) { Ok(()) } else { Err(bad_command(&String::from_utf8_lossy(line))) }
 }
 
-fn check_end(octet: u8) -> Result<(), Fault> {
-    if octet == 0 {
+fn check_end(byte: u8) -> Result<(), Fault> {
+    if byte == 0 {
         return Ok(());
     }
     Err(Fault::frame("no NUL where content-length says that the body ends\n"))
@@ -264,7 +264,7 @@ fn check_end(octet: u8) -> Result<(), Fault> {
 /// Takes a header line apart. Without a version nothing is escaped.
 fn read_header(line: &str, version: Option<Version>) -> Result<(Cow<'_, str>, Cow<'_, str>), Fault> {
     if line.len() > MAX_HEADER_LINE {
-        return Err(Fault::frame(format!("a header may have {MAX_HEADER_LINE} octets at most\n")));
+        return Err(Fault::frame(format!("a header may have {MAX_HEADER_LINE} bytes at most\n")));
     }
     let (name, value) = line.split_once(':').unwrap_or_default();
     if name.is_empty() {
@@ -313,7 +313,7 @@ mod tests {
         decoder.set_version(Version::V12);
         let step = decoder.decode(input)?;
         let told = step.frame.map(|frame| {
-            let body = String::from_utf8_lossy(frame.body.octets()).into_owned();
+            let body = String::from_utf8_lossy(frame.body.bytes()).into_owned();
             format!("{} {:?} {body}", frame.command, frame.headers)
         });
         Ok((step.taken, told))
@@ -368,11 +368,11 @@ mod tests {
         endless.resize(endless.len() + 101, b'x');
         assert!(refused(&endless).ends_with("message is larger than configured max size 100"));
         let long = [b"SEND\na:".to_vec(), vec![b'x'; MAX_HEADER_LINE], b"\n\n\0".to_vec()].concat();
-        assert!(refused(&long).contains("16384 octets"));
+        assert!(refused(&long).contains("16384 bytes"));
         let long = [b"SEND\n".to_vec(), b"a:b\n".repeat(MAX_HEADERS + 1), b"\n\0".to_vec()].concat();
         assert!(refused(&long).contains("128 headers"));
         let endless = [b"SEND\n".to_vec(), b"a:b\n".repeat(MAX_HEAD / 4)].concat();
-        assert!(refused(&endless).contains("65536 octets"));
+        assert!(refused(&endless).contains("65536 bytes"));
     }
 
     #[test]

@@ -117,19 +117,19 @@ struct Escaped<'a>(&'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for octet in self.0.bytes() {
-            if is_escaped(octet) {
-                write!(f, "%{octet:02X}")?;
+        for byte in self.0.bytes() {
+            if is_escaped(byte) {
+                write!(f, "%{byte:02X}")?;
             } else {
-                write!(f, "{}", char::from(octet))?;
+                write!(f, "{}", char::from(byte))?;
             }
         }
         Ok(())
     }
 }
 
-fn is_escaped(octet: u8) -> bool {
-    matches!(octet, b'/' | b'%' | ..=31 | 128..)
+fn is_escaped(byte: u8) -> bool {
+    matches!(byte, b'/' | b'%' | ..=31 | 128..)
 }
 
 /// The name that a part of a destination stands for: what [`Escaped`] writes is read back, and nothing else is changed, as
@@ -138,25 +138,25 @@ fn unescape(text: &str) -> Result<Cow<'_, str>, Fault> {
     if !text.contains('%') {
         return Ok(text.into());
     }
-    let mut octets = Vec::with_capacity(text.len());
+    let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
-    while let Some((&octet, behind)) = rest.split_first() {
-        let escaped = behind.first_chunk().filter(|_| octet == b'%').and_then(from_hex);
-        if let Some(octet) = escaped.filter(|octet| is_escaped(*octet)) {
-            octets.push(octet);
+    while let Some((&byte, behind)) = rest.split_first() {
+        let escaped = behind.first_chunk().filter(|_| byte == b'%').and_then(from_hex);
+        if let Some(byte) = escaped.filter(|byte| is_escaped(*byte)) {
+            bytes.push(byte);
             rest = &behind[2..];
         } else {
-            octets.push(octet);
+            bytes.push(byte);
             rest = behind;
         }
     }
-    let name = String::from_utf8(octets);
+    let name = String::from_utf8(bytes);
     let not_text = |_| Fault::new("Invalid destination", format!("'{text}' does not stand for UTF-8\n"));
     name.map(Cow::Owned).map_err(not_text)
 }
 
 fn from_hex(digits: &[u8; 2]) -> Option<u8> {
-    let digit = |octet: u8| char::from(octet).to_digit(16);
+    let digit = |byte: u8| char::from(byte).to_digit(16);
     Some((digit(digits[0])? << 4 | digit(digits[1])?) as u8)
 }
 

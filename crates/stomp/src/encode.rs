@@ -45,7 +45,7 @@ impl<'o> FrameWriter<'o> {
         self
     }
 
-    /// Ends the head of a frame with a body of so many octets, which the caller appends, and [`END_OF_FRAME`] behind it.
+    /// Ends the head of a frame with a body of so many bytes, which the caller appends, and [`END_OF_FRAME`] behind it.
     pub fn end_head(self, body_len: usize) {
         if body_len > 0 {
             // A vector takes everything.

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use crate::fault::Fault;
 use crate::version::Version;
 
-/// What stands for an octet in a header that cannot stand for itself there. In 1.0, which has no escapes, a line end in a
+/// What stands for a byte in a header that cannot stand for itself there. In 1.0, which has no escapes, a line end in a
 /// value would let its author add headers: RabbitMQ escapes it in all versions, and so do we.
-fn escaped(octet: u8, version: Version, in_name: bool) -> Option<&'static str> {
-    match octet {
+fn escaped(byte: u8, version: Version, in_name: bool) -> Option<&'static str> {
+    match byte {
         b'\n' => Some("\\n"),
         b'\r' if version != Version::V11 => Some("\\r"),
         // 1.1 has no word for it; alone it would be taken for a part of the line's end.
@@ -24,7 +24,7 @@ fn escaped(octet: u8, version: Version, in_name: bool) -> Option<&'static str> {
 /// Appends a header's name or value as it stands on the wire.
 pub(crate) fn write(out: &mut Vec<u8>, text: &str, version: Version, in_name: bool) {
     let mut rest = text.as_bytes();
-    while let Some(at) = rest.iter().position(|octet| escaped(*octet, version, in_name).is_some()) {
+    while let Some(at) = rest.iter().position(|byte| escaped(*byte, version, in_name).is_some()) {
         out.extend_from_slice(&rest[..at]);
         out.extend_from_slice(escaped(rest[at], version, in_name).unwrap_or_default().as_bytes());
         rest = &rest[at + 1..];

@@ -19,7 +19,7 @@ impl Fault {
         Self { message: message.into(), detail: detail.into() }
     }
 
-    /// The octets are no frame.
+    /// The bytes are no frame.
     pub(crate) fn frame(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new("Invalid frame", detail)
     }

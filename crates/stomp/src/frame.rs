@@ -77,17 +77,17 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Its octets.
-    pub fn octets(&self) -> &[u8] {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
         match self {
-            Self::Borrowed(octets) => octets,
-            Self::Owned(octets) => octets,
+            Self::Borrowed(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
         }
     }
 }
 
 impl PartialEq for Payload<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.octets() == other.octets()
+        self.bytes() == other.bytes()
     }
 }

@@ -14,7 +14,7 @@
 //! buffer; passwords are not printed.
 //!
 //! # Where it is lenient, as RabbitMQ is
-//! Lines may end with CR LF in all versions; NUL octets between frames are skipped; subscriptions need no id, as in 1.0;
+//! Lines may end with CR LF in all versions; NUL bytes between frames are skipped; subscriptions need no id, as in 1.0;
 //! a colon in a header's value need not be escaped. Everything else that the specifications forbid is refused.
 //!
 //! # What must never be added

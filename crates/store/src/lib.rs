@@ -6,7 +6,7 @@
 //! - [`journal`]: messages of durable queues, and what happens to them, in one append-only log.
 //! - [`pages`]: messages of a queue that have left the journal, or were paged out of memory.
 //!
-//! What must never be added: protocols, queues, routing. This crate knows records, numbers and octets.
+//! What must never be added: protocols, queues, routing. This crate knows records, numbers and bytes.
 
 pub mod catalogue;
 pub mod disk;

@@ -76,7 +76,7 @@ impl std::fmt::Display for LockError {
 impl std::error::Error for LockError {}
 
 const FILE: &str = "lock";
-/// Octets read of the other process's id.
+/// Bytes read of the other process's id.
 const MAX_PID: u64 = 16;
 
 #[cfg(test)]

@@ -103,18 +103,18 @@ fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }
 
-/// Each file's name and length, and its octets but for zeros: where they stand, and how often they are repeated.
+/// Each file's name and length, and its bytes but for zeros: where they stand, and how often they are repeated.
 fn to_text(disk: &SimDisk) -> String {
     let mut text = String::new();
     for path in disk.files() {
         let file = disk.open(&path).expect("a file");
-        let mut octets = vec![0; file.len().expect("a length") as usize];
-        file.read_at(&mut octets, 0).expect("readable");
-        writeln!(text, "file {path} {}", octets.len()).expect("a text");
+        let mut bytes = vec![0; file.len().expect("a length") as usize];
+        file.read_at(&mut bytes, 0).expect("readable");
+        writeln!(text, "file {path} {}", bytes.len()).expect("a text");
         let mut at = 0;
-        for same in octets.chunks(LINE).collect::<Vec<_>>().chunk_by(|one, next| one == next) {
-            if same[0].iter().any(|octet| *octet != 0) {
-                let hex: String = same[0].iter().map(|octet| format!("{octet:02x}")).collect();
+        for same in bytes.chunks(LINE).collect::<Vec<_>>().chunk_by(|one, next| one == next) {
+            if same[0].iter().any(|byte| *byte != 0) {
+                let hex: String = same[0].iter().map(|byte| format!("{byte:02x}")).collect();
                 writeln!(text, "{at:x} {hex} {}", same.len()).expect("a text");
             }
             at += same.len() * LINE;
@@ -136,10 +136,10 @@ fn from_text(text: &str) -> SimDisk {
                 file = Some(opened);
             }
             ([at, hex, times], Some(file)) => {
-                let octet = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("an octet");
-                let octets: Vec<u8> = (0..hex.len()).step_by(2).map(octet).collect();
-                let octets = octets.repeat(times.parse().expect("a number"));
-                file.write_at(&octets, u64::from_str_radix(at, 16).expect("an offset")).expect("written");
+                let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("a byte");
+                let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+                let bytes = bytes.repeat(times.parse().expect("a number"));
+                file.write_at(&bytes, u64::from_str_radix(at, 16).expect("an offset")).expect("written");
             }
             _ => panic!("not a line of a fixture: {line}"),
         }

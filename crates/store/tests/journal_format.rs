@@ -1,4 +1,4 @@
-//! The octets of today's journal, which every later version has to read.
+//! The bytes of today's journal, which every later version has to read.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use store::disk::Disk;
 use store::disk::simulated::SimDisk;
 use store::journal::{Committer, Entry, QueueId, Range, Recovered, Settings, Transfer, open};
 
-/// Version 1, which earlier releases wrote: where in the file octets stand that are not zeros, and which.
+/// Version 1, which earlier releases wrote: where in the file bytes stand that are not zeros, and which.
 const JOURNAL_1: &[(usize, &str)] = &[(0, HEADER_1), (2048, HEADER_1), (4096, RECORDS_1)];
 const HEADER_1: &str = concat!(
     "6c7672746a726e6c010000009b5e86890100000000000000",
@@ -32,14 +32,14 @@ const RECORDS: &str = concat!(
 );
 
 #[test]
-fn the_octets_of_a_journal_are_these() {
+fn the_bytes_of_a_journal_are_these() {
     let disk = SimDisk::new(1, 1 << 20);
     let (mut committer, _) = open_on(&disk);
     write(&mut committer);
     let file = disk.open(PATH).unwrap();
-    let mut octets = vec![0; usize::try_from(file.len().unwrap()).unwrap()];
-    file.read_at(&mut octets, 0).unwrap();
-    let pieces = pieces(&octets);
+    let mut bytes = vec![0; usize::try_from(file.len().unwrap()).unwrap()];
+    file.read_at(&mut bytes, 0).unwrap();
+    let pieces = pieces(&bytes);
     let pieces: Vec<_> = pieces.iter().map(|(at, hex)| (*at, hex.as_str())).collect();
     assert_eq!(pieces, JOURNAL);
 }
@@ -72,7 +72,7 @@ fn read(journal: &[(usize, &str)]) -> (Committer, Recovered) {
     let file = disk.open(PATH).unwrap();
     file.set_len(SEGMENT).unwrap();
     for (at, hex) in journal {
-        file.write_at(&octets(hex), *at as u64).unwrap();
+        file.write_at(&bytes(hex), *at as u64).unwrap();
     }
     open_on(&disk)
 }
@@ -99,22 +99,22 @@ fn open_on(disk: &SimDisk) -> (Committer, Recovered) {
 }
 
 /// Stretches that are not zeros; a few zeros do not end one.
-fn pieces(octets: &[u8]) -> Vec<(usize, String)> {
+fn pieces(bytes: &[u8]) -> Vec<(usize, String)> {
     let mut pieces: Vec<(usize, Vec<u8>)> = Vec::new();
-    for (at, &octet) in octets.iter().enumerate().filter(|(_, octet)| **octet != 0) {
+    for (at, &byte) in bytes.iter().enumerate().filter(|(_, byte)| **byte != 0) {
         match pieces.last_mut() {
             Some((start, piece)) if at - *start < piece.len() + 16 => {
                 piece.resize(at - *start, 0);
-                piece.push(octet);
+                piece.push(byte);
             }
-            _ => pieces.push((at, vec![octet])),
+            _ => pieces.push((at, vec![byte])),
         }
     }
-    let hex = |octets: &[u8]| octets.iter().map(|octet| format!("{octet:02x}")).collect();
-    pieces.into_iter().map(|(at, octets)| (at, hex(&octets))).collect()
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    pieces.into_iter().map(|(at, bytes)| (at, hex(&bytes))).collect()
 }
 
-fn octets(hex: &str) -> Vec<u8> {
+fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect()
 }
 

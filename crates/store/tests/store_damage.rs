@@ -38,7 +38,7 @@ fn damage_in_a_queues_segment_is_refused_with_its_place_and_repaired_without_fur
 }
 
 #[test]
-fn a_damaged_octet_in_a_queues_segment_costs_that_message_while_the_broker_runs() {
+fn a_damaged_byte_in_a_queues_segment_costs_that_message_while_the_broker_runs() {
     let disk = SimDisk::new(2, ROOM);
     let (store, mut rounds, _) = open(&disk).expect("a store");
     fill(&store, &mut rounds, 40);
@@ -55,7 +55,7 @@ fn a_damaged_octet_in_a_queues_segment_costs_that_message_while_the_broker_runs(
     assert_eq!(store.journal().figures().unreadable.load(Ordering::Relaxed), 1);
 }
 
-/// Flips an octet of the message at `position`, which lies in `folder`.
+/// Flips a byte of the message at `position`, which lies in `folder`.
 fn damaged(folder: &str, position: u64) {
     let disk = SimDisk::new(2, ROOM);
     let (store, mut rounds, _) = open(&disk).expect("a store");
@@ -71,7 +71,7 @@ fn damaged(folder: &str, position: u64) {
     let problem = &report.problems[0];
     let numbers: Vec<u64> =
         problem.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
-    // That of the record, which begins a few octets earlier.
+    // That of the record, which begins a few bytes earlier.
     let near = numbers.iter().any(|number| (offset - 80..=offset).contains(number));
     assert!(problem.contains(&file) && near, "{problem} instead of {file}, {offset}");
     let Err(error) = open(&disk) else { panic!("opened") };
@@ -94,8 +94,8 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
     fill(&store, &mut rounds, 5);
     rounds.close().expect("closed");
     drop((store, rounds));
-    let octets = read(&disk, "definitions.redb");
-    let at = octets.windows(12).position(|window| window == b"a definition").expect("a definition");
+    let bytes = read(&disk, "definitions.redb");
+    let at = bytes.windows(12).position(|window| window == b"a definition").expect("a definition");
     flip(&disk, "definitions.redb", at as u64);
     let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
     let report = check(&dynamic).expect("readable");
@@ -105,7 +105,7 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
         done.len() == 1 && done[0].contains("the damaged file is now definitions.redb.damaged"),
         "{done:?}"
     );
-    assert_eq!(read(&disk, "definitions.redb.damaged").len(), octets.len());
+    assert_eq!(read(&disk, "definitions.redb.damaged").len(), bytes.len());
     assert!(check(&dynamic).expect("readable").is_sound());
     let (store, _, _) = open(&disk).expect("a store again");
     assert!(positions(&store).into_iter().eq(0..5));
@@ -114,7 +114,7 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
         store.catalogue().scan(section, |_, _| count += 1).expect("readable");
         count
     };
-    // An octet of a value is no obstacle to reading: whoever knows what it means judges it.
+    // A byte of a value is no obstacle to reading: whoever knows what it means judges it.
     assert_eq!((count(Section::Queues), count(Section::Bindings)), (1, 300));
 }
 
@@ -125,7 +125,7 @@ fn a_file_of_definitions_of_which_nothing_can_be_read_gives_way_to_a_new_one() {
     fill(&store, &mut rounds, 1);
     rounds.close().expect("closed");
     drop((store, rounds));
-    disk.damage("definitions.redb", |octets| octets[..4096].fill(7));
+    disk.damage("definitions.redb", |bytes| bytes[..4096].fill(7));
     let before = read(&disk, "definitions.redb");
     let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
     assert!(!check(&dynamic).expect("readable").is_sound());
@@ -149,7 +149,7 @@ fn a_file_of_definitions_that_is_cut_off_is_refused_and_there_is_a_way_to_go_on(
         fill(&store, &mut rounds, 5);
         rounds.close().expect("closed");
         drop((store, rounds));
-        disk.damage("definitions.redb", |octets| octets.truncate(octets.len() * share / 8));
+        disk.damage("definitions.redb", |bytes| bytes.truncate(bytes.len() * share / 8));
         let dynamic: Arc<dyn Disk> = Arc::new(disk.clone());
         assert!(!check(&dynamic).expect("readable").is_sound());
         let Err(error) = open(&disk) else { panic!("opened") };
@@ -188,9 +188,9 @@ fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
                 match cut {
                     false => disk.remove(&file).expect("removed"),
                     // Half of what is in it.
-                    true => disk.damage(&file, |octets| {
-                        let used = octets.iter().rposition(|octet| *octet != 0).unwrap_or(0);
-                        octets.truncate(used / 2);
+                    true => disk.damage(&file, |bytes| {
+                        let used = bytes.iter().rposition(|byte| *byte != 0).unwrap_or(0);
+                        bytes.truncate(used / 2);
                     }),
                 }
                 is_refused_and_repaired(&disk, &file);
@@ -252,7 +252,7 @@ fn is_in_use(disk: &SimDisk, file: &str) -> bool {
     let Some(name) = file.strip_prefix("journal/") else { return true };
     let Some(number) = name.strip_suffix(".segment") else { return false };
     let number = u64::from_str_radix(number, 16).expect("a number");
-    read(disk, file).get(16..24).is_some_and(|octets| octets == number.to_le_bytes())
+    read(disk, file).get(16..24).is_some_and(|bytes| bytes == number.to_le_bytes())
 }
 
 /// Forty messages, some in each of several files.
@@ -328,12 +328,12 @@ fn body(position: u64) -> Vec<u8> {
     format!("<message {position}>").repeat(50).into_bytes()
 }
 
-/// File in `folder`, and offset, of an octet of a message.
+/// File in `folder`, and offset, of a byte of a message.
 fn place_of(disk: &SimDisk, folder: &str, position: u64) -> (String, u64) {
     let body = body(position);
     for file in disk.files().into_iter().filter(|file| file.starts_with(folder)) {
-        let octets = read(disk, &file);
-        if let Some(at) = octets.windows(body.len()).position(|window| window == body) {
+        let bytes = read(disk, &file);
+        if let Some(at) = bytes.windows(body.len()).position(|window| window == body) {
             return (file, at as u64 + 20);
         }
     }
@@ -342,14 +342,14 @@ fn place_of(disk: &SimDisk, folder: &str, position: u64) -> (String, u64) {
 
 fn read(disk: &SimDisk, path: &str) -> Vec<u8> {
     let file: Box<dyn DiskFile> = disk.open(path).expect("a file");
-    let mut octets = vec![0; file.len().expect("a length") as usize];
-    let read = file.read_at(&mut octets, 0).expect("readable");
-    octets.truncate(read);
-    octets
+    let mut bytes = vec![0; file.len().expect("a length") as usize];
+    let read = file.read_at(&mut bytes, 0).expect("readable");
+    bytes.truncate(read);
+    bytes
 }
 
 fn flip(disk: &SimDisk, path: &str, offset: u64) {
-    disk.damage(path, |octets| octets[offset as usize] ^= 1);
+    disk.damage(path, |bytes| bytes[offset as usize] ^= 1);
 }
 
 fn open(disk: &SimDisk) -> Result<(Arc<Store>, Rounds, Recovered), StoreError> {

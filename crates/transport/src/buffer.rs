@@ -1,4 +1,4 @@
-//! A queue of octets to be written: small things copied together, large ones chained.
+//! A queue of bytes to be written: small things copied together, large ones chained.
 
 mod insert;
 
@@ -17,16 +17,16 @@ const MAX_SLICES: usize = 64;
 /// A tail that has grown past this is sealed into the chain, so that no single allocation keeps doubling.
 const SEAL_ABOVE: usize = 256 * 1024;
 
-/// Octets waiting to be written, in order.
+/// Bytes waiting to be written, in order.
 #[derive(Debug, Default)]
 pub struct OutBuf {
     /// Finished pieces, in front of `tail`.
     sealed: VecDeque<Bytes>,
-    /// Octets in `sealed`.
+    /// Bytes in `sealed`.
     sealed_len: usize,
     /// Where small things are appended.
     tail: Vec<u8>,
-    /// Octets of `tail` that were written already.
+    /// Bytes of `tail` that were written already.
     tail_written: usize,
 }
 
@@ -52,7 +52,7 @@ impl OutBuf {
         }
     }
 
-    /// Octets waiting.
+    /// Bytes waiting.
     #[inline]
     pub fn len(&self) -> usize {
         self.sealed_len + self.tail.len() - self.tail_written
@@ -78,10 +78,10 @@ impl OutBuf {
         used
     }
 
-    /// Appends everything that waits to `octets`.
-    pub(crate) fn copy_to(&self, octets: &mut Vec<u8>) {
-        self.sealed.iter().for_each(|piece| octets.extend_from_slice(piece));
-        octets.extend_from_slice(&self.tail[self.tail_written..]);
+    /// Appends everything that waits to `bytes`.
+    pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>) {
+        self.sealed.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        bytes.extend_from_slice(&self.tail[self.tail_written..]);
     }
 
     /// Empty slices, to be filled.
@@ -89,7 +89,7 @@ impl OutBuf {
         std::array::from_fn(|_| IoSlice::new(&[]))
     }
 
-    /// Forgets `written` octets at the front.
+    /// Forgets `written` bytes at the front.
     pub(crate) fn advance(&mut self, mut written: usize) {
         while let Some(front) = self.sealed.front_mut() {
             let step = written.min(front.len());
@@ -131,7 +131,7 @@ impl OutBuf {
 mod tests {
     use super::*;
 
-    /// Writes everything out, `step` octets at a time.
+    /// Writes everything out, `step` bytes at a time.
     fn drain(buf: &mut OutBuf, step: usize) -> Vec<u8> {
         let mut out = Vec::new();
         while !buf.is_empty() {

@@ -18,10 +18,10 @@ use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
 use crate::turn::{next_busy_turn, turn_to_end};
 
-/// Octets of the per-thread read buffer: what was left unconsumed in front, then what is read.
+/// Bytes of the per-thread read buffer: what was left unconsumed in front, then what is read.
 const SCRATCH: usize = 256 * 1024;
 
-/// Most octets that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half of the scratch buffer is
+/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half of the scratch buffer is
 /// always there to read into.
 pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 
@@ -49,7 +49,7 @@ pub enum Intent {
 
 /// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
 pub trait Protocol {
-    /// Takes octets from the front of `input`, and returns how many. What it leaves is shown again: with more behind it
+    /// Takes bytes from the front of `input`, and returns how many. What it leaves is shown again: with more behind it
     /// when it has arrived (it may leave at most [`MAX_UNCONSUMED`] for that), or as it is when the protocol left it
     /// because it paused, because the backlog had reached the read limit, or because the connection's turn was over
     /// ([`work::is_turn_over`], which it asks after each frame), and goes on.
@@ -63,7 +63,7 @@ pub trait Protocol {
     fn frame_output(&mut self, _batch: &mut OutBuf) {}
     /// The outbox has room again after it had none.
     fn handle_room(&mut self);
-    /// Octets were written to the peer.
+    /// Bytes were written to the peer.
     fn handle_written(&mut self, now: Instant);
     /// The time of [`Protocol::next_deadline`] has come.
     fn handle_deadline(&mut self, now: Instant);
@@ -95,7 +95,7 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
-/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` octets or more;
+/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more;
 /// a peer that takes nothing for `write_timeout` is given up, unless [`Protocol::write_timeout_applies`] says otherwise.
 pub async fn drive<S, P>(
     stream: &mut S,
@@ -155,11 +155,11 @@ pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
     let closing = async {
         stream.shutdown().await?;
         let mut sink = [0; LINGER_READ];
-        let mut budget = LINGER_OCTETS;
+        let mut budget = LINGER_BYTES;
         while budget > 0 {
             match stream.read(&mut sink).await? {
                 0 => break,
-                octets => budget = budget.saturating_sub(octets),
+                bytes => budget = budget.saturating_sub(bytes),
             }
         }
         io::Result::Ok(())
@@ -170,9 +170,9 @@ pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
 
 /// How long [`linger`] waits for the peer.
 const LINGER: Duration = Duration::from_secs(1);
-/// Most octets that [`linger`] reads and throws away.
-const LINGER_OCTETS: usize = 4 * 1024 * 1024;
-/// Octets that [`linger`] reads at once.
+/// Most bytes that [`linger`] reads and throws away.
+const LINGER_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes that [`linger`] reads at once.
 const LINGER_READ: usize = 4096;
 
 /// How far a connection has come when its loop has something for the outside to do.
@@ -280,7 +280,7 @@ where
         if self.eof { Ended::Eof } else { Ended::Finished }
     }
 
-    /// Reads once and lets the protocol work; returns the octets read, 0 at the end of the stream.
+    /// Reads once and lets the protocol work; returns the bytes read, 0 at the end of the stream.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         SCRATCH_BUFFER.with_borrow_mut(|scratch| {
             let kept = self.unconsumed.len();
@@ -291,14 +291,14 @@ where
             let end = SCRATCH.min(kept + work::share_left(self.read_size).max(MIN_READ));
             let mut buf = ReadBuf::new(&mut scratch[kept..end]);
             ready!(Pin::new(&mut *self.stream).poll_read(cx, &mut buf))?;
-            let octets = buf.filled().len();
+            let bytes = buf.filled().len();
             work::charge(SYSTEM_CALL, 1);
-            work::charge_bytes(READ_BYTE, octets);
-            if octets == 0 {
+            work::charge_bytes(READ_BYTE, bytes);
+            if bytes == 0 {
                 return Poll::Ready(Ok(0));
             }
             scratch[..kept].copy_from_slice(&self.unconsumed);
-            let input = &scratch[..kept + octets];
+            let input = &scratch[..kept + bytes];
             let consumed = self.protocol.handle_input(input, Instant::now());
             let left = &input[consumed..];
             if left.is_empty() {
@@ -308,8 +308,8 @@ where
                 self.unconsumed.extend_from_slice(left);
             }
             self.note_held();
-            self.adapt_read_size(octets, consumed);
-            Poll::Ready(Ok(octets))
+            self.adapt_read_size(bytes, consumed);
+            Poll::Ready(Ok(bytes))
         })
     }
 
@@ -352,11 +352,11 @@ where
             let used = self.writing.fill_slices(&mut slices);
             match Pin::new(&mut *self.stream).poll_write_vectored(cx, &slices[..used]) {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
-                Poll::Ready(Ok(octets)) => {
+                Poll::Ready(Ok(bytes)) => {
                     work::charge(SYSTEM_CALL, 1);
-                    work::charge_bytes(WRITE_BYTE, octets);
-                    self.writing.advance(octets);
-                    self.outbox.written(octets);
+                    work::charge_bytes(WRITE_BYTE, bytes);
+                    self.writing.advance(bytes);
+                    self.outbox.written(bytes);
                     self.stuck_since = None;
                     wrote = true;
                 }
@@ -467,7 +467,7 @@ mod tests {
         fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
             let mut consumed = 0;
             while self.outbox.backlog() < self.stop_at
-                && let Some(end) = input[consumed..].iter().position(|octet| *octet == b'\n')
+                && let Some(end) = input[consumed..].iter().position(|byte| *byte == b'\n')
             {
                 let line = &input[consumed..=consumed + end];
                 self.outbox.append(|buf| buf.tail().extend_from_slice(line));
@@ -661,7 +661,7 @@ mod tests {
     async fn a_peer_that_takes_nothing_is_given_up() {
         let (_near, mut far) = tokio::io::duplex(4);
         let (mut protocol, outbox) = lines(1024);
-        outbox.append(|buf| buf.tail().extend_from_slice(b"more than four octets"));
+        outbox.append(|buf| buf.tail().extend_from_slice(b"more than four bytes"));
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, Duration::from_millis(20)).await;
         assert!(matches!(ended, Ended::WriteTimeout));
         assert!(outbox.is_closed());
@@ -674,7 +674,7 @@ mod tests {
         let begin = Instant::now();
         let (suspended, timeout) = (Duration::from_millis(60), Duration::from_millis(20));
         let mut protocol = Suspended(Lines { deadline: Some(begin + suspended), ..lines });
-        outbox.append(|buf| buf.tail().extend_from_slice(b"more than four octets"));
+        outbox.append(|buf| buf.tail().extend_from_slice(b"more than four bytes"));
         let ended = drive(&mut far, &mut protocol, &outbox, 1024, timeout).await;
         assert!(matches!(ended, Ended::WriteTimeout));
         assert!(begin.elapsed() >= suspended + timeout);

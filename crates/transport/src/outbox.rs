@@ -11,27 +11,27 @@ use sync::{AtomicWaker, Mutex};
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
 
-/// Where tasks leave octets for a connection's peer; the connection's own task writes them out ([`crate::drive`]).
+/// Where tasks leave bytes for a connection's peer; the connection's own task writes them out ([`crate::drive`]).
 ///
 /// The connection's task is woken only when the buffer turns from empty to non-empty, so a burst of messages costs one
 /// wake-up and few writes.
 #[derive(Debug)]
 pub struct Outbox {
     inner: Mutex<Inner>,
-    /// Octets in `inner` and with the writer.
+    /// Bytes in `inner` and with the writer.
     backlog: AtomicUsize,
-    /// Octets that the peer's socket has ever taken.
+    /// Bytes that the peer's socket has ever taken.
     sent: AtomicU64,
     /// Where the backlog is added up with that of others.
     tally: OnceLock<Arc<Tally>>,
     /// Wakes the connection's task.
     waker: AtomicWaker,
-    /// Somebody wants the connection's task to look at its protocol, without octets to write.
+    /// Somebody wants the connection's task to look at its protocol, without bytes to write.
     nudged: AtomicBool,
     /// Somebody was told that there is no room, and waits to hear that there is again: the highest limit that was asked
     /// about, or 0.
     starved: AtomicUsize,
-    /// Octets of backlog from which on [`Outbox::has_room`] says no.
+    /// Bytes of backlog from which on [`Outbox::has_room`] says no.
     limit: usize,
 }
 
@@ -45,7 +45,7 @@ struct Inner {
 }
 
 impl Outbox {
-    /// An empty outbox that [has room](Self::has_room) up to a backlog of `limit` octets.
+    /// An empty outbox that [has room](Self::has_room) up to a backlog of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self {
             inner: Mutex::default(),
@@ -90,7 +90,7 @@ impl Outbox {
         Some(result)
     }
 
-    /// Octets appended and not yet taken by the peer's socket.
+    /// Bytes appended and not yet taken by the peer's socket.
     #[inline]
     pub fn backlog(&self) -> usize {
         self.backlog.load(Ordering::Relaxed)
@@ -116,12 +116,12 @@ impl Outbox {
         self.backlog.fetch_add(0, Ordering::AcqRel) < limit
     }
 
-    /// Octets that the peer's socket has taken so far.
+    /// Bytes that the peer's socket has taken so far.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// The limit given to [`Outbox::new`], in octets.
+    /// The limit given to [`Outbox::new`], in bytes.
     pub fn limit(&self) -> usize {
         self.limit
     }
@@ -142,14 +142,14 @@ impl Outbox {
     /// socket.
     pub fn read_all(&self) -> Vec<u8> {
         let mut taken = OutBuf::default();
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         while self.take(&mut taken) {
             let len = taken.len();
-            taken.copy_to(&mut octets);
+            taken.copy_to(&mut bytes);
             taken = OutBuf::default();
             self.written(len);
         }
-        octets
+        bytes
     }
 
     pub(crate) fn take_nudge(&self) -> bool {
@@ -191,13 +191,13 @@ impl Outbox {
         self.add_to_backlog(after.wrapping_sub(before));
     }
 
-    /// The writer got rid of `octets`.
-    pub(crate) fn written(&self, octets: usize) {
-        self.backlog.fetch_sub(octets, Ordering::AcqRel);
+    /// The writer got rid of `bytes`.
+    pub(crate) fn written(&self, bytes: usize) {
+        self.backlog.fetch_sub(bytes, Ordering::AcqRel);
         if let Some(tally) = self.tally.get() {
-            tally.remove(octets);
+            tally.remove(bytes);
         }
-        self.sent.fetch_add(octets as u64, Ordering::Relaxed);
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// The connection has ended.
@@ -210,12 +210,12 @@ impl Outbox {
         inner.buf = OutBuf::default();
     }
 
-    /// Adds to the backlog, or takes from it if `octets` has wrapped around.
+    /// Adds to the backlog, or takes from it if `bytes` has wrapped around.
     #[inline]
-    fn add_to_backlog(&self, octets: usize) {
-        self.backlog.fetch_add(octets, Ordering::Relaxed);
+    fn add_to_backlog(&self, bytes: usize) {
+        self.backlog.fetch_add(bytes, Ordering::Relaxed);
         if let Some(tally) = self.tally.get() {
-            tally.add(octets);
+            tally.add(bytes);
         }
     }
 }
@@ -288,22 +288,22 @@ mod tests {
         first.append(|buf| buf.tail().extend_from_slice(b"before"));
         first.count_in(&tally);
         first.count_in(&tally);
-        assert_eq!(tally.octets(), 6);
+        assert_eq!(tally.bytes(), 6);
         second.count_in(&tally);
         second.append(|buf| buf.tail().extend_from_slice(b"four"));
         second.reframed(4, 3);
         first.reframed(6, 8);
-        assert_eq!(tally.octets(), 8 + 3);
+        assert_eq!(tally.bytes(), 8 + 3);
         first.written(5);
-        assert_eq!(tally.octets(), 3 + 3);
+        assert_eq!(tally.bytes(), 3 + 3);
         first.close();
         first.close();
         first.append(|_| unreachable!());
-        assert_eq!(tally.octets(), 3);
+        assert_eq!(tally.bytes(), 3);
         drop(second);
-        assert_eq!(tally.octets(), 0);
+        assert_eq!(tally.bytes(), 0);
         first.count_in(&tally);
-        assert_eq!(tally.octets(), 0);
+        assert_eq!(tally.bytes(), 0);
     }
 
     #[test]

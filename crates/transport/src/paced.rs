@@ -101,9 +101,9 @@ impl AsyncRead for Paced {
         ready!(self.poll_waited(cx));
         let before = buf.filled().len();
         ready!(self.polled()?.poll_read(cx, buf))?;
-        let octets = buf.filled().len() - before;
+        let bytes = buf.filled().len() - before;
         let taken = self.taken.load(Ordering::Relaxed);
-        if self.pace.read(octets, taken, Instant::now()) && octets > 0 {
+        if self.pace.read(bytes, taken, Instant::now()) && bytes > 0 {
             self.wait()?;
         }
         Poll::Ready(Ok(()))
@@ -179,11 +179,11 @@ mod tests {
         });
         let (mut read, mut reads, mut buf) = (Vec::new(), 0, vec![0; 1000]);
         loop {
-            let octets = paced.read(&mut buf).await.unwrap();
-            if octets == 0 {
+            let bytes = paced.read(&mut buf).await.unwrap();
+            if bytes == 0 {
                 break;
             }
-            read.extend_from_slice(&buf[..octets]);
+            read.extend_from_slice(&buf[..bytes]);
             reads += 1;
             if reads % 2 == 0 {
                 paced.wait().unwrap();
@@ -192,7 +192,7 @@ mod tests {
         }
         writer.await.unwrap();
         let expected: Vec<u8> = (0..LEN).flat_map(u32::to_be_bytes).collect();
-        assert!(read == expected, "{} octets of {}", read.len(), expected.len());
+        assert!(read == expected, "{} bytes of {}", read.len(), expected.len());
     }
 
     #[tokio::test]
@@ -215,15 +215,15 @@ mod tests {
             far.read_to_end(&mut read).await.unwrap();
             read
         });
-        let octets: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
-        for piece in octets.chunks(LEN / 4) {
+        let bytes: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
+        for piece in bytes.chunks(LEN / 4) {
             paced.wait().unwrap();
             assert!(waits(&paced));
             paced.write_all(piece).await.unwrap();
         }
         paced.wait().unwrap();
         paced.shutdown().await.unwrap();
-        assert!(reader.await.unwrap() == octets);
+        assert!(reader.await.unwrap() == bytes);
     }
 
     #[tokio::test]

@@ -103,16 +103,16 @@ impl Stream {
         Err(last_error)
     }
 
-    /// The first octet that the peer has sent, which stays to be read: waits for it. `None` at the end of the stream, and
+    /// The first byte that the peer has sent, which stays to be read: waits for it. `None` at the end of the stream, and
     /// where the system cannot tell (anything but TCP).
     ///
     /// # Errors
     /// When the socket fails.
-    pub async fn first_octet(&self) -> io::Result<Option<u8>> {
+    pub async fn first_byte(&self) -> io::Result<Option<u8>> {
         let Self::Tcp(stream) = self else { return Ok(None) };
         let mut first = [0];
-        let octets = stream.peek(&mut first).await?;
-        Ok((octets > 0).then_some(first[0]))
+        let bytes = stream.peek(&mut first).await?;
+        Ok((bytes > 0).then_some(first[0]))
     }
 
     /// The two ends of a TCP connection, ours first, as the socket has them.

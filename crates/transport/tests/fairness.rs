@@ -23,8 +23,8 @@ impl AsyncRead for Endless {
 }
 
 impl AsyncWrite for Endless {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Ok(octets.len()))
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
     }
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -92,10 +92,10 @@ fn publishers_that_never_stop_get_equal_turns() {
             let (before, woken) = (taken.load(Ordering::Relaxed), wakes.0.load(Ordering::Relaxed));
             assert!(pin!(task).poll(&mut Context::from_waker(&waker)).is_pending());
             let step = taken.load(Ordering::Relaxed) - before;
-            assert!((1..=AT_MOST).contains(&step), "{step} octets in one turn");
+            assert!((1..=AT_MOST).contains(&step), "{step} bytes in one turn");
             assert!(wakes.0.load(Ordering::Relaxed) > woken, "asks for its next turn");
         }
         let all = taken.each_ref().map(|taken| taken.load(Ordering::Relaxed));
-        assert!(all.iter().all(|octets| *octets == all[0]), "turn {turn}: {all:?}");
+        assert!(all.iter().all(|bytes| *bytes == all[0]), "turn {turn}: {all:?}");
     }
 }

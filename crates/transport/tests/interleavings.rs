@@ -14,11 +14,11 @@ use sync::{Mutex, explore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Ended, Intent, Outbox, Protocol, drive};
 
-/// A peer that takes what it gets, and goes away when it has got `goal` octets.
+/// A peer that takes what it gets, and goes away when it has got `goal` bytes.
 struct Peer {
     got: Arc<Mutex<Vec<u8>>>,
     goal: usize,
-    /// Octets that it takes before it makes the connection wait for its turn.
+    /// Bytes that it takes before it makes the connection wait for its turn.
     gulp: usize,
     waited: bool,
 }
@@ -36,14 +36,14 @@ impl AsyncRead for Peer {
 }
 
 impl AsyncWrite for Peer {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.waited = !self.waited;
-        if self.gulp < octets.len() && self.waited {
+        if self.gulp < bytes.len() && self.waited {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let taken = octets.len().min(self.gulp);
-        self.got.lock().extend_from_slice(&octets[..taken]);
+        let taken = bytes.len().min(self.gulp);
+        self.got.lock().extend_from_slice(&bytes[..taken]);
         Poll::Ready(Ok(taken))
     }
 
@@ -89,8 +89,8 @@ impl<N: FnMut(), R: FnMut()> Protocol for Simple<N, R> {
     }
 }
 
-fn write(outbox: &Outbox, octets: &[u8]) {
-    outbox.append(|buf| buf.tail().extend_from_slice(octets));
+fn write(outbox: &Outbox, bytes: &[u8]) {
+    outbox.append(|buf| buf.tail().extend_from_slice(bytes));
 }
 
 /// Runs a connection until its peer has gone.
@@ -110,9 +110,9 @@ fn whatever_is_appended_is_written_with_whole_pieces_in_order() {
         let outbox = Arc::new(Outbox::new(1 << 20));
         let mut peer = Peer::new(6, 100);
         let got = Arc::clone(&peer.got);
-        let threads = [b"ab", b"cd"].map(|octets| {
+        let threads = [b"ab", b"cd"].map(|bytes| {
             let outbox = Arc::clone(&outbox);
-            thread::spawn(move || write(&outbox, octets))
+            thread::spawn(move || write(&outbox, bytes))
         });
         let last = Arc::clone(&outbox);
         write(&last, b"ef");

@@ -1,13 +1,13 @@
-//! Octets and messages per second of the codec: `cargo bench -p websocket`.
+//! Bytes and messages per second of the codec: `cargo bench -p websocket`.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use websocket::{Decoder, Limits, MessageKind, Role, encode, mask};
 
-/// Octets of payload: a small event, a common message, and a large frame.
+/// Bytes of payload: a small event, a common message, and a large frame.
 const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
-/// Octets in one receive buffer.
+/// Bytes in one receive buffer.
 const BUFFER: usize = 256 * 1024;
 const KEY: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
 
@@ -48,10 +48,10 @@ fn decode(c: &mut Criterion) {
 fn masking(c: &mut Criterion) {
     let mut group = c.benchmark_group("mask");
     for size in SIZES {
-        let mut octets = vec![7; size];
+        let mut bytes = vec![7; size];
         group.throughput(Throughput::Bytes(size as u64));
         group.bench_function(BenchmarkId::from_parameter(size), |b| {
-            b.iter(|| mask(black_box(KEY), &mut octets));
+            b.iter(|| mask(black_box(KEY), &mut bytes));
         });
     }
     group.finish();

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::fault::Fault;
 use crate::frame::MAX_CONTROL_PAYLOAD;
 
-/// Octets of the longest reason: what a control frame can carry behind the code.
+/// Bytes of the longest reason: what a control frame can carry behind the code.
 pub const MAX_REASON: usize = MAX_CONTROL_PAYLOAD - 2;
 
 /// A code that a close frame may carry.
@@ -19,7 +19,7 @@ impl CloseCode {
     pub const GOING_AWAY: Self = Self(1001);
     /// The peer broke RFC 6455.
     pub const PROTOCOL_ERROR: Self = Self(1002);
-    /// A kind of message that cannot be accepted, such as text where octets are expected.
+    /// A kind of message that cannot be accepted, such as text where bytes are expected.
     pub const UNSUPPORTED: Self = Self(1003);
     /// Text that is not UTF-8.
     pub const INVALID_DATA: Self = Self(1007);

@@ -19,7 +19,7 @@ pub enum Role {
 /// What a peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Octets of a message's payload. Judged by the headers alone, and what is inflated before it is. For whoever passes
+    /// Bytes of a message's payload. Judged by the headers alone, and what is inflated before it is. For whoever passes
     /// payload on as it comes there is no need of a limit.
     pub message: u64,
 }
@@ -34,7 +34,7 @@ impl Limits {
 pub enum MessageKind {
     /// UTF-8.
     Text,
-    /// Octets.
+    /// Bytes.
     Binary,
 }
 
@@ -58,24 +58,24 @@ pub enum Event {
 /// The payload of a ping or pong.
 #[derive(Clone, Copy)]
 pub struct Control {
-    octets: [u8; MAX_CONTROL_PAYLOAD],
+    bytes: [u8; MAX_CONTROL_PAYLOAD],
     len: u8,
 }
 
 impl Control {
-    /// The octets.
+    /// The bytes.
     pub fn payload(&self) -> &[u8] {
-        &self.octets[..usize::from(self.len)]
+        &self.bytes[..usize::from(self.len)]
     }
 
     /// Unmasks a payload, which its header has been checked to fit.
     fn new(payload: &[u8], key: Option<[u8; 4]>) -> Self {
-        let mut octets = [0; MAX_CONTROL_PAYLOAD];
-        octets[..payload.len()].copy_from_slice(payload);
+        let mut bytes = [0; MAX_CONTROL_PAYLOAD];
+        bytes[..payload.len()].copy_from_slice(payload);
         if let Some(key) = key {
-            mask(key, &mut octets[..payload.len()]);
+            mask(key, &mut bytes[..payload.len()]);
         }
-        Self { octets, len: payload.len() as u8 }
+        Self { bytes, len: payload.len() as u8 }
     }
 }
 
@@ -96,18 +96,18 @@ impl Eq for Control {}
 /// How far [`Decoder::decode`] came.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Octets of the input that are done with.
+    /// Bytes of the input that are done with.
     pub taken: usize,
     /// What was met there. `None` when the input is used up, but for less than a header or a control frame, which is to be
     /// shown again with more behind it.
     pub event: Option<Event>,
 }
 
-/// Octets that a call of [`Decoder::decode`] inflates at most: a thousand octets may come of one, so that whoever takes
+/// Bytes that a call of [`Decoder::decode`] inflates at most: a thousand bytes may come of one, so that whoever takes
 /// them has to be asked in between.
 pub const MAX_INFLATED: usize = 64 * 1024;
 
-/// Octets that are unmasked at once for being inflated.
+/// Bytes that are unmasked at once for being inflated.
 const UNMASKED: usize = 4096;
 
 /// Reads a peer's frames. Holds no payload, so an idle one costs its own few words.
@@ -121,7 +121,7 @@ pub struct Decoder {
     inflater: Option<Box<Inflater>>,
     /// The message under way.
     message: Option<MessageKind>,
-    /// Octets that the frames of `message` have announced.
+    /// Bytes that the frames of `message` have announced.
     message_len: u64,
     /// The data frame under way.
     frame: Option<DataFrame>,
@@ -132,15 +132,15 @@ pub struct Decoder {
 
 #[derive(Debug, Clone, Copy)]
 struct DataFrame {
-    /// Octets of payload that have not come.
+    /// Bytes of payload that have not come.
     remaining: u64,
     fin: bool,
-    /// The masking key for the next octet.
+    /// The masking key for the next byte.
     key: Option<[u8; 4]>,
 }
 
 impl Decoder {
-    /// A decoder at the first octet behind the handshake.
+    /// A decoder at the first byte behind the handshake.
     pub fn new(role: Role, limits: Limits) -> Self {
         Self {
             role,
@@ -286,12 +286,12 @@ impl DataFrame {
         loop {
             let rest = &input[taken..];
             let len = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(rest.len()).min(UNMASKED);
-            let mut octets = [0; UNMASKED];
-            octets[..len].copy_from_slice(&rest[..len]);
+            let mut bytes = [0; UNMASKED];
+            bytes[..len].copy_from_slice(&rest[..len]);
             if let Some(key) = self.key {
-                mask(key, &mut octets[..len]);
+                mask(key, &mut bytes[..len]);
             }
-            let inflated = inflater.inflate(&octets[..len], out, end - out.len(), limit)?;
+            let inflated = inflater.inflate(&bytes[..len], out, end - out.len(), limit)?;
             taken += inflated.taken;
             self.remaining -= inflated.taken as u64;
             if let Some(key) = &mut self.key {

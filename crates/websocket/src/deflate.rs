@@ -27,10 +27,10 @@ const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
 /// Of 1 to 9. Below it the codes of a block are fixed, and above it time is what is mostly spent.
 const LEVEL: u32 = 3;
 
-/// Octets of a payload from which on compressing it is tried.
+/// Bytes of a payload from which on compressing it is tried.
 const WORTHWHILE: usize = 64;
 
-/// Octets that are inflated at once.
+/// Bytes that are inflated at once.
 const CHUNK: usize = 16 * 1024;
 
 /// The extension as it was agreed on.
@@ -153,21 +153,21 @@ fn window_bits(value: &str) -> Option<u8> {
 pub(crate) struct Inflater {
     /// There until it is dropped.
     stream: Option<Decompress>,
-    /// Octets of [`TAIL`] that it has seen.
+    /// Bytes of [`TAIL`] that it has seen.
     tail: usize,
-    /// Octets that have come out.
+    /// Bytes that have come out.
     total: u64,
 }
 
 impl std::fmt::Debug for Inflater {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Inflater({} octets)", self.total)
+        write!(f, "Inflater({} bytes)", self.total)
     }
 }
 
 /// How far inflating came.
 pub(crate) struct Inflated {
-    /// Octets of the input that are done with.
+    /// Bytes of the input that are done with.
     pub(crate) taken: usize,
     /// There was no room for more, and there may be more.
     pub(crate) full: bool,
@@ -179,7 +179,7 @@ impl Inflater {
         Self { stream: Some(stream), tail: 0, total: 0 }
     }
 
-    /// Inflates `input`, appending at most `room` octets to `out`. A message of more than `limit` octets is refused
+    /// Inflates `input`, appending at most `room` bytes to `out`. A message of more than `limit` bytes is refused
     /// before they exist.
     pub(crate) fn inflate(
         &mut self,

@@ -46,12 +46,12 @@ pub fn fragment(
     frame(out, Header { opcode, fin, compressed: false, mask: key, len: payload.len() as u64 }, payload);
 }
 
-/// Appends a ping. Only the first 125 octets of `payload` are sent.
+/// Appends a ping. Only the first 125 bytes of `payload` are sent.
 pub fn ping(out: &mut Vec<u8>, key: Option<[u8; 4]>, payload: &[u8]) {
     control(out, key, Opcode::Ping, payload);
 }
 
-/// Appends a pong. Only the first 125 octets of `payload` are sent.
+/// Appends a pong. Only the first 125 bytes of `payload` are sent.
 pub fn pong(out: &mut Vec<u8>, key: Option<[u8; 4]>, payload: &[u8]) {
     control(out, key, Opcode::Pong, payload);
 }

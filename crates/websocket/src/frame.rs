@@ -2,10 +2,10 @@
 
 use crate::fault::Fault;
 
-/// Octets of the longest header: two, a length of eight, a masking key of four.
+/// Bytes of the longest header: two, a length of eight, a masking key of four.
 pub const MAX_HEADER_LEN: usize = 14;
 
-/// Octets of the longest payload of a control frame (5.5).
+/// Bytes of the longest payload of a control frame (5.5).
 pub const MAX_CONTROL_PAYLOAD: usize = 125;
 
 const FIN: u8 = 0x80;
@@ -13,9 +13,9 @@ const RESERVED: u8 = 0x70;
 /// The reserved bit that permessage-deflate uses (RFC 7692, 6).
 const COMPRESSED: u8 = 0x40;
 const MASKED: u8 = 0x80;
-/// A length in the two octets that follow.
+/// A length in the two bytes that follow.
 const LENGTH_16: u8 = 126;
-/// A length in the eight octets that follow.
+/// A length in the eight bytes that follow.
 const LENGTH_64: u8 = 127;
 
 /// What a frame is.
@@ -25,7 +25,7 @@ pub enum Opcode {
     Continuation = 0,
     /// Text begins.
     Text = 1,
-    /// Octets begin.
+    /// Bytes begin.
     Binary = 2,
     /// The last frame of a side.
     Close = 8,
@@ -65,13 +65,13 @@ pub struct Header {
     pub compressed: bool,
     /// The masking key; clients mask, servers do not.
     pub mask: Option<[u8; 4]>,
-    /// Octets of payload.
+    /// Bytes of payload.
     pub len: u64,
 }
 
 impl Header {
-    /// Reads a header and its length from the front of `input`. `None` asks for more octets, and what is wrong is told as
-    /// soon as the octet is there that makes it so. Messages may be compressed where `deflate` was negotiated.
+    /// Reads a header and its length from the front of `input`. `None` asks for more bytes, and what is wrong is told as
+    /// soon as the byte is there that makes it so. Messages may be compressed where `deflate` was negotiated.
     ///
     /// # Errors
     /// 1002 for reserved bits, unknown opcodes, fragmented or long control frames, and lengths that are not written as
@@ -93,17 +93,17 @@ impl Header {
         let Some(&second) = input.get(1) else { return Ok(None) };
         let short = second & !MASKED;
         if opcode.is_control() && short as usize > MAX_CONTROL_PAYLOAD {
-            return Err(Fault::protocol("control frame longer than 125 octets"));
+            return Err(Fault::protocol("control frame longer than 125 bytes"));
         }
         let rest = &input[2..];
         let (len, rest) = match short {
             LENGTH_16 => {
-                let Some((octets, rest)) = rest.split_first_chunk::<2>() else { return Ok(None) };
-                (u64::from(u16::from_be_bytes(*octets)), rest)
+                let Some((bytes, rest)) = rest.split_first_chunk::<2>() else { return Ok(None) };
+                (u64::from(u16::from_be_bytes(*bytes)), rest)
             }
             LENGTH_64 => {
-                let Some((octets, rest)) = rest.split_first_chunk::<8>() else { return Ok(None) };
-                (u64::from_be_bytes(*octets), rest)
+                let Some((bytes, rest)) = rest.split_first_chunk::<8>() else { return Ok(None) };
+                (u64::from_be_bytes(*bytes), rest)
             }
             _ => (u64::from(short), rest),
         };
@@ -122,43 +122,43 @@ impl Header {
         Ok(Some((Self { opcode, fin, compressed, mask, len }, input.len() - rest.len())))
     }
 
-    /// The octets.
-    pub fn encode(&self) -> HeaderOctets {
-        let mut octets = [0; MAX_HEADER_LEN];
+    /// The bytes.
+    pub fn encode(&self) -> HeaderBytes {
+        let mut bytes = [0; MAX_HEADER_LEN];
         let short = short_length(self.len);
-        octets[0] =
+        bytes[0] =
             self.opcode as u8 | if self.fin { FIN } else { 0 } | if self.compressed { COMPRESSED } else { 0 };
-        octets[1] = short | if self.mask.is_some() { MASKED } else { 0 };
+        bytes[1] = short | if self.mask.is_some() { MASKED } else { 0 };
         let mut used = 2;
         match short {
             LENGTH_16 => {
-                octets[2..4].copy_from_slice(&(self.len as u16).to_be_bytes());
+                bytes[2..4].copy_from_slice(&(self.len as u16).to_be_bytes());
                 used += 2;
             }
             LENGTH_64 => {
-                octets[2..10].copy_from_slice(&self.len.to_be_bytes());
+                bytes[2..10].copy_from_slice(&self.len.to_be_bytes());
                 used += 8;
             }
             _ => {}
         }
         if let Some(key) = self.mask {
-            octets[used..used + 4].copy_from_slice(&key);
+            bytes[used..used + 4].copy_from_slice(&key);
             used += 4;
         }
-        HeaderOctets { octets, used: used as u8 }
+        HeaderBytes { bytes, used: used as u8 }
     }
 }
 
 /// A header as it is sent.
 #[derive(Debug, Clone, Copy)]
-pub struct HeaderOctets {
-    octets: [u8; MAX_HEADER_LEN],
+pub struct HeaderBytes {
+    bytes: [u8; MAX_HEADER_LEN],
     used: u8,
 }
 
-impl AsRef<[u8]> for HeaderOctets {
+impl AsRef<[u8]> for HeaderBytes {
     fn as_ref(&self) -> &[u8] {
-        &self.octets[..usize::from(self.used)]
+        &self.bytes[..usize::from(self.used)]
     }
 }
 
@@ -183,11 +183,11 @@ mod tests {
                     [(Opcode::Continuation, false), (Opcode::Text, true), (Opcode::Binary, false)]
                 {
                     let header = Header { opcode, fin, compressed: false, mask, len };
-                    let octets = header.encode();
-                    let octets = octets.as_ref();
-                    assert_eq!(Header::parse(octets, false), Ok(Some((header, octets.len()))));
-                    for cut in 0..octets.len() {
-                        assert_eq!(Header::parse(&octets[..cut], false), Ok(None));
+                    let bytes = header.encode();
+                    let bytes = bytes.as_ref();
+                    assert_eq!(Header::parse(bytes, false), Ok(Some((header, bytes.len()))));
+                    for cut in 0..bytes.len() {
+                        assert_eq!(Header::parse(&bytes[..cut], false), Ok(None));
                     }
                 }
             }
@@ -196,9 +196,9 @@ mod tests {
 
     #[test]
     fn lengths_that_could_be_shorter_are_refused() {
-        for octets in [&[0x82, 126, 0, 125][..], &[0x82, 127, 0, 0, 0, 0, 0, 0, 0xff, 0xff]] {
+        for bytes in [&[0x82, 126, 0, 125][..], &[0x82, 127, 0, 0, 0, 0, 0, 0, 0xff, 0xff]] {
             assert_eq!(
-                Header::parse(octets, false).unwrap_err().reason,
+                Header::parse(bytes, false).unwrap_err().reason,
                 "length not written as shortly as possible"
             );
         }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_at_the_first_octet_that_shows_it() {
+    fn what_is_wrong_is_told_at_the_first_byte_that_shows_it() {
         assert!(Header::parse(&[0xc1], false).is_err(), "reserved bit");
         assert!(Header::parse(&[0x83], false).is_err(), "opcode");
         assert!(Header::parse(&[0x09], false).is_err(), "fragmented ping");
@@ -216,12 +216,12 @@ mod tests {
 
     #[test]
     fn compression_is_told_where_a_message_begins_and_only_if_negotiated() {
-        for octet in [0xc1, 0xc2, 0x41, 0x42] {
-            assert_eq!(Header::parse(&[octet], true), Ok(None));
-            assert!(Header::parse(&[octet], false).is_err());
+        for byte in [0xc1, 0xc2, 0x41, 0x42] {
+            assert_eq!(Header::parse(&[byte], true), Ok(None));
+            assert!(Header::parse(&[byte], false).is_err());
         }
-        for octet in [0xc0, 0xc8, 0xc9, 0xca, 0xe1, 0xd1, 0xa1, 0x91] {
-            assert!(Header::parse(&[octet], true).is_err(), "{octet:x}");
+        for byte in [0xc0, 0xc8, 0xc9, 0xca, 0xe1, 0xd1, 0xa1, 0x91] {
+            assert!(Header::parse(&[byte], true).is_err(), "{byte:x}");
         }
         let header = Header { opcode: Opcode::Binary, fin: true, compressed: true, mask: None, len: 5 };
         assert_eq!(Header::parse(header.encode().as_ref(), true), Ok(Some((header, 2))));

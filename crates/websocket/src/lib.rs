@@ -1,7 +1,7 @@
 //! RFC 6455, the WebSocket protocol: the handshake and the frames of both roles, sans-IO.
 //!
 //! - [`handshake`]: the HTTP/1.1 head, the server's judgement of it and its answer, the client's request, origins.
-//! - [`Decoder`]: takes octets as they come, hands payload out as it comes (no message is ever gathered), and tells of
+//! - [`Decoder`]: takes bytes as they come, hands payload out as it comes (no message is ever gathered), and tells of
 //!   messages' beginnings and ends and of control frames.
 //! - [`encode`]: frames to be sent. Whoever sends decides what a message is.
 //! - [`Deflate`]: the extension permessage-deflate (RFC 7692), without memory of earlier messages.
@@ -32,6 +32,6 @@ pub use close::{CloseCode, CloseFrame, MAX_REASON};
 pub use decode::{Control, Decoder, Event, Limits, MAX_INFLATED, MessageKind, Role, Step};
 pub use deflate::Deflate;
 pub use fault::Fault;
-pub use frame::{Header, HeaderOctets, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
+pub use frame::{Header, HeaderBytes, MAX_CONTROL_PAYLOAD, MAX_HEADER_LEN, Opcode};
 pub use mask::mask;
 pub use utf8::{NotUtf8, Utf8};

@@ -5,7 +5,7 @@
 pub struct Utf8 {
     /// A character of which the rest has not come.
     partial: [u8; 4],
-    /// Octets of `partial` that count.
+    /// Bytes of `partial` that count.
     len: u8,
 }
 
@@ -20,14 +20,14 @@ impl Utf8 {
     /// It is not, or cannot become, UTF-8.
     pub fn push(&mut self, mut piece: &[u8]) -> Result<(), NotUtf8> {
         while self.len > 0 {
-            let Some((&octet, rest)) = piece.split_first() else { return Ok(()) };
-            self.partial[usize::from(self.len)] = octet;
+            let Some((&byte, rest)) = piece.split_first() else { return Ok(()) };
+            self.partial[usize::from(self.len)] = byte;
             self.len += 1;
             piece = rest;
             match std::str::from_utf8(&self.partial[..usize::from(self.len)]) {
                 Ok(_) => self.len = 0,
                 Err(error) if error.error_len().is_some() => return Err(NotUtf8),
-                // Four octets are a character or none, so there is room for the next one.
+                // Four bytes are a character or none, so there is room for the next one.
                 Err(_) => {}
             }
         }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_become_text_is_refused_before_its_last_octet() {
+    fn what_cannot_become_text_is_refused_before_its_last_byte() {
         let mut utf8 = Utf8::default();
         assert_eq!(utf8.push(b"\xf4"), Ok(()));
         assert_eq!(utf8.push(b"\x90"), Err(NotUtf8), "above U+10FFFF whatever follows");

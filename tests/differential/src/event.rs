@@ -120,8 +120,8 @@ fn again(redelivered: bool) -> &'static str {
 }
 
 /// All properties that are present, as text.
-fn properties(octets: &[u8]) -> String {
-    let Ok(p) = Properties::decode(octets) else { return format!(" malformed properties {octets:?}") };
+fn properties(bytes: &[u8]) -> String {
+    let Ok(p) = Properties::decode(bytes) else { return format!(" malformed properties {bytes:?}") };
     let mut text = String::new();
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -154,7 +154,7 @@ fn table(table: &FieldTable) -> String {
 
 fn value(value: &FieldValue) -> String {
     match value {
-        FieldValue::LongString(octets) => format!("'{}'", String::from_utf8_lossy(octets)),
+        FieldValue::LongString(bytes) => format!("'{}'", String::from_utf8_lossy(bytes)),
         FieldValue::Table(inner) => table(inner),
         FieldValue::Array(items) => {
             format!("[{}]", items.iter().map(self::value).collect::<Vec<_>>().join(", "))

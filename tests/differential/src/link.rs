@@ -17,7 +17,7 @@ use crate::event::{Event, SYNC};
 pub(crate) struct Link {
     stream: TcpStream,
     input: Vec<u8>,
-    /// Octets of `input` that have been taken.
+    /// Bytes of `input` that have been taken.
     taken: usize,
     output: Vec<u8>,
     /// What came in and has not been asked for, with its channel.
@@ -285,7 +285,7 @@ impl Link {
     }
 }
 
-/// The largest frame, in octets, that is asked for.
+/// The largest frame, in bytes, that is asked for.
 const FRAME_MAX: u32 = 131_072;
 /// How long a broker may take to answer: much longer than on any machine that is merely busy.
 const PATIENCE: Duration = Duration::from_secs(20);

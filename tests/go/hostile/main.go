@@ -224,8 +224,8 @@ func readUntil(conn net.Conn, class, number uint16) error {
 	}
 }
 
-func send(conn net.Conn, octets []byte) error {
-	_, err := conn.Write(octets)
+func send(conn net.Conn, data []byte) error {
+	_, err := conn.Write(data)
 	return err
 }
 

@@ -52,12 +52,12 @@ final class Tls {
     /** What to show: a certificate and its key, an EC one in PKCS #8. */
     private static KeyManager[] own(String certificate, String key) throws Exception {
         String text = Files.readString(Path.of(key)).replaceAll("-----[A-Z ]+-----", "");
-        byte[] octets = Base64.getMimeDecoder().decode(text);
+        byte[] der = Base64.getMimeDecoder().decode(text);
         char[] password = {};
         KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
         store.load(null);
         store.setKeyEntry(
-                "own", KeyFactory.getInstance("EC").generatePrivate(new PKCS8EncodedKeySpec(octets)), password,
+                "own", KeyFactory.getInstance("EC").generatePrivate(new PKCS8EncodedKeySpec(der)), password,
                 new Certificate[] {certificate(certificate)});
         KeyManagerFactory keys = KeyManagerFactory.getInstance(KeyManagerFactory.getDefaultAlgorithm());
         keys.init(store, password);

@@ -1,6 +1,6 @@
 //! A bound on the memory of answers that are being sent.
 //!
-//! Threads make few answers at once, but each stays in memory until its reader has taken it. So octets are counted
+//! Threads make few answers at once, but each stays in memory until its reader has taken it. So bytes are counted
 //! until they are freed, and while there are too many no request starts that may add to them.
 
 use std::pin::pin;
@@ -12,16 +12,16 @@ use tokio::sync::Notify;
 
 use crate::http::AtWork;
 
-/// Octets of answers that are not sent yet.
+/// Bytes of answers that are not sent yet.
 #[derive(Default)]
 pub(super) struct Answers {
     unread: AtomicUsize,
     freed: Notify,
 }
 
-/// The octets of one.
+/// The bytes of one.
 struct Answer {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     all: Arc<Answers>,
     /// Its connection need not make room meanwhile.
     _at_work: Option<AtWork>,
@@ -29,9 +29,9 @@ struct Answer {
 
 impl Answers {
     /// Counts an answer until the last of it is dropped, which is when it has been written or given up.
-    pub(super) fn keep(self: &Arc<Self>, octets: Vec<u8>, at_work: Option<AtWork>) -> Bytes {
-        self.unread.fetch_add(octets.capacity(), Ordering::Relaxed);
-        Bytes::from_owner(Answer { octets, all: Arc::clone(self), _at_work: at_work })
+    pub(super) fn keep(self: &Arc<Self>, bytes: Vec<u8>, at_work: Option<AtWork>) -> Bytes {
+        self.unread.fetch_add(bytes.capacity(), Ordering::Relaxed);
+        Bytes::from_owner(Answer { bytes, all: Arc::clone(self), _at_work: at_work })
     }
 
     /// Whether another may be made. It may be of any size, so there is more than the bound by those that are at work.
@@ -60,18 +60,18 @@ impl Answers {
 
 impl AsRef<[u8]> for Answer {
     fn as_ref(&self) -> &[u8] {
-        &self.octets
+        &self.bytes
     }
 }
 
 impl Drop for Answer {
     fn drop(&mut self) {
-        self.all.unread.fetch_sub(self.octets.capacity(), Ordering::Relaxed);
+        self.all.unread.fetch_sub(self.bytes.capacity(), Ordering::Relaxed);
         self.all.freed.notify_waiters();
     }
 }
 
-/// Octets of answers at which the next has to wait: two lists of some 100,000 queues, or one of the largest
+/// Bytes of answers at which the next has to wait: two lists of some 100,000 queues, or one of the largest
 /// definitions that could be loaded again and as much beside it.
 pub(super) const MOST_UNREAD: usize = 128 << 20;
 

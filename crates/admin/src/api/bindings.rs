@@ -204,9 +204,9 @@ fn properties_key(routing_key: &str, arguments: &FieldTable) -> String {
 }
 
 /// FNV-1a of 64 bits: the same on every machine and after every restart.
-fn hash(octets: &[u8]) -> u64 {
-    octets.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &octet| {
-        (hash ^ u64::from(octet)).wrapping_mul(0x0000_0100_0000_01b3)
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 

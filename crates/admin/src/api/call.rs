@@ -232,7 +232,7 @@ pub(super) fn arguments(call: &Call, body: &mut Map<String, Value>) -> Result<Ve
     match encoded.len() {
         length if length <= most => Ok(encoded),
         length => Err(ApiError::bad_request(format!(
-            "the arguments have {length} octets, but {most} are the most that a client could send"
+            "the arguments have {length} bytes, but {most} are the most that a client could send"
         ))),
     }
 }
@@ -242,10 +242,10 @@ pub(super) fn raw(arguments: &[u8]) -> Result<RawTable<'_>, ApiError> {
     RawTable::check(arguments).map_err(|error| ApiError::bad_request(format!("arguments: {error}")))
 }
 
-/// A text that is to be a name or key in AMQP, which has room for 255 octets.
+/// A text that is to be a name or key in AMQP, which has room for 255 bytes.
 pub(super) fn short<'t>(what: &str, text: &'t str) -> Result<&'t str, ApiError> {
     match text.len() {
         0..=255 => Ok(text),
-        longer => Err(ApiError::bad_request(format!("{what} has {longer} octets, but 255 are the most"))),
+        longer => Err(ApiError::bad_request(format!("{what} has {longer} bytes, but 255 are the most"))),
     }
 }

@@ -140,7 +140,7 @@ fn show_all(call: &Call, connections: Vec<Named>) -> Answer {
 fn show(call: &Call, named: &Named) -> Value {
     let connection = &*named.connection;
     let info = connection.info();
-    let (received, sent) = connection.octet_rates(call.now());
+    let (received, sent) = connection.byte_rates(call.now());
     let user_provided_name = info.client_properties.get("connection_name").cloned();
     let mut shown = json!({
         "name": named.name, "node": call.api.process.node_name(), "state": "running", "type": "network",

@@ -131,7 +131,7 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
     let Some(host) = headers.get(header::HOST) else { return true };
     let Ok(host) = host.to_str() else { return false };
     let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|octet| octet.is_ascii_digit()) => name,
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     };
     let name = name.trim_start_matches('[').trim_end_matches(']');
@@ -229,10 +229,10 @@ fn with_headers(mut response: Response) -> Response {
     response
 }
 
-/// Octets of a usual body: a definition with a long list of arguments.
+/// Bytes of a usual body: a definition with a long list of arguments.
 const USUAL_BODY: usize = 1 << 20;
 
-/// Octets of a large one: the definitions of some 300,000 queues, or a message of 16 MiB in base64.
+/// Bytes of a large one: the definitions of some 300,000 queues, or a message of 16 MiB in base64.
 const LARGE_BODY: usize = 64 << 20;
 
 /// For a body to come: 64 MiB at 18 Mbit/s.

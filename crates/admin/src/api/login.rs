@@ -142,7 +142,7 @@ impl User {
     }
 }
 
-/// Octets of the longest name of a user: definitions with longer ones are refused.
+/// Bytes of the longest name of a user: definitions with longer ones are refused.
 const MAX_NAME: usize = 255;
 
 const NOT_MEMBER: &str = "User not authorised to access virtual host";
@@ -154,10 +154,10 @@ fn credentials(headers: &HeaderMap) -> Option<(String, Vec<u8>)> {
     if !scheme.eq_ignore_ascii_case("basic") {
         return None;
     }
-    let octets = STANDARD.decode(encoded.trim()).ok()?;
-    let colon = octets.iter().position(|&octet| octet == b':')?;
-    let name = String::from_utf8(octets[..colon].to_vec()).ok()?;
-    Some((name, octets[colon + 1..].to_vec()))
+    let bytes = STANDARD.decode(encoded.trim()).ok()?;
+    let colon = bytes.iter().position(|&byte| byte == b':')?;
+    let name = String::from_utf8(bytes[..colon].to_vec()).ok()?;
+    Some((name, bytes[colon + 1..].to_vec()))
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(super) fn publish(call: &Call) -> Answer {
     if properties.len() > most {
         let length = properties.len();
         let reason =
-            format!("the properties have {length} octets, but {most} are the most that a frame takes");
+            format!("the properties have {length} bytes, but {most} are the most that a frame takes");
         return Err(ApiError::bad_request(reason));
     }
     // A client would wait. Requests that wait would keep others from being answered.
@@ -109,7 +109,7 @@ struct Wanted {
     count: usize,
     after: After,
     is_base64: bool,
-    /// Octets of a payload that are shown.
+    /// Bytes of a payload that are shown.
     truncate: usize,
 }
 
@@ -140,7 +140,7 @@ impl Wanted {
             None | Some(Value::Null) => usize::MAX,
             Some(most) => number(most)
                 .and_then(|most| usize::try_from(most).ok())
-                .ok_or_else(|| ApiError::bad_request("truncate is not a number of octets"))?,
+                .ok_or_else(|| ApiError::bad_request("truncate is not a number of bytes"))?,
         };
         Ok(Self { count: count.min(MOST_MESSAGES), after, is_base64, truncate })
     }
@@ -174,12 +174,12 @@ impl TracedConnection for Request {
 /// Takes messages with what was left behind each.
 fn take(call: &Call, queue: &Queue, wanted: &Wanted) -> Vec<(Delivery, u64)> {
     let deadline = Instant::now() + LOAD_TIME;
-    let (mut taken, mut octets) = (Vec::new(), 0);
+    let (mut taken, mut bytes) = (Vec::new(), 0);
     while taken.len() < wanted.count
-        && octets < MOST_OCTETS
+        && bytes < MOST_BYTES
         && let Some(got) = fetch(call, queue, wanted.after == After::Ack, deadline)
     {
-        octets += got.delivery.message().body_len();
+        bytes += got.delivery.message().body_len();
         taken.push((got.delivery, got.remaining));
     }
     taken
@@ -222,8 +222,8 @@ const OF_A_MESSAGE: &[&str] = &["properties", "routing_key", "payload", "payload
 /// Messages that one request gets at most: as many as a human looks at, and a script can ask again.
 const MOST_MESSAGES: usize = 10_000;
 
-/// Octets of bodies from which on a request gets no more.
-const MOST_OCTETS: usize = 32 << 20;
+/// Bytes of bodies from which on a request gets no more.
+const MOST_BYTES: usize = 32 << 20;
 
 /// For messages to come back from the disk.
 const LOAD_TIME: Duration = Duration::from_secs(10);

@@ -24,7 +24,7 @@ pub(super) fn read(body: &[u8], names: &'static [&'static str]) -> Result<Map<St
     for (name, raw) in names.iter().zip(found) {
         let Some(raw) = raw.map(RawValue::get) else { continue };
         if raw.len() > MOST_STRUCTURED && !raw.starts_with('"') {
-            return Err(ApiError::bad_request(format!("{name} is longer than {MOST_STRUCTURED} octets")));
+            return Err(ApiError::bad_request(format!("{name} is longer than {MOST_STRUCTURED} bytes")));
         }
         let value = serde_json::from_str(raw).map_err(|_| ApiError::bad_request("not_json"))?;
         parts.insert((*name).to_owned(), value);
@@ -54,7 +54,7 @@ impl<'b> Visitor<'b> for Named {
     }
 }
 
-/// Octets of a list or an object that is read: properties that fit into the largest frame of 128 KiB, with every octet
+/// Bytes of a list or an object that is read: properties that fit into the largest frame of 128 KiB, with every byte
 /// of them escaped.
 const MOST_STRUCTURED: usize = 1 << 20;
 

@@ -49,10 +49,10 @@ pub trait Process: Send + Sync + 'static {
     /// Channels leased to clients, and what sharing has saved, as an object; `None` without an upstream.
     fn leases(&self) -> Option<Value>;
 
-    /// Octets of the largest message.
+    /// Bytes of the largest message.
     fn max_message_size(&self) -> u64;
 
-    /// Octets of the largest frame that AMQP clients may agree on; 0 is no limit.
+    /// Bytes of the largest frame that AMQP clients may agree on; 0 is no limit.
     fn frame_max(&self) -> u32;
 
     /// Whether an alarm, of memory or disk, keeps publishers waiting.
@@ -88,8 +88,8 @@ pub trait Connection: Send + Sync {
     /// Its channels, and what went through them as of `now`.
     fn channels(&self, now: Timestamp) -> Vec<ChannelInfo>;
 
-    /// Octets received and sent per second, since somebody last asked.
-    fn octet_rates(&self, now: Timestamp) -> (f64, f64);
+    /// Bytes received and sent per second, since somebody last asked.
+    fn byte_rates(&self, now: Timestamp) -> (f64, f64);
 
     /// Ends it: the client is told 320 CONNECTION_FORCED with this text.
     fn close(&self, reason: &str);
@@ -118,17 +118,17 @@ pub struct ConnectionInfo {
     pub connected_at: u64,
     /// Most channels; 0 is no limit.
     pub channel_max: u16,
-    /// Octets of the largest frame; 0 is no limit.
+    /// Bytes of the largest frame; 0 is no limit.
     pub frame_max: u32,
     /// Seconds; 0 is none.
     pub heartbeat: u16,
     /// What the client tells about itself, as an object.
     pub client_properties: Value,
-    /// Octets received since it was opened.
+    /// Bytes received since it was opened.
     pub received: u64,
-    /// Octets sent since it was opened.
+    /// Bytes sent since it was opened.
     pub sent: u64,
-    /// Octets that wait for the client to take them.
+    /// Bytes that wait for the client to take them.
     pub backlog: u64,
     /// Channels.
     pub channels: u64,
@@ -191,19 +191,19 @@ pub struct CertificateFile {
 pub struct NodeInfo {
     /// As in `leveret@localhost`.
     pub name: String,
-    /// Octets of memory in use.
+    /// Bytes of memory in use.
     pub memory_used: Option<u64>,
     /// Open file descriptors, and the most that may be.
     pub descriptors: (Option<u64>, Option<u64>),
     /// Milliseconds since the process started.
     pub uptime: u64,
-    /// Octets above which publishers are blocked.
+    /// Bytes above which publishers are blocked.
     pub memory_limit: Option<u64>,
     /// Whether they are.
     pub memory_alarm: bool,
-    /// Octets free on the data folder's file system.
+    /// Bytes free on the data folder's file system.
     pub disk_free: Option<u64>,
-    /// Octets below which publishers are blocked.
+    /// Bytes below which publishers are blocked.
     pub disk_free_limit: Option<u64>,
     /// Whether they are.
     pub disk_alarm: bool,

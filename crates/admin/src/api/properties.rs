@@ -16,11 +16,11 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
     };
     let text = |key: &str| match given.get(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) if text.len() <= MOST_OCTETS => Ok(Some(text.as_str())),
-        Some(Value::String(_)) => Err(ApiError::bad_request(format!("{key} is longer than 255 octets"))),
+        Some(Value::String(text)) if text.len() <= MOST_BYTES => Ok(Some(text.as_str())),
+        Some(Value::String(_)) => Err(ApiError::bad_request(format!("{key} is longer than 255 bytes"))),
         Some(other) => Err(ApiError::bad_request(format!("{key} is not a text: {other}"))),
     };
-    let octet = |key: &str| match given.get(key) {
+    let byte = |key: &str| match given.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => number(value)
             .and_then(|number| u8::try_from(number).ok())
@@ -39,8 +39,8 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
         content_type: text("content_type")?,
         content_encoding: text("content_encoding")?,
         headers: headers.map_err(|error| ApiError::bad_request(format!("headers: {error}")))?,
-        delivery_mode: octet("delivery_mode")?,
-        priority: octet("priority")?,
+        delivery_mode: byte("delivery_mode")?,
+        priority: byte("priority")?,
         correlation_id: text("correlation_id")?.map(ShortBytes::from),
         reply_to: text("reply_to")?,
         expiration: text("expiration")?,
@@ -51,30 +51,30 @@ pub(super) fn read(mut given: Map<String, Value>) -> Result<Vec<u8>, ApiError> {
         app_id: text("app_id")?,
         cluster_id: text("cluster_id")?,
     };
-    let mut octets = Vec::new();
-    properties.encode(&mut octets);
-    Ok(octets)
+    let mut bytes = Vec::new();
+    properties.encode(&mut bytes);
+    Ok(bytes)
 }
 
 /// Properties as RabbitMQ shows them: none at all are an empty list.
-pub(super) fn show(octets: &[u8]) -> Value {
-    let properties = Properties::decode(octets).unwrap_or_default();
+pub(super) fn show(bytes: &[u8]) -> Value {
+    let properties = Properties::decode(bytes).unwrap_or_default();
     let mut shown = Map::new();
     let mut put = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
             shown.insert(key.to_owned(), value);
         }
     };
-    let octets_of = |octets: ShortBytes<'_>| json!(String::from_utf8_lossy(octets.0));
+    let bytes_of = |bytes: ShortBytes<'_>| json!(String::from_utf8_lossy(bytes.0));
     put("content_type", properties.content_type.map(Value::from));
     put("content_encoding", properties.content_encoding.map(Value::from));
     put("headers", properties.headers.map(|headers| json_of(&headers.decode())));
     put("delivery_mode", properties.delivery_mode.map(Value::from));
     put("priority", properties.priority.map(Value::from));
-    put("correlation_id", properties.correlation_id.map(octets_of));
+    put("correlation_id", properties.correlation_id.map(bytes_of));
     put("reply_to", properties.reply_to.map(Value::from));
     put("expiration", properties.expiration.map(Value::from));
-    put("message_id", properties.message_id.map(octets_of));
+    put("message_id", properties.message_id.map(bytes_of));
     put("timestamp", properties.timestamp.map(Value::from));
     put("type", properties.kind.map(Value::from));
     put("user_id", properties.user_id.map(Value::from));
@@ -84,7 +84,7 @@ pub(super) fn show(octets: &[u8]) -> Value {
 }
 
 /// Of a short string.
-const MOST_OCTETS: usize = 255;
+const MOST_BYTES: usize = 255;
 
 #[cfg(test)]
 mod tests {
@@ -97,8 +97,8 @@ mod tests {
             "delivery_mode": 2, "priority": 9, "correlation_id": "c", "reply_to": "r", "expiration": "1000",
             "message_id": "m", "timestamp": 1, "type": "t", "user_id": "u", "app_id": "a", "cluster_id": "x",
         });
-        let octets = read(given.as_object().unwrap().clone()).unwrap_or_else(|_| panic!());
-        assert_eq!(show(&octets), given);
+        let bytes = read(given.as_object().unwrap().clone()).unwrap_or_else(|_| panic!());
+        assert_eq!(show(&bytes), given);
     }
 
     #[test]

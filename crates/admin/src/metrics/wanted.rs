@@ -33,8 +33,8 @@ pub enum Families {
     NodeCoarse,
     /// `auth_attempt_metrics`: logins.
     Logins,
-    /// `connection_coarse_metrics`: octets of each connection.
-    ConnectionOctets,
+    /// `connection_coarse_metrics`: bytes of each connection.
+    ConnectionBytes,
     /// `connection_metrics`: channels of each connection.
     Connections,
     /// `channel_metrics`: consumers and deliveries of each channel.
@@ -58,7 +58,7 @@ const FAMILIES: [(&str, Families); 13] = [
     ("node_metrics", Families::Node),
     ("node_coarse_metrics", Families::NodeCoarse),
     ("auth_attempt_metrics", Families::Logins),
-    ("connection_coarse_metrics", Families::ConnectionOctets),
+    ("connection_coarse_metrics", Families::ConnectionBytes),
     ("connection_metrics", Families::Connections),
     ("channel_metrics", Families::Channels),
     ("queue_coarse_metrics", Families::QueueMessages),
@@ -71,7 +71,7 @@ const FAMILIES: [(&str, Families); 13] = [
 
 /// Those that `/metrics/per-object` has.
 const PER_OBJECT: [Families; 5] = [
-    Families::ConnectionOctets,
+    Families::ConnectionBytes,
     Families::Connections,
     Families::Channels,
     Families::QueueMessages,

@@ -28,17 +28,17 @@ pub const TARGETS: [Target; 7] = [
 pub fn frame_stream(input: &[u8]) {
     let whole = frames(input, input.len().max(1));
     for step in [1, 7, 64] {
-        assert_eq!(frames(input, step), whole, "{step} octets at a time");
+        assert_eq!(frames(input, step), whole, "{step} bytes at a time");
     }
 }
 
 /// What decodes, encodes to something that decodes to the same.
 pub fn method(input: &[u8]) {
     let Ok(method) = Method::decode(input) else { return };
-    let mut octets = Vec::new();
-    method.encode(&mut octets);
-    assert_eq!(Method::decode(&octets), Ok(method));
-    assert_eq!(octets.len(), input.len());
+    let mut bytes = Vec::new();
+    method.encode(&mut bytes);
+    assert_eq!(Method::decode(&bytes), Ok(method));
+    assert_eq!(bytes.len(), input.len());
     let _ = format!("{method:?}");
 }
 
@@ -47,27 +47,27 @@ pub fn table(input: &[u8]) {
     let Ok(raw) = RawTable::check(input) else { return };
     let decoded = raw.decode();
     assert!(decoded.len() <= input.len() / 2);
-    // Compared as octets, for a NaN does not equal itself; and `L`, `U` and odd booleans have several spellings.
-    let octets = decoded.encode();
+    // Compared as bytes, for a NaN does not equal itself; and `L`, `U` and odd booleans have several spellings.
+    let bytes = decoded.encode();
     // Of entries with the same name the first alone is left.
-    assert!(octets.len() <= input.len());
-    let again = RawTable::check(&octets).expect("what was encoded is well-formed").decode();
-    assert_eq!(again.encode(), octets);
+    assert!(bytes.len() <= input.len());
+    let again = RawTable::check(&bytes).expect("what was encoded is well-formed").decode();
+    assert_eq!(again.encode(), bytes);
 }
 
-/// What decodes, encodes to the same octets.
+/// What decodes, encodes to the same bytes.
 pub fn properties(input: &[u8]) {
     let Ok(properties) = Properties::decode(input) else { return };
-    let mut octets = Vec::new();
-    properties.encode(&mut octets);
-    assert_eq!(octets, input);
+    let mut bytes = Vec::new();
+    properties.encode(&mut bytes);
+    assert_eq!(bytes, input);
 }
 
 /// Whatever a client sends, and however it is cut, the server does the same, and comes to an end at the end.
 pub fn server_handshake(input: &[u8]) {
     let whole = serve(input, input.len().max(1));
     for step in [1, 7, 64] {
-        assert_eq!(serve(input, step), whole, "{step} octets at a time");
+        assert_eq!(serve(input, step), whole, "{step} bytes at a time");
     }
 }
 
@@ -75,7 +75,7 @@ pub fn server_handshake(input: &[u8]) {
 pub fn client_handshake(input: &[u8]) {
     let whole = connect(input, input.len().max(1));
     for step in [1, 7, 64] {
-        assert_eq!(connect(input, step), whole, "{step} octets at a time");
+        assert_eq!(connect(input, step), whole, "{step} bytes at a time");
     }
 }
 

@@ -117,9 +117,9 @@ fn numbers_in_any_order_are_found() {
 }
 
 fn judge(life: &mut ConnectionLife, channel: u16, method: Method<'static>) -> Result<String, Fault> {
-    let mut octets = Vec::new();
-    frame::write_method(&mut octets, channel, method);
-    let frame = Frame::parse(&octets, 0).unwrap().unwrap();
+    let mut bytes = Vec::new();
+    frame::write_method(&mut bytes, channel, method);
+    let frame = Frame::parse(&bytes, 0).unwrap().unwrap();
     life.frame(&frame).map(|step| format!("{step:?}"))
 }
 
@@ -142,12 +142,12 @@ fn a_running_connection_sorts_frames() {
     assert_eq!(life.frame(&loaded).unwrap_err().code, ReplyCode::FrameError);
     let misplaced = Frame { channel: 1, ..heartbeat };
     let fault = life.frame(&misplaced).unwrap_err();
-    assert_eq!(fault.to_string(), "505 UNEXPECTED_FRAME - type 8, all octets = <<>>");
+    assert_eq!(fault.to_string(), "505 UNEXPECTED_FRAME - type 8, all bytes = <<>>");
     let misplaced = Frame { kind: FrameKind::Body, channel: 0, payload: &[1; 17] };
     let fault = life.frame(&misplaced).unwrap_err();
     assert_eq!(
         fault.to_string(),
-        "505 UNEXPECTED_FRAME - type 3, first 16 octets = <<1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1>>"
+        "505 UNEXPECTED_FRAME - type 3, first 16 bytes = <<1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1>>"
     );
 }
 

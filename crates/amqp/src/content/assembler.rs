@@ -23,7 +23,7 @@ struct Pending<M> {
 #[derive(Debug)]
 struct PendingBody {
     properties: Vec<u8>,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     size: usize,
 }
 
@@ -62,7 +62,7 @@ impl<M> Assembler<M> {
     /// Bytes of memory that the body takes so far.
     pub fn held(&self) -> usize {
         let body = self.0.as_ref().and_then(|pending| pending.body.as_ref());
-        body.map_or(0, |body| body.octets.capacity())
+        body.map_or(0, |body| body.bytes.capacity())
     }
 
     /// Starts on the content of `method`, whose class and method id are `ids`. Call [`Self::check_method`] first.
@@ -82,7 +82,7 @@ impl<M> Assembler<M> {
         }
     }
 
-    /// Takes a content header. `max_size` limits the body, in octets.
+    /// Takes a content header. `max_size` limits the body, in bytes.
     ///
     /// # Errors
     /// 505 UNEXPECTED_FRAME out of order, for another class or with a weight; 406 or 501 for a body that is too large
@@ -103,7 +103,7 @@ impl<M> Assembler<M> {
         }
         // check_size has bounded it far below what usize holds.
         let size = header.body_size as usize;
-        pending.body = Some(PendingBody { properties: header.properties.to_vec(), octets: Vec::new(), size });
+        pending.body = Some(PendingBody { properties: header.properties.to_vec(), bytes: Vec::new(), size });
         self.0 = Some(pending);
         Ok(Progress::More)
     }
@@ -111,13 +111,13 @@ impl<M> Assembler<M> {
     /// Takes the payload of a body frame.
     ///
     /// # Errors
-    /// 505 UNEXPECTED_FRAME out of order; 501 FRAME_ERROR for more octets than the header announced. After an error
+    /// 505 UNEXPECTED_FRAME out of order; 501 FRAME_ERROR for more bytes than the header announced. After an error
     /// the assembler is idle.
     pub fn body<'a>(&mut self, piece: &'a [u8]) -> Result<Progress<'a, M>, Fault> {
         let Some(body) = self.0.as_mut().and_then(|pending| pending.body.as_mut()) else {
             return Err(self.0.take().map_or_else(expected_method, |pending| pending.unexpected()));
         };
-        let missing = body.size - body.octets.len();
+        let missing = body.size - body.bytes.len();
         if piece.len() < missing {
             body.keep(piece);
             return Ok(Progress::More);
@@ -130,11 +130,11 @@ impl<M> Assembler<M> {
             let text = "content body frame exceeds remaining content size";
             return Err(Fault::new(ReplyCode::FrameError, text).caused_by(ids));
         }
-        let whole = if body.octets.is_empty() {
+        let whole = if body.bytes.is_empty() {
             Cow::Borrowed(piece)
         } else {
             body.keep(piece);
-            Cow::Owned(body.octets)
+            Cow::Owned(body.bytes)
         };
         Ok(Progress::Complete(Content { method, properties: Cow::Owned(body.properties), body: whole }))
     }
@@ -149,12 +149,12 @@ impl<M> Default for Assembler<M> {
 impl PendingBody {
     /// Appends `piece`; the space grows with what has come, to at most the announced size.
     fn keep(&mut self, piece: &[u8]) {
-        let needed = self.octets.len() + piece.len();
-        if needed > self.octets.capacity() {
-            let target = needed.max(self.octets.capacity() * 2).max(INITIAL_CAPACITY).min(self.size);
-            self.octets.reserve_exact(target - self.octets.len());
+        let needed = self.bytes.len() + piece.len();
+        if needed > self.bytes.capacity() {
+            let target = needed.max(self.bytes.capacity() * 2).max(INITIAL_CAPACITY).min(self.size);
+            self.bytes.reserve_exact(target - self.bytes.len());
         }
-        self.octets.extend_from_slice(piece);
+        self.bytes.extend_from_slice(piece);
     }
 }
 
@@ -174,7 +174,7 @@ fn expected_method() -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, "expected method frame, got non method frame instead")
 }
 
-/// Space for a body's first pieces: the whole body up to this many octets, so that common messages are allocated once,
+/// Space for a body's first pieces: the whole body up to this many bytes, so that common messages are allocated once,
 /// while a peer that announces much and sends little costs little.
 const INITIAL_CAPACITY: usize = 64 * 1024;
 
@@ -258,7 +258,7 @@ mod tests {
         let mut assembler = expecting();
         assembler.header(header(LIMIT), LIMIT).unwrap();
         let capacity =
-            |assembler: &Assembler<_>| assembler.0.as_ref().unwrap().body.as_ref().unwrap().octets.capacity();
+            |assembler: &Assembler<_>| assembler.0.as_ref().unwrap().body.as_ref().unwrap().bytes.capacity();
         assert_eq!(capacity(&assembler), 0);
         assembler.body(b"x").unwrap();
         assert!(capacity(&assembler) <= INITIAL_CAPACITY);

@@ -15,10 +15,10 @@ pub use write::{body_frames, content_wire_len, max_properties_len, write_content
 
 use crate::error::{Fault, ReplyCode};
 
-/// The largest message that any configuration allows, in octets; RabbitMQ's bound, too.
+/// The largest message that any configuration allows, in bytes; RabbitMQ's bound, too.
 pub const MAX_MESSAGE_SIZE: u64 = 512 * 1024 * 1024;
 
-/// Judges an announced body size before anything is allocated for it. `limit` is the configured one, in octets.
+/// Judges an announced body size before anything is allocated for it. `limit` is the configured one, in bytes.
 ///
 /// # Errors
 /// Past the configured limit 406 PRECONDITION_FAILED, which ends the channel; past [`MAX_MESSAGE_SIZE`]

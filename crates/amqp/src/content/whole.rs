@@ -12,7 +12,7 @@ pub struct Whole<'a> {
     pub properties: &'a [u8],
     /// The whole body.
     pub body: &'a [u8],
-    /// Octets that header and body frame take.
+    /// Bytes that header and body frame take.
     pub wire_len: usize,
 }
 
@@ -79,7 +79,7 @@ mod tests {
     fn anything_else_is_left_to_the_assembler() {
         let whole = message(5, &[b"hello"]);
         for n in 0..whole.len() {
-            assert_eq!(Whole::peek(&whole[..n], 1, 4096, 100), Ok(None), "{n} octets");
+            assert_eq!(Whole::peek(&whole[..n], 1, 4096, 100), Ok(None), "{n} bytes");
         }
         assert_eq!(Whole::peek(&whole, 2, 4096, 100), Ok(None), "another channel");
         assert_eq!(Whole::peek(&message(5, &[b"hel", b"lo"]), 1, 4096, 100), Ok(None), "split");

@@ -28,19 +28,19 @@ pub fn write_content<'a>(
     }
 }
 
-/// Octets of the longest properties whose header frame fits `frame_max` (0: no limit).
+/// Bytes of the longest properties whose header frame fits `frame_max` (0: no limit).
 pub fn max_properties_len(frame_max: u32) -> usize {
     max_body_payload(frame_max).saturating_sub(FIXED_HEADER_LEN)
 }
 
-/// Octets that header and body frames take on the wire.
+/// Bytes that header and body frames take on the wire.
 #[inline]
 pub fn content_wire_len(properties_len: usize, body_len: usize, frame_max: u32) -> usize {
     let pieces = body_len.div_ceil(piece_len(frame_max));
     OVERHEAD + FIXED_HEADER_LEN + properties_len + body_len + pieces * OVERHEAD
 }
 
-/// The frames of a body, each as the octets to send before it and the piece itself, for bodies that are sent without
+/// The frames of a body, each as the bytes to send before it and the piece itself, for bodies that are sent without
 /// being copied. [`FRAME_END`] follows each piece.
 pub fn body_frames(
     channel: u16,
@@ -52,14 +52,14 @@ pub fn body_frames(
         .map(move |piece| (header(FrameKind::Body, channel, piece.len() as u32), piece, FRAME_END))
 }
 
-/// Octets of body in a full frame. Without a limit the 32-bit length field is one.
+/// Bytes of body in a full frame. Without a limit the 32-bit length field is one.
 fn piece_len(frame_max: u32) -> usize {
     max_body_payload(frame_max).min(u32::MAX as usize)
 }
 
-/// Octets of a content header before the properties: class, weight, body size.
+/// Bytes of a content header before the properties: class, weight, body size.
 const FIXED_HEADER_LEN: usize = 12;
-/// Octets that most content-carrying methods fit into; a guess to reserve space once, no limit.
+/// Bytes that most content-carrying methods fit into; a guess to reserve space once, no limit.
 const METHOD_ESTIMATE: usize = 128;
 
 #[cfg(test)]
@@ -96,14 +96,14 @@ mod tests {
             let frames = kinds(&out);
             assert_eq!((frames[0].0, frames[1].0), (FrameKind::Method, FrameKind::Header));
             let bodies: Vec<usize> = frames[2..].iter().map(|(_, length)| *length).collect();
-            assert_eq!(bodies, pieces, "{length} octets");
+            assert_eq!(bodies, pieces, "{length} bytes");
             let method_len = OVERHEAD + frames[0].1;
             assert_eq!(out.len(), method_len + content_wire_len(NO_PROPERTIES.len(), length, MIN_FRAME_MAX));
         }
     }
 
     #[test]
-    fn body_frames_give_the_same_octets() {
+    fn body_frames_give_the_same_bytes() {
         let body: Vec<u8> = (0..3 * PIECE + 5).map(|n| n as u8).collect();
         let mut written = Vec::new();
         body.chunks(PIECE).for_each(|piece| write_body(&mut written, 9, piece));

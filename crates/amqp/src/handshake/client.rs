@@ -24,7 +24,7 @@ pub struct ClientOffer {
     pub client_properties: FieldTable,
     /// The most channels wanted; 0 leaves it to the server.
     pub channel_max: u16,
-    /// Octets of the largest frame wanted, at least [`crate::frame::MIN_FRAME_MAX`]; 0 leaves it to the server.
+    /// Bytes of the largest frame wanted, at least [`crate::frame::MIN_FRAME_MAX`]; 0 leaves it to the server.
     pub frame_max: u32,
     /// The longest heartbeat interval wanted, in seconds; 0 leaves it to the server.
     pub heartbeat: u16,
@@ -147,7 +147,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes what it can from the front of `input` and returns how many octets that were.
+    /// Takes what it can from the front of `input` and returns how many bytes that were.
     pub fn handle_input(&mut self, input: &[u8]) -> usize {
         let mut taken = 0;
         loop {
@@ -245,7 +245,7 @@ impl ClientHandshake {
             return Err(Fault::new(ReplyCode::NotImplemented, text));
         }
         let mechanism: Mechanism = self.offer.credentials.mechanism;
-        let mut offered = start.mechanisms.split(|&octet| octet == b' ');
+        let mut offered = start.mechanisms.split(|&byte| byte == b' ');
         if !offered.any(|name| name == mechanism.name().as_bytes()) {
             let offered = String::from_utf8_lossy(start.mechanisms).into_owned();
             self.finish(ClientFailure::MechanismNotOffered(offered));

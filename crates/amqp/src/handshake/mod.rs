@@ -1,11 +1,11 @@
 //! Opening a connection, from the protocol header to `connection.open-ok`, at either end.
 //!
 //! Both ends have the same verbs. Call them in this order, for every chunk of input:
-//! 1. `handle_input(&received)`: returns how many octets it took; the rest belongs to a frame that is not complete
+//! 1. `handle_input(&received)`: returns how many bytes it took; the rest belongs to a frame that is not complete
 //!    yet, or to what follows the handshake, and stays with the caller.
 //! 2. `poll_event()` until `None`; answer the events that ask for a decision.
 //! 3. `poll_output(&mut out)`: appends what is to be sent.
-//! 4. After a decision, `handle_input` again with the octets that were left: nothing is taken while a decision is
+//! 4. After a decision, `handle_input` again with the bytes that were left: nothing is taken while a decision is
 //!    pending.
 //!
 //! The end of the stream is told by `handle_eof()`. Time-outs are the caller's: it simply drops the machine.
@@ -23,7 +23,7 @@ pub use client::{ClientEvent, ClientFailure, ClientHandshake, ClientOffer, Opene
 pub use negotiate::Negotiated;
 pub use server::{OpenRequest, ServerEnd, ServerEvent, ServerHandshake, ServerOffer};
 
-/// Octets that a frame may take before limits are negotiated. The specification's minimum is 4096, but a JWT in
+/// Bytes that a frame may take before limits are negotiated. The specification's minimum is 4096, but a JWT in
 /// place of a password can exceed that, so RabbitMQ 4.1 allows 8192.
 pub const HANDSHAKE_FRAME_MAX: u32 = 8192;
 

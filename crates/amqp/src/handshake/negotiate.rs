@@ -9,7 +9,7 @@ use crate::method::connection;
 pub struct Negotiated {
     /// How many channels may be open at once; 0 means no limit.
     pub channel_max: u16,
-    /// Octets that a frame may take, with its header and end octet; 0 means no limit.
+    /// Bytes that a frame may take, with its header and end byte; 0 means no limit.
     pub frame_max: u32,
     /// Seconds between signs of life; 0 means none are sent or expected.
     pub heartbeat_secs: u16,

@@ -21,7 +21,7 @@ pub struct ServerOffer {
     pub mechanisms: Vec<Mechanism>,
     /// The most channels that a client may have open; 0 means no limit.
     pub channel_max: u16,
-    /// Octets of the largest frame; 0 means no limit.
+    /// Bytes of the largest frame; 0 means no limit.
     pub frame_max: u32,
     /// The heartbeat interval that is suggested to clients, in seconds; 0 means none.
     pub heartbeat: u16,
@@ -128,7 +128,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes what it can from the front of `input` and returns how many octets that were. Protocol errors are
+    /// Takes what it can from the front of `input` and returns how many bytes that were. Protocol errors are
     /// answered by the machine itself.
     pub fn handle_input(&mut self, input: &[u8]) -> usize {
         let mut taken = 0;
@@ -250,7 +250,7 @@ impl ServerHandshake {
         }
     }
 
-    /// Judges octet by octet, for a peer that speaks another protocol may wait for us after fewer than eight.
+    /// Judges byte by byte, for a peer that speaks another protocol may wait for us after fewer than eight.
     fn protocol_header(&mut self, input: &[u8]) -> usize {
         let length = input.len().min(PROTOCOL_HEADER.len());
         let start = &input[..length];

@@ -1,4 +1,4 @@
-//! Both ends against each other, stepped octet by octet or in chunks of any size, and each against odd peers.
+//! Both ends against each other, stepped byte by byte or in chunks of any size, and each against odd peers.
 
 use std::sync::Arc;
 
@@ -70,7 +70,7 @@ struct Outcome {
     client: Option<ClientEvent>,
 }
 
-/// Runs both ends until neither has anything to say; each direction carries at most `chunk` octets a step.
+/// Runs both ends until neither has anything to say; each direction carries at most `chunk` bytes a step.
 fn run(client_offer: ClientOffer, server_offer: ServerOffer, chunk: usize) -> Outcome {
     let mut client = ClientHandshake::new(client_offer);
     let mut outcome = Outcome { server: ServerHandshake::new(server_offer), server_end: None, client: None };
@@ -173,9 +173,9 @@ proptest! {
     }
 
     #[test]
-    fn garbage_never_opens(octets in prop::collection::vec(any::<u8>(), 0..200), with_header: bool) {
+    fn garbage_never_opens(bytes in prop::collection::vec(any::<u8>(), 0..200), with_header: bool) {
         let mut input = if with_header { PROTOCOL_HEADER.to_vec() } else { Vec::new() };
-        input.extend(octets);
+        input.extend(bytes);
         let mut server = ServerHandshake::new(server_offer());
         prop_assert!(server.handle_input(&input) <= input.len());
         prop_assert!(!server.is_open());
@@ -361,7 +361,7 @@ fn heartbeats_pass_and_misplaced_frames_do_not() {
     assert!(server.is_closing());
     server.handle_eof();
     let Some(ServerEvent::Ended(ServerEnd::Faulted(fault))) = server.poll_event() else { panic!() };
-    assert_eq!(fault.to_string(), "505 UNEXPECTED_FRAME - type 3, all octets = <<120>>");
+    assert_eq!(fault.to_string(), "505 UNEXPECTED_FRAME - type 3, all bytes = <<120>>");
 }
 
 #[test]

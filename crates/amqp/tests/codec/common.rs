@@ -43,7 +43,7 @@ fn names(shown: &str) -> impl Iterator<Item = String> {
     fields.split(", ").filter_map(|field| Some(field.split_once(": ")?.0.to_owned()))
 }
 
-/// Octets from their hexadecimal form.
+/// Bytes from their hexadecimal form.
 pub fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
@@ -62,7 +62,7 @@ pub fn any_method_payload(wanted: fn(&str) -> bool) -> impl Strategy<Value = Vec
         let mut arguments = method.arguments.iter().peekable();
         while let Some((name, kind)) = arguments.next() {
             if kind == "bit" {
-                // Bits that follow each other share one octet.
+                // Bits that follow each other share one byte.
                 let (mut mask, mut bits) = (u8::from(wanted(name)), 1);
                 while let Some((name, _)) = arguments.next_if(|(_, kind)| kind == "bit") {
                     mask |= u8::from(wanted(name)) << bits;
@@ -88,9 +88,9 @@ pub fn any_properties() -> impl Strategy<Value = Vec<u8>> {
     let list: Vec<_> = kinds.iter().map(|kind| prop::option::of(any_argument(kind))).collect();
     list.prop_map(|list| {
         let flags = list.iter().enumerate().map(|(at, value)| u16::from(value.is_some()) << (15 - at));
-        let mut octets = flags.sum::<u16>().to_be_bytes().to_vec();
-        octets.extend(list.into_iter().flatten().flatten());
-        octets
+        let mut bytes = flags.sum::<u16>().to_be_bytes().to_vec();
+        bytes.extend(list.into_iter().flatten().flatten());
+        bytes
     })
 }
 
@@ -101,9 +101,7 @@ fn any_argument(kind: &str) -> BoxedStrategy<Vec<u8>> {
         "long" => any::<u32>().prop_map(|n| n.to_be_bytes().to_vec()).boxed(),
         "longlong" => any::<u64>().prop_map(|n| n.to_be_bytes().to_vec()).boxed(),
         "shortstr" => short_text().prop_map(|text| [&[text.len() as u8], text.as_bytes()].concat()).boxed(),
-        "longstr" => {
-            prop::collection::vec(any::<u8>(), 0..300).prop_map(|octets| with_length(&octets)).boxed()
-        }
+        "longstr" => prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| with_length(&bytes)).boxed(),
         "table" => any_table().prop_map(|table| with_length(&table.encode())).boxed(),
         other => panic!("argument of kind {other}"),
     }
@@ -120,17 +118,17 @@ fn empty_argument(kind: &str) -> Vec<u8> {
     vec![0; width]
 }
 
-fn with_length(octets: &[u8]) -> Vec<u8> {
-    [&(octets.len() as u32).to_be_bytes(), octets].concat()
+fn with_length(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_be_bytes(), bytes].concat()
 }
 
-/// At most 60 characters of up to four octets: a short string holds 255.
+/// At most 60 characters of up to four bytes: a short string holds 255.
 fn short_text() -> impl Strategy<Value = String> {
     "\\PC{0,60}"
 }
 
 fn any_value() -> impl Strategy<Value = FieldValue> {
-    let octets = || prop::collection::vec(any::<u8>(), 0..40);
+    let bytes = || prop::collection::vec(any::<u8>(), 0..40);
     let leaf = prop_oneof![
         any::<bool>().prop_map(FieldValue::Boolean),
         any::<i8>().prop_map(FieldValue::I8),
@@ -143,8 +141,8 @@ fn any_value() -> impl Strategy<Value = FieldValue> {
         any::<f32>().prop_map(FieldValue::F32),
         any::<f64>().prop_map(FieldValue::F64),
         (any::<u8>(), any::<u32>()).prop_map(|(scale, value)| FieldValue::Decimal { scale, value }),
-        octets().prop_map(FieldValue::LongString),
-        octets().prop_map(FieldValue::ByteArray),
+        bytes().prop_map(FieldValue::LongString),
+        bytes().prop_map(FieldValue::ByteArray),
         any::<u64>().prop_map(FieldValue::Timestamp),
         Just(FieldValue::Void),
     ];

@@ -1,5 +1,5 @@
 //! Agreement with the crate `amq-protocol`, in both directions: what this crate accepts, that one reads; what that one
-//! writes from it is, octet for octet, what this one wrote. Arguments that nobody uses, which that one drops, are left empty.
+//! writes from it is, byte for byte, what this one wrote. Arguments that nobody uses, which that one drops, are left empty.
 
 use amq_protocol::frame::{WriteContext, gen_frame, parse_frame};
 use amqp::frame::{self, FrameKind};
@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use crate::common::{any_method_payload, any_properties, any_table};
 
 /// Reads one frame with amq-protocol and writes it again.
-fn there_and_back(octets: &[u8]) -> Result<Vec<u8>, String> {
-    let (rest, frame) = parse_frame(octets).map_err(|error| format!("{error:?}"))?;
+fn there_and_back(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let (rest, frame) = parse_frame(bytes).map_err(|error| format!("{error:?}"))?;
     if !rest.is_empty() {
-        return Err(format!("{} octets left", rest.len()));
+        return Err(format!("{} bytes left", rest.len()));
     }
     let written = gen_frame(&frame)(WriteContext::from(Vec::new())).map_err(|error| format!("{error:?}"))?;
     Ok(written.into_inner().0)
@@ -28,21 +28,21 @@ proptest! {
         let method = Method::decode(&payload).unwrap();
         // Its reserved argument is always 1 there.
         prop_assume!(!matches!(method, Method::AccessRequestOk(_)));
-        let mut octets = Vec::new();
-        frame::write_method(&mut octets, 3, method);
-        let back = there_and_back(&octets);
-        prop_assert_eq!(back.as_ref(), Ok(&octets));
-        let frame = Frame::parse(&octets, 0).unwrap().unwrap();
+        let mut bytes = Vec::new();
+        frame::write_method(&mut bytes, 3, method);
+        let back = there_and_back(&bytes);
+        prop_assert_eq!(back.as_ref(), Ok(&bytes));
+        let frame = Frame::parse(&bytes, 0).unwrap().unwrap();
         prop_assert_eq!(Method::decode(frame.payload), Ok(method));
     }
 
     #[test]
     fn tables(table in any_table()) {
-        let octets = table.encode();
+        let bytes = table.encode();
         // As client properties, for amq-protocol reads tables within methods.
         let mut written = Vec::new();
         let start_ok = amqp::method::connection::StartOk {
-            client_properties: RawTable::check(&octets).unwrap(),
+            client_properties: RawTable::check(&bytes).unwrap(),
             ..Default::default()
         };
         frame::write_method(&mut written, 0, start_ok);
@@ -51,8 +51,8 @@ proptest! {
     }
 
     #[test]
-    fn properties(octets in any_properties(), body_size: u64) {
-        let properties = Properties::decode(&octets).unwrap();
+    fn properties(bytes in any_properties(), body_size: u64) {
+        let properties = Properties::decode(&bytes).unwrap();
         let mut encoded = Vec::new();
         properties.encode(&mut encoded);
         let mut written = Vec::new();

@@ -12,10 +12,10 @@ use crate::common::{golden_lines, golden_methods, unhex};
 /// Per target; enough to reach every branch of the bodies, within a second in a debug build.
 const MUTATIONS: usize = 3000;
 
-/// Octets that mean something.
+/// Bytes that mean something.
 const TELLING: [u8; 7] = [0, 1, 4, 0x7f, 0x80, 0xce, 0xff];
 
-/// What the mutations of a target start from: octets of other implementations, and whole conversations.
+/// What the mutations of a target start from: bytes of other implementations, and whole conversations.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let hex = |kind| golden_lines(kind).map(|fields| unhex(&fields[0])).collect::<Vec<_>>();
     match target {

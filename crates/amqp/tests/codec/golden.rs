@@ -1,4 +1,4 @@
-//! Agreement with octets that pika encoded (`fixtures/golden.txt`, made by `fixtures/make_golden.py`).
+//! Agreement with bytes that pika encoded (`fixtures/golden.txt`, made by `fixtures/make_golden.py`).
 
 use amqp::frame::{self, HEARTBEAT};
 use amqp::method::{METHODS, basic};
@@ -30,7 +30,7 @@ fn no_method_is_missing() {
 
 #[test]
 fn a_table_has_pikas_layout() {
-    let octets = unhex(&golden_lines("table").next().unwrap()[0]);
+    let bytes = unhex(&golden_lines("table").next().unwrap()[0]);
     let nested: FieldTable = [("k", FieldValue::text("v"))].into_iter().collect();
     let array = vec![FieldValue::I32(1), FieldValue::text("two"), FieldValue::Void];
     let expected: FieldTable = [
@@ -47,13 +47,13 @@ fn a_table_has_pikas_layout() {
     ]
     .into_iter()
     .collect();
-    assert_eq!(RawTable::check(&octets).unwrap().decode(), expected);
-    assert_eq!(expected.encode(), octets);
+    assert_eq!(RawTable::check(&bytes).unwrap().decode(), expected);
+    assert_eq!(expected.encode(), bytes);
 }
 
 #[test]
 fn properties_have_pikas_layout() {
-    let octets = unhex(&golden_lines("properties").next().unwrap()[0]);
+    let bytes = unhex(&golden_lines("properties").next().unwrap()[0]);
     let headers: FieldTable = [("n", FieldValue::I32(1))].into_iter().collect();
     let headers = headers.encode();
     let expected = Properties::default()
@@ -71,10 +71,10 @@ fn properties_have_pikas_layout() {
         .with_user_id("u")
         .with_app_id("a")
         .with_cluster_id("k");
-    assert_eq!(Properties::decode(&octets), Ok(expected));
+    assert_eq!(Properties::decode(&bytes), Ok(expected));
     let mut encoded = Vec::new();
     expected.encode(&mut encoded);
-    assert_eq!(encoded, octets);
+    assert_eq!(encoded, bytes);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn frames_have_pikas_layout() {
     written[3] = HEARTBEAT.to_vec();
     let golden: Vec<Vec<u8>> = golden_lines("frame").map(|fields| unhex(&fields[0])).collect();
     assert_eq!(golden, written);
-    for octets in &golden {
-        assert_eq!(Frame::parse(octets, 4096).unwrap().unwrap().wire_len(), octets.len());
+    for bytes in &golden {
+        assert_eq!(Frame::parse(bytes, 4096).unwrap().unwrap().wire_len(), bytes.len());
     }
 }

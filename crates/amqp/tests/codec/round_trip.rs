@@ -42,18 +42,18 @@ proptest! {
     }
 
     #[test]
-    fn all_properties(octets in any_properties()) {
-        let properties = Properties::decode(&octets).unwrap();
+    fn all_properties(bytes in any_properties()) {
+        let properties = Properties::decode(&bytes).unwrap();
         let mut encoded = Vec::new();
         properties.encode(&mut encoded);
-        prop_assert_eq!(encoded, octets);
+        prop_assert_eq!(encoded, bytes);
     }
 
     #[test]
     fn every_table(table in any_table()) {
-        let octets = table.encode();
-        prop_assert_eq!(RawTable::check(&octets).unwrap().decode(), table);
-        bodies::table(&octets);
+        let bytes = table.encode();
+        prop_assert_eq!(RawTable::check(&bytes).unwrap().decode(), table);
+        bodies::table(&bytes);
     }
 
     #[test]
@@ -81,9 +81,9 @@ proptest! {
     }
 
     #[test]
-    fn random_octets_do_no_harm(octets in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn random_bytes_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         for (_, body) in bodies::TARGETS {
-            body(&octets);
+            body(&bytes);
         }
     }
 

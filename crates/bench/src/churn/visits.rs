@@ -22,7 +22,7 @@ use crate::uri::Uri;
 /// How often a visit is looked for that takes too long.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Octets read at once: far more than all that a server sends during a visit.
+/// Bytes read at once: far more than all that a server sends during a visit.
 const READ: usize = 16 * 1024;
 
 /// Has as many visitors as there are workers connect without TLS, log in, open the vhost and close, again and again.

@@ -58,12 +58,12 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 
 /// The times of round trips, ascending.
 fn ping(stream: &mut TcpStream) -> io::Result<Vec<Duration>> {
-    let mut octet = [0];
+    let mut byte = [0];
     let mut times = Vec::with_capacity(ROUND_TRIPS);
     for _ in 0..ROUND_TRIPS {
         let start = Instant::now();
-        stream.write_all(&octet)?;
-        stream.read_exact(&mut octet)?;
+        stream.write_all(&byte)?;
+        stream.read_exact(&mut byte)?;
         times.push(start.elapsed());
     }
     times.sort_unstable();

@@ -39,7 +39,7 @@ pub(super) struct EventLoop {
     orders: Receiver<(Order, SyncSender<()>)>,
     joints: Slab<Joint>,
     timer: Timer,
-    /// By how much octets were handed over after they were due.
+    /// By how much bytes were handed over after they were due.
     late: Arc<Mutex<Latencies>>,
     scratch: Box<[u8]>,
     /// Counts connections, and makes their jitter differ.

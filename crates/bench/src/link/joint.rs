@@ -151,7 +151,7 @@ impl End {
                 self.told = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
-            Some(Arrival::Octets(octets)) => match self.stream.write(octets) {
+            Some(Arrival::Bytes(bytes)) => match self.stream.write(bytes) {
                 Ok(count) => {
                     line.take(count);
                     late_by.into_iter().for_each(|time| late.record(time.as_nanos() as u64));

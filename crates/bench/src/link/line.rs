@@ -1,32 +1,32 @@
-//! One direction of a connection: octets that are under way. Holds no socket and no clock; time comes in as an argument.
+//! One direction of a connection: bytes that are under way. Holds no socket and no clock; time comes in as an argument.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::random::Random;
 
-/// Most octets under way in one direction of a connection; beyond it the sender is not read. It is more than what
+/// Most bytes under way in one direction of a connection; beyond it the sender is not read. It is more than what
 /// Linux keeps in flight by default (`net.ipv4.tcp_wmem`, 4 MiB), so that the line is not what limits a fast sender.
 const MOST_UNDER_WAY: usize = 4 << 20;
 
-/// What a direction does to octets.
+/// What a direction does to bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shape {
     /// How long they take to arrive.
     pub delay: Duration,
     /// At most so much is added to it, at random; order is kept.
     pub jitter: Duration,
-    /// Octets that can be sent in a second; 0 is no limit.
+    /// Bytes that can be sent in a second; 0 is no limit.
     pub bytes_per_second: u64,
 }
 
-/// Octets under way, in order.
+/// Bytes under way, in order.
 #[derive(Debug)]
 pub(super) struct Line {
     shape: Shape,
     parcels: VecDeque<Parcel>,
-    octets: usize,
-    /// When the next octets can be sent: those before them have been, and the connection stands.
+    bytes: usize,
+    /// When the next bytes can be sent: those before them have been, and the connection stands.
     free: Instant,
     /// When the last parcel arrives; no later one does so earlier.
     latest: Instant,
@@ -37,7 +37,7 @@ pub(super) struct Line {
 struct Parcel {
     due: Instant,
     /// Empty is the end of the stream.
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// How many of them have been handed over.
     taken: usize,
 }
@@ -45,8 +45,8 @@ struct Parcel {
 /// What has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<'l> {
-    /// Octets, to be taken off with [`Line::take`].
-    Octets(&'l [u8]),
+    /// Bytes, to be taken off with [`Line::take`].
+    Bytes(&'l [u8]),
     /// The sender has ended its stream; nothing follows.
     End,
 }
@@ -57,7 +57,7 @@ impl Line {
         Self {
             shape,
             parcels: VecDeque::new(),
-            octets: 0,
+            bytes: 0,
             free: open,
             latest: open,
             random: Random::new(seed),
@@ -71,13 +71,13 @@ impl Line {
 
     /// Whether more may be sent.
     pub(super) fn has_room(&self) -> bool {
-        self.octets < MOST_UNDER_WAY
+        self.bytes < MOST_UNDER_WAY
     }
 
-    /// Sends octets at `now`.
-    pub(super) fn send(&mut self, now: Instant, octets: &[u8]) {
-        if !octets.is_empty() {
-            self.push(now, octets.to_vec());
+    /// Sends bytes at `now`.
+    pub(super) fn send(&mut self, now: Instant, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.push(now, bytes.to_vec());
         }
     }
 
@@ -86,17 +86,17 @@ impl Line {
         self.push(now, Vec::new());
     }
 
-    fn push(&mut self, now: Instant, octets: Vec<u8>) {
+    fn push(&mut self, now: Instant, bytes: Vec<u8>) {
         let wire_nanos = match self.shape.bytes_per_second {
             0 => 0,
-            rate => octets.len() as u64 * 1_000_000_000 / rate,
+            rate => bytes.len() as u64 * 1_000_000_000 / rate,
         };
         self.free = self.free.max(now) + Duration::from_nanos(wire_nanos);
         let jitter = self.random.below(self.shape.jitter.as_nanos() as usize + 1) as u64;
         let due = self.free + self.shape.delay + Duration::from_nanos(jitter);
         self.latest = self.latest.max(due);
-        self.octets += octets.len();
-        self.parcels.push_back(Parcel { due: self.latest, octets, taken: 0 });
+        self.bytes += bytes.len();
+        self.parcels.push_back(Parcel { due: self.latest, bytes, taken: 0 });
     }
 
     /// When what is next arrives.
@@ -107,9 +107,9 @@ impl Line {
     /// What is next, if it has arrived by `now`.
     pub(super) fn arrived(&self, now: Instant) -> Option<Arrival<'_>> {
         let parcel = self.parcels.front().filter(|parcel| parcel.due <= now)?;
-        match &parcel.octets[parcel.taken..] {
+        match &parcel.bytes[parcel.taken..] {
             [] => Some(Arrival::End),
-            octets => Some(Arrival::Octets(octets)),
+            bytes => Some(Arrival::Bytes(bytes)),
         }
     }
 
@@ -119,12 +119,12 @@ impl Line {
         now.checked_duration_since(parcel.due)
     }
 
-    /// Takes off so many of the octets that arrived last.
+    /// Takes off so many of the bytes that arrived last.
     pub(super) fn take(&mut self, count: usize) {
         let Some(parcel) = self.parcels.front_mut() else { return };
         parcel.taken += count;
-        self.octets -= count;
-        if parcel.taken >= parcel.octets.len() {
+        self.bytes -= count;
+        if parcel.taken >= parcel.bytes.len() {
             self.parcels.pop_front();
         }
     }
@@ -149,21 +149,21 @@ mod tests {
     fn empty(line: &mut Line, start: Instant) -> Vec<(Duration, Vec<u8>)> {
         let mut all = Vec::new();
         while let Some(due) = line.next_due() {
-            let Some(Arrival::Octets(octets)) = line.arrived(due) else { break };
-            all.push((due - start, octets.to_vec()));
-            let count = octets.len();
+            let Some(Arrival::Bytes(bytes)) = line.arrived(due) else { break };
+            all.push((due - start, bytes.to_vec()));
+            let count = bytes.len();
             line.take(count);
         }
         all
     }
 
     #[test]
-    fn octets_arrive_after_the_delay_and_not_a_nanosecond_before() {
+    fn bytes_arrive_after_the_delay_and_not_a_nanosecond_before() {
         let (mut line, start) = line(delayed(MS / 2));
         line.send(start, b"a");
         line.send(start + MS, b"b");
         assert_eq!(line.arrived(start + MS / 2 - Duration::from_nanos(1)), None);
-        assert_eq!(line.arrived(start + MS / 2), Some(Arrival::Octets(b"a")));
+        assert_eq!(line.arrived(start + MS / 2), Some(Arrival::Bytes(b"a")));
         assert_eq!(line.late_by(start + MS), Some(MS / 2));
         assert_eq!(empty(&mut line, start), [(MS / 2, b"a".to_vec()), (MS * 3 / 2, b"b".to_vec())]);
     }
@@ -204,7 +204,7 @@ mod tests {
         }
         let arrivals = empty(&mut line, start);
         assert!(arrivals.is_sorted_by_key(|(due, _)| *due));
-        assert!(arrivals.iter().map(|(_, octets)| octets[0]).eq(0..200));
+        assert!(arrivals.iter().map(|(_, bytes)| bytes[0]).eq(0..200));
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
         line.send(start, b"abc");
         line.send_end(start);
         line.take(2);
-        assert_eq!(line.arrived(start + MS), Some(Arrival::Octets(b"c")));
+        assert_eq!(line.arrived(start + MS), Some(Arrival::Bytes(b"c")));
         line.take(1);
         assert_eq!(line.arrived(start), None);
         assert_eq!(line.arrived(start + MS), Some(Arrival::End));
@@ -237,7 +237,7 @@ mod tests {
         while line.has_room() {
             line.send(start, &piece);
         }
-        assert_eq!(line.octets, MOST_UNDER_WAY);
+        assert_eq!(line.bytes, MOST_UNDER_WAY);
         line.take(piece.len());
         assert!(line.has_room());
     }

@@ -5,8 +5,8 @@
 //! microseconds, where time-outs of epoll are rounded up to milliseconds.
 //!
 //! What always holds: nothing arrives early or out of order; what is under way is bounded, and then the sender is not
-//! read; a new connection's first octets leave a round trip after it was accepted, as TCP's handshake takes one;
-//! the ends of streams take as long as octets do.
+//! read; a new connection's first bytes leave a round trip after it was accepted, as TCP's handshake takes one;
+//! the ends of streams take as long as bytes do.
 
 mod check;
 mod command;
@@ -84,7 +84,7 @@ impl Link {
         self.reshape([round_trip(time); 2]);
     }
 
-    /// By how much octets were handed over after they were due, each way, so far: how exact the link is on this machine.
+    /// By how much bytes were handed over after they were due, each way, so far: how exact the link is on this machine.
     /// `None` until some were. It does not tell waits for a receiver with no room from its own.
     pub fn lateness(&self) -> Option<Percentiles> {
         // A poisoned histogram is as good as any.

@@ -42,7 +42,7 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// One octet there and back.
+/// One byte there and back.
 fn ping(stream: &mut TcpStream) -> Duration {
     let start = Instant::now();
     stream.write_all(b"x").unwrap();
@@ -51,14 +51,14 @@ fn ping(stream: &mut TcpStream) -> Duration {
 }
 
 #[test]
-fn a_connection_stands_after_a_round_trip_and_its_end_takes_as_long_as_octets() {
+fn a_connection_stands_after_a_round_trip_and_its_end_takes_as_long_as_bytes() {
     let link = link_to(echo(), 20 * MS);
     let start = Instant::now();
     let mut stream = connect(link.address());
     stream.write_all(b"abc").unwrap();
     let mut received = [0; 3];
     stream.read_exact(&mut received).unwrap();
-    assert!(start.elapsed() >= 40 * MS, "a round trip for the handshake, one for the octets");
+    assert!(start.elapsed() >= 40 * MS, "a round trip for the handshake, one for the bytes");
     let start = Instant::now();
     stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(stream.read(&mut received).unwrap(), 0);
@@ -78,7 +78,7 @@ fn open_connections_follow_a_change_at_once() {
 }
 
 #[test]
-fn every_octet_passes_in_order_whatever_is_done_to_them() {
+fn every_byte_passes_in_order_whatever_is_done_to_them() {
     let shape = Shape { delay: MS, jitter: 3 * MS, bytes_per_second: 200 << 20 };
     let link = Link::start(ANY, echo(), [shape; 2]).unwrap();
     let mut stream = connect(link.address());

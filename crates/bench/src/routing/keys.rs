@@ -20,19 +20,19 @@ pub(super) struct Keys {
 pub(super) struct Shape {
     pub(super) key: String,
     /// A binding's arguments, or a message's encoded properties.
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 impl Shape {
     /// The arguments of a binding.
     pub(super) fn arguments(&self) -> RawTable<'_> {
-        // Encoded by `FieldTable`, so it is a table; without octets it is the empty one.
-        RawTable::check(&self.octets).unwrap_or_default()
+        // Encoded by `FieldTable`, so it is a table; without bytes it is the empty one.
+        RawTable::check(&self.bytes).unwrap_or_default()
     }
 
     /// The properties of a message.
     pub(super) fn properties(&self) -> &[u8] {
-        if self.octets.is_empty() { NO_PROPERTIES } else { &self.octets }
+        if self.bytes.is_empty() { NO_PROPERTIES } else { &self.bytes }
     }
 }
 
@@ -49,25 +49,25 @@ impl Keys {
     /// A message that matches one binding, drawn at random, of each queue (all of them on a fanout exchange).
     pub(super) fn message(&self, random: &mut Random) -> Shape {
         let drawn = self.drawn[random.below(self.drawn.len())];
-        let mut shape = Shape { key: plain(self.kind, drawn), octets: Vec::new() };
+        let mut shape = Shape { key: plain(self.kind, drawn), bytes: Vec::new() };
         if self.kind == Kind::Headers {
             let headers = headers(drawn).encode();
             if let Ok(headers) = RawTable::check(&headers) {
-                Properties::default().with_headers(headers).encode(&mut shape.octets);
+                Properties::default().with_headers(headers).encode(&mut shape.bytes);
             }
         }
         shape
     }
 
     fn binding(&self, index: usize, drawn: u64) -> Shape {
-        let mut shape = Shape { key: plain(self.kind, drawn), octets: Vec::new() };
+        let mut shape = Shape { key: plain(self.kind, drawn), bytes: Vec::new() };
         match (self.kind, index % 4) {
             (Kind::Topic, 2) => shape.key.replace_range(9..13, "*"),
             (Kind::Topic, 3) => shape.key.replace_range(14.., "#"),
             (Kind::Headers, _) => {
                 let mut table = headers(drawn);
                 table.insert("x-match", FieldValue::text("all"));
-                shape.octets = table.encode();
+                shape.bytes = table.encode();
             }
             _ => {}
         }

@@ -180,7 +180,7 @@ impl Session {
     }
 }
 
-const BODY: &[u8] = b"sixteen octets..";
+const BODY: &[u8] = b"sixteen bytes..";
 
 /// Messages that wait for their confirm, by delivery tag.
 #[derive(Debug, Default)]

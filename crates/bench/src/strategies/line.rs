@@ -23,16 +23,16 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Sends one message; `octets` is a buffer that is used again.
-    pub(super) fn publish(&self, queue: &str, body: &[u8], octets: &mut Vec<u8>) -> Result<(), ClientError> {
+    /// Sends one message; `bytes` is a buffer that is used again.
+    pub(super) fn publish(&self, queue: &str, body: &[u8], bytes: &mut Vec<u8>) -> Result<(), ClientError> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        octets.clear();
-        write_method(octets, self.channel, basic::Publish { routing_key: queue, ..Default::default() });
-        write_content_header(octets, self.channel, body.len() as u64, NO_PROPERTIES);
+        bytes.clear();
+        write_method(bytes, self.channel, basic::Publish { routing_key: queue, ..Default::default() });
+        write_content_header(bytes, self.channel, body.len() as u64, NO_PROPERTIES);
         for piece in body.chunks(max_body_payload(connection.opened.negotiated.frame_max)) {
-            write_body(octets, self.channel, piece);
+            write_body(bytes, self.channel, piece);
         }
-        send(&connection, octets)
+        send(&connection, bytes)
     }
 
     /// Waits until the system has handled everything that was sent on the channel before: asks for an exchange that
@@ -46,8 +46,8 @@ impl Line {
 }
 
 /// Writes everything, however long the system makes us wait, within reason.
-fn send(connection: &Connection, octets: &[u8]) -> Result<(), ClientError> {
-    let (mut rest, deadline) = (octets, Instant::now() + SETUP_TIMEOUT);
+fn send(connection: &Connection, bytes: &[u8]) -> Result<(), ClientError> {
+    let (mut rest, deadline) = (bytes, Instant::now() + SETUP_TIMEOUT);
     while !rest.is_empty() {
         match (&connection.stream).write(rest) {
             Ok(written) => rest = &rest[written..],

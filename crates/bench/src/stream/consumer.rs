@@ -59,7 +59,7 @@ struct Lane {
     unacked: u16,
     last_tag: u64,
     redelivered: bool,
-    /// The first octets of the body.
+    /// The first bytes of the body.
     head: [u8; STAMPED_LEN],
     head_len: usize,
 }
@@ -303,7 +303,7 @@ impl Lane {
         body_size == 0
     }
 
-    /// Takes a piece of the body, of which so many octets were left; whether it was the last.
+    /// Takes a piece of the body, of which so many bytes were left; whether it was the last.
     #[inline]
     fn body(&mut self, left: u64, piece: &[u8]) -> Result<bool, ClientError> {
         let Some(left) = left.checked_sub(piece.len() as u64) else {

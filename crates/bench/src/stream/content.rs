@@ -94,9 +94,9 @@ impl MessageProperties {
                 _ => properties.with_app_id(value),
             };
         }
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
-        octets
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
+        bytes
     }
 }
 
@@ -147,7 +147,7 @@ pub struct BodyFile {
     pub path: String,
     /// What it holds.
     #[serde(skip)]
-    pub octets: Arc<[u8]>,
+    pub bytes: Arc<[u8]>,
 }
 
 impl BodyFile {
@@ -156,9 +156,9 @@ impl BodyFile {
     /// # Errors
     /// A usage error when it cannot be read.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
-        let octets =
+        let bytes =
             fs::read(path).map_err(|why| Error::Usage(format!("--body {}: {why}", path.display())))?;
-        Ok(Self { path: path.to_string_lossy().into_owned(), octets: octets.into() })
+        Ok(Self { path: path.to_string_lossy().into_owned(), bytes: bytes.into() })
     }
 }
 
@@ -174,8 +174,8 @@ mod tests {
     fn properties_and_headers_are_sent_as_given() {
         let texts =
             ["content-type=text/x=y", "priority=7", "type=t", "header.n=5", "header.b=true", "header.s=x"];
-        let octets = parse(&texts).unwrap().encode(true);
-        let properties = Properties::decode(&octets).unwrap();
+        let bytes = parse(&texts).unwrap().encode(true);
+        let properties = Properties::decode(&bytes).unwrap();
         assert_eq!((properties.content_type, properties.kind), (Some("text/x=y"), Some("t")));
         assert_eq!((properties.priority, properties.delivery_mode), (Some(7), Some(PERSISTENT)));
         let headers = table(&parse(&texts).unwrap().headers).unwrap();

@@ -1,4 +1,4 @@
-//! What a disk does at best for one who waits: octets of a message's size, written and synced one after the other by a plain
+//! What a disk does at best for one who waits: bytes of a message's size, written and synced one after the other by a plain
 //! loop, into room that the file has had before.
 
 use std::fs::{File, OpenOptions};
@@ -59,7 +59,7 @@ pub(super) fn run(
     outcome
 }
 
-/// Gives the file its octets, so that a sync has nothing else to write.
+/// Gives the file its bytes, so that a sync has nothing else to write.
 fn fill(file: &File) -> std::io::Result<()> {
     let zeros = vec![0; FILL_STEP as usize];
     for at in (0..FILE_SIZE).step_by(FILL_STEP as usize) {
@@ -91,5 +91,5 @@ fn write(file: &File, workload: &Workload, shared: &Shared) -> Result<Produced, 
 
 /// As long as a segment of Leveret's journal: it is written over and over.
 const FILE_SIZE: u64 = 64 << 20;
-/// Octets written at once at first.
+/// Bytes written at once at first.
 const FILL_STEP: u64 = 1 << 20;

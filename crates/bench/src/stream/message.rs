@@ -1,7 +1,7 @@
 //! The messages that producers send and consumers recognise.
 //!
-//! A body of 8 octets or more starts with its identity: 8 bits of the round (the salt), 16 bits of producer, 40 bits
-//! of sequence number. From 16 octets on, the time it was sent (at a fixed rate: was due) follows, in nanoseconds
+//! A body of 8 bytes or more starts with its identity: 8 bits of the round (the salt), 16 bits of producer, 40 bits
+//! of sequence number. From 16 bytes on, the time it was sent (at a fixed rate: was due) follows, in nanoseconds
 //! since the round began. Both are big-endian.
 
 use amqp::frame::{self, max_body_payload, write_body, write_content_header, write_method};
@@ -9,9 +9,9 @@ use amqp::method::basic;
 
 /// Producers that an identity can tell apart.
 pub(crate) const MAX_PRODUCERS: usize = 1 << 16;
-/// Octets of body that identify a message.
+/// Bytes of body that identify a message.
 pub(crate) const IDENTITY_LEN: usize = 8;
-/// Octets of body that identify and date a message.
+/// Bytes of body that identify and date a message.
 pub(crate) const STAMPED_LEN: usize = 16;
 /// The channel that everything happens on, or the first of several.
 pub(crate) const CHANNEL: u16 = 1;
@@ -42,16 +42,16 @@ impl Identity {
         })
     }
 
-    fn octets(self, salt: u8) -> [u8; IDENTITY_LEN] {
+    fn bytes(self, salt: u8) -> [u8; IDENTITY_LEN] {
         let producer = u64::from(self.producer) << SEQUENCE_BITS;
         (u64::from(salt) << 56 | producer | self.sequence & ((1 << SEQUENCE_BITS) - 1)).to_be_bytes()
     }
 }
 
-/// The time that a body of [`STAMPED_LEN`] octets or more carries.
+/// The time that a body of [`STAMPED_LEN`] bytes or more carries.
 #[inline]
 pub(crate) fn read_stamp(body: &[u8]) -> Option<u64> {
-    body.get(IDENTITY_LEN..)?.first_chunk().map(|octets| u64::from_be_bytes(*octets))
+    body.get(IDENTITY_LEN..)?.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
 }
 
 /// How messages are published.
@@ -74,14 +74,14 @@ pub(crate) struct Style<'a> {
 /// A buffer full of encoded messages, in which only identities and times change.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// Where messages start, and where the last ends.
     starts: Vec<usize>,
     /// Where the body of each starts.
     bodies_at: Vec<usize>,
     /// After so many, keys and bodies come round again.
     cycle: usize,
-    /// Octets of the shortest body; 0 unless they are numbered.
+    /// Bytes of the shortest body; 0 unless they are numbered.
     numbered_len: usize,
     salt: u8,
     producer: u16,
@@ -92,24 +92,24 @@ impl Batch {
         let (keys, bodies) = (style.keys.len(), style.bodies.len());
         let channels = usize::from(style.channels);
         let cycle = least_common_multiple(least_common_multiple(keys, bodies), channels);
-        let (mut octets, mut starts, mut bodies_at) = (Vec::new(), vec![0], Vec::new());
+        let (mut bytes, mut starts, mut bodies_at) = (Vec::new(), vec![0], Vec::new());
         // Whatever the first message's place in the cycle is, there are as many behind it as fit.
-        while starts.len() <= cycle || octets.len() < BATCH_BYTES && starts.len() < cycle + MOST_MESSAGES {
+        while starts.len() <= cycle || bytes.len() < BATCH_BYTES && starts.len() < cycle + MOST_MESSAGES {
             let number = starts.len() - 1;
             let (routing_key, body) = (style.keys[number % keys], style.bodies[number % bodies]);
             let channel = CHANNEL + (number % channels) as u16;
             let (exchange, mandatory) = (style.exchange, style.mandatory);
             let publish = basic::Publish { exchange, routing_key, mandatory, ..Default::default() };
-            write_method(&mut octets, channel, publish);
-            write_content_header(&mut octets, channel, body.len() as u64, style.properties);
-            bodies_at.push(octets.len() + frame::HEADER_LEN);
+            write_method(&mut bytes, channel, publish);
+            write_content_header(&mut bytes, channel, body.len() as u64, style.properties);
+            bodies_at.push(bytes.len() + frame::HEADER_LEN);
             body.chunks(max_body_payload(style.frame_max))
-                .for_each(|piece| write_body(&mut octets, channel, piece));
-            starts.push(octets.len());
+                .for_each(|piece| write_body(&mut bytes, channel, piece));
+            starts.push(bytes.len());
         }
         let shortest = style.bodies.iter().map(|body| body.len()).min();
         let numbered_len = shortest.filter(|_| style.numbered).unwrap_or_default();
-        Self { octets, starts, bodies_at, cycle, numbered_len, salt, producer }
+        Self { bytes, starts, bodies_at, cycle, numbered_len, salt, producer }
     }
 
     /// Messages that fit, wherever in the cycle they begin.
@@ -117,10 +117,10 @@ impl Batch {
         self.bodies_at.len() - (self.cycle - 1)
     }
 
-    /// Messages that are complete, when so many octets of a filled batch were written.
-    pub(crate) fn complete(&self, sequence: u64, octets: usize) -> usize {
+    /// Messages that are complete, when so many bytes of a filled batch were written.
+    pub(crate) fn complete(&self, sequence: u64, bytes: usize) -> usize {
         let first = self.place(sequence);
-        let end = self.starts[first] + octets;
+        let end = self.starts[first] + bytes;
         self.starts[first + 1..].partition_point(|start| *start <= end)
     }
 
@@ -134,15 +134,15 @@ impl Batch {
         let first = self.place(sequence);
         if self.numbered_len >= IDENTITY_LEN {
             for ((&at, stamp), sequence) in self.bodies_at[first..].iter().zip(stamps).zip(sequence..) {
-                let body = &mut self.octets[at..];
+                let body = &mut self.bytes[at..];
                 let identity = Identity { producer: self.producer, sequence };
-                body[..IDENTITY_LEN].copy_from_slice(&identity.octets(self.salt));
+                body[..IDENTITY_LEN].copy_from_slice(&identity.bytes(self.salt));
                 if self.numbered_len >= STAMPED_LEN {
                     body[IDENTITY_LEN..STAMPED_LEN].copy_from_slice(&stamp.to_be_bytes());
                 }
             }
         }
-        &self.octets[self.starts[first]..self.starts[first + stamps.len()]]
+        &self.bytes[self.starts[first]..self.starts[first + stamps.len()]]
     }
 }
 
@@ -173,10 +173,10 @@ mod tests {
         Batch::new(&style(&vec![0; size]), salt, producer)
     }
 
-    fn bodies(mut octets: &[u8]) -> Vec<Vec<u8>> {
+    fn bodies(mut bytes: &[u8]) -> Vec<Vec<u8>> {
         let mut bodies: Vec<Vec<u8>> = Vec::new();
-        while let Some(frame) = Frame::parse(octets, 4096).unwrap() {
-            octets = &octets[frame.wire_len()..];
+        while let Some(frame) = Frame::parse(bytes, 4096).unwrap() {
+            bytes = &bytes[frame.wire_len()..];
             match frame.kind {
                 FrameKind::Method => {
                     assert!(
@@ -188,7 +188,7 @@ mod tests {
                 _ => {}
             }
         }
-        assert!(octets.is_empty());
+        assert!(bytes.is_empty());
         bodies
     }
 
@@ -214,12 +214,12 @@ mod tests {
         assert!(batch.capacity() >= 500, "{}", batch.capacity());
         for sequence in [0, 1, 4, 6_000_005] {
             let count = batch.capacity();
-            let octets = batch.fill(sequence, &vec![0; count]).to_vec();
-            let lengths: Vec<usize> = self::bodies(&octets).iter().map(Vec::len).collect();
+            let bytes = batch.fill(sequence, &vec![0; count]).to_vec();
+            let lengths: Vec<usize> = self::bodies(&bytes).iter().map(Vec::len).collect();
             let expected = (sequence..).take(count).map(|n| bodies[n as usize % 3].len());
             assert_eq!(lengths, expected.collect::<Vec<_>>());
-            assert_eq!(batch.complete(sequence, octets.len()), count);
-            assert_eq!(batch.complete(sequence, octets.len() - 1), count - 1);
+            assert_eq!(batch.complete(sequence, bytes.len()), count);
+            assert_eq!(batch.complete(sequence, bytes.len() - 1), count - 1);
             assert_eq!(batch.complete(sequence, 0), 0);
         }
     }
@@ -229,11 +229,11 @@ mod tests {
         let body = [0; 5000];
         let mut batch = Batch::new(&Style { channels: 3, ..style(&body) }, 0, 0);
         for sequence in [0, 4] {
-            let mut octets = batch.fill(sequence, &[0]);
+            let mut bytes = batch.fill(sequence, &[0]);
             let mut channels = Vec::new();
-            while let Some(frame) = Frame::parse(octets, 4096).unwrap() {
+            while let Some(frame) = Frame::parse(bytes, 4096).unwrap() {
                 channels.push(frame.channel);
-                octets = &octets[frame.wire_len()..];
+                bytes = &bytes[frame.wire_len()..];
             }
             assert_eq!(channels, [CHANNEL + (sequence % 3) as u16; 4]);
         }

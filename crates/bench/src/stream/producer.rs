@@ -175,9 +175,9 @@ impl Sender<'_> {
         if self.task.confirms > 0 {
             self.window.sending(stamps);
         }
-        let octets = self.task.batch.fill(self.sequence, stamps);
-        let written = write(self.stream, octets, || self.task.shared.stop.load(Relaxed))?;
-        let complete = written == octets.len();
+        let bytes = self.task.batch.fill(self.sequence, stamps);
+        let written = write(self.stream, bytes, || self.task.shared.stop.load(Relaxed))?;
+        let complete = written == bytes.len();
         let messages = self.task.batch.complete(self.sequence, written);
         self.sequence += messages as u64;
         self.task.shared.published.fetch_add(messages as u64, Relaxed);
@@ -210,10 +210,10 @@ impl Sender<'_> {
 }
 
 /// Writes everything, unless `give_up` while the socket is blocked; returns how much was written.
-fn write(mut stream: &TcpStream, octets: &[u8], give_up: impl Fn() -> bool) -> Result<usize, ClientError> {
+fn write(mut stream: &TcpStream, bytes: &[u8], give_up: impl Fn() -> bool) -> Result<usize, ClientError> {
     let mut written = 0;
-    while written < octets.len() {
-        match stream.write(&octets[written..]) {
+    while written < bytes.len() {
+        match stream.write(&bytes[written..]) {
             Ok(n) => written += n,
             Err(error) if is_timeout(&error) && give_up() => break,
             Err(error) if is_timeout(&error) => {}

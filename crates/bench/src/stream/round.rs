@@ -170,7 +170,7 @@ fn task<'s>(
     let body: Vec<u8> = (0..workload.size).map(|n| n as u8).collect();
     let bodies = match &workload.bodies[..] {
         [] => vec![&body[..]],
-        files => files.iter().map(|file| &file.octets[..]).collect(),
+        files => files.iter().map(|file| &file.bytes[..]).collect(),
     };
     let style = Style {
         exchange: workload.exchange.as_deref().unwrap_or_default(),

@@ -117,7 +117,7 @@ impl Workload {
         let (keys, bodies) =
             (if self.routing_key.is_some() { self.keys } else { self.queues }, self.bodies.len().max(1));
         let cycle = least_common_multiple(least_common_multiple(keys, bodies), self.channels.into());
-        let largest = self.bodies.iter().map(|body| body.octets.len()).max().unwrap_or(self.size);
+        let largest = self.bodies.iter().map(|body| body.bytes.len()).max().unwrap_or(self.size);
         check(
             cycle.saturating_mul(largest + 100) <= MAX_CYCLE,
             "--routing-keys, --queues, --body and --channels: all combinations together must be at most 512 MiB",
@@ -170,5 +170,5 @@ const MAX_SIZE: usize = 512 << 20;
 const MAX_CONFIRMS: usize = 1_000_000;
 /// More than a broker is asked for in any test of this kind.
 const MAX_QUEUES: usize = 100_000;
-/// Octets of messages that a producer keeps encoded.
+/// Bytes of messages that a producer keeps encoded.
 const MAX_CYCLE: usize = 512 << 20;

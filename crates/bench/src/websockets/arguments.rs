@@ -76,7 +76,7 @@ pub struct Settings {
     pub opening: usize,
     /// Loopback addresses to connect from.
     pub sources: u8,
-    /// Octets of memory beyond which no more are opened.
+    /// Bytes of memory beyond which no more are opened.
     pub memory_limit: Option<u64>,
     /// How often all of this is done with each system.
     pub rounds: usize,

@@ -157,7 +157,7 @@ impl Study {
                 _ = look.tick(), if shared.settings.memory_limit.is_some() => {
                     let rss = self.fleet.usage().rss_bytes;
                     if shared.settings.memory_limit.is_some_and(|limit| rss > limit) {
-                        stopped.get_or_insert(format!("memory of {rss} octets is over the limit"));
+                        stopped.get_or_insert(format!("memory of {rss} bytes is over the limit"));
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Octets of the kernel's own objects on this machine (`Slab` in `/proc/meminfo`), sockets among them; 0 when unknown.
+/// Bytes of the kernel's own objects on this machine (`Slab` in `/proc/meminfo`), sockets among them; 0 when unknown.
 pub(super) fn slab_bytes() -> u64 {
     fs::read_to_string("/proc/meminfo").ok().and_then(|text| slab(&text)).unwrap_or(0)
 }
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slab_is_read_in_octets() {
+    fn slab_is_read_in_bytes() {
         assert_eq!(slab("MemTotal: 7 kB\nSlab:   12 kB\n"), Some(12 * 1024));
         assert_eq!(slab(""), None);
     }

@@ -34,7 +34,7 @@ pub struct SystemReport {
     pub round: usize,
     /// Where it listens.
     pub target: Target,
-    /// Octets of its resident memory before the first connection; 0 without process ids.
+    /// Bytes of its resident memory before the first connection; 0 without process ids.
     pub baseline_bytes: u64,
     /// The levels that were reached, and the one that could not be.
     pub levels: Vec<Level>,
@@ -65,7 +65,7 @@ pub struct Level {
     pub opening_seconds: f64,
     /// CPU time of the processes while they were opened, in seconds.
     pub opening_cpu_seconds: f64,
-    /// Octets of resident memory at the end of the level.
+    /// Bytes of resident memory at the end of the level.
     pub rss_bytes: u64,
     /// What it grew by since before the first connection, for each.
     pub bytes_per_connection: f64,
@@ -98,6 +98,6 @@ pub struct Dropped {
     pub during: Option<Percentiles>,
     /// Published and not received.
     pub missing: u64,
-    /// Octets of resident memory afterwards.
+    /// Bytes of resident memory afterwards.
     pub rss_bytes: u64,
 }

@@ -98,7 +98,7 @@ pub(crate) fn drops(report: &WebSocketsReport) -> Table {
             row.push(number(grouped(messages as f64)));
             row.push(number(after.map_or(String::new(), |_| grouped(*missing as f64))));
             row.extend(latencies(percentiles.as_ref()));
-            row.push(number(after.map_or(String::new(), |octets| bytes(*octets as f64))));
+            row.push(number(after.map_or(String::new(), |size| bytes(*size as f64))));
             table.add_row(Row::from(row));
         }
     }
@@ -111,6 +111,6 @@ fn latencies(percentiles: Option<&Percentiles>) -> [Cell; 3] {
     [of(|p| p.p50), of(|p| p.p99), of(|p| p.max)]
 }
 
-fn kibibytes(octets: f64) -> String {
-    format!("{:.2} KiB", octets / 1024.0)
+fn kibibytes(bytes: f64) -> String {
+    format!("{:.2} KiB", bytes / 1024.0)
 }

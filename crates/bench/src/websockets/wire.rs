@@ -10,7 +10,7 @@ use websocket::{Decoder, Event, Limits, MessageKind, Role, encode};
 
 use super::target::Target;
 
-/// Octets read at once: far more than a message of this study.
+/// Bytes read at once: far more than a message of this study.
 const READ: usize = 16 * 1024;
 
 /// A connection behind its upgrade.
@@ -48,7 +48,7 @@ impl Wire {
             // A nonce keeps caches from answering; there are none between us and the server.
             nonce: *b"a fleet's nonce.",
         };
-        wire.write(&request.octets()).await?;
+        wire.write(&request.bytes()).await?;
         loop {
             let input = wire.read().await?;
             match request.judge(&input).map_err(|error| error.to_string())? {
@@ -86,9 +86,9 @@ impl Wire {
             let mut buffer = [0; READ];
             match self.stream.try_read(&mut buffer) {
                 Ok(0) => return Err("the server closed the connection".to_owned()),
-                Ok(octets) => {
+                Ok(bytes) => {
                     let mut input = std::mem::take(&mut self.left);
-                    input.extend_from_slice(&buffer[..octets]);
+                    input.extend_from_slice(&buffer[..bytes]);
                     return Ok(input);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -97,8 +97,8 @@ impl Wire {
         }
     }
 
-    async fn write(&mut self, octets: &[u8]) -> Result<(), String> {
-        self.stream.write_all(octets).await.map_err(|error| format!("connection lost: {error}"))
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.stream.write_all(bytes).await.map_err(|error| format!("connection lost: {error}"))
     }
 
     fn decode(&mut self, input: &[u8]) -> Result<(), String> {

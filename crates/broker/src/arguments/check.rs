@@ -173,7 +173,7 @@ fn one_of(value: &FieldValue, known: &[&str], error: impl Fn(&str) -> String) ->
 
 fn string_of(value: &FieldValue) -> Result<String, String> {
     match value {
-        FieldValue::LongString(octets) => Ok(String::from_utf8_lossy(octets).into_owned()),
+        FieldValue::LongString(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
         other => Err(unacceptable(other)),
     }
 }

@@ -97,8 +97,8 @@ fn same_value(one: &FieldValue, other: &FieldValue) -> bool {
 /// The value as Erlang prints it.
 pub(crate) fn in_erlang(value: &FieldValue) -> String {
     match value {
-        FieldValue::LongString(octets) | FieldValue::ByteArray(octets) => {
-            String::from_utf8_lossy(octets).into_owned()
+        FieldValue::LongString(bytes) | FieldValue::ByteArray(bytes) => {
+            String::from_utf8_lossy(bytes).into_owned()
         }
         FieldValue::Boolean(value) => value.to_string(),
         FieldValue::Timestamp(seconds) => seconds.to_string(),

@@ -72,7 +72,7 @@ pub struct QueueArguments {
     pub expires: Option<u64>,
     /// `x-max-length` in ready messages.
     pub max_length: Option<u64>,
-    /// `x-max-length-bytes` in octets of ready messages' bodies.
+    /// `x-max-length-bytes` in bytes of ready messages' bodies.
     pub max_length_bytes: Option<u64>,
     /// `x-overflow`.
     pub overflow: Overflow,

@@ -22,7 +22,7 @@ fn field_of(value: &Value) -> FieldValue {
     }
 }
 
-/// Arguments to be shown as JSON, as RabbitMQ shows them: octets that are no text become the characters of the same
+/// Arguments to be shown as JSON, as RabbitMQ shows them: bytes that are no text become the characters of the same
 /// numbers.
 pub fn json_of(table: &FieldTable) -> Value {
     Value::Object(table.iter().map(|(key, value)| (key.to_owned(), value_of(value))).collect())
@@ -36,10 +36,10 @@ fn value_of(field: &FieldValue) -> Value {
         FieldValue::Decimal { scale, value } => {
             Value::from(f64::from(*value) / 10_f64.powi(i32::from(*scale)))
         }
-        FieldValue::LongString(octets) | FieldValue::ByteArray(octets) => {
-            Value::String(match std::str::from_utf8(octets) {
+        FieldValue::LongString(bytes) | FieldValue::ByteArray(bytes) => {
+            Value::String(match std::str::from_utf8(bytes) {
                 Ok(text) => text.to_owned(),
-                Err(_) => octets.iter().copied().map(char::from).collect(),
+                Err(_) => bytes.iter().copied().map(char::from).collect(),
             })
         }
         FieldValue::Array(items) => Value::Array(items.iter().map(value_of).collect()),

@@ -237,9 +237,9 @@ impl File {
         }
     }
 
-    pub(super) fn parse(octets: &[u8]) -> Result<Self, DefinitionsError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, DefinitionsError> {
         let file: Map<String, Value> =
-            serde_json::from_slice(octets).map_err(|error| DefinitionsError::new("", error.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|error| DefinitionsError::new("", error.to_string()))?;
         Self::from_map(&file)
     }
 

@@ -153,7 +153,7 @@ fn each<T>(
         let (own, vhost) = name(entry);
         let long = [Some(own), vhost].into_iter().flatten().find(|name| name.len() > MAX_NAME);
         let checked = match long {
-            Some(long) => Err(format!("a name of {} octets, but {MAX_NAME} are the most", long.len())),
+            Some(long) => Err(format!("a name of {} bytes, but {MAX_NAME} are the most", long.len())),
             None => load(entry),
         };
         checked.map_err(|reason| {
@@ -295,7 +295,7 @@ fn bind(vhost: &VirtualHost, entry: &BindingEntry) -> Result<(), String> {
 fn check_short(what: &str, text: &str) -> Result<(), String> {
     match text.len() {
         ..=MAX_NAME => Ok(()),
-        long => Err(format!("{what} has {long} octets, but {MAX_NAME} are the most")),
+        long => Err(format!("{what} has {long} bytes, but {MAX_NAME} are the most")),
     }
 }
 

@@ -31,8 +31,8 @@ impl Definitions {
     ///
     /// # Errors
     /// The file is not JSON, or an entry is not of the form it should be.
-    pub fn from_json(octets: &[u8]) -> Result<Self, DefinitionsError> {
-        File::parse(octets).map(|file| Self { file })
+    pub fn from_json(bytes: &[u8]) -> Result<Self, DefinitionsError> {
+        File::parse(bytes).map(|file| Self { file })
     }
 
     /// Takes the sections of a definitions file.

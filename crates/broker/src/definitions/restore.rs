@@ -90,13 +90,13 @@ impl Broker {
         entry: &T,
     ) -> Result<(), String> {
         if let Some(long) = names.iter().find(|name| name.len() > MAX_NAME) {
-            return Err(format!("a name of {} octets, but {MAX_NAME} are the most", long.len()));
+            return Err(format!("a name of {} bytes, but {MAX_NAME} are the most", long.len()));
         }
         let value = serde_json::to_value(entry).map_err(|error| error.to_string())?;
-        let octets = value.to_string().into_bytes();
+        let bytes = value.to_string().into_bytes();
         self.book().put(section, names, value, || {
             if let Some(catalogue) = self.catalogue() {
-                catalogue.put(section, key(names), octets);
+                catalogue.put(section, key(names), bytes);
             }
         });
         Ok(())

@@ -80,7 +80,7 @@ fn the_entry_at_fault_is_named() {
         ),
         (
             r#"{"users": [{"name": "u", "password_hash": "AAAA"}]}"#,
-            "user 'u': password_hash has 3 octets, not the 36 of salt and digest",
+            "user 'u': password_hash has 3 bytes, not the 36 of salt and digest",
         ),
         (
             r#"{"permissions": [{"user": "u", "vhost": "v", "configure": "", "write": "", "read": ""}]}"#,

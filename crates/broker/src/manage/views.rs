@@ -45,7 +45,7 @@ pub struct QueueView {
     pub ready: u64,
     /// Messages delivered and not settled.
     pub unacknowledged: u64,
-    /// Octets of the ready messages' bodies.
+    /// Bytes of the ready messages' bodies.
     pub ready_bytes: u64,
     /// Of the ready messages: those that are on disk only.
     pub paged: u64,

@@ -30,7 +30,7 @@ impl Pattern {
             _ => Rule::Expression(Box::new(
                 RegexBuilder::new(text)
                     .backtrack_limit(MAX_STEPS)
-                    .delegate_size_limit(MAX_COMPILED_OCTETS)
+                    .delegate_size_limit(MAX_COMPILED_BYTES)
                     .build()
                     .map_err(|error| format!("'{text}' is not a regular expression: {error}"))?,
             )),
@@ -70,11 +70,11 @@ impl PartialEq for Pattern {
 }
 
 /// Steps that matching with look-around or back-references may take: a few milliseconds, and far more than names of
-/// 255 octets need unless an expression explodes.
+/// 255 bytes need unless an expression explodes.
 const MAX_STEPS: usize = 100_000;
 
 /// The most that a compiled expression may take in memory.
-const MAX_COMPILED_OCTETS: usize = 1 << 20;
+const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -90,8 +90,8 @@ fn dead_letters_and_alternates_ask_for_more() {
         .into_iter()
         .map(|key| (key, FieldValue::text("dead")))
         .collect();
-    let octets = arguments.encode();
-    let arguments = amqp::RawTable::check(&octets).unwrap();
+    let bytes = arguments.encode();
+    let arguments = amqp::RawTable::check(&bytes).unwrap();
     let queue = QueueDeclare { name: "q", arguments, ..Default::default() };
     let exchange = ExchangeDeclare { name: "e", kind: "direct", arguments, ..Default::default() };
     for (permissions, allowed) in

@@ -8,7 +8,7 @@ use store::pages::Survey;
 use crate::message::Message;
 use crate::queue::{Delivery, NEVER, Queue, Run};
 
-/// Octets of memory that may still be filled.
+/// Bytes of memory that may still be filled.
 pub(super) struct Room(pub(super) u64);
 
 /// What is known of a queue's messages so far.
@@ -25,7 +25,7 @@ pub(super) struct Filling<'q> {
     is_cold: bool,
     /// Those that are not, of a queue without priorities, but for its segments.
     cold: Option<Survey>,
-    /// Position, octets of body, expiry and priority of the same, of a queue with priorities.
+    /// Position, bytes of body, expiry and priority of the same, of a queue with priorities.
     ranked: Vec<(u64, u32, u64, u8)>,
 }
 
@@ -75,8 +75,8 @@ impl<'q> Filling<'q> {
             runs[0].add_stored(span, live, weight, expires);
         }
         self.ranked.sort_unstable();
-        for (position, octets, expires, priority) in self.ranked {
-            runs[usize::from(priority)].add_one_stored(position, octets.into(), expires);
+        for (position, bytes, expires, priority) in self.ranked {
+            runs[usize::from(priority)].add_one_stored(position, bytes.into(), expires);
         }
         let messages = self.warm.len() as u64 + runs.iter().map(Run::messages).sum::<u64>();
         self.queue.restore(self.warm, runs, self.next_position);
@@ -85,16 +85,16 @@ impl<'q> Filling<'q> {
 
     /// Notes a message that stays on disk.
     fn leave(&mut self, delivery: &Delivery) {
-        let (position, octets) = (delivery.position, delivery.message.body_len());
+        let (position, bytes) = (delivery.position, delivery.message.body_len());
         let highest = self.priorities();
         if highest > 0 {
             let priority = delivery.message.traits().priority.unwrap_or(0).min(highest);
-            self.ranked.push((position, octets as u32, delivery.expires, priority));
+            self.ranked.push((position, bytes as u32, delivery.expires, priority));
             return;
         }
         let cold = self.cold.get_or_insert_default();
         cold.live += 1;
-        cold.weight += octets as u64;
+        cold.weight += bytes as u64;
         cold.expires = cold.expires.min(delivery.expires);
         let (first, last) = cold.positions.unwrap_or((position, position));
         cold.positions = Some((first.min(position), last.max(position)));
@@ -107,12 +107,12 @@ impl<'q> Filling<'q> {
 
 impl Room {
     /// Whether there is so much left.
-    fn take(&mut self, octets: u64) -> bool {
-        let left = self.0.checked_sub(octets);
+    fn take(&mut self, bytes: u64) -> bool {
+        let left = self.0.checked_sub(bytes);
         self.0 = left.unwrap_or(self.0);
         left.is_some()
     }
 }
 
-/// Octets of memory that a message takes beside its body, usually.
+/// Bytes of memory that a message takes beside its body, usually.
 const USUAL_REST: u64 = 192;

@@ -13,6 +13,6 @@ mod restore;
 pub(crate) use kept::{Keeping, Kept, KeptMessages};
 pub(crate) use marks::Marks;
 pub(crate) use paged::{Loaded, PagingError, load, write};
-pub use payload::body_octets;
+pub use payload::body_bytes;
 pub use restore::RestoreError;
 pub(crate) use restore::Restored;

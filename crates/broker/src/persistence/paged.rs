@@ -37,12 +37,12 @@ pub(crate) enum PagingError {
 pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, PagingError> {
     let (mut kept, mut through) = (Vec::new(), plan.last());
     if let Some(stored) = stored.filter(|_| plan.has_stored) {
-        let part = part(plan, |from, most| Ok(stored.read(from, most, LOAD_OCTETS)?))?;
+        let part = part(plan, |from, most| Ok(stored.read(from, most, LOAD_BYTES)?))?;
         (kept, through) = (part.0, through.min(part.1));
     }
     let mut written = Vec::new();
     if let Some(lane) = &plan.lane {
-        let part = part(plan, |from, most| Ok(lane.read(from, most, LOAD_OCTETS)?))?;
+        let part = part(plan, |from, most| Ok(lane.read(from, most, LOAD_BYTES)?))?;
         (written, through) = (part.0, through.min(part.1));
     }
     let mut deliveries = Vec::with_capacity(kept.len() + written.len());
@@ -155,7 +155,7 @@ impl fmt::Display for PagingError {
 impl std::error::Error for PagingError {}
 
 /// Read in one go, and held twice for a moment: a disk gives it in about a millisecond.
-const LOAD_OCTETS: usize = 1 << 20;
+const LOAD_BYTES: usize = 1 << 20;
 
 /// The same of small messages.
 const LOAD_MESSAGES: u64 = 2048;

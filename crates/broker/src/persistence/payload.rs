@@ -10,8 +10,8 @@
 //!         properties, as in a content header
 //!         body, up to the end
 //! ```
-//! Numbers have seven bits in each octet, the lowest first, and the upper bit where more follows; a text is its length and its
-//! octets. What the broker reads from the properties is read from them again.
+//! Numbers have seven bits in each byte, the lowest first, and the upper bit where more follows; a text is its length and its
+//! bytes. What the broker reads from the properties is read from them again.
 
 use std::sync::Arc;
 
@@ -31,15 +31,15 @@ pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R
     message.blind_copies().for_each(|key| put_text(&mut head, key));
     let mut parts: SmallVec<[&[u8]; 4]> = SmallVec::new();
     parts.push(&head);
-    parts.push(message.octets());
+    parts.push(message.bytes());
     if let BodyView::Chunks(chunks) = message.body() {
         parts.extend(chunks.iter().map(|chunk| &chunk[..]));
     }
     write(&parts)
 }
 
-/// Octets of the body in a payload: what it counts for where queues are measured.
-pub fn body_octets(payload: &[u8]) -> u32 {
+/// Bytes of the body in a payload: what it counts for where queues are measured.
+pub fn body_bytes(payload: &[u8]) -> u32 {
     let body = || {
         let mut rest = payload.get(1..)?;
         take_text(&mut rest)?;
@@ -49,7 +49,7 @@ pub fn body_octets(payload: &[u8]) -> u32 {
         }
         rest.len().checked_sub(key.checked_add(properties)?)
     };
-    body().and_then(|octets| u32::try_from(octets).ok()).unwrap_or(0)
+    body().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
 }
 
 /// Reads payloads; messages of the same exchange that come one after the other share its name.
@@ -112,19 +112,19 @@ fn take<'a>(from: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
 fn take_number(from: &mut &[u8]) -> Option<usize> {
     let mut number = 0;
     for shift in (0..MAX_NUMBER_BITS).step_by(7) {
-        let (&[octet], rest) = from.split_first_chunk()?;
+        let (&[byte], rest) = from.split_first_chunk()?;
         *from = rest;
-        number |= usize::from(octet & 0x7f) << shift;
-        if octet < 0x80 {
+        number |= usize::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
             return Some(number);
         }
     }
     None
 }
 
-/// First octet of what is written, so that another form can be told from this one.
+/// First byte of what is written, so that another form can be told from this one.
 const FORM: u8 = 1;
-/// Room on the stack for what stands before the routing key: an exchange's name, and a few octets more.
+/// Room on the stack for what stands before the routing key: an exchange's name, and a few bytes more.
 const USUAL_HEAD: usize = 96;
 /// Lengths are below 2^35: a record is below 4 GiB.
 const MAX_NUMBER_BITS: u32 = 35;
@@ -146,9 +146,9 @@ mod tests {
         let mut properties = Properties::default().with_delivery_mode(2);
         properties.expiration = expiration;
         properties.priority = priority;
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
-        octets
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
+        bytes
     }
 
     proptest! {
@@ -169,23 +169,23 @@ mod tests {
             let back = Decoder::default().decode(&encode(&message)).unwrap();
             prop_assert_eq!((back.exchange(), back.routing_key()), (&*exchange, &*key));
             prop_assert_eq!((back.properties(), back.body().to_vec()), (&*properties, body));
-            prop_assert_eq!(body_octets(&encode(&message)) as usize, back.body_len());
+            prop_assert_eq!(body_bytes(&encode(&message)) as usize, back.body_len());
             prop_assert_eq!(back.traits(), traits);
             prop_assert_eq!(back.blind_copies().collect::<Vec<_>>(), blind);
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(mut octets in prop::collection::vec(any::<u8>(), 1..200), form: bool) {
+        fn any_bytes_are_read_without_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), form: bool) {
             if form {
-                octets[0] = FORM;
+                bytes[0] = FORM;
             }
-            let _ = Decoder::default().decode(&octets);
-            let _ = body_octets(&octets);
+            let _ = Decoder::default().decode(&bytes);
+            let _ = body_bytes(&bytes);
         }
     }
 
     #[test]
-    fn these_are_the_octets() {
+    fn these_are_the_bytes() {
         let properties = properties(None, None);
         let traits = traits_of(&properties).unwrap();
         let message = Message::new("ex".into(), "key", &properties, Body::Copied(b"body"), traits);

@@ -39,7 +39,7 @@ impl Restored {
         queues: &HashMap<u64, Arc<Queue>>,
         watermark: u64,
     ) -> Result<Self, RestoreError> {
-        let mut room = Room(watermark.min(WARM_OCTETS));
+        let mut room = Room(watermark.min(WARM_BYTES));
         let mut found = HashMap::new();
         for known in recovered.queues() {
             match queues.get(&known.id.0) {
@@ -113,6 +113,6 @@ impl fmt::Display for RestoreError {
 
 impl std::error::Error for RestoreError {}
 
-/// Octets of memory that a start fills with messages, at most: what a small broker has is in memory as it was, and a large
+/// Bytes of memory that a start fills with messages, at most: what a small broker has is in memory as it was, and a large
 /// one starts within seconds.
-const WARM_OCTETS: u64 = 64 << 20;
+const WARM_BYTES: u64 = 64 << 20;

@@ -15,7 +15,7 @@ pub struct PolicyDefinition {
     pub expires: Option<u64>,
     /// `max-length` in ready messages.
     pub max_length: Option<u64>,
-    /// `max-length-bytes` in octets of ready messages' bodies.
+    /// `max-length-bytes` in bytes of ready messages' bodies.
     pub max_length_bytes: Option<u64>,
     /// `overflow`.
     pub overflow: Option<Overflow>,

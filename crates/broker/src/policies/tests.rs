@@ -27,8 +27,8 @@ fn policy(name: &str, pattern: &str, priority: i64, definition: &str) -> Policy 
 
 fn queue(vhost: &Arc<VirtualHost>, name: &str, arguments: &[(&str, FieldValue)]) -> Arc<Queue> {
     let arguments: FieldTable = arguments.iter().cloned().collect();
-    let octets = arguments.encode();
-    let arguments = RawTable::check(&octets).unwrap();
+    let bytes = arguments.encode();
+    let arguments = RawTable::check(&bytes).unwrap();
     let declare = QueueDeclare { name, durable: true, arguments, ..Default::default() };
     vhost.declare_queue(ME, &declare, NOW).unwrap().queue
 }

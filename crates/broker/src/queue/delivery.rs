@@ -182,8 +182,8 @@ impl Offer<'_> {
         Some(delivery)
     }
 
-    /// Length in octets of the body that [`Offer::next`] would give; `None` when it would give nothing. Lets a
-    /// consumer with a limit in octets decline.
+    /// Length in bytes of the body that [`Offer::next`] would give; `None` when it would give nothing. Lets a
+    /// consumer with a limit in bytes decline.
     pub fn peek_len(&self) -> Option<usize> {
         if self.is_over() { None } else { self.ready.front().map(|delivery| delivery.message.body_len()) }
     }

@@ -26,7 +26,7 @@ pub(super) struct PagingState {
     busy: bool,
     /// It stands among the long ones.
     listed: bool,
-    /// Octets that could not go to disk when that was last tried.
+    /// Bytes that could not go to disk when that was last tried.
     stuck: u64,
     /// Attempts that failed, one after the other.
     failures: u32,
@@ -111,7 +111,7 @@ impl Queue {
         };
         self.metrics.paging_reads.add(1);
         self.metrics.messages_paged_in.add(loaded.deliveries.len());
-        self.metrics.bytes_paged_in.add(body_octets(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
+        self.metrics.bytes_paged_in.add(body_bytes(loaded.deliveries.iter().map(|(delivery, _)| delivery)));
         let through = loaded.through;
         let arguments = self.arguments.load();
         let limit = arguments.delivery_limit.filter(|_| arguments.kind == QueueKind::Quorum);
@@ -187,7 +187,7 @@ impl Queue {
 
     fn count_paged_out(&self, freed: &[Delivery]) {
         self.metrics.messages_paged_out.add(freed.len());
-        self.metrics.bytes_paged_out.add(body_octets(freed.iter()));
+        self.metrics.bytes_paged_out.add(body_bytes(freed.iter()));
     }
 
     fn paging_failed(&self, what: &str, error: &PagingError, now: Timestamp) {
@@ -241,7 +241,7 @@ impl QueueState {
         self.can_leave() > LONG
     }
 
-    /// Octets of memory that were not found to be unable to.
+    /// Bytes of memory that were not found to be unable to.
     #[inline]
     fn can_leave(&self) -> u64 {
         self.ready.pageable().saturating_sub(self.paging.stuck)
@@ -266,11 +266,11 @@ impl PagingState {
     }
 }
 
-fn body_octets<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
+fn body_bytes<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
     deliveries.map(|delivery| delivery.message.body_len()).sum()
 }
 
-/// Octets of memory up to which a queue is left alone, beside what stays in front in any case: paging costs more than they
+/// Bytes of memory up to which a queue is left alone, beside what stays in front in any case: paging costs more than they
 /// are worth.
 const LONG: u64 = 128 << 10;
 

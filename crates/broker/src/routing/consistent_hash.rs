@@ -116,26 +116,26 @@ impl ConsistentHash {
     fn hash(&self, routed: Routed<'_>) -> u64 {
         match &self.hash_of {
             // Those from CC play no part.
-            Hashed::RoutingKey => hash_octets(routed.keys.first().map_or(b"", |key| key.as_bytes())),
+            Hashed::RoutingKey => hash_bytes(routed.keys.first().map_or(b"", |key| key.as_bytes())),
             Hashed::Header(name) => {
                 match entries(routed.headers).find(|(found, _)| *found == &**name).map(|(_, value)| value) {
-                    None | Some(ValueView::Void) => hash_octets(b""),
-                    Some(
-                        ValueView::Text(octets) | ValueView::Array(octets) | ValueView::Other(_, octets),
-                    ) => hash_octets(octets),
-                    Some(ValueView::Integer(number)) => hash_octets(&number.to_le_bytes()),
-                    Some(ValueView::Float(number)) => hash_octets(&number.to_le_bytes()),
-                    Some(ValueView::Boolean(value)) => hash_octets(&[u8::from(value)]),
+                    None | Some(ValueView::Void) => hash_bytes(b""),
+                    Some(ValueView::Text(bytes) | ValueView::Array(bytes) | ValueView::Other(_, bytes)) => {
+                        hash_bytes(bytes)
+                    }
+                    Some(ValueView::Integer(number)) => hash_bytes(&number.to_le_bytes()),
+                    Some(ValueView::Float(number)) => hash_bytes(&number.to_le_bytes()),
+                    Some(ValueView::Boolean(value)) => hash_bytes(&[u8::from(value)]),
                 }
             }
             Hashed::Property(property) => {
                 let properties = Properties::decode(routed.properties).unwrap_or_default();
                 match property {
-                    Property::CorrelationId => hash_octets(properties.correlation_id.map_or(b"", |id| id.0)),
-                    Property::MessageId => hash_octets(properties.message_id.map_or(b"", |id| id.0)),
+                    Property::CorrelationId => hash_bytes(properties.correlation_id.map_or(b"", |id| id.0)),
+                    Property::MessageId => hash_bytes(properties.message_id.map_or(b"", |id| id.0)),
                     Property::Timestamp => properties
                         .timestamp
-                        .map_or_else(|| hash_octets(b""), |at| hash_octets(&at.to_le_bytes())),
+                        .map_or_else(|| hash_bytes(b""), |at| hash_bytes(&at.to_le_bytes())),
                 }
             }
         }
@@ -184,7 +184,7 @@ pub(crate) fn check_arguments(arguments: &FieldTable) -> Result<(), BrokerError>
 pub(crate) fn weight_of(key: &str) -> Result<u32, BrokerError> {
     let refuse = |why: String| Err(BrokerError::precondition(format!("The binding key must be {why}")));
     let digits = key.strip_prefix(['+', '-']).unwrap_or(key);
-    if digits.is_empty() || !digits.bytes().all(|octet| octet.is_ascii_digit()) {
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         let quoted = if key.is_empty() { String::new() } else { format!("\"{key}\"") };
         return refuse(format!("an integer: <<{quoted}>>"));
     }
@@ -204,9 +204,9 @@ fn add_buckets(buckets: &mut Vec<Bucket>, destination: u32, weight: u32) -> Vec<
 
 /// FNV-1a, and a finalizer that spreads it to all bits. Keys must lead to the same place after a restart, which the
 /// hashes of hash tables do not promise.
-fn hash_octets(octets: &[u8]) -> u64 {
-    let step = |hash: u64, octet: &u8| (hash ^ u64::from(*octet)).wrapping_mul(0x0100_0000_01b3);
-    let mut hash = octets.iter().fold(0xcbf2_9ce4_8422_2325, step);
+fn hash_bytes(bytes: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let mut hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, step);
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash ^ (hash >> 33)
 }
@@ -225,7 +225,7 @@ fn jump_hash(mut key: u64, buckets: u32) -> u32 {
 const HASH_HEADER: &str = "hash-header";
 const HASH_PROPERTY: &str = "hash-property";
 
-/// The largest weight, at 12 octets of memory for each unit. RabbitMQ has no limit but recommends small numbers.
+/// The largest weight, at 12 bytes of memory for each unit. RabbitMQ has no limit but recommends small numbers.
 const MAX_WEIGHT: i64 = 1024;
 
 #[cfg(test)]

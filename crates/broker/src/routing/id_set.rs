@@ -147,7 +147,7 @@ fn hash(id: u32) -> u64 {
     u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Up to here a scan of the vector (64 octets, one cache line) is as fast as the index.
+/// Up to here a scan of the vector (64 bytes, one cache line) is as fast as the index.
 const MAX_UNINDEXED: usize = 8;
 
 #[cfg(test)]
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_sixteen_octets_when_it_has_one_member() {
+    fn takes_sixteen_bytes_when_it_has_one_member() {
         assert_eq!(size_of::<IdSet>(), 16);
     }
 }

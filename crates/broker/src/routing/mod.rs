@@ -141,13 +141,13 @@ impl Router {
     }
 
     /// The key and the arguments behind the numbers.
-    pub(crate) fn octets(&self, pattern: Pattern) -> (&str, Cow<'_, [u8]>) {
+    pub(crate) fn bytes(&self, pattern: Pattern) -> (&str, Cow<'_, [u8]>) {
         // Interned from text.
-        let key = std::str::from_utf8(self.keys.octets(pattern.key)).unwrap_or_default();
+        let key = std::str::from_utf8(self.keys.bytes(pattern.key)).unwrap_or_default();
         let arguments = match (&self.table, pattern.arguments) {
             (_, NO_ARGUMENTS) => Cow::Borrowed(&[][..]),
-            (Table::Headers(_), arguments) => Cow::Owned(headers::given(self.arguments.octets(arguments))),
-            (_, arguments) => Cow::Borrowed(self.arguments.octets(arguments)),
+            (Table::Headers(_), arguments) => Cow::Owned(headers::given(self.arguments.bytes(arguments))),
+            (_, arguments) => Cow::Borrowed(self.arguments.bytes(arguments)),
         };
         (key, arguments)
     }
@@ -236,7 +236,7 @@ impl Router {
 
 /// The weight that a key says. Keys were checked when they were bound.
 fn weight(keys: &Keys, key: u32) -> u32 {
-    std::str::from_utf8(keys.octets(key)).ok().and_then(|key| weight_of(key).ok()).unwrap_or(1)
+    std::str::from_utf8(keys.bytes(key)).ok().and_then(|key| weight_of(key).ok()).unwrap_or(1)
 }
 
 /// Stands for no arguments, where they are left out.

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::id_set::IdSet;
 
-/// Octet strings with a set of destinations each. Up to `INLINE` octets need no allocation of their own.
+/// Byte strings with a set of destinations each. Up to `INLINE` bytes need no allocation of their own.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns<const INLINE: usize> {
     entries: Slab<Entry<INLINE>>,
@@ -22,35 +22,35 @@ pub(crate) struct Patterns<const INLINE: usize> {
 
 #[derive(Debug)]
 struct Entry<const INLINE: usize> {
-    octets: SmallVec<[u8; INLINE]>,
+    bytes: SmallVec<[u8; INLINE]>,
     destinations: IdSet,
 }
 
 impl<const INLINE: usize> Patterns<INLINE> {
-    pub(super) fn number_of(&self, octets: &[u8]) -> Option<u32> {
-        let hash = self.hasher.hash_one(octets);
-        self.numbers.find(hash, |&number| self.octets(number) == octets).copied()
+    pub(super) fn number_of(&self, bytes: &[u8]) -> Option<u32> {
+        let hash = self.hasher.hash_one(bytes);
+        self.numbers.find(hash, |&number| self.bytes(number) == bytes).copied()
     }
 
-    /// The number of an octet string, which is new if it has none yet. A new one must be given a destination.
-    pub(super) fn intern(&mut self, octets: &[u8]) -> u32 {
+    /// The number of a byte string, which is new if it has none yet. A new one must be given a destination.
+    pub(super) fn intern(&mut self, bytes: &[u8]) -> u32 {
         let Self { entries, numbers, hasher } = self;
-        let hash = |octets: &[u8]| hasher.hash_one(octets);
-        let same = |&number: &u32| entries[number as usize].octets[..] == *octets;
-        match numbers.entry(hash(octets), same, |&number| hash(&entries[number as usize].octets)) {
+        let hash = |bytes: &[u8]| hasher.hash_one(bytes);
+        let same = |&number: &u32| entries[number as usize].bytes[..] == *bytes;
+        match numbers.entry(hash(bytes), same, |&number| hash(&entries[number as usize].bytes)) {
             hashbrown::hash_table::Entry::Occupied(known) => *known.get(),
             hashbrown::hash_table::Entry::Vacant(vacant) => {
                 let entry = entries.vacant_entry();
                 let number = entry.key() as u32;
                 vacant.insert(number);
-                entry.insert(Entry { octets: octets.into(), destinations: IdSet::default() });
+                entry.insert(Entry { bytes: bytes.into(), destinations: IdSet::default() });
                 number
             }
         }
     }
 
-    pub(super) fn octets(&self, number: u32) -> &[u8] {
-        &self.entries[number as usize].octets
+    pub(super) fn bytes(&self, number: u32) -> &[u8] {
+        &self.entries[number as usize].bytes
     }
 
     pub(super) fn destinations(&self, number: u32) -> &IdSet {
@@ -74,7 +74,7 @@ impl<const INLINE: usize> Patterns<INLINE> {
 
     /// Gives a number back that has no destinations any more.
     pub(super) fn forget(&mut self, number: u32) {
-        let hash = self.hasher.hash_one(self.octets(number));
+        let hash = self.hasher.hash_one(self.bytes(number));
         if let Ok(entry) = self.numbers.find_entry(hash, |&found| found == number) {
             entry.remove();
         }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_octets_have_one_number_until_their_last_destination_goes() {
+    fn equal_bytes_have_one_number_until_their_last_destination_goes() {
         let mut patterns = Patterns::<4>::default();
         let (short, long) = (patterns.intern(b"a"), patterns.intern(b"longer than inline"));
         assert!(patterns.insert(short, 1) && patterns.insert(long, 1));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_sixteen_octets_takes_forty() {
+    fn a_key_of_sixteen_bytes_takes_forty() {
         assert_eq!(size_of::<Entry<16>>(), 40);
     }
 }

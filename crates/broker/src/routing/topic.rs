@@ -51,7 +51,7 @@ impl Topic {
         if self.nodes.is_empty() {
             self.nodes.insert(Node::new(b""));
         }
-        let words: Words<'_> = words_of(keys.octets(pattern)).collect();
+        let words: Words<'_> = words_of(keys.bytes(pattern)).collect();
         let mut at = ROOT;
         for (depth, &word) in words.iter().enumerate() {
             at = match self.step(keys, at, depth, word) {
@@ -68,9 +68,9 @@ impl Topic {
         self.nodes[at as usize].pattern = pattern;
     }
 
-    /// Removes a pattern that is in the tree. Called while it still has its octets.
+    /// Removes a pattern that is in the tree. Called while it still has its bytes.
     pub(super) fn remove(&mut self, keys: &Keys, pattern: u32) {
-        let words: Words<'_> = words_of(keys.octets(pattern)).collect();
+        let words: Words<'_> = words_of(keys.bytes(pattern)).collect();
         let mut path: SmallVec<[(u32, u32); 16]> = SmallVec::new();
         let mut at = ROOT;
         for (depth, &word) in words.iter().enumerate() {
@@ -117,7 +117,7 @@ impl Topic {
         while let Some(Visit { to: at, depth, consumed, below_hash }) = pending.pop() {
             if at & LEAF != 0 {
                 let pattern = at & !LEAF;
-                let tail = words_of(keys.octets(pattern)).skip(depth as usize);
+                let tail = words_of(keys.bytes(pattern)).skip(depth as usize);
                 if tail_matches(tail, &words[consumed as usize..]) {
                     found(pattern);
                 }
@@ -171,7 +171,7 @@ impl Topic {
     fn word_to<'a>(&'a self, keys: &'a Keys, to: u32, depth: usize) -> Option<&'a [u8]> {
         match to & LEAF {
             0 => Some(&self.nodes[to as usize].word),
-            _ => words_of(keys.octets(to & !LEAF)).nth(depth),
+            _ => words_of(keys.bytes(to & !LEAF)).nth(depth),
         }
     }
 
@@ -180,7 +180,7 @@ impl Topic {
         let node = self.nodes.insert(Node::new(word)) as u32;
         self.remove_edge(from, word, leaf);
         self.add_edge(from, word, node);
-        match words_of(keys.octets(leaf & !LEAF)).nth(depth + 1) {
+        match words_of(keys.bytes(leaf & !LEAF)).nth(depth + 1) {
             None => self.nodes[node as usize].pattern = leaf & !LEAF,
             Some(next) => self.add_edge(node, next, leaf),
         }
@@ -247,7 +247,7 @@ fn tail_matches<'a>(tail: impl Iterator<Item = &'a [u8]>, words: &[&[u8]]) -> bo
 /// RabbitMQ takes the empty key for no word at all, not for one empty word.
 fn words_of(key: &[u8]) -> impl Iterator<Item = &[u8]> {
     let skip = usize::from(key.is_empty());
-    key.split(|octet| *octet == b'.').skip(skip)
+    key.split(|byte| *byte == b'.').skip(skip)
 }
 
 fn hash(hasher: &RandomState, from: u32, word: &[u8]) -> u32 {

@@ -45,7 +45,7 @@ impl Topology {
             (true, slot) => self.exchanges.get(slot as usize).is_some_and(|exchange| !exchange.doomed),
             (false, slot) => self.queues.get(slot as usize).is_some_and(|queue| !queue.queue.is_deleted()),
         };
-        let (key, arguments) = source.router.octets(binding.pattern);
+        let (key, arguments) = source.router.bytes(binding.pattern);
         is_there.then_some((binding.source, binding.destination, key, arguments))
     }
 
@@ -54,7 +54,7 @@ impl Topology {
         &self.queues[slot as usize].queue
     }
 
-    /// The places of the bindings to something: four octets each, copied.
+    /// The places of the bindings to something: four bytes each, copied.
     pub(crate) fn incoming(&self, to: Destination) -> Vec<u32> {
         match to.slot() {
             (true, slot) => self.exchanges[slot as usize].incoming.clone(),

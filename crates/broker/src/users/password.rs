@@ -1,4 +1,4 @@
-//! Passwords at rest, as RabbitMQ keeps them (RabbitMQ, "Credentials and Passwords"): four octets of salt, then the
+//! Passwords at rest, as RabbitMQ keeps them (RabbitMQ, "Credentials and Passwords"): four bytes of salt, then the
 //! digest of salt and password; in base64 where it is written down.
 
 use std::fmt;
@@ -47,15 +47,15 @@ impl PasswordHash {
                 ));
             }
         };
-        let octets =
+        let bytes =
             STANDARD.decode(base64).map_err(|error| format!("password_hash is not base64: {error}"))?;
-        match octets.split_first_chunk::<SALT_LEN>() {
+        match bytes.split_first_chunk::<SALT_LEN>() {
             Some((salt, digest)) if digest.len() == algorithm.digest_len() => {
                 Ok(Self { algorithm, salt: *salt, digest: digest.into() })
             }
             _ => Err(format!(
-                "password_hash has {} octets, not the {} of salt and digest",
-                octets.len(),
+                "password_hash has {} bytes, not the {} of salt and digest",
+                bytes.len(),
                 SALT_LEN + algorithm.digest_len()
             )),
         }
@@ -63,12 +63,12 @@ impl PasswordHash {
 
     /// `password_hash` and `hashing_algorithm` of RabbitMQ's definitions.
     pub fn write(&self) -> (String, &'static str) {
-        let octets = [&self.salt, &*self.digest].concat();
+        let bytes = [&self.salt, &*self.digest].concat();
         let algorithm = match self.algorithm {
             Algorithm::Sha256 => "rabbit_password_hashing_sha256",
             Algorithm::Sha512 => "rabbit_password_hashing_sha512",
         };
-        (STANDARD.encode(octets), algorithm)
+        (STANDARD.encode(bytes), algorithm)
     }
 
     /// Whether this is the password, in a time that does not tell how much of it is right.
@@ -113,7 +113,7 @@ impl fmt::Debug for PasswordHash {
     }
 }
 
-/// Octets of salt in front of the digest.
+/// Bytes of salt in front of the digest.
 const SALT_LEN: usize = 4;
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
     fn what_is_wrong_with_a_hash_is_told() {
         let refused = |hash, algorithm| PasswordHash::parse(hash, algorithm).unwrap_err();
         assert!(refused("!", None).starts_with("password_hash is not base64"));
-        assert_eq!(refused("AAAA", None), "password_hash has 3 octets, not the 36 of salt and digest");
+        assert_eq!(refused("AAAA", None), "password_hash has 3 bytes, not the 36 of salt and digest");
         assert!(refused(DOCUMENTED, Some("rabbit_password_hashing_md5")).contains("_md5' is neither"));
     }
 

@@ -246,8 +246,8 @@ pub(super) fn key_of<'a>(
 
 /// Arguments as part of a binding's identity: encoded, sorted by name.
 pub(super) fn canonical(arguments: RawTable<'_>) -> Cow<'_, [u8]> {
-    if entries(arguments.octets()).map(|(name, _)| name).is_sorted_by(|one, next| one < next) {
-        return arguments.octets().into();
+    if entries(arguments.bytes()).map(|(name, _)| name).is_sorted_by(|one, next| one < next) {
+        return arguments.bytes().into();
     }
     let table = arguments.decode();
     let mut entries: Vec<_> = table.iter().map(|(name, value)| (name, value.clone())).collect();

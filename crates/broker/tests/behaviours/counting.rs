@@ -141,15 +141,11 @@ fn what_is_published_to_several_exchanges_at_once_is_counted_at_each() {
         world.bind("q", exchange, "q");
     }
     let copies = table(&[("CC", FieldValue::Array(vec![FieldValue::text("also")]))]);
-    let mut octets = Vec::new();
-    Properties::default().with_headers(raw(&copies)).encode(&mut octets);
-    for (exchange, properties) in [
-        ("direct", &[0, 0][..]),
-        ("copied", &octets),
-        ("copied", &[0, 0]),
-        ("direct", &octets),
-        ("", &[0, 0]),
-    ] {
+    let mut bytes = Vec::new();
+    Properties::default().with_headers(raw(&copies)).encode(&mut bytes);
+    for (exchange, properties) in
+        [("direct", &[0, 0][..]), ("copied", &bytes), ("copied", &[0, 0]), ("direct", &bytes), ("", &[0, 0])]
+    {
         let publish = Publish { exchange, routing_key: "q", properties, body: Body::Copied(b"x") };
         world.publisher.publish(publish, world.now).unwrap();
     }

@@ -84,7 +84,7 @@ fn line_ends_are_stripped_from_names() {
 }
 
 #[test]
-fn names_may_be_255_octets_long() {
+fn names_may_be_255_bytes_long() {
     let mut world = world();
     let name = "n".repeat(255);
     world.queue(&name);

@@ -238,7 +238,7 @@ fn no_confirmed_message_is_lost_while_most_are_paged_out() {
     }
 }
 
-fn random_life(seed: u64, mut kept: Kept, octets: usize) {
+fn random_life(seed: u64, mut kept: Kept, bytes: usize) {
     let mut dice = Dice::new(seed);
     kept.durable("q", &[]);
     kept.sync();
@@ -251,7 +251,7 @@ fn random_life(seed: u64, mut kept: Kept, octets: usize) {
         match dice.below(8) {
             0..=2 => {
                 for _ in 0..=dice.below(5) {
-                    kept.publish("", "q", &format!("{next:<octets$}"));
+                    kept.publish("", "q", &format!("{next:<bytes$}"));
                     published.insert(next);
                     next += 1;
                 }

@@ -16,7 +16,7 @@ pub(crate) struct Kept {
     pub(crate) disk: SimDisk,
     pub(crate) store: Arc<Store>,
     pub(crate) rounds: Rounds,
-    /// Octets of memory above which queues page.
+    /// Bytes of memory above which queues page.
     watermark: u64,
 }
 
@@ -53,7 +53,7 @@ fn start(disk: SimDisk, now: Timestamp, watermark: u64) -> Kept {
 /// So small that messages move to segments of their queue soon.
 fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
     let settings = StoreSettings {
-        weigh: body_octets,
+        weigh: body_bytes,
         journal_segments: 1,
         queue_segment_size: 128 << 10,
         ..Settings { segment_size: 128 << 10, pending_limit: 64 << 20 }.into()
@@ -92,10 +92,10 @@ impl Kept {
         body: &str,
         properties: Properties<'_>,
     ) -> Flushed {
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
         let body = Body::Copied(body.as_bytes());
-        let publish = Publish { exchange, routing_key, properties: &octets, body };
+        let publish = Publish { exchange, routing_key, properties: &bytes, body };
         let World { publisher, now, .. } = &mut self.world;
         publisher.publish(publish, *now).unwrap();
         publisher.flush(*now)

@@ -11,7 +11,7 @@ fn the_oldest_ready_messages_make_room() {
 }
 
 #[test]
-fn octets_of_bodies_are_limited_too() {
+fn bytes_of_bodies_are_limited_too() {
     let mut world = world();
     let queue = world.queue_with("q", &[("x-max-length-bytes", FieldValue::I32(5))]);
     world.publish_all("q", &["aaa", "bb", "c"]);

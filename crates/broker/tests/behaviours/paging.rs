@@ -8,7 +8,7 @@ use broker::*;
 use crate::kept::{Kept, Told, paging};
 use crate::world::*;
 
-/// Octets of a body: hundreds of them are a long queue.
+/// Bytes of a body: hundreds of them are a long queue.
 const BODY: usize = 2000;
 pub(crate) const MANY: usize = 600;
 

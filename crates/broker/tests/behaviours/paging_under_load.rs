@@ -15,7 +15,7 @@ use crate::paging::{
 };
 use crate::world::*;
 
-/// Octets of a body: some of them are more than may wait to leave memory.
+/// Bytes of a body: some of them are more than may wait to leave memory.
 const LARGE: usize = 2 << 20;
 
 /// Publishes large messages, which are not persistent, until it is told to pause; how many.
@@ -80,7 +80,7 @@ fn what_cannot_be_read_is_neither_lost_nor_passed_over() {
     let is_segment = |name: &String| name.ends_with(".segment");
     let files: Vec<_> = kept.disk.files().into_iter().filter(is_segment).collect();
     let flip = |kept: &Kept| {
-        let each = |octets: &mut Vec<u8>| octets.iter_mut().for_each(|octet| *octet ^= 1);
+        let each = |bytes: &mut Vec<u8>| bytes.iter_mut().for_each(|byte| *byte ^= 1);
         files.iter().for_each(|file| kept.disk.damage(file, each));
     };
     flip(&kept);
@@ -159,12 +159,12 @@ fn many_threads_publish_take_purge_and_page() {
         });
         let mut publisher = vhost.publisher(&guest);
         for number in 0..MANY * 5 {
-            let mut octets = Vec::new();
-            properties(number).encode(&mut octets);
+            let mut bytes = Vec::new();
+            properties(number).encode(&mut bytes);
             let text = body(number);
             let body = Body::Copied(text.as_bytes());
             publisher
-                .publish(Publish { exchange: "", routing_key: "q", properties: &octets, body }, Timestamp(1))
+                .publish(Publish { exchange: "", routing_key: "q", properties: &bytes, body }, Timestamp(1))
                 .unwrap();
             publisher.flush(Timestamp(1));
             if number % 1000 == 999 {

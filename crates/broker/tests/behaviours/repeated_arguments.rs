@@ -9,13 +9,13 @@ use crate::world::*;
 
 /// A table in which `key` stands twice.
 fn twice(key: &str, first: &FieldValue, second: &FieldValue) -> Vec<u8> {
-    let mut octets = Vec::new();
-    let mut writer = Writer::new(&mut octets);
+    let mut bytes = Vec::new();
+    let mut writer = Writer::new(&mut bytes);
     for value in [first, second] {
         writer.write(&key);
         value.write(&mut writer);
     }
-    octets
+    bytes
 }
 
 #[test]

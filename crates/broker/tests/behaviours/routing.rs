@@ -28,16 +28,16 @@ fn copies_are_routed_by_every_exchange_and_blind_ones_are_hidden() {
 }
 
 #[test]
-fn properties_come_out_octet_for_octet() {
+fn properties_come_out_byte_for_byte() {
     let mut world = world();
     let queue = world.queue("q");
     let headers = table(&[("z", FieldValue::F32(0.1)), ("a", FieldValue::I8(-1)), ("z2", FieldValue::Void)]);
     let properties = Properties::default().with_headers(raw(&headers)).with_delivery_mode(2).with_priority(3);
-    let mut octets = Vec::new();
-    properties.encode(&mut octets);
+    let mut bytes = Vec::new();
+    properties.encode(&mut bytes);
     world.try_publish("", "q", "m", properties).unwrap();
     let delivery = world.get(&queue);
-    assert_eq!(delivery.message().properties(), octets);
+    assert_eq!(delivery.message().properties(), bytes);
     let traits = Traits { persistent: true, priority: Some(3), expiration: None };
     assert_eq!(delivery.message().traits(), traits);
 }

@@ -61,10 +61,10 @@ impl World {
         body: &str,
         properties: Properties<'_>,
     ) -> Result<bool, BrokerError> {
-        let mut octets = Vec::new();
-        properties.encode(&mut octets);
+        let mut bytes = Vec::new();
+        properties.encode(&mut bytes);
         let body = Body::Copied(body.as_bytes());
-        let publish = Publish { exchange, routing_key, properties: &octets, body };
+        let publish = Publish { exchange, routing_key, properties: &bytes, body };
         let routed = self.publisher.publish(publish, self.now)?;
         self.publisher.flush(self.now);
         Ok(routed)
@@ -166,8 +166,8 @@ pub(crate) fn table(entries: &[(&str, FieldValue)]) -> Vec<u8> {
     entries.iter().cloned().collect::<FieldTable>().encode()
 }
 
-pub(crate) fn raw(octets: &[u8]) -> RawTable<'_> {
-    RawTable::check(octets).unwrap()
+pub(crate) fn raw(bytes: &[u8]) -> RawTable<'_> {
+    RawTable::check(bytes).unwrap()
 }
 
 /// Code and text of a refusal.

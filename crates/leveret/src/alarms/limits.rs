@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Octets of this machine's memory, or of the part that the control groups of this process leave to it. `None` if the
+/// Bytes of this machine's memory, or of the part that the control groups of this process leave to it. `None` if the
 /// system does not tell.
 pub(crate) fn memory_total() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| kibibytes(&text, "MemTotal:"));
@@ -11,7 +11,7 @@ pub(crate) fn memory_total() -> Option<u64> {
     machine.into_iter().chain(least_of_groups(Path::new("/sys/fs/cgroup"), &groups)).min()
 }
 
-/// The value behind `key` in files of /proc that count in kB; in octets.
+/// The value behind `key` in files of /proc that count in kB; in bytes.
 pub(super) fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

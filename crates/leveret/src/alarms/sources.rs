@@ -8,14 +8,14 @@ use store::Store;
 
 /// Measures what may run out. `None` where that cannot be told now.
 pub(super) trait Sources {
-    /// Octets of memory that this process has.
+    /// Bytes of memory that this process has.
     fn memory_used(&self) -> Option<u64>;
-    /// Octets that may still be written to the data folder's file system.
+    /// Bytes that may still be written to the data folder's file system.
     fn disk_free(&self) -> Option<u64>;
     /// Whether the store cannot confirm anything, or only just.
     fn needs_space(&self) -> bool;
-    /// Tells the store how many octets are to stay free.
-    fn keep_free(&self, octets: u64);
+    /// Tells the store how many bytes are to stay free.
+    fn keep_free(&self, bytes: u64);
 }
 
 /// This system.
@@ -43,8 +43,8 @@ impl Sources for System {
         self.store.as_ref().is_some_and(|store| store.needs_space())
     }
 
-    fn keep_free(&self, octets: u64) {
-        self.store.iter().for_each(|store| store.set_disk_free_limit(octets));
+    fn keep_free(&self, bytes: u64) {
+        self.store.iter().for_each(|store| store.set_disk_free_limit(bytes));
     }
 }
 

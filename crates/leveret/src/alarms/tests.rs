@@ -23,8 +23,8 @@ impl Sources for Fake {
         self.needs_space.get()
     }
 
-    fn keep_free(&self, octets: u64) {
-        self.kept_free.set(octets);
+    fn keep_free(&self, bytes: u64) {
+        self.kept_free.set(bytes);
     }
 }
 

@@ -43,7 +43,7 @@ impl ListenAddr {
     }
 }
 
-/// The longest path of a Unix socket in octets: `sun_path` is 108 of them with the closing zero (unix(7)).
+/// The longest path of a Unix socket in bytes: `sun_path` is 108 of them with the closing zero (unix(7)).
 const MAX_UNIX_PATH: usize = 107;
 
 impl Value for ListenAddr {
@@ -260,7 +260,7 @@ pub(crate) fn unix_path(path: &str) -> Result<PathBuf, String> {
         return Err(format!("'unix:{path}' needs an absolute path (unix:/path)"));
     }
     if path.len() > MAX_UNIX_PATH {
-        return Err(format!("the path of a Unix socket is at most {MAX_UNIX_PATH} octets"));
+        return Err(format!("the path of a Unix socket is at most {MAX_UNIX_PATH} bytes"));
     }
     Ok(PathBuf::from(path))
 }
@@ -344,7 +344,7 @@ mod tests {
             assert_eq!(listen(text).unwrap_err(), reason);
         }
         let long = format!("unix:/{}", "a".repeat(107));
-        assert_eq!(listen(&long).unwrap_err(), "the path of a Unix socket is at most 107 octets");
+        assert_eq!(listen(&long).unwrap_err(), "the path of a Unix socket is at most 107 bytes");
     }
 
     #[test]

@@ -29,7 +29,7 @@ fn read_limited(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
     std::fs::File::open(path)?.take(MAX_FILE_SIZE + 1).read_to_end(&mut text)?;
     if text.len() as u64 > MAX_FILE_SIZE {
-        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE_SIZE} octets")));
+        return Err(std::io::Error::other(format!("it is larger than {MAX_FILE_SIZE} bytes")));
     }
     Ok(text)
 }

@@ -270,7 +270,7 @@ fn a_file_that_cannot_be_read_blames_what_named_it() {
     assert!(error.starts_with("LEVERET_CONFIG: cannot read "), "{error}");
     let endless = Flags { file: Some("/dev/zero".into()), ..Flags::default() };
     let error = load(&endless, &|_| None).unwrap_err().to_string();
-    assert_eq!(error, "--config: cannot read /dev/zero: it is larger than 1048576 octets");
+    assert_eq!(error, "--config: cannot read /dev/zero: it is larger than 1048576 bytes");
 }
 
 #[test]

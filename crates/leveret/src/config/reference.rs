@@ -106,7 +106,7 @@ and where it came from. Both take the flags of `leveret serve`.
 | ORIGIN | `local`, a host such as `*.example.com`, an origin such as `https://app.example.com`, `null` or `*`; several like URLs |
 | WORD | one of the words that the meaning lists |
 | DURATION | a number of seconds, or a number with `ms`, `s`, `m` or `h` |
-| SIZE | a number of octets, or a number with `KiB`, `MiB`, `GiB` or `TiB` (of 1024), or `MB`, `GB` or `TB` (of 1000) |
+| SIZE | a number of bytes, or a number with `KiB`, `MiB`, `GiB` or `TiB` (of 1024), or `MB`, `GB` or `TB` (of 1000) |
 | WATERMARK | a share from 0 to 1, a size, or `off` |
 | N | a whole number; `unlimited` or `auto` where the default shows it |
 | LEVEL | `error`, `warn`, `info`, `debug`, `trace` or `off`, or directives such as `info,proxy=debug` |

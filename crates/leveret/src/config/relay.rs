@@ -72,7 +72,7 @@ keys! {
     "origins" "list" "`ws_origins`" "Which pages may connect, as in `ws_origins`. Others get 403.";
     "max_connections" "N" "unlimited" "The most connections of this relay; above it the answer is 503. They count for the server's own limits, too.";
     "max_connections_per_ip" "N" "unlimited" "The most of them from one IP address.";
-    "text" "WORD" "accept" "What becomes of text messages: `accept` relays their UTF-8 like any octets, `refuse` closes with 1003. Answers are binary in any case: a stream of octets may be cut within a character.";
+    "text" "WORD" "accept" "What becomes of text messages: `accept` relays their UTF-8 like any bytes, `refuse` closes with 1003. Answers are binary in any case: a stream of bytes may be cut within a character.";
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -314,13 +314,13 @@ fn switch(texts: &[String]) -> Result<Switch, String> {
 
 fn path(text: &str) -> Result<String, String> {
     let is_path = text.starts_with('/')
-        && text.bytes().all(|octet| octet.is_ascii_graphic() && !b"?#%{},\"".contains(&octet));
+        && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#%{},\"".contains(&byte));
     if is_path { Ok(text.to_owned()) } else { Err(format!("'{text}' is not a path such as /mqtt")) }
 }
 
 fn subprotocols(texts: &[String]) -> Result<Vec<String>, String> {
     let is_token = |text: &String| {
-        let allowed = |octet: u8| octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet);
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         !text.is_empty() && text.bytes().all(allowed)
     };
     match texts.iter().find(|text| !is_token(text)) {

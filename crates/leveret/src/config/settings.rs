@@ -380,7 +380,7 @@ settings! {
     }
 
     "Protocol" {
-        /// The largest AMQP frame offered to clients, in octets, its 8 octets of framing included.
+        /// The largest AMQP frame offered to clients, in bytes, its 8 bytes of framing included.
         frame_max: u32 = "131072", from "4096" to "131072";
 
         /// The most channels offered to a client on one connection.
@@ -447,21 +447,21 @@ settings! {
         /// The most channels of all connections of one user.
         max_channels_per_user: Limit = "unlimited";
 
-        /// The most octets a second that are read from all clients together; as many may come at once. More is left unread
+        /// The most bytes a second that are read from all clients together; as many may come at once. More is left unread
         /// until it is time, which is no error. Logging in is free.
         max_receive_rate: RateLimit = "unlimited";
 
-        /// The most octets a second that are read from one IP address.
+        /// The most bytes a second that are read from one IP address.
         max_receive_rate_per_ip: RateLimit = "unlimited";
 
-        /// The most octets a second that are read from one user.
+        /// The most bytes a second that are read from one user.
         max_receive_rate_per_user: RateLimit = "unlimited";
 
         /// What the limits above do: `enforce` refuses what exceeds them, or lets it wait; `alarm` refuses nobody, but counts
         /// (`leveret_limit_exceeded_total`) and logs what would have been.
         limits_mode: LimitsMode = "enforce";
 
-        /// Octets waiting to be written to one client above which Leveret produces no more for it until it has read.
+        /// Bytes waiting to be written to one client above which Leveret produces no more for it until it has read.
         /// What has been begun, such as the rest of a message, is still added.
         outbox_limit: ByteSize = "1MiB", from "64KiB" to "1GiB";
 
@@ -487,7 +487,7 @@ settings! {
         log: LogFilter = "info";
 
         /// Where a line is written for each client that logs in and for each connection that ends, those of relays excepted,
-        /// with addresses, user, virtual host, octets, messages and the reason: `stderr`, a file (opened anew on SIGHUP),
+        /// with addresses, user, virtual host, bytes, messages and the reason: `stderr`, a file (opened anew on SIGHUP),
         /// or `off`. Lines that cannot be written in time are dropped and counted. They take the place of those in the log.
         access_log: AccessLogTarget = "off";
 

@@ -111,7 +111,7 @@ impl Value for Duration {
     }
 }
 
-/// A number of octets, written plainly or with a unit: binary (`MiB`) or decimal (`MB`).
+/// A number of bytes, written plainly or with a unit: binary (`MiB`) or decimal (`MB`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
@@ -132,18 +132,18 @@ impl Value for ByteSize {
         let wrong = || format!("'{text}' is not a size (such as 1048576, 64KiB, 16MiB or 50MB)");
         let (number, unit) = number_and_unit(text);
         let number = number.parse::<u64>().map_err(|_| wrong())?;
-        let octets_each = match unit {
+        let bytes_each = match unit {
             "" => 1,
             _ => SIZE_UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?.1,
         };
-        number.checked_mul(octets_each).map(Self).ok_or_else(wrong)
+        number.checked_mul(bytes_each).map(Self).ok_or_else(wrong)
     }
 
     fn to_toml(&self) -> String {
-        let fitting = SIZE_UNITS.iter().filter(|(_, octets)| self.0 != 0 && self.0.is_multiple_of(*octets));
-        let unit = fitting.max_by_key(|(_, octets)| octets);
+        let fitting = SIZE_UNITS.iter().filter(|(_, bytes)| self.0 != 0 && self.0.is_multiple_of(*bytes));
+        let unit = fitting.max_by_key(|(_, bytes)| bytes);
         match unit {
-            Some((name, octets)) => quoted(&format!("{}{name}", self.0 / octets)),
+            Some((name, bytes)) => quoted(&format!("{}{name}", self.0 / bytes)),
             None => self.0.to_string(),
         }
     }
@@ -213,12 +213,12 @@ impl Limit {
     }
 }
 
-/// The most octets a second, or `None` for `unlimited`.
+/// The most bytes a second, or `None` for `unlimited`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit(pub(crate) Option<ByteSize>);
 
 impl RateLimit {
-    /// The number of octets, and 0 for no limit.
+    /// The number of bytes, and 0 for no limit.
     pub(crate) fn or_none(self) -> usize {
         self.0.map_or(0, |most| usize::try_from(most.0).unwrap_or(usize::MAX))
     }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_octets_with_binary_or_decimal_units() {
+    fn sizes_are_bytes_with_binary_or_decimal_units() {
         same("0", ByteSize(0), "0");
         same("131072", ByteSize(131_072), "\"128KiB\"");
         same("16MiB", ByteSize(16 << 20), "\"16MiB\"");

@@ -9,12 +9,12 @@ pub(crate) enum Watermark {
     Off,
     /// A share of the memory that this process may use, 0 to 1.
     Share(f64),
-    /// Octets.
+    /// Bytes.
     Size(ByteSize),
 }
 
 impl Watermark {
-    /// Octets, out of `total` if that is known; `None` for no limit.
+    /// Bytes, out of `total` if that is known; `None` for no limit.
     pub(crate) fn of(self, total: Option<u64>) -> Option<u64> {
         match self {
             Self::Off => None,
@@ -27,12 +27,12 @@ impl Watermark {
 impl Value for Watermark {
     const KIND: &'static str = "WATERMARK";
 
-    /// A bare number is a share up to 1, and octets above.
+    /// A bare number is a share up to 1, and bytes above.
     fn parse(text: &str) -> Result<Self, String> {
         if text == "off" {
             return Ok(Self::Off);
         }
-        let is_number = text.bytes().all(|octet| octet.is_ascii_digit() || octet == b'.');
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         if let Ok(share) = text.parse()
             && is_number
             && (0.0..=1.0).contains(&share)

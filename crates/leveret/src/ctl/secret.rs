@@ -108,21 +108,21 @@ impl Terminal {
 /// A line as it is typed, key by key.
 fn typed(terminal: impl BufRead) -> io::Result<Result<String, Failure>> {
     let mut line = Vec::new();
-    for octet in terminal.bytes() {
-        match octet? {
+    for byte in terminal.bytes() {
+        match byte? {
             b'\n' | b'\r' | END => break,
             INTERRUPT | QUIT => return Ok(Err(Failure::Run("given up".to_owned()))),
             ERASE | BACKSPACE => erase(&mut line),
             KILL => line.clear(),
-            octet => line.push(octet),
+            byte => line.push(byte),
         }
     }
     Ok(String::from_utf8(line).map_err(|_| Failure::Usage("the password is not valid UTF-8".to_owned())))
 }
 
-/// Takes the last character away, which may be several octets.
+/// Takes the last character away, which may be several bytes.
 fn erase(line: &mut Vec<u8>) {
-    while line.pop().is_some_and(|octet| octet & 0xc0 == 0x80) {}
+    while line.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
 }
 
 // What keys send unless somebody has chosen others (stty(1)): Ctrl-C, Ctrl-D, Backspace (two kinds), Ctrl-U, Ctrl-\.

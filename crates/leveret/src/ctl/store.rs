@@ -125,10 +125,10 @@ mod tests {
         let journal = folder.path().join("journal");
         let mut segments = fs::read_dir(journal).unwrap().map(|entry| entry.unwrap().path());
         let segment = segments.find(|path| path.extension().is_some_and(|kind| kind == "segment")).unwrap();
-        let mut octets = fs::read(&segment).unwrap();
-        let at = octets.windows(7).position(|window| window == b"message").unwrap();
-        octets[at] ^= 1;
-        fs::write(&segment, octets).unwrap();
+        let mut bytes = fs::read(&segment).unwrap();
+        let at = bytes.windows(7).position(|window| window == b"message").unwrap();
+        bytes[at] ^= 1;
+        fs::write(&segment, bytes).unwrap();
         let (sound, report) = checked(folder.path());
         assert!(!sound);
         assert!(

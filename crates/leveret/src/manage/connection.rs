@@ -60,8 +60,8 @@ impl Connection for Shown {
         self.0.channels_counted(now).iter().map(channel).collect()
     }
 
-    fn octet_rates(&self, now: Timestamp) -> (f64, f64) {
-        self.0.octet_rates(now)
+    fn byte_rates(&self, now: Timestamp) -> (f64, f64) {
+        self.0.byte_rates(now)
     }
 
     fn close(&self, reason: &str) {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(crate) struct PoolLimits {
     /// Upstream connections.
     pub(crate) connections: u32,
-    /// Octets kept until an upstream answers for them.
+    /// Bytes kept until an upstream answers for them.
     pub(crate) replay_bytes: u64,
 }
 
@@ -17,7 +17,7 @@ pub(super) fn limits(pool: &Pool, limits: &PoolLimits) -> Value {
     let metrics = pool.metrics();
     json!({
         "connections": {"total": limits.connections, "in_use": metrics.upstream_connections},
-        "replay_bytes": {"total": limits.replay_bytes, "in_use": metrics.octets_kept},
+        "replay_bytes": {"total": limits.replay_bytes, "in_use": metrics.bytes_kept},
     })
 }
 
@@ -49,6 +49,6 @@ pub(super) fn leases(pool: &Pool) -> Value {
         "messages_to_upstreams": metrics.messages_to_upstreams,
         "messages_from_upstreams": metrics.messages_from_upstreams,
         "messages_replayed": metrics.messages_replayed, "channels_recovered": metrics.channels_recovered,
-        "kept_bytes": metrics.octets_kept, "staged_bytes": metrics.octets_staged, "reachable": pool.is_reachable(),
+        "kept_bytes": metrics.bytes_kept, "staged_bytes": metrics.bytes_staged, "reachable": pool.is_reachable(),
     })
 }

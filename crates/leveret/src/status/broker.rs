@@ -76,7 +76,7 @@ fn write_paging(held: &broker::Held, out: &mut MetricsWriter) {
     out.gauge("leveret_broker_paging_watermark_bytes", help, held.watermark);
     let help = "Ready messages that are on disk only.";
     out.gauge("leveret_broker_paged_messages", help, held.paged_messages);
-    let help = "Octets of the bodies of ready messages that are on disk only.";
+    let help = "Bytes of the bodies of ready messages that are on disk only.";
     out.gauge("leveret_broker_paged_bytes", help, held.paged_bytes);
 }
 

@@ -15,7 +15,7 @@ const BINDINGS_AT_ONCE: usize = 1000;
 pub(super) fn write_together(server: &Server, broker: Option<&Broker>, out: &mut MetricsWriter) {
     write_protocols(server, out);
     let received = server.metrics().bytes_received.get();
-    out.counter("rabbitmq_connection_incoming_bytes_total", "Octets received from clients.", received);
+    out.counter("rabbitmq_connection_incoming_bytes_total", "Bytes received from clients.", received);
     let Some(broker) = broker else { return };
     let mut sum = QueueView::default();
     for vhost in broker.vhosts() {
@@ -70,7 +70,7 @@ pub(super) fn write_apart(
     prefix: &str,
     out: &mut MetricsWriter,
 ) {
-    let of_connections = [Families::Connections, Families::ConnectionOctets, Families::Channels];
+    let of_connections = [Families::Connections, Families::ConnectionBytes, Families::Channels];
     if detail.wants(&of_connections) {
         let connections = server.open_connections();
         let wanted = connections.iter().filter(|connection| detail.wants_vhost(connection.vhost()));
@@ -137,7 +137,7 @@ const QUEUE_FAMILIES: [QueueFamily; 5] = [
     },
     QueueFamily {
         name: "messages_ready_bytes",
-        help: "Octets of the bodies of messages that wait for a consumer.",
+        help: "Bytes of the bodies of messages that wait for a consumer.",
         part_of: &[Families::Queues],
         value: |queue| queue.ready_bytes,
     },
@@ -164,10 +164,10 @@ fn write_connections(
             family.sample(&labels, value(connection));
         }
     };
-    if detail.wants(&[Families::ConnectionOctets]) {
+    if detail.wants(&[Families::ConnectionBytes]) {
         let received = OpenConnection::received;
-        family("incoming_bytes_total", "Octets received from a client.", Kind::Counter, received);
-        family("outgoing_bytes_total", "Octets sent to a client.", Kind::Counter, OpenConnection::sent);
+        family("incoming_bytes_total", "Bytes received from a client.", Kind::Counter, received);
+        family("outgoing_bytes_total", "Bytes sent to a client.", Kind::Counter, OpenConnection::sent);
     }
     if detail.wants(&[Families::Connections]) {
         family("channels", "Channels of a connection.", Kind::Gauge, |connection| {

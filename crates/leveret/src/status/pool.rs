@@ -42,13 +42,13 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
         ),
         (
             "leveret_upstream_replay_kept_bytes",
-            "Octets of clients' frames that are kept until an upstream answers for them.",
-            metrics.octets_kept,
+            "Bytes of clients' frames that are kept until an upstream answers for them.",
+            metrics.bytes_kept,
         ),
         (
             "leveret_upstream_topology_bytes",
             "Bytes of what clients declared that ends with an upstream, remembered to be declared again.",
-            metrics.octets_remembered,
+            metrics.bytes_remembered,
         ),
         (
             "leveret_upstream_departed_bytes",
@@ -57,8 +57,8 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
         ),
         (
             "leveret_upstream_staged_bytes",
-            "Octets of messages that clients have not sent completely, held until they are.",
-            metrics.octets_staged,
+            "Bytes of messages that clients have not sent completely, held until they are.",
+            metrics.bytes_staged,
         ),
         (
             "leveret_upstream_waiting_for_room_clients",
@@ -72,13 +72,13 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
         ),
         (
             "leveret_upstream_held_bytes",
-            "Octets of clients that wait for an upstream connection, or for an outage to end.",
-            metrics.octets_held,
+            "Bytes of clients that wait for an upstream connection, or for an outage to end.",
+            metrics.bytes_held,
         ),
         (
             "leveret_upstream_unread_bytes",
-            "Octets that wait for clients of the pool to read them.",
-            metrics.octets_waiting,
+            "Bytes that wait for clients of the pool to read them.",
+            metrics.bytes_waiting,
         ),
     ] {
         out.gauge(name, help, value as u64);
@@ -183,11 +183,11 @@ pub(super) fn write(pool: &Pool, out: &mut MetricsWriter) {
             metrics.messages_departed_lost,
         ),
         ("leveret_upstream_refused_logins_total", "Logins that an upstream refused.", metrics.logins_refused),
-        ("leveret_upstream_sent_bytes_total", "Octets sent to upstreams.", metrics.octets_to_upstreams),
+        ("leveret_upstream_sent_bytes_total", "Bytes sent to upstreams.", metrics.bytes_to_upstreams),
         (
             "leveret_upstream_received_bytes_total",
-            "Octets received from upstreams.",
-            metrics.octets_from_upstreams,
+            "Bytes received from upstreams.",
+            metrics.bytes_from_upstreams,
         ),
         (
             "leveret_upstream_received_frames_total",

@@ -26,7 +26,7 @@ pub(super) fn write(server: &Server, out: &mut MetricsWriter) {
         ),
         ("leveret_logins_refused_total", "Logins refused.", &metrics.logins_refused),
         ("rabbitmq_auth_attempts_failed_total", "Logins refused.", &metrics.logins_refused),
-        ("leveret_received_bytes_total", "Octets received from clients.", &metrics.bytes_received),
+        ("leveret_received_bytes_total", "Bytes received from clients.", &metrics.bytes_received),
     ] {
         out.counter(name, help, counter.get());
     }

@@ -30,7 +30,7 @@ pub(super) fn write(store: &Store, out: &mut MetricsWriter) {
     for (name, help, figure) in [
         ("leveret_store_failures_total", "Attempts to write or sync that failed.", &figures.failures),
         ("leveret_store_syncs_total", "Groups of records written and synced.", &figures.rounds),
-        ("leveret_store_journal_bytes_total", "Octets written to the journal.", &figures.octets),
+        ("leveret_store_journal_bytes_total", "Bytes written to the journal.", &figures.bytes),
         (
             "leveret_store_unreadable_messages_total",
             "Messages whose records were found damaged, and that are given up on disk.",
@@ -41,8 +41,8 @@ pub(super) fn write(store: &Store, out: &mut MetricsWriter) {
     }
     let help = "Transactions that wrote declarations, deletions and other changes of definitions.";
     out.counter("leveret_store_definition_commits_total", help, store.catalogue().commits());
-    let pending = journal.pending_octets() as u64;
-    out.gauge("leveret_store_pending_bytes", "Octets that wait to be written to the journal.", pending);
+    let pending = journal.pending_bytes() as u64;
+    out.gauge("leveret_store_pending_bytes", "Bytes that wait to be written to the journal.", pending);
     let segments = journal.segments().len() as u64;
     out.gauge("leveret_store_journal_segments", "Segments of the journal that are still needed.", segments);
 }

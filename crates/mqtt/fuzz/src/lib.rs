@@ -22,7 +22,7 @@ pub fn packets(input: &[u8]) {
     for version in [Version::V31, Version::V311, Version::V5] {
         let whole = told(version, input, input.len().max(1));
         for step in [1, 7, 64] {
-            assert_eq!(told(version, input, step), whole, "{step} octets at a time");
+            assert_eq!(told(version, input, step), whole, "{step} bytes at a time");
         }
     }
 }
@@ -51,12 +51,12 @@ fn told(version: Version, input: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<Fa
 }
 
 fn round_trip(version: Version, packet: &Packet<'_>) -> Vec<u8> {
-    let mut octets = Vec::new();
-    packet.encode(version, &mut octets);
+    let mut bytes = Vec::new();
+    packet.encode(version, &mut bytes);
     let mut decoder = Decoder::new(version, u32::MAX);
-    let step = decoder.decode(&octets).expect("what is encoded can be decoded");
-    assert_eq!((step.taken, step.packet.as_ref()), (octets.len(), Some(packet)));
-    octets
+    let step = decoder.decode(&bytes).expect("what is encoded can be decoded");
+    assert_eq!((step.taken, step.packet.as_ref()), (bytes.len(), Some(packet)));
+    bytes
 }
 
 /// Whatever a client sends, the server's end answers in the protocol, stays within the window, and ends once.
@@ -96,8 +96,8 @@ pub fn connection(input: &[u8]) {
     session_round_trip(&connection.take_session());
 }
 
-fn copy(octets: &[u8]) -> bytes::Bytes {
-    mqtt::packet::Payload::new(octets).to_bytes()
+fn copy(bytes: &[u8]) -> bytes::Bytes {
+    mqtt::packet::Payload::new(bytes).to_bytes()
 }
 
 /// What a server answers, without a share in the event.

@@ -57,7 +57,7 @@ impl<'a> Ack<'a> {
     #[inline]
     pub fn encode(&self, version: Version, out: &mut Vec<u8>) {
         let [high, low] = self.packet_id.to_be_bytes();
-        let first = self.kind.first_octet();
+        let first = self.kind.first_byte();
         if !version.is_5() || (self.reason == ReasonCode::Success && self.properties.is_empty()) {
             out.extend_from_slice(&[first, 2, high, low]);
         } else if self.properties.is_empty() {
@@ -81,7 +81,7 @@ impl AckKind {
         }
     }
 
-    const fn first_octet(self) -> u8 {
+    const fn first_byte(self) -> u8 {
         (self.packet_kind() as u8) << 4 | if matches!(self, Self::PubRel) { 0b10 } else { 0 }
     }
 

@@ -44,7 +44,7 @@ impl<'a> ConnAck<'a> {
 
     pub(crate) fn encode(&self, version: Version, out: &mut Vec<u8>) {
         framed(out, 0x20, |out| {
-            // MQTT 3.1 keeps the first octet reserved.
+            // MQTT 3.1 keeps the first byte reserved.
             out.push(u8::from(self.session_present && version != Version::V31));
             if version.is_5() {
                 out.push(self.reason.code());

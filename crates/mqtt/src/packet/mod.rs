@@ -1,6 +1,6 @@
 //! Control packets (section 3), as they are sent and received by both ends, for all versions.
 //!
-//! Decoding lends: strings, properties and payloads point into the octets that were read. A packet that could be decoded
+//! Decoding lends: strings, properties and payloads point into the bytes that were read. A packet that could be decoded
 //! is well-formed for its version; whether the peer may send it now is for the connection's state to judge.
 
 mod ack;
@@ -74,7 +74,7 @@ impl QoS {
     }
 }
 
-/// What is in the first octet of a packet.
+/// What is in the first byte of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the specification")]
 pub enum PacketKind {
@@ -117,7 +117,7 @@ impl PacketKind {
         })
     }
 
-    /// Kind and flags of a first octet, as far as they can be judged without knowing the version (section 2.1.3).
+    /// Kind and flags of a first byte, as far as they can be judged without knowing the version (section 2.1.3).
     ///
     /// # Errors
     /// A reserved kind, or flags that the kind cannot have.
@@ -153,7 +153,7 @@ pub enum Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Decodes a whole packet from its first octet and the octets behind its Remaining Length. `backing` is what `body`
+    /// Decodes a whole packet from its first byte and the bytes behind its Remaining Length. `backing` is what `body`
     /// lies in, when that is shared: payloads are taken from there without a copy.
     ///
     /// A CONNECT tells its version itself, whatever `version` is.
@@ -236,7 +236,7 @@ fn framed(out: &mut Vec<u8>, first: u8, write_body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     write_body(out);
     let len = out.len() - start;
-    // Nearly always one octet, for which the room is there.
+    // Nearly always one byte, for which the room is there.
     let extra = varint_len(len as u32) - 1;
     if extra > 0 {
         out.resize(out.len() + extra, 0);

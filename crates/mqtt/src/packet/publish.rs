@@ -56,11 +56,11 @@ impl<'a> Publish<'a> {
             topic::check_name(topic)?;
         }
         topic::check_response(&properties)?;
-        let payload = Payload { octets: reader.rest(), backing };
+        let payload = Payload { bytes: reader.rest(), backing };
         Ok(Self { dup, qos, retain: flags & 1 != 0, topic, packet_id, properties, payload })
     }
 
-    /// Octets of the packet without its first octet and Remaining Length.
+    /// Bytes of the packet without its first byte and Remaining Length.
     #[inline]
     pub fn remaining_len(&self, version: Version) -> usize {
         let packet_id = if self.qos == QoS::AtMostOnce { 0 } else { 2 };
@@ -92,31 +92,31 @@ impl<'a> Publish<'a> {
     }
 }
 
-/// The octets of a message.
+/// The bytes of a message.
 #[derive(Clone, Copy, Default)]
 pub struct Payload<'a> {
-    octets: &'a [u8],
-    /// What the octets lie in.
+    bytes: &'a [u8],
+    /// What the bytes lie in.
     backing: Option<&'a Bytes>,
 }
 
 impl<'a> Payload<'a> {
     /// A payload to be sent.
-    pub const fn new(octets: &'a [u8]) -> Self {
-        Self { octets, backing: None }
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, backing: None }
     }
 
-    /// The octets.
-    pub const fn octets(&self) -> &'a [u8] {
-        self.octets
+    /// The bytes.
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
     }
 
-    /// The octets for keeping: shared where the packet had to be gathered over several reads, as large ones are, and
+    /// The bytes for keeping: shared where the packet had to be gathered over several reads, as large ones are, and
     /// copied otherwise, since a small slice would keep everything that was read with it.
     pub fn to_bytes(&self) -> Bytes {
         match self.backing {
-            Some(backing) => backing.slice_ref(self.octets),
-            None => Bytes::copy_from_slice(self.octets),
+            Some(backing) => backing.slice_ref(self.bytes),
+            None => Bytes::copy_from_slice(self.bytes),
         }
     }
 }
@@ -125,21 +125,21 @@ impl Deref for Payload<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.octets
+        self.bytes
     }
 }
 
-/// The first octets and how many there are.
+/// The first bytes and how many there are.
 impl fmt::Debug for Payload<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = &self.octets[..self.octets.len().min(32)];
-        write!(f, "Payload(\"{}\", {} octets)", shown.escape_ascii(), self.octets.len())
+        let shown = &self.bytes[..self.bytes.len().min(32)];
+        write!(f, "Payload(\"{}\", {} bytes)", shown.escape_ascii(), self.bytes.len())
     }
 }
 
 impl PartialEq for Payload<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.octets == other.octets
+        self.bytes == other.bytes
     }
 }
 

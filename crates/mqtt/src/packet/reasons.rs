@@ -7,17 +7,17 @@ use crate::reason::ReasonCode;
 /// Reason codes, one for each line of the request, checked, and lent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Reasons<'a> {
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 impl<'a> Reasons<'a> {
     /// Writes `reasons` into `buffer` and lends them from there.
     pub fn write(buffer: &'a mut Vec<u8>, reasons: impl IntoIterator<Item = ReasonCode>) -> Self {
         buffer.extend(reasons.into_iter().map(ReasonCode::code));
-        Self { octets: buffer }
+        Self { bytes: buffer }
     }
 
-    pub(super) fn subscribed(version: Version, octets: &'a [u8]) -> Result<Self, Fault> {
+    pub(super) fn subscribed(version: Version, bytes: &'a [u8]) -> Result<Self, Fault> {
         let allowed = |reason: ReasonCode| match version {
             Version::V5 => matches!(
                 reason,
@@ -36,17 +36,17 @@ impl<'a> Reasons<'a> {
             ),
             _ => matches!(reason.code(), 0..=2 | 0x80),
         };
-        Self::check(octets, allowed)
+        Self::check(bytes, allowed)
     }
 
-    pub(super) fn unsubscribed(version: Version, octets: &'a [u8]) -> Result<Self, Fault> {
+    pub(super) fn unsubscribed(version: Version, bytes: &'a [u8]) -> Result<Self, Fault> {
         if !version.is_5() {
-            return match octets {
-                [] => Ok(Self { octets }),
-                _ => Err(Fault::malformed("octets left over after the last field")),
+            return match bytes {
+                [] => Ok(Self { bytes }),
+                _ => Err(Fault::malformed("bytes left over after the last field")),
             };
         }
-        Self::check(octets, |reason| {
+        Self::check(bytes, |reason| {
             matches!(
                 reason,
                 ReasonCode::Success
@@ -60,24 +60,24 @@ impl<'a> Reasons<'a> {
         })
     }
 
-    fn check(octets: &'a [u8], allowed: impl Fn(ReasonCode) -> bool) -> Result<Self, Fault> {
-        if octets.is_empty() {
+    fn check(bytes: &'a [u8], allowed: impl Fn(ReasonCode) -> bool) -> Result<Self, Fault> {
+        if bytes.is_empty() {
             return Err(Fault::malformed("no reason codes"));
         }
-        match octets.iter().all(|code| ReasonCode::from_code(*code).is_some_and(&allowed)) {
-            true => Ok(Self { octets }),
+        match bytes.iter().all(|code| ReasonCode::from_code(*code).is_some_and(&allowed)) {
+            true => Ok(Self { bytes }),
             false => Err(Fault::malformed("unknown reason code")),
         }
     }
 
     /// The reasons in their order; of an UNSUBACK before 5.0 none.
     pub fn iter(&self) -> impl Iterator<Item = ReasonCode> + use<'a> {
-        self.octets.iter().filter_map(|code| ReasonCode::from_code(*code))
+        self.bytes.iter().filter_map(|code| ReasonCode::from_code(*code))
     }
 
     /// Appends what the answer to a SUBSCRIBE holds: before 5.0 there is one failure only.
     pub(super) fn put_subscribed(&self, version: Version, out: &mut Vec<u8>) {
-        out.extend(self.octets.iter().map(|code| match code {
+        out.extend(self.bytes.iter().map(|code| match code {
             0x80.. if !version.is_5() => 0x80,
             code => *code,
         }));
@@ -86,7 +86,7 @@ impl<'a> Reasons<'a> {
     /// Appends what the answer to an UNSUBSCRIBE holds: before 5.0 nothing.
     pub(super) fn put_unsubscribed(&self, version: Version, out: &mut Vec<u8>) {
         if version.is_5() {
-            out.extend_from_slice(self.octets);
+            out.extend_from_slice(self.bytes);
         }
     }
 }

@@ -53,26 +53,26 @@ impl SubscribeOptions {
         Self { qos, ..Self::default() }
     }
 
-    /// The octet on the wire (section 3.8.3.1).
-    pub fn octet(self) -> u8 {
+    /// The byte on the wire (section 3.8.3.1).
+    pub fn byte(self) -> u8 {
         self.qos.level()
             | u8::from(self.no_local) << 2
             | u8::from(self.retain_as_published) << 3
             | self.retain_handling.number() << 4
     }
 
-    /// The options of an octet.
+    /// The options of a byte.
     ///
     /// # Errors
     /// Reserved bits are set, or QoS or retain handling is 3.
-    pub fn from_octet(version: Version, octet: u8) -> Result<Self, Fault> {
+    pub fn from_byte(version: Version, byte: u8) -> Result<Self, Fault> {
         let reserved = if version.is_5() { 0b1100_0000 } else { 0b1111_1100 };
-        let (qos, handling) = (QoS::from_level(octet & 0b11), RetainHandling::from_number(octet >> 4 & 0b11));
-        match (octet & reserved, qos, handling) {
+        let (qos, handling) = (QoS::from_level(byte & 0b11), RetainHandling::from_number(byte >> 4 & 0b11));
+        match (byte & reserved, qos, handling) {
             (0, Some(qos), Some(retain_handling)) => Ok(Self {
                 qos,
-                no_local: octet & 0b100 != 0,
-                retain_as_published: octet & 0b1000 != 0,
+                no_local: byte & 0b100 != 0,
+                retain_as_published: byte & 0b1000 != 0,
                 retain_handling,
             }),
             _ => Err(Fault::malformed("subscription options that cannot be")),
@@ -92,7 +92,7 @@ pub struct SubscribeRequest<'a> {
 /// The lines of a SUBSCRIBE: at least one, checked, and lent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Requests<'a> {
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 impl<'a> Requests<'a> {
@@ -103,30 +103,30 @@ impl<'a> Requests<'a> {
     ) -> Self {
         for request in requests {
             put_string(buffer, request.filter);
-            buffer.push(request.options.octet());
+            buffer.push(request.options.byte());
         }
-        Self { octets: buffer }
+        Self { bytes: buffer }
     }
 
-    fn check(version: Version, octets: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(octets);
+    fn check(version: Version, bytes: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(bytes);
         if reader.is_empty() {
             return Err(Fault::protocol("SUBSCRIBE without a topic filter"));
         }
         while !reader.is_empty() {
             reader.string()?;
-            SubscribeOptions::from_octet(version, reader.u8()?)?;
+            SubscribeOptions::from_byte(version, reader.u8()?)?;
         }
-        Ok(Self { octets })
+        Ok(Self { bytes })
     }
 
     /// The lines in their order.
     pub fn iter(&self) -> impl Iterator<Item = SubscribeRequest<'a>> + use<'a> {
-        let mut reader = Reader::new(self.octets);
+        let mut reader = Reader::new(self.bytes);
         std::iter::from_fn(move || {
             let filter = reader.string().ok()?;
             // What is allowed before 5.0 is so from then on.
-            let options = SubscribeOptions::from_octet(Version::V5, reader.u8().ok()?).ok()?;
+            let options = SubscribeOptions::from_byte(Version::V5, reader.u8().ok()?).ok()?;
             Some(SubscribeRequest { filter, options })
         })
     }
@@ -141,30 +141,30 @@ impl std::fmt::Debug for Requests<'_> {
 /// The topic filters of an UNSUBSCRIBE: at least one, checked, and lent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Filters<'a> {
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 impl<'a> Filters<'a> {
     /// Writes `filters` into `buffer` and lends them from there. There must be one at least.
     pub fn write<'b>(buffer: &'a mut Vec<u8>, filters: impl IntoIterator<Item = &'b str>) -> Self {
         filters.into_iter().for_each(|filter| put_string(buffer, filter));
-        Self { octets: buffer }
+        Self { bytes: buffer }
     }
 
-    fn check(octets: &'a [u8]) -> Result<Self, Fault> {
-        let mut reader = Reader::new(octets);
+    fn check(bytes: &'a [u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(bytes);
         if reader.is_empty() {
             return Err(Fault::protocol("UNSUBSCRIBE without a topic filter"));
         }
         while !reader.is_empty() {
             reader.string()?;
         }
-        Ok(Self { octets })
+        Ok(Self { bytes })
     }
 
     /// The filters in their order.
     pub fn iter(&self) -> impl Iterator<Item = &'a str> + use<'a> {
-        let mut reader = Reader::new(self.octets);
+        let mut reader = Reader::new(self.bytes);
         std::iter::from_fn(move || reader.string().ok())
     }
 }
@@ -218,11 +218,11 @@ macro_rules! lists {
 
 lists! {
     /// A client subscribes.
-    Subscribe 0x82 requests: Requests, Requests::check, |list, _, out| out.extend_from_slice(list.octets);
+    Subscribe 0x82 requests: Requests, Requests::check, |list, _, out| out.extend_from_slice(list.bytes);
     /// The answer to a SUBSCRIBE: a reason code for each of its lines.
     SubAck 0x90 reasons: Reasons, Reasons::subscribed, Reasons::put_subscribed;
     /// A client unsubscribes.
-    Unsubscribe 0xa2 filters: Filters, |_, octets| Filters::check(octets), |list, _, out| out.extend_from_slice(list.octets);
+    Unsubscribe 0xa2 filters: Filters, |_, bytes| Filters::check(bytes), |list, _, out| out.extend_from_slice(list.bytes);
     /// The answer to an UNSUBSCRIBE: from 5.0 on a reason code for each of its filters.
     UnsubAck 0xb0 reasons: Reasons, Reasons::unsubscribed, Reasons::put_unsubscribed;
 }

@@ -15,20 +15,20 @@ use crate::wire::{Reader, put_varint, varint_len};
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Properties<'a> {
     /// Without the length in front.
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 impl<'a> Properties<'a> {
     /// No properties.
-    pub const NONE: Self = Self { octets: &[] };
+    pub const NONE: Self = Self { bytes: &[] };
 
-    /// Checks `octets`, a property list without its length.
+    /// Checks `bytes`, a property list without its length.
     ///
     /// # Errors
     /// Malformed, a Protocol Error where a property stands twice or in the wrong packet or has a forbidden value, and
     /// Topic Alias invalid for the alias 0.
-    pub fn check(octets: &'a [u8], holder: Holder) -> Result<Self, Fault> {
-        let mut reader = Reader::new(octets);
+    pub fn check(bytes: &'a [u8], holder: Holder) -> Result<Self, Fault> {
+        let mut reader = Reader::new(bytes);
         let mut seen = 0u64;
         while !reader.is_empty() {
             let property = Property::read(&mut reader)?;
@@ -47,7 +47,7 @@ impl<'a> Properties<'a> {
         if seen & AUTHENTICATION == 1 << 22 {
             return Err(Fault::protocol("authentication data without a method"));
         }
-        Ok(Self { octets })
+        Ok(Self { bytes })
     }
 
     /// Reads a length and a property list.
@@ -58,18 +58,18 @@ impl<'a> Properties<'a> {
 
     /// The properties in their order.
     pub fn iter(&self) -> impl Iterator<Item = Property<'a>> + use<'a> {
-        let mut reader = Reader::new(self.octets);
+        let mut reader = Reader::new(self.bytes);
         std::iter::from_fn(move || if reader.is_empty() { None } else { Property::read(&mut reader).ok() })
     }
 
     /// The list as it is on the wire, without its length.
-    pub fn octets(&self) -> &'a [u8] {
-        self.octets
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.octets.is_empty()
+        self.bytes.is_empty()
     }
 
     /// Names and values of the User Properties, in their order.
@@ -88,17 +88,17 @@ impl<'a> Properties<'a> {
         })
     }
 
-    /// Octets on the wire, with the length in front.
+    /// Bytes on the wire, with the length in front.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
-        varint_len(self.octets.len() as u32) + self.octets.len()
+        varint_len(self.bytes.len() as u32) + self.bytes.len()
     }
 
     /// Appends the length and the list.
     #[inline]
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
-        put_varint(out, self.octets.len() as u32);
-        out.extend_from_slice(self.octets);
+        put_varint(out, self.bytes.len() as u32);
+        out.extend_from_slice(self.bytes);
     }
 }
 
@@ -111,7 +111,7 @@ impl fmt::Debug for Properties<'_> {
 /// A property list to be sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PropertyList {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 impl PropertyList {
@@ -122,7 +122,7 @@ impl PropertyList {
 
     /// Appends a property.
     pub fn push(&mut self, property: Property<'_>) {
-        property.put(&mut self.octets);
+        property.put(&mut self.bytes);
     }
 
     /// [`Self::push`] for chains.
@@ -132,15 +132,15 @@ impl PropertyList {
         self
     }
 
-    /// The list that [`Properties::octets`] showed of a PUBLISH.
-    pub(crate) fn from_octets(octets: &[u8]) -> Result<Self, Fault> {
-        Properties::check(octets, Holder::Publish)?;
-        Ok(Self { octets: octets.to_vec() })
+    /// The list that [`Properties::bytes`] showed of a PUBLISH.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Self, Fault> {
+        Properties::check(bytes, Holder::Publish)?;
+        Ok(Self { bytes: bytes.to_vec() })
     }
 
     /// The list as a packet takes it. That its properties belong there is up to whoever pushed them.
     pub fn as_properties(&self) -> Properties<'_> {
-        Properties { octets: &self.octets }
+        Properties { bytes: &self.bytes }
     }
 }
 

@@ -32,7 +32,7 @@ pub enum Holder {
 
 macro_rules! properties {
     ($($id:literal $name:ident $getter:ident $type:ident [$($holder:ident)*] $text:literal)*) => {
-        /// A property. Integers are as on the wire: intervals in seconds, sizes in octets.
+        /// A property. Integers are as on the wire: intervals in seconds, sizes in bytes.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[expect(missing_docs, reason = "named as in the specification")]
         pub enum Property<'a> {
@@ -55,7 +55,7 @@ macro_rules! properties {
             }
 
             pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, Fault> {
-                // A variable byte integer, but none of more than one octet has a meaning.
+                // A variable byte integer, but none of more than one byte has a meaning.
                 Ok(match reader.varint()? {
                     $($id => Self::$name(properties!(@read $type reader)),)*
                     id if id == u32::from(USER_PROPERTY) => Self::UserProperty(reader.string()?, reader.string()?),
@@ -143,7 +143,7 @@ properties! {
     35 TopicAlias topic_alias short [Publish] "A number in place of the topic."
     36 MaximumQos maximum_qos flag [ConnAck] "The highest QoS below 2."
     37 RetainAvailable retain_available flag [ConnAck] "Whether messages may be retained."
-    39 MaximumPacketSize maximum_packet_size long [Connect ConnAck] "Octets of the largest packet accepted."
+    39 MaximumPacketSize maximum_packet_size long [Connect ConnAck] "Bytes of the largest packet accepted."
     40 WildcardSubscriptionAvailable wildcard_subscription_available flag [ConnAck] "Whether filters may have wildcards."
     41 SubscriptionIdentifiersAvailable subscription_identifiers_available flag [ConnAck]
         "Whether subscriptions may have identifiers."

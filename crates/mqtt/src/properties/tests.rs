@@ -1,11 +1,11 @@
 use super::*;
 
 fn list(properties: &[Property<'_>]) -> Vec<u8> {
-    properties.iter().fold(PropertyList::new(), |list, property| list.with(*property)).octets
+    properties.iter().fold(PropertyList::new(), |list, property| list.with(*property)).bytes
 }
 
-fn code(octets: &[u8], holder: Holder) -> Option<ReasonCode> {
-    Properties::check(octets, holder).err().map(|fault| fault.code)
+fn code(bytes: &[u8], holder: Holder) -> Option<ReasonCode> {
+    Properties::check(bytes, holder).err().map(|fault| fault.code)
 }
 
 #[test]
@@ -22,8 +22,8 @@ fn properties_are_read_as_they_were_written() {
         Property::UserProperty("name", "first"),
         Property::UserProperty("name", "second"),
     ];
-    let octets = list(&written);
-    let properties = Properties::check(&octets, Holder::Publish).expect("they are well-formed");
+    let bytes = list(&written);
+    let properties = Properties::check(&bytes, Holder::Publish).expect("they are well-formed");
     assert_eq!(properties.iter().collect::<Vec<_>>(), written);
     assert_eq!(properties.user_properties().collect::<Vec<_>>(), [("name", "first"), ("name", "second")]);
     assert_eq!(properties.subscription_identifiers().collect::<Vec<_>>(), [1, 268_435_455]);

@@ -63,7 +63,7 @@ impl Sent {
         if let Some(alias) = self.aliases.get(topic) {
             return Some((*alias, true));
         }
-        // An alias costs three octets: below that there is nothing to be saved.
+        // An alias costs three bytes: below that there is nothing to be saved.
         if topic.len() <= 3 || self.aliases.len() >= usize::from(self.maximum) {
             return None;
         }

@@ -39,7 +39,7 @@ impl Output for Vec<u8> {
 /// How far [`Connection::handle_input`] came.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Octets of the input that are done with.
+    /// Bytes of the input that are done with.
     pub taken: usize,
     /// What was met there.
     pub event: Option<Event<'a>>,
@@ -72,7 +72,7 @@ pub(super) struct Core {
     pub(super) sent_aliases: Sent,
     /// How many messages of QoS 1 and 2 the client takes at once.
     pub(super) receive_maximum: u16,
-    /// Octets of the largest packet that the client takes.
+    /// Bytes of the largest packet that the client takes.
     pub(super) maximum_packet_size: u32,
     /// Whether reason strings are wanted with every failure.
     pub(super) problem_information: bool,

@@ -154,7 +154,7 @@ fn send(
 ) {
     let mut properties = PropertyList::new();
     let mut aliased = *publish;
-    // With its alias the first packet is three octets longer, which may be too much.
+    // With its alias the first packet is three bytes longer, which may be too much.
     if version.is_5()
         && size as usize >= publish.remaining_len(version) + ROOM_FOR_ALIAS
         && let Some((alias, is_known)) = aliases.find(publish.topic)
@@ -172,5 +172,5 @@ fn send(
     out.push(payload.clone());
 }
 
-/// Octets of a fixed header and of an alias with what it may add to lengths.
+/// Bytes of a fixed header and of an alias with what it may add to lengths.
 const ROOM_FOR_ALIAS: usize = 5 + 3 + 2;

@@ -15,7 +15,7 @@ impl KeepAlive {
         Self { last_received: now, interval }
     }
 
-    /// Octets came. A part of a large packet counts as well: on a slow line it may take longer than the interval.
+    /// Bytes came. A part of a large packet counts as well: on a slow line it may take longer than the interval.
     pub(super) fn received(&mut self, now: Instant) {
         self.last_received = now;
     }

@@ -5,9 +5,9 @@ use crate::packet::QoS;
 /// Limits and abilities, told to clients of 5.0 in the CONNACK (section 3.2.2.3) and held against all.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Octets of the largest packet before a client is connected: a CONNECT with its will.
+    /// Bytes of the largest packet before a client is connected: a CONNECT with its will.
     pub connect_packet_size: u32,
-    /// Octets of the largest packet of a connected client.
+    /// Bytes of the largest packet of a connected client.
     pub maximum_packet_size: u32,
     /// Messages of QoS 1 and 2 that a client of 5.0 may have under way to the server.
     pub receive_maximum: u16,

@@ -26,14 +26,14 @@ impl Bench {
 
     /// Shows a packet to the connection and describes what it told.
     fn say(&mut self, packet: &Packet<'_>) -> String {
-        let mut octets = Vec::new();
-        packet.encode(self.connection.version(), &mut octets);
-        self.say_octets(&octets)
+        let mut bytes = Vec::new();
+        packet.encode(self.connection.version(), &mut bytes);
+        self.say_bytes(&bytes)
     }
 
-    fn say_octets(&mut self, octets: &[u8]) -> String {
-        let step = self.connection.handle_input(octets, self.now, &mut self.out);
-        assert_eq!(step.taken, octets.len());
+    fn say_bytes(&mut self, bytes: &[u8]) -> String {
+        let step = self.connection.handle_input(bytes, self.now, &mut self.out);
+        assert_eq!(step.taken, bytes.len());
         match step.event {
             None => String::new(),
             Some(Event::Publish(publish)) => {
@@ -53,11 +53,11 @@ impl Bench {
 
     /// What was sent since the last call.
     fn heard(&mut self) -> Vec<String> {
-        let octets = std::mem::take(&mut self.out);
+        let bytes = std::mem::take(&mut self.out);
         let (mut at, mut heard) = (0, Vec::new());
         let mut decoder = Decoder::new(self.connection.version(), u32::MAX);
-        while at < octets.len() {
-            let step = decoder.decode(&octets[at..]).expect("the server speaks the protocol");
+        while at < bytes.len() {
+            let step = decoder.decode(&bytes[at..]).expect("the server speaks the protocol");
             assert!(step.taken > 0, "a packet is cut off");
             at += step.taken;
             heard.extend(step.packet.map(|packet| describe(&packet)));
@@ -178,9 +178,9 @@ fn who_may_not_come_in_is_told_in_his_version() {
 
 #[test]
 fn a_connect_that_cannot_be_is_refused_by_the_connection_itself() {
-    let answer = |octets: &[u8]| {
+    let answer = |bytes: &[u8]| {
         let mut bench = Bench::new(Settings::default());
-        let told = bench.say_octets(octets);
+        let told = bench.say_bytes(bytes);
         assert!(told.starts_with("Ended"), "{told}");
         std::mem::take(&mut bench.out)
     };
@@ -205,7 +205,7 @@ fn nothing_is_read_until_the_server_has_decided() {
     let step = bench.connection.handle_input(&[0xc0, 0], bench.now, &mut bench.out);
     assert!(step.taken == 0 && step.event.is_none());
     bench.connection.accept(None, None, bench.now, &mut bench.out);
-    assert_eq!(bench.say_octets(&[0xc0, 0]), "");
+    assert_eq!(bench.say_bytes(&[0xc0, 0]), "");
     assert_eq!(bench.heard(), ["connack 0x00 Success false", "PingResp"]);
 }
 
@@ -214,7 +214,7 @@ fn a_silent_client_is_given_up_after_one_and_a_half_of_its_interval() {
     let mut bench = Bench::connect(Connect { keep_alive: 10, ..v5() }, Settings::default());
     let start = bench.now;
     bench.now += Duration::from_secs(9);
-    bench.say_octets(&[0xc0, 0]);
+    bench.say_bytes(&[0xc0, 0]);
     assert_eq!(bench.connection.next_deadline(), Some(start + Duration::from_secs(24)));
     bench.heard();
     assert_eq!(bench.connection.handle_deadline(start + Duration::from_secs(23), &mut bench.out), None);
@@ -335,7 +335,7 @@ fn what_is_larger_than_the_client_takes_is_never_sent() {
     let asked = PropertyList::new().with(Property::MaximumPacketSize(20));
     let connect = || Connect { clean_start: false, properties: asked.as_properties(), ..v5() };
     let mut bench = Bench::connect(connect(), Settings::default());
-    let large = || message(QoS::AtLeastOnce, b"twenty octets are less");
+    let large = || message(QoS::AtLeastOnce, b"twenty bytes are less");
     let refused = bench.connection.deliver(large(), 1, &mut bench.out);
     assert_eq!(refused, Err(Undeliverable::TooLarge));
     assert!(bench.connection.deliver(message(QoS::AtLeastOnce, b"x"), 1, &mut bench.out).is_ok());
@@ -356,7 +356,7 @@ fn topic_aliases_work_in_both_directions() {
         Bench::connect(Connect { properties: asked.as_properties(), ..v5() }, Settings::default());
     let aliased = |topic, alias| {
         let properties = PropertyList::new().with(Property::TopicAlias(alias));
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let (payload, properties) = (Payload::new(b"x"), properties.as_properties());
         let publish = Publish {
             dup: false,
@@ -367,13 +367,13 @@ fn topic_aliases_work_in_both_directions() {
             properties,
             payload,
         };
-        publish.encode(Version::V5, &mut octets);
-        octets
+        publish.encode(Version::V5, &mut bytes);
+        bytes
     };
-    assert_eq!(bench.say_octets(&aliased("long/topic", 3)), "publish long/topic x");
-    assert_eq!(bench.say_octets(&aliased("", 3)), "publish long/topic x");
-    assert_eq!(bench.say_octets(&aliased("other", 3)), "publish other x");
-    assert_eq!(bench.say_octets(&aliased("", 3)), "publish other x");
+    assert_eq!(bench.say_bytes(&aliased("long/topic", 3)), "publish long/topic x");
+    assert_eq!(bench.say_bytes(&aliased("", 3)), "publish long/topic x");
+    assert_eq!(bench.say_bytes(&aliased("other", 3)), "publish other x");
+    assert_eq!(bench.say_bytes(&aliased("", 3)), "publish other x");
     bench.heard();
     for _ in 0..2 {
         bench
@@ -398,10 +398,10 @@ fn topic_aliases_work_in_both_directions() {
         heard,
         ["publish 0 first/topic 1", "publish 0 second/topic 2", "publish 0  1", "publish 0 second/topic 2"]
     );
-    assert!(bench.say_octets(&aliased("", 4)).contains("topic alias that was not given a topic"));
+    assert!(bench.say_bytes(&aliased("", 4)).contains("topic alias that was not given a topic"));
     assert_eq!(bench.heard(), ["disconnect 0x82 Protocol Error"]);
     let mut bench = Bench::connect(v5(), Settings::default());
-    assert!(bench.say_octets(&aliased("x", 17)).contains("TopicAliasInvalid"));
+    assert!(bench.say_bytes(&aliased("x", 17)).contains("TopicAliasInvalid"));
 }
 
 #[test]
@@ -507,7 +507,7 @@ fn packets_out_of_place_end_the_connection() {
         bench.heard();
         assert!(bench.say(&packet).contains("ProtocolError"), "{packet:?}");
         assert_eq!(bench.heard(), ["disconnect 0x82 Protocol Error"]);
-        assert_eq!(bench.say_octets(b"anything"), "", "what follows is thrown away");
+        assert_eq!(bench.say_bytes(b"anything"), "", "what follows is thrown away");
     }
     let mut bench = Bench::connect(v5(), Settings::default());
     let end = bench.connection.fail(Fault::new(ReasonCode::PacketTooLarge, "too large"), &mut bench.out);

@@ -1,4 +1,4 @@
-//! A session on disk: a version octet, the subscriptions, the messages in flight, the identifiers received.
+//! A session on disk: a version byte, the subscriptions, the messages in flight, the identifiers received.
 //!
 //! Integers are big-endian; lengths are of 32 bits.
 
@@ -10,10 +10,10 @@ use super::{InFlight, Message, Session, Stage, Subscription};
 use crate::packet::{QoS, SubscribeOptions, Version};
 use crate::properties::PropertyList;
 
-/// The first octet. A later layout has a later one.
+/// The first byte. A later layout has a later one.
 const LAYOUT: u8 = 1;
 
-/// The octets are not those of a session.
+/// The bytes are not those of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeError;
 
@@ -56,7 +56,7 @@ impl Session {
         put_len(out, self.subscriptions.len());
         for (filter, subscription) in &self.subscriptions {
             put(out, filter.as_bytes());
-            out.push(subscription.options.octet());
+            out.push(subscription.options.byte());
             out.extend(subscription.identifier.unwrap_or(0).to_be_bytes());
         }
     }
@@ -64,17 +64,17 @@ impl Session {
     /// The session that [`Session::encode`] gave.
     ///
     /// # Errors
-    /// The octets are not those of a session.
-    pub fn decode(octets: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader(octets);
+    /// The bytes are not those of a session.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader(bytes);
         if reader.array::<1>()? != [LAYOUT] {
             return Err(DecodeError);
         }
         let mut session = Self::new();
         for _ in 0..reader.u32()? {
             let filter = reader.text()?;
-            let [octet] = reader.array()?;
-            let options = SubscribeOptions::from_octet(Version::V5, octet).map_err(|_| DecodeError)?;
+            let [byte] = reader.array()?;
+            let options = SubscribeOptions::from_byte(Version::V5, byte).map_err(|_| DecodeError)?;
             let identifier = Some(reader.u32()?).filter(|id| *id != 0);
             session.subscribe(filter, Subscription { options, identifier });
         }
@@ -96,7 +96,7 @@ impl InFlight {
             Stage::Published(message) => {
                 out.extend([PUBLISHED, message.qos.level(), u8::from(message.retain)]);
                 put(out, message.topic.as_bytes());
-                put(out, message.properties.as_properties().octets());
+                put(out, message.properties.as_properties().bytes());
                 put(out, &message.payload);
             }
             // The server keeps it before it sends PUBREL.
@@ -115,8 +115,8 @@ impl InFlight {
                     retain: retain != 0,
                     redelivered: false,
                     topic: reader.text()?.into(),
-                    properties: PropertyList::from_octets(reader.octets()?).map_err(|_| DecodeError)?,
-                    payload: Bytes::copy_from_slice(reader.octets()?),
+                    properties: PropertyList::from_bytes(reader.bytes()?).map_err(|_| DecodeError)?,
+                    payload: Bytes::copy_from_slice(reader.bytes()?),
                 })
             }
             [RELEASED] => Stage::Released,
@@ -136,9 +136,9 @@ fn put_len(out: &mut Vec<u8>, len: usize) {
     out.extend((len as u32).to_be_bytes());
 }
 
-fn put(out: &mut Vec<u8>, octets: &[u8]) {
-    put_len(out, octets.len());
-    out.extend_from_slice(octets);
+fn put(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_len(out, bytes.len());
+    out.extend_from_slice(bytes);
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    fn octets(&mut self) -> Result<&'a [u8], DecodeError> {
+    fn bytes(&mut self) -> Result<&'a [u8], DecodeError> {
         let len = self.u32()? as usize;
         let (taken, rest) = self.0.split_at_checked(len).ok_or(DecodeError)?;
         self.0 = rest;
@@ -162,6 +162,6 @@ impl<'a> Reader<'a> {
     }
 
     fn text(&mut self) -> Result<&'a str, DecodeError> {
-        std::str::from_utf8(self.octets()?).map_err(|_| DecodeError)
+        std::str::from_utf8(self.bytes()?).map_err(|_| DecodeError)
     }
 }

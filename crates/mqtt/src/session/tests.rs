@@ -34,23 +34,23 @@ fn session() -> Session {
 
 #[test]
 fn a_session_comes_back_from_disk_as_it_was() {
-    let (session, mut octets) = (session(), Vec::new());
-    session.encode(&mut octets);
-    let back = Session::decode(&octets).expect("it was a session");
+    let (session, mut bytes) = (session(), Vec::new());
+    session.encode(&mut bytes);
+    let back = Session::decode(&bytes).expect("it was a session");
     assert!(back.subscriptions().eq(session.subscriptions()));
     assert!(back.in_flight().eq(session.in_flight()));
     assert_eq!(back.received().collect::<Vec<_>>(), [5], "what was not accepted comes again");
     assert!(back.holds(70) && back.holds(71) && !back.holds(72));
     let mut again = Vec::new();
     back.encode(&mut again);
-    assert_eq!(again, octets);
+    assert_eq!(again, bytes);
 }
 
 #[test]
 fn of_what_is_kept_elsewhere_only_exactly_once_is_written() {
-    let (session, mut octets) = (session(), Vec::new());
-    session.encode_exactly_once(&mut octets);
-    let mut back = Session::decode(&octets).expect("it was a session");
+    let (session, mut bytes) = (session(), Vec::new());
+    session.encode_exactly_once(&mut bytes);
+    let mut back = Session::decode(&bytes).expect("it was a session");
     assert!(back.subscriptions().eq(session.subscriptions()));
     assert!(!back.holds(70) && back.holds(71));
     assert_eq!(back.received().count(), 0);
@@ -59,16 +59,16 @@ fn of_what_is_kept_elsewhere_only_exactly_once_is_written() {
 }
 
 #[test]
-fn damaged_octets_are_refused() {
-    let mut octets = Vec::new();
-    session().encode(&mut octets);
-    for cut in 0..octets.len() {
-        assert!(Session::decode(&octets[..cut]).is_err(), "{cut} octets");
+fn damaged_bytes_are_refused() {
+    let mut bytes = Vec::new();
+    session().encode(&mut bytes);
+    for cut in 0..bytes.len() {
+        assert!(Session::decode(&bytes[..cut]).is_err(), "{cut} bytes");
     }
-    octets.push(0);
-    assert!(Session::decode(&octets).is_err());
-    octets[0] = 2;
-    assert!(Session::decode(&octets).is_err(), "a layout of the future");
+    bytes.push(0);
+    assert!(Session::decode(&bytes).is_err());
+    bytes[0] = 2;
+    assert!(Session::decode(&bytes).is_err(), "a layout of the future");
 }
 
 #[test]

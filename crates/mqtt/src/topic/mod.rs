@@ -17,7 +17,7 @@ pub fn check_name(name: &str) -> Result<(), Fault> {
     if name.is_empty() {
         return Err(Fault::new(ReasonCode::TopicNameInvalid, "empty topic name"));
     }
-    if name.bytes().any(|octet| matches!(octet, b'+' | b'#')) {
+    if name.bytes().any(|byte| matches!(byte, b'+' | b'#')) {
         return Err(Fault::new(ReasonCode::TopicNameInvalid, "topic name with a wildcard"));
     }
     Ok(())

@@ -14,7 +14,7 @@ pub fn any_version() -> impl Strategy<Value = Version> {
     select(&[Version::V31, Version::V311, Version::V5][..])
 }
 
-/// Octets of a valid packet of this version.
+/// Bytes of a valid packet of this version.
 pub fn any_packet(version: Version) -> BoxedStrategy<Vec<u8>> {
     let mut kinds = vec![
         any_connect(version),
@@ -36,9 +36,9 @@ pub fn any_packet(version: Version) -> BoxedStrategy<Vec<u8>> {
 }
 
 fn encoded(version: Version, packet: &Packet<'_>) -> Vec<u8> {
-    let mut octets = Vec::new();
-    packet.encode(version, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    packet.encode(version, &mut bytes);
+    bytes
 }
 
 /// Text without NUL.
@@ -173,7 +173,7 @@ fn any_connack(version: Version) -> BoxedStrategy<Vec<u8>> {
 pub fn any_publish(version: Version) -> BoxedStrategy<Vec<u8>> {
     let payload = prop_oneof![
         9 => data(),
-        1 => (7_900usize..9_000, any::<u8>()).prop_map(|(len, octet)| vec![octet; len]).boxed(),
+        1 => (7_900usize..9_000, any::<u8>()).prop_map(|(len, byte)| vec![byte; len]).boxed(),
     ];
     let ids = (any::<bool>(), any_qos(), any::<bool>(), 1..u16::MAX);
     (ids, topic(), any_properties(version, Holder::Publish), payload)

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use crate::bodies;
 use crate::common::{any_packet, any_version};
 
-/// Encodings of the packets in `stream`, shown `step` octets more at a time.
+/// Encodings of the packets in `stream`, shown `step` bytes more at a time.
 fn heard(version: Version, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
     let mut decoder = Decoder::new(version, u32::MAX);
     let (mut heard, mut start, mut end) = (Vec::new(), 0, 0);
@@ -17,9 +17,9 @@ fn heard(version: Version, stream: &[u8], step: usize) -> Vec<Vec<u8>> {
             let step = decoder.decode(&stream[start..end]).expect("the stream is valid");
             start += step.taken;
             let Some(packet) = step.packet else { break };
-            let mut octets = Vec::new();
-            packet.encode(version, &mut octets);
-            heard.push(octets);
+            let mut bytes = Vec::new();
+            packet.encode(version, &mut bytes);
+            heard.push(bytes);
         }
     }
     assert_eq!(start, stream.len());
@@ -39,15 +39,15 @@ proptest! {
     }
 
     #[test]
-    fn nonsense_is_judged_the_same_however_it_is_cut(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
-        bodies::packets(&octets);
-        bodies::connection(&octets);
+    fn nonsense_is_judged_the_same_however_it_is_cut(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        bodies::packets(&bytes);
+        bodies::connection(&bytes);
     }
 }
 
 #[test]
-fn a_packet_in_single_octets_is_looked_at_once_for_each_of_them() {
-    // Not left in the input, where each octet would make the reader show all of it again.
+fn a_packet_in_single_bytes_is_looked_at_once_for_each_of_them() {
+    // Not left in the input, where each byte would make the reader show all of it again.
     let mut packet = vec![0x30, 0x80, 0x80, 0x40, 0, 1, b'a'];
     packet.resize(packet.len() + (1 << 20) - 3, 7);
     let mut connection = Connection::new(Settings::default());
@@ -65,6 +65,6 @@ fn a_packet_in_single_octets_is_looked_at_once_for_each_of_them() {
         most = most.max(left);
         published += usize::from(step.event.is_some());
     }
-    assert!(most <= mqtt::MAX_HEADER_LEN, "{most} octets were left in the input");
+    assert!(most <= mqtt::MAX_HEADER_LEN, "{most} bytes were left in the input");
     assert_eq!((published, left), (1, 0));
 }

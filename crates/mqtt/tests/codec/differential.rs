@@ -22,9 +22,9 @@ macro_rules! read {
 }
 
 /// The packet as the other implementation writes it after reading it.
-fn theirs(version: Version, octets: &[u8]) -> Option<Vec<u8>> {
-    let header = Header::parse(octets).ok()??;
-    let body = octets.get(header.len..header.packet_len())?;
+fn theirs(version: Version, bytes: &[u8]) -> Option<Vec<u8>> {
+    let header = Header::parse(bytes).ok()??;
+    let body = bytes.get(header.len..header.packet_len())?;
     let (number, flags) = (header.first >> 4, header.first & 15);
     if version.is_5() {
         read!(1 new Connect, 2 new Connack, 4 new Puback, 5 new Pubrec, 6 new Pubrel, 7 new Pubcomp,
@@ -38,9 +38,9 @@ fn theirs(version: Version, octets: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Allowed from 5.0 on (section 3.1.2.9); they refuse it.
-fn is_password_without_user(octets: &[u8]) -> bool {
+fn is_password_without_user(bytes: &[u8]) -> bool {
     let mut decoder = Decoder::new(Version::V5, u32::MAX);
-    match decoder.decode(octets).ok().and_then(|step| step.packet) {
+    match decoder.decode(bytes).ok().and_then(|step| step.packet) {
         Some(Packet::Connect(connect)) => connect.password.is_some() && connect.user_name.is_none(),
         _ => false,
     }
@@ -55,26 +55,26 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn valid_packets_are_read_and_written_alike((version, octets) in both(any_packet)) {
-        let theirs = theirs(version, &octets);
-        if theirs.is_none() && is_password_without_user(&octets) {
+    fn valid_packets_are_read_and_written_alike((version, bytes) in both(any_packet)) {
+        let theirs = theirs(version, &bytes);
+        if theirs.is_none() && is_password_without_user(&bytes) {
             return Ok(());
         }
-        prop_assert_eq!(theirs, Some(octets));
+        prop_assert_eq!(theirs, Some(bytes));
     }
 
     #[test]
     fn damaged_packets_mean_the_same_to_whoever_takes_them(
-        (version, mut octets) in both(any_packet),
+        (version, mut bytes) in both(any_packet),
         damage in proptest::collection::vec((any::<usize>(), any::<u8>()), 1..3),
     ) {
-        for (at, octet) in damage {
-            let at = at % octets.len();
-            octets[at] = octet;
+        for (at, byte) in damage {
+            let at = at % bytes.len();
+            bytes[at] = byte;
         }
         let mut decoder = Decoder::new(version, u32::MAX);
-        let ours = decoder.decode(&octets).ok().and_then(|step| step.packet);
-        let theirs = theirs(version, &octets);
+        let ours = decoder.decode(&bytes).ok().and_then(|step| step.packet);
+        let theirs = theirs(version, &bytes);
         if let (Some(ours), Some(theirs)) = (ours, theirs) {
             // CONNECT tells its version itself; they read one version each.
             if let Packet::Connect(connect) = &ours {

@@ -47,7 +47,7 @@ struct World {
     kept: Option<Session>,
     memory: Disk,
     disk: Disk,
-    /// Octets on their way.
+    /// Bytes on their way.
     up: Vec<u8>,
     down: Vec<u8>,
     /// PUBRECs and PUBRELs that the server has not noted.
@@ -213,9 +213,9 @@ impl World {
     fn commit(&mut self, out: Vec<u8>) {
         let session = self.server.as_ref().map(Connection::session).or(self.kept.as_ref());
         self.memory.session = session.map(|session| {
-            let mut octets = Vec::new();
-            session.encode(&mut octets);
-            octets
+            let mut bytes = Vec::new();
+            session.encode(&mut bytes);
+            bytes
         });
         self.disk = self.memory.clone();
         self.down.extend(out);
@@ -232,9 +232,9 @@ impl World {
             .with(Property::SessionExpiryInterval(u32::MAX));
         let properties = if self.version.is_5() { asked.as_properties() } else { Properties::NONE };
         let connect = Connect { clean_start: false, properties, ..Connect::new(self.version, "c") };
-        let (mut octets, mut out) = (Vec::new(), Vec::new());
-        Packet::Connect(Box::new(connect)).encode(self.version, &mut octets);
-        let step = server.handle_input(&octets, self.now, &mut out);
+        let (mut bytes, mut out) = (Vec::new(), Vec::new());
+        Packet::Connect(Box::new(connect)).encode(self.version, &mut bytes);
+        let step = server.handle_input(&bytes, self.now, &mut out);
         assert!(matches!(step.event, Some(Event::Connect(_))));
         assert!(server.wants_session());
         let kept = self.kept.take();
@@ -264,7 +264,7 @@ impl World {
             match step.event {
                 Some(Event::Publish(publish)) => {
                     let number =
-                        u32::from_be_bytes(publish.payload.octets().try_into().expect("it is a number"));
+                        u32::from_be_bytes(publish.payload.bytes().try_into().expect("it is a number"));
                     self.memory.published.push((publish.qos, number));
                     accepted.push(publish.packet_id);
                 }
@@ -335,7 +335,7 @@ impl World {
     fn power_failure(&mut self) {
         self.cut();
         self.memory = self.disk.clone();
-        self.kept = self.disk.session.as_deref().map(|octets| Session::decode(octets).expect("it was kept"));
+        self.kept = self.disk.session.as_deref().map(|bytes| Session::decode(bytes).expect("it was kept"));
     }
 }
 
@@ -344,8 +344,7 @@ impl Client {
         match packet {
             Packet::ConnAck(connack) => assert_eq!(connack.reason, ReasonCode::Success),
             Packet::Publish(publish) => {
-                let tag =
-                    u32::from_be_bytes(publish.payload.octets().try_into().expect("it is a tag")).into();
+                let tag = u32::from_be_bytes(publish.payload.bytes().try_into().expect("it is a tag")).into();
                 let id = publish.packet_id;
                 if publish.qos == QoS::AtLeastOnce {
                     self.received.push((publish.qos, tag));

@@ -10,7 +10,7 @@ use crate::common::any_packet;
 /// Per target; enough to reach every branch of the bodies, within seconds in a debug build.
 const MUTATIONS: usize = 2000;
 
-/// Octets that mean something.
+/// Bytes that mean something.
 const TELLING: [u8; 9] = [0, 1, 2, 0x32, 0x34, 0x62, 0x7f, 0x80, b'#'];
 
 /// What the mutations of a target start from.
@@ -26,12 +26,12 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
 
 /// A subscription, a message of QoS 1, one that is released, and an identifier that was received.
 fn session() -> Vec<u8> {
-    let mut octets = vec![1, 0, 0, 0, 1, 0, 0, 0, 3];
-    octets.extend(b"a/#\x2d\0\0\0\x07\0\0\0\x02");
-    octets.extend([0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 1, 0, 0, 0, 0, 1]);
-    octets.extend(b"t\0\0\0\0\0\0\0\x01x");
-    octets.extend([0, 2, 0, 0, 0, 0, 0, 0, 0, 8, 1, 0, 0, 0, 1, 0, 5]);
-    octets
+    let mut bytes = vec![1, 0, 0, 0, 1, 0, 0, 0, 3];
+    bytes.extend(b"a/#\x2d\0\0\0\x07\0\0\0\x02");
+    bytes.extend([0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 1, 0, 0, 0, 0, 1]);
+    bytes.extend(b"t\0\0\0\0\0\0\0\x01x");
+    bytes.extend([0, 2, 0, 0, 0, 0, 0, 0, 0, 8, 1, 0, 0, 0, 1, 0, 5]);
+    bytes
 }
 
 /// A CONNECT of each version, followed by what a client may send.

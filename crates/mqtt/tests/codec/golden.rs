@@ -12,25 +12,25 @@ fn unhex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| value(pair[0]) << 4 | value(pair[1])).collect()
 }
 
-fn check(version: Version, octets: &[u8], check: impl FnOnce(&Packet<'_>)) {
+fn check(version: Version, bytes: &[u8], check: impl FnOnce(&Packet<'_>)) {
     let mut decoder = Decoder::new(version, u32::MAX);
-    let step = decoder.decode(octets).unwrap_or_else(|fault| panic!("{fault}: {octets:x?}"));
-    assert_eq!(step.taken, octets.len());
+    let step = decoder.decode(bytes).unwrap_or_else(|fault| panic!("{fault}: {bytes:x?}"));
+    assert_eq!(step.taken, bytes.len());
     let packet = step.packet.expect("it is whole");
     check(&packet);
     let mut again = Vec::new();
     packet.encode(version, &mut again);
-    assert_eq!(again, octets, "{packet:?}");
+    assert_eq!(again, bytes, "{packet:?}");
 }
 
 #[test]
 fn the_connect_of_the_specification() {
     // MQTT 5.0, figure 3-6, with a client identifier, a will, a user and a password.
-    let octets = unhex(
+    let bytes = unhex(
         "10 33 0004 4d515454 05 ce 000a 05 11 0000000a 0002 6331 05 18 00000007 0004 77696c6c 0003 627965 0004 75736572 \
          0006 736563726574",
     );
-    check(Version::V5, &octets, |packet| {
+    check(Version::V5, &bytes, |packet| {
         let Packet::Connect(connect) = packet else { panic!("{packet:?}") };
         assert_eq!((connect.version, connect.clean_start, connect.keep_alive), (Version::V5, true, 10));
         assert_eq!(connect.properties.session_expiry_interval(), Some(10));
@@ -70,10 +70,10 @@ fn the_subscribe_of_the_specification() {
 
 #[test]
 fn acknowledgements_in_all_their_lengths() {
-    let read = |version, octets: &str| {
-        let octets = unhex(octets);
+    let read = |version, bytes: &str| {
+        let bytes = unhex(bytes);
         let mut decoder = Decoder::new(version, u32::MAX);
-        match decoder.decode(&octets).expect("it is valid").packet {
+        match decoder.decode(&bytes).expect("it is valid").packet {
             Some(Packet::Ack(ack)) => {
                 (ack.kind, ack.packet_id, ack.reason, ack.properties.reason_string().is_some())
             }
@@ -110,14 +110,14 @@ fn what_the_specification_calls_malformed_is_refused() {
         ("will flags without a will", "10 0d 0004 4d515454 04 0a 0000 0001 63"),
         ("password without a user", "10 10 0004 4d515454 04 42 0000 0001 63 0001 78"),
         ("reserved flag of CONNECT", "10 0d 0004 4d515454 04 03 0000 0001 63"),
-        ("octets left over", "40 03 0001 00"),
+        ("bytes left over", "40 03 0001 00"),
         ("packet type 0", "00 00"),
         ("AUTH before 5.0", "f0 00"),
     ];
-    for (name, octets) in cases {
-        let octets = unhex(octets);
+    for (name, bytes) in cases {
+        let bytes = unhex(bytes);
         let mut decoder = Decoder::new(Version::V311, u32::MAX);
-        let told = decoder.decode(&octets);
+        let told = decoder.decode(&bytes);
         assert!(told.is_err(), "{name}: {told:?}");
     }
     let mut decoder = Decoder::new(Version::V31, u32::MAX);
@@ -129,7 +129,7 @@ fn packets_of_paho_mqtt_are_read_and_written_as_they_are() {
     let mut count = 0;
     for line in FIXTURES.lines().filter(|line| !line.starts_with('#')) {
         let mut fields = line.split(' ');
-        let (Some(version), Some(kind), Some(octets)) = (fields.next(), fields.next(), fields.next()) else {
+        let (Some(version), Some(kind), Some(bytes)) = (fields.next(), fields.next(), fields.next()) else {
             panic!("{line}")
         };
         let version = match version {
@@ -137,7 +137,7 @@ fn packets_of_paho_mqtt_are_read_and_written_as_they_are() {
             "4" => Version::V311,
             _ => Version::V5,
         };
-        check(version, &unhex(octets), |packet| assert_eq!(format!("{:?}", packet.kind()), kind));
+        check(version, &unhex(bytes), |packet| assert_eq!(format!("{:?}", packet.kind()), kind));
         count += 1;
     }
     assert!(count >= 30, "{count} packets");

@@ -1,4 +1,4 @@
-//! What is encoded is decoded to the same, and encoded again to the same octets.
+//! What is encoded is decoded to the same, and encoded again to the same bytes.
 
 use mqtt::Decoder;
 use proptest::prelude::*;
@@ -8,13 +8,13 @@ use crate::common::{any_packet, any_version};
 proptest! {
     #[test]
     fn packets_come_back_as_they_were(
-        (version, octets) in any_version().prop_flat_map(|version| (Just(version), any_packet(version))),
+        (version, bytes) in any_version().prop_flat_map(|version| (Just(version), any_packet(version))),
     ) {
         let mut decoder = Decoder::new(version, u32::MAX);
-        let step = decoder.decode(&octets).expect("it is a valid packet");
-        prop_assert_eq!(step.taken, octets.len());
+        let step = decoder.decode(&bytes).expect("it is a valid packet");
+        prop_assert_eq!(step.taken, bytes.len());
         let mut again = Vec::new();
         step.packet.expect("it is whole").encode(version, &mut again);
-        prop_assert_eq!(again, octets);
+        prop_assert_eq!(again, bytes);
     }
 }

@@ -26,10 +26,10 @@ pub fn header(input: &[u8]) {
     let Ok(Parsed::Complete { header, .. }) = whole else { return };
     assert_eq!(in_pieces, Some(whole));
     for version in [Version::V1, Version::V2] {
-        let mut octets = Vec::new();
-        write(version, &header, &mut octets);
-        let length = octets.len();
-        let again = parse(&octets, Accepted::Only(version));
+        let mut bytes = Vec::new();
+        write(version, &header, &mut bytes);
+        let length = bytes.len();
+        let again = parse(&bytes, Accepted::Only(version));
         let Ok(Parsed::Complete { header: again, length: read }) = again else { panic!("{again:?}") };
         assert_eq!((canonical(again), read), (canonical(header), length));
     }

@@ -299,7 +299,7 @@ fn keep_least(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream:
 const OPENING_MAX: usize = 128;
 /// After this time one who waits looks by itself.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Octets waiting for a connection from which on it is worth having another one: as much as one client may have waiting
+/// Bytes waiting for a connection from which on it is worth having another one: as much as one client may have waiting
 /// before it has to wait itself.
 const BUSY_BACKLOG: usize = 128 * 1024;
 /// Channels in use from which on it is: brokers read and write each connection in one process.

@@ -57,7 +57,7 @@ pub(super) enum Content {
     None,
     /// A content header.
     Header,
-    /// This many octets of body, in one or more frames.
+    /// This many bytes of body, in one or more frames.
     Body(u64),
 }
 
@@ -147,7 +147,7 @@ impl Channel {
         self.sides().all(Side::is_nowhere)
     }
 
-    /// Octets of frames that wait.
+    /// Bytes of frames that wait.
     pub(super) fn held(&self) -> usize {
         self.in_line.len() + self.sides().map(|side| side.held.len()).sum::<usize>()
     }
@@ -222,7 +222,7 @@ impl Channel {
     }
 }
 
-/// How many octets at the start of stored frames are one method, or one message.
+/// How many bytes at the start of stored frames are one method, or one message.
 pub(super) fn first_unit(stored: &[u8]) -> Option<(Turn, usize)> {
     let mut frames = stored_frames(stored);
     let (_, payload) = frames.next()?;

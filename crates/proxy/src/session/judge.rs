@@ -184,7 +184,7 @@ pub(super) fn is_settling(payload: &[u8]) -> bool {
 /// 502 SYNTAX_ERROR, 540 NOT_IMPLEMENTED for `immediate`.
 #[inline]
 pub(super) fn judge_publish(payload: &[u8]) -> Result<(), Fault> {
-    // Class, method, a reserved short; two short strings; one octet of bits.
+    // Class, method, a reserved short; two short strings; one byte of bits.
     let after_string = |at: usize| payload.get(at).map(|length| at + 1 + usize::from(*length));
     let bits_at = after_string(EXCHANGE_AT).and_then(after_string);
     match bits_at {
@@ -222,11 +222,11 @@ pub(super) fn publish_need(payload: &[u8]) -> Need {
 /// # Errors
 /// 502 SYNTAX_ERROR.
 #[inline]
-pub(super) fn judge_properties(octets: &[u8], to_default: bool) -> Result<Need, Fault> {
-    if octets == amqp::properties::NO_PROPERTIES {
+pub(super) fn judge_properties(bytes: &[u8], to_default: bool) -> Result<Need, Fault> {
+    if bytes == amqp::properties::NO_PROPERTIES {
         return Ok(Need::Any);
     }
-    let properties = Properties::decode(octets).map_err(malformed)?;
+    let properties = Properties::decode(bytes).map_err(malformed)?;
     Ok(properties.headers.map_or(Need::Any, |headers| headers_need(&headers, to_default)))
 }
 
@@ -234,7 +234,7 @@ pub(super) fn judge_properties(octets: &[u8], to_default: bool) -> Result<Need, 
 /// default exchange that it cannot take apart: 541.
 fn headers_need(headers: &RawTable<'_>, to_default: bool) -> Need {
     let prefix = REPLY_TO.as_bytes();
-    let names_reply_to = || headers.octets().windows(prefix.len()).any(|window| window == prefix);
+    let names_reply_to = || headers.bytes().windows(prefix.len()).any(|window| window == prefix);
     if headers.is_finite() && !(to_default && names_reply_to()) { Need::Any } else { Need::Own }
 }
 
@@ -250,12 +250,12 @@ const PUBLISH: u16 = 40;
 const EXCHANGE_AT: usize = 6;
 /// What RabbitMQ's connection process says of a table that it cannot read, as far as it says anything.
 const NOT_FINITE: &str = "number in a table is infinite or not a number";
-/// Octets of a `basic.ack`: class, method, delivery tag, one octet of bits.
+/// Bytes of a `basic.ack`: class, method, delivery tag, one byte of bits.
 const ACK_LEN: usize = 13;
 /// The bits of `mandatory` and `immediate` in the last byte of `basic.publish`.
 const MANDATORY: u8 = 1;
 const IMMEDIATE: u8 = 2;
-/// Octets that a message is taken to have before any has come.
+/// Bytes that a message is taken to have before any has come.
 const MESSAGE_EXPECTED: usize = 1024;
 /// Arguments of consumers that RabbitMQ judges itself, with a channel error.
 const SAFE_ARGUMENTS: [&str; 2] = ["x-priority", "x-cancel-on-ha-failover"];
@@ -286,7 +286,7 @@ mod tests {
             assert_eq!(
                 judge_publish(&payload[..cut]).unwrap_err().code,
                 ReplyCode::SyntaxError,
-                "{cut} octets"
+                "{cut} bytes"
             );
         }
         let longer = [&payload[..], &[0]].concat();

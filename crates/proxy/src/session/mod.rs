@@ -49,12 +49,12 @@ use crate::staging::Seat;
 use crate::topology::Declarer;
 use crate::upstream::{Role, Share, Upstream};
 
-/// Octets of a message's body up to which it is held until it is complete, and then passed on whole. What a session
+/// Bytes of a message's body up to which it is held until it is complete, and then passed on whole. What a session
 /// holds in total stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own connection. When
 /// there is no room left for those of all clients, it waits for some: see `staging`.
 pub const STAGING_LIMIT: u64 = 1024 * 1024;
 
-/// Octets of incomplete messages on all channels of one client.
+/// Bytes of incomplete messages on all channels of one client.
 pub const STAGING_BUDGET: usize = 4 * 1024 * 1024;
 
 /// One client of the pool.
@@ -94,13 +94,13 @@ pub struct Session {
     unproven: Vec<u16>,
     /// Memory for the frames of the next message, within a batch: an idle session holds no buffer (S3).
     spare: Vec<u8>,
-    /// Octets of incomplete messages.
+    /// Bytes of incomplete messages.
     staged: usize,
     /// What of it is counted among that of all clients.
     staged_counted: usize,
     /// The client's part of the room for that.
     seat: Seat,
-    /// Octets of frames whose channels wait for a place.
+    /// Bytes of frames whose channels wait for a place.
     held: usize,
     /// What of it is counted among that of all clients.
     held_counted: usize,
@@ -174,7 +174,7 @@ impl Session {
         }
     }
 
-    /// Takes a frame of any channel but 0, already checked for size, and as many of the octets behind it as belong to
+    /// Takes a frame of any channel but 0, already checked for size, and as many of the bytes behind it as belong to
     /// whole messages and lie in `rest` already; returns how many of `rest` those were.
     ///
     /// # Errors
@@ -591,7 +591,7 @@ fn unexpected(content: Content) -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }
 
-/// Octets of frames that may wait for a place before the client is no longer read; one batch of reads may come on top.
+/// Bytes of frames that may wait for a place before the client is no longer read; one batch of reads may come on top.
 const HELD_LIMIT: usize = 1024 * 1024;
 /// First capacity for a message's frames: most methods with their headers fit.
 const PARTIAL_CAPACITY: usize = 256;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::metrics::{Counters, add};
 use crate::upstream::{Share, Upstream};
 
-/// Octets for one upstream connection at a time: nearly always the only one, so that a batch costs one lock.
+/// Bytes for one upstream connection at a time: nearly always the only one, so that a batch costs one lock.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     target: Option<Arc<Upstream>>,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// What was handed over to the two targets last that this client shares: one for publishing, and one for the rest.
     shares: [Share; 2],
-    /// Octets handed over and not yet counted.
+    /// Bytes handed over and not yet counted.
     uncounted: usize,
     /// Messages taken and not yet counted.
     messages: u64,
@@ -25,22 +25,22 @@ impl Output {
         if !self.target.as_ref().is_some_and(|target| Arc::ptr_eq(target, upstream)) {
             self.hand_over();
             self.target = Some(upstream.clone());
-        } else if self.octets.len() > HAND_OVER_ABOVE {
+        } else if self.bytes.len() > HAND_OVER_ABOVE {
             self.hand_over();
         }
-        &mut self.octets
+        &mut self.bytes
     }
 
     /// Hands everything over. Keeps no memory: an idle session holds no buffer.
     pub(super) fn hand_over(&mut self) {
-        if self.octets.is_empty() {
+        if self.bytes.is_empty() {
             return;
         }
         if let Some(target) = &self.target {
-            self.uncounted += self.octets.len();
-            let octets = std::mem::take(&mut self.octets);
-            let len = octets.len();
-            let end = target.hand_over(octets);
+            self.uncounted += self.bytes.len();
+            let bytes = std::mem::take(&mut self.bytes);
+            let len = bytes.len();
+            let end = target.hand_over(bytes);
             let [latest, other] = &mut self.shares;
             if !latest.is_of(target.id) {
                 std::mem::swap(latest, other);
@@ -57,7 +57,7 @@ impl Output {
     /// Adds what was handed over to the pool's numbers, once per batch.
     pub(super) fn count(&mut self, counters: &Counters) {
         if self.uncounted > 0 {
-            add(&counters.octets_to_upstreams, std::mem::take(&mut self.uncounted) as u64);
+            add(&counters.bytes_to_upstreams, std::mem::take(&mut self.uncounted) as u64);
         }
         if self.messages > 0 {
             add(&counters.messages_to_upstreams, std::mem::take(&mut self.messages));
@@ -71,6 +71,6 @@ impl Output {
     }
 }
 
-/// Octets from which on a batch is handed over before it ends, so that the broker gets work early and the vector does
+/// Bytes from which on a batch is handed over before it ends, so that the broker gets work early and the vector does
 /// not keep doubling.
 const HAND_OVER_ABOVE: usize = 64 * 1024;

@@ -35,11 +35,11 @@ fn frames(numbers: &[u16]) -> Vec<u8> {
     out
 }
 
-fn take(session: &mut Session, octets: &[u8]) {
+fn take(session: &mut Session, bytes: &[u8]) {
     let mut taken = 0;
-    while let Some(frame) = Frame::parse(&octets[taken..], 0).unwrap() {
+    while let Some(frame) = Frame::parse(&bytes[taken..], 0).unwrap() {
         taken += frame.wire_len();
-        taken += session.handle_frame(frame, &octets[taken..]).unwrap();
+        taken += session.handle_frame(frame, &bytes[taken..]).unwrap();
     }
 }
 
@@ -96,8 +96,8 @@ fn bodies(frames: usize) -> Vec<u8> {
 }
 
 /// Has a client send a batch.
-fn batch(session: &mut Session, octets: &[u8]) {
-    take(session, octets);
+fn batch(session: &mut Session, bytes: &[u8]) {
+    take(session, bytes);
     session.flush();
     session.handle_nudge().unwrap();
 }

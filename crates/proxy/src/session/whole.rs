@@ -13,7 +13,7 @@ use super::side::Place;
 impl Session {
     /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the same channel,
     /// as far as `rest` holds them whole and they are as plain as nearly all are: a channel that is placed, a body in one
-    /// frame that fits the upstream. Returns how many octets of `rest` that were, or `None`, and nothing is taken, when
+    /// frame that fits the upstream. Returns how many bytes of `rest` that were, or `None`, and nothing is taken, when
     /// the message has to be gone through frame by frame.
     ///
     /// # Errors
@@ -80,9 +80,9 @@ impl Session {
 /// What plain messages look like here.
 struct Scan {
     channel: [u8; 2],
-    /// Octets of the largest payload.
+    /// Bytes of the largest payload.
     largest: usize,
-    /// Octets of the largest body.
+    /// Bytes of the largest body.
     max_size: u64,
 }
 
@@ -139,7 +139,7 @@ fn set_channel(frames: &mut [u8], channel: u16) {
     }
 }
 
-/// Octets taken at once, about, so that the broker gets work early.
+/// Bytes taken at once, about, so that the broker gets work early.
 const SPAN_MAX: usize = 64 * 1024;
 
 #[cfg(test)]
@@ -166,11 +166,11 @@ mod tests {
     #[test]
     fn plain_messages_are_found_whole_or_not_at_all() {
         for bodies in [&[][..], &[b"body".as_slice()]] {
-            let octets = message(3, bodies);
-            let more = [&octets[..], b"more"].concat();
-            assert_eq!(SCAN.message(&more).map(|(_, length)| length), Some(octets.len()));
-            for cut in 0..octets.len() {
-                assert_eq!(SCAN.message(&octets[..cut]), None, "{cut} octets");
+            let bytes = message(3, bodies);
+            let more = [&bytes[..], b"more"].concat();
+            assert_eq!(SCAN.message(&more).map(|(_, length)| length), Some(bytes.len()));
+            for cut in 0..bytes.len() {
+                assert_eq!(SCAN.message(&bytes[..cut]), None, "{cut} bytes");
             }
         }
     }
@@ -192,8 +192,8 @@ mod tests {
 
     #[test]
     fn every_frame_gets_the_new_number_and_nothing_else_changes() {
-        let mut octets = [message(3, &[b"one"]), message(3, &[])].concat();
-        set_channel(&mut octets, 700);
-        assert_eq!(octets, [message(700, &[b"one"]), message(700, &[])].concat());
+        let mut bytes = [message(3, &[b"one"]), message(3, &[])].concat();
+        set_channel(&mut bytes, 700);
+        assert_eq!(bytes, [message(700, &[b"one"]), message(700, &[])].concat());
     }
 }

@@ -2,7 +2,7 @@ use transport::Outbox;
 
 use super::*;
 
-/// Octets that each client has read when it stands in line: beyond what everybody may hold.
+/// Bytes that each client has read when it stands in line: beyond what everybody may hold.
 const PIECE: usize = 64 * 1024;
 const STAGED: usize = ALWAYS + PIECE;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,8 +56,8 @@ fn many(staging: &Arc<Staging>, count: usize) -> Vec<Client> {
     (0..count).map(|_| Client::new(staging)).collect()
 }
 
-fn octets(staging: &Staging) -> usize {
-    staging.octets.load(Ordering::Relaxed)
+fn bytes(staging: &Staging) -> usize {
+    staging.bytes.load(Ordering::Relaxed)
 }
 
 #[test]
@@ -65,11 +65,11 @@ fn s2_a_little_is_always_held_and_what_counts_is_bounded() {
     let staging = room(4 * PIECE, 1, PATIENCE);
     let mut clients = many(&staging, 10);
     let held = clients.iter_mut().filter_map(|client| client.stop_in_message().then_some(())).count();
-    assert_eq!((held, octets(&staging)), (4, 4 * PIECE));
+    assert_eq!((held, bytes(&staging)), (4, 4 * PIECE));
     let mut small = Client::new(&staging);
     assert!(small.settle(ALWAYS), "however much others hold");
     clients.iter_mut().for_each(Client::leave);
-    assert_eq!(octets(&staging), 0);
+    assert_eq!(bytes(&staging), 0);
     assert!(staging.table.lock().holders.is_empty());
 }
 
@@ -85,7 +85,7 @@ fn those_in_line_go_on_in_turn_when_room_comes() {
         assert!(holder.settle(0), "it is complete");
         assert_eq!(line[at].grant(), Some(Grant::Room));
         assert_eq!(line[at + 1].grant(), None);
-        assert_eq!(octets(&staging), 2 * PIECE);
+        assert_eq!(bytes(&staging), 2 * PIECE);
     }
     assert!(!Client::new(&staging).stop_in_message(), "nobody comes before those in line");
     line[0].leave();
@@ -110,7 +110,7 @@ fn no_room_is_lost_with_those_who_leave() {
     assert_eq!(line[4].grant(), Some(Grant::Room));
     line[1].leave();
     line[4].leave();
-    assert_eq!((staging.counts(), octets(&staging), staging.is_pressed()), ((0, 0), 0, false));
+    assert_eq!((staging.counts(), bytes(&staging), staging.is_pressed()), ((0, 0), 0, false));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
     assert!(first.settle(0));
     assert_eq!(second.grant(), Some(Grant::Room));
     assert!(second.settle(0));
-    assert_eq!((octets(&staging), staging.counts()), (0, (0, 0)));
+    assert_eq!((bytes(&staging), staging.counts()), (0, (0, 0)));
     assert_eq!(staging.table.lock().held_in_line, 0);
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::change::{Change, Node, change_of};
 use super::vhost::Client;
-use super::{Consuming, Counted, TOTAL_OCTETS_MAX, Topologies};
+use super::{Consuming, Counted, TOTAL_BYTES_MAX, Topologies};
 use crate::link::ClientLink;
 
 /// What a client needs to have remembered what it declares; forgotten with it.
@@ -142,7 +142,7 @@ impl Declarer {
         }
         let vhost = state.vhosts.entry(self.virtual_host.clone()).or_default();
         vhost.enter(self.id, || Client::new(link.clone(), self.credentials.load_full()));
-        let has_room = self.topologies.octets() < TOTAL_OCTETS_MAX;
+        let has_room = self.topologies.bytes() < TOTAL_BYTES_MAX;
         self.topologies.change(&mut state, &self.virtual_host, |vhost| {
             if has_room {
                 change(self.id, vhost);

@@ -96,12 +96,12 @@ fn what_several_have_declared_goes_with_the_last_of_them() {
         client.did(queue("q"));
         client.did(bind("q", "e"));
     }
-    let twice = topologies.octets();
+    let twice = topologies.bytes();
     clients[0].declarer.leave();
-    assert_eq!(topologies.octets() * 2, twice);
+    assert_eq!(topologies.bytes() * 2, twice);
     assert_eq!(all(&topologies).len(), 3);
     clients[1].declarer.leave();
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
     assert!(!topologies.knows("/"));
 }
 
@@ -122,7 +122,7 @@ fn what_is_deleted_takes_its_bindings_along_whoever_made_them() {
     assert_eq!(all(&topologies), ["exchange 'e'", "queue 'q2'"]);
     other.did(queue::Delete { queue: "q2", ..Default::default() });
     one.did(exchange::Delete { exchange: "e", ..Default::default() });
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn an_exchange_bound_to_itself_can_be_deleted() {
     client.did(exchange("e"));
     client.did(exchange::Bind { destination: "e", source: "e", ..Default::default() });
     client.did(exchange::Delete { exchange: "e", ..Default::default() });
-    assert_eq!((topologies.octets(), all(&topologies)), (0, Vec::new()));
+    assert_eq!((topologies.bytes(), all(&topologies)), (0, Vec::new()));
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn who_declares_too_much_is_told_when_something_is_lost_and_nothing_of_it_stays(
     let client = Client::new(&topologies);
     for number in 0..10_000 {
         client.did(queue(&format!("{number}")));
-        assert!(topologies.octets() <= CLIENT_OCTETS_MAX);
+        assert!(topologies.bytes() <= CLIENT_BYTES_MAX);
     }
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
     topologies.lost("/");
     let (plan, restoring) = topologies.restore("/").unwrap();
     assert_eq!(plan.lost.len(), 1);
@@ -234,7 +234,7 @@ fn what_a_client_that_is_gone_had_declared_last_is_not_remembered() {
     client.did(queue("q"));
     client.did(bind("q", "e"));
     assert!(!topologies.knows("/"));
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
 }
 
 #[test]
@@ -248,6 +248,6 @@ fn what_is_declared_in_different_words_costs_each_owner_the_same() {
         clients[0].did(first);
         clients[1].did(second);
         clients[0].did(queue::Delete { queue: "q", ..Default::default() });
-        assert_eq!(topologies.octets(), 0);
+        assert_eq!(topologies.bytes(), 0);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use amqp::Credentials;
 
 use super::change::{Kind, Node};
-use super::{CLIENT_OCTETS_MAX, Plan, Step};
+use super::{CLIENT_BYTES_MAX, Plan, Step};
 use crate::link::ClientLink;
 
 /// What is remembered of one virtual host.
@@ -15,7 +15,7 @@ pub(super) struct Vhost {
     nodes: HashMap<Node, Entry>,
     clients: HashMap<u64, Client>,
     /// Bytes of all of them.
-    octets: usize,
+    bytes: usize,
     /// What may be gone.
     torn: Torn,
     /// What is being declared again.
@@ -30,7 +30,7 @@ pub(super) struct Client {
     credentials: Arc<Credentials>,
     /// Where something is its own, a declaration or bindings that end there, and how much.
     nodes: HashMap<Node, usize>,
-    octets: usize,
+    bytes: usize,
     /// Nothing is remembered of it any more, and why.
     lost: Option<Lost>,
 }
@@ -83,7 +83,7 @@ struct Binding {
 
 impl Client {
     pub(super) fn new(link: Arc<ClientLink>, credentials: Arc<Credentials>) -> Self {
-        Self { link, credentials, nodes: HashMap::new(), octets: 0, lost: None }
+        Self { link, credentials, nodes: HashMap::new(), bytes: 0, lost: None }
     }
 }
 
@@ -98,8 +98,8 @@ impl Torn {
 }
 
 impl Vhost {
-    pub(super) fn octets(&self) -> usize {
-        self.octets
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -154,8 +154,8 @@ impl Vhost {
         if !declaration.owners.contains(&id) {
             declaration.owners.push(id);
             // Of the words in which it is kept, for that is what is refunded.
-            let octets = cost(&node, &declaration.method);
-            self.charge(id, node, octets);
+            let bytes = cost(&node, &declaration.method);
+            self.charge(id, node, bytes);
         }
     }
 
@@ -163,7 +163,7 @@ impl Vhost {
         if !self.takes(id) {
             return;
         }
-        let (octets, method) = (cost(&to, &method), Arc::from(method));
+        let (bytes, method) = (cost(&to, &method), Arc::from(method));
         let entry = self.nodes.entry(to.clone()).or_default();
         let is_new = !entry.bindings.contains_key(&method);
         let binding = entry
@@ -178,7 +178,7 @@ impl Vhost {
             *self.nodes.entry(from).or_default().leads_to.entry(to.clone()).or_default() += 1;
         }
         if !is_owner {
-            self.charge(id, to, octets);
+            self.charge(id, to, bytes);
         }
     }
 
@@ -328,22 +328,22 @@ impl Vhost {
         self.clients.get(&id).is_some_and(|client| client.lost.is_none())
     }
 
-    fn charge(&mut self, id: u64, node: Node, octets: usize) {
+    fn charge(&mut self, id: u64, node: Node, bytes: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        client.octets += octets;
+        client.bytes += bytes;
         *client.nodes.entry(node).or_default() += 1;
-        self.octets += octets;
-        if client.octets > CLIENT_OCTETS_MAX {
+        self.bytes += bytes;
+        if client.bytes > CLIENT_BYTES_MAX {
             self.lose(id, "it declared too much of that");
         }
     }
 
     /// Something at `node` is not its owners' any more.
-    fn refund(&mut self, owners: &[u64], node: &Node, octets: usize) {
+    fn refund(&mut self, owners: &[u64], node: &Node, bytes: usize) {
         for id in owners {
             let Some(client) = self.clients.get_mut(id) else { continue };
-            client.octets -= octets;
-            self.octets -= octets;
+            client.bytes -= bytes;
+            self.bytes -= bytes;
             if let Some(count) = client.nodes.get_mut(node) {
                 *count -= 1;
                 if *count == 0 {
@@ -356,7 +356,7 @@ impl Vhost {
     /// Takes a client from the owners of everything.
     fn disown(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        self.octets -= std::mem::take(&mut client.octets);
+        self.bytes -= std::mem::take(&mut client.bytes);
         for node in std::mem::take(&mut client.nodes).into_keys() {
             let Some(entry) = self.nodes.get_mut(&node) else { continue };
             if let Some(declaration) = &mut entry.declaration {
@@ -415,8 +415,8 @@ impl Entry {
 
 /// What remembering one thing takes of memory, about.
 fn cost(node: &Node, method: &[u8]) -> usize {
-    ENTRY_OCTETS + node.name.len() + method.len()
+    ENTRY_BYTES + node.name.len() + method.len()
 }
 
 /// What an entry of each table takes besides its names and its method.
-const ENTRY_OCTETS: usize = size_of::<(Node, Entry)>() + size_of::<(Arc<[u8]>, Binding)>();
+const ENTRY_BYTES: usize = size_of::<(Node, Entry)>() + size_of::<(Arc<[u8]>, Binding)>();

@@ -107,7 +107,7 @@ impl Lease {
     }
 }
 
-/// Octets of the body that the content header at the start of `input` announces; 0 if there is none.
+/// Bytes of the body that the content header at the start of `input` announces; 0 if there is none.
 #[inline]
 fn announced(input: &[u8]) -> u64 {
     match input.split_at_checked(HEADER_LEN + BODY_SIZE_AT) {
@@ -134,7 +134,7 @@ const BODY_SIZE_AT: usize = 4;
 const DELIVER: [u8; 4] = [0, 60, 0, 60];
 /// Class and method id of basic.get-ok.
 const GET_OK: [u8; 4] = [0, 60, 0, 71];
-/// Octets of a message, frames included, up to which it is waited for: what the read loop holds back for a protocol.
+/// Bytes of a message, frames included, up to which it is waited for: what the read loop holds back for a protocol.
 const HELD_MAX: usize = transport::MAX_UNCONSUMED;
 
 #[cfg(test)]
@@ -163,12 +163,12 @@ mod tests {
     fn a_message_is_waited_for_until_it_is_whole_unless_it_is_large() {
         let whole = message(9000);
         for cut in HEADER_LEN..whole.len() {
-            assert!(is_worth_waiting_for(&whole[..cut]), "{cut} octets");
+            assert!(is_worth_waiting_for(&whole[..cut]), "{cut} bytes");
         }
         assert!(!is_worth_waiting_for(&whole));
         assert!(!is_worth_waiting_for(&message(0)));
         assert!(!is_worth_waiting_for(&message(HELD_MAX)[..1000]), "too large");
-        let method = whole.iter().position(|octet| *octet == amqp::frame::FRAME_END).unwrap() + 1;
+        let method = whole.iter().position(|byte| *byte == amqp::frame::FRAME_END).unwrap() + 1;
         let mut mixed = whole[..method].to_vec();
         write_method(&mut mixed, 4, basic::QosOk {});
         assert!(!is_worth_waiting_for(&mixed), "others come between");

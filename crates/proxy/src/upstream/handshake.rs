@@ -149,7 +149,7 @@ async fn start(
     let mut output = Vec::new();
     let server_properties = match receive(stream, input).await? {
         Method::ConnectionStart(start) => {
-            let offered = start.mechanisms.split(|&octet| octet == b' ');
+            let offered = start.mechanisms.split(|&byte| byte == b' ');
             let mechanism = credentials.mechanism.name();
             if !offered.into_iter().any(|name| name == mechanism.as_bytes()) {
                 return Err(Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())));

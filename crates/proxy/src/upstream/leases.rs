@@ -482,5 +482,5 @@ fn close_channel() -> channel::Close<'static> {
 /// What it weighs, in leased channels, to use a connection that is not used for anything yet: both roles should find one
 /// where there are few.
 const ROLE_CHANGE: usize = 4;
-/// Octets of backlog that weigh as much as a leased channel: about what a busy publisher adds in one batch of reads.
+/// Bytes of backlog that weigh as much as a leased channel: about what a busy publisher adds in one batch of reads.
 const BACKLOG_OF_A_LEASE: usize = 16 * 1024;

@@ -132,9 +132,9 @@ impl Ledger {
         record.sends_unanswered(false);
         let wants_proof = record.unproven >= PROOF_DUE;
         if let Some(last) = record.entries.back_mut() {
-            let before = last.octets();
+            let before = last.bytes();
             if last.join_messages(&what, frames) {
-                self.kept.add(last.octets() - before);
+                self.kept.add(last.bytes() - before);
                 return wants_proof;
             }
         }
@@ -192,12 +192,12 @@ impl Ledger {
         self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
 
-    /// A frame of the last message is sent. Messages larger than `limit` octets are not kept.
+    /// A frame of the last message is sent. Messages larger than `limit` bytes are not kept.
     pub(crate) fn content(&self, kind: FrameKind, payload: &[u8], limit: u64) {
         let mut record = self.record.lock();
         let Record { entries, unproven, .. } = &mut *record;
         let Some(entry) = entries.back_mut() else { return };
-        let before = entry.octets();
+        let before = entry.bytes();
         let Entry { what, frames } = entry;
         let too_large = match what {
             What::Messages { too_large, .. } => too_large,
@@ -215,11 +215,11 @@ impl Ledger {
         {
             *too_large = true;
             *frames = Vec::new();
-            self.kept.release(before - entry.octets());
+            self.kept.release(before - entry.bytes());
             return;
         }
         put_frame(frames, kind, 0, payload, 0);
-        self.kept.add(entry.octets() - before);
+        self.kept.add(entry.bytes() - before);
     }
 
     /// A method other than `basic.publish` is sent; it has an answer or not. `prefetch` holds for consumers made now.
@@ -276,7 +276,7 @@ impl Ledger {
                 self.change(&oldest);
             }
             let change = Change::new(record.published, record.asked, payload);
-            self.kept.add(change.octets());
+            self.kept.add(change.bytes());
             record.changes.push(change);
             record.unproven += payload.len();
         }
@@ -292,7 +292,7 @@ impl Ledger {
     }
 
     fn change(&self, change: &Change) {
-        self.kept.release(change.octets());
+        self.kept.release(change.bytes());
         if let Ok(method) = Method::decode(&change.payload) {
             self.carried_out(&method, None);
         }
@@ -320,16 +320,16 @@ impl Ledger {
         if !entry.forget_first()
             && let Some(entry) = record.entries.remove(oldest)
         {
-            self.kept.release(entry.octets());
+            self.kept.release(entry.bytes());
         }
     }
 
     /// Notes a method in the last entry, or in one of its own.
     fn push_method(&self, record: &mut Record, what: What, payload: &[u8]) {
         if let Some(last) = record.entries.back_mut() {
-            let before = last.octets();
+            let before = last.bytes();
             if last.join(&what, payload, record.answered) {
-                self.kept.add(last.octets() - before);
+                self.kept.add(last.bytes() - before);
                 return;
             }
         }
@@ -337,7 +337,7 @@ impl Ledger {
     }
 
     fn push(&self, record: &mut Record, entry: Entry) {
-        self.kept.add(entry.octets());
+        self.kept.add(entry.bytes());
         record.entries.push_back(entry);
     }
 
@@ -435,7 +435,7 @@ impl Ledger {
     fn forget_answered(&self, record: &mut Record) {
         let mut freed = 0;
         while let Some(entry) = record.entries.front().filter(|entry| record.is_done(&entry.what)) {
-            freed += entry.octets();
+            freed += entry.bytes();
             record.told -= entry.told();
             record.entries.pop_front();
         }
@@ -453,14 +453,14 @@ impl Ledger {
     /// Takes what is left. Nothing is kept here any more.
     pub(crate) fn take(&self) -> Remains {
         let mut record = std::mem::take(&mut *self.record.lock());
-        self.kept.release(record.octets());
+        self.kept.release(record.bytes());
         record.remains()
     }
 }
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        self.kept.release(self.record.get_mut().octets());
+        self.kept.release(self.record.get_mut().bytes());
     }
 }
 
@@ -470,8 +470,8 @@ impl Record {
         self.unanswered = Some(Unanswered { asked: self.asked, confirm: confirm.then_some(self.published) });
     }
 
-    fn octets(&self) -> usize {
-        self.entries.iter().map(Entry::octets).sum::<usize>() + self.changes.octets()
+    fn bytes(&self) -> usize {
+        self.entries.iter().map(Entry::bytes).sum::<usize>() + self.changes.bytes()
     }
 
     /// A burst is over: gives back what the queue of entries does not need any more.

@@ -49,13 +49,13 @@ pub(crate) struct Upstream {
     pub(crate) id: u64,
     /// Where frames for the broker go.
     pub(crate) outbox: Arc<Outbox>,
-    /// Octets that clients have ever handed over.
+    /// Bytes that clients have ever handed over.
     sent: AtomicU64,
     /// Messages were sent behind which nothing may be asked yet. Set by sessions, cleared when they are asked to do so.
     unproven: AtomicBool,
     /// Where a batch ends that is looked at, and when it came.
     sample: Mutex<Option<(u64, Instant)>>,
-    /// Octets of the largest frame that the broker takes; never 0.
+    /// Bytes of the largest frame that the broker takes; never 0.
     pub(crate) frame_max: u32,
     /// Where the broker is.
     pub(crate) endpoint: Endpoint,
@@ -206,15 +206,15 @@ impl Upstream {
     }
 
     /// Takes what a client sends; returns where it ends among all that clients have sent.
-    pub(crate) fn hand_over(&self, octets: Vec<u8>) -> u64 {
+    pub(crate) fn hand_over(&self, bytes: Vec<u8>) -> u64 {
         // Counted first, so that whoever looks meanwhile sees too much written rather than too little, and is told early
         // rather than never.
-        let end = self.sent.fetch_add(octets.len() as u64, Ordering::Relaxed) + octets.len() as u64;
+        let end = self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
         if let Some(mut sample) = self.sample.try_lock() {
             sample.get_or_insert_with(|| (end, Instant::now()));
         }
         // Small ones are copied, large ones are chained as they are.
-        self.outbox.append(|buf| buf.push(octets.into()));
+        self.outbox.append(|buf| buf.push(bytes.into()));
         end
     }
 

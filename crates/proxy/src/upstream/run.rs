@@ -13,9 +13,9 @@ use crate::waiting::ALWAYS;
 /// Consecutive frames for one client, handed over at once.
 pub(super) struct Run {
     client: Option<Arc<ClientLink>>,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     shared: bool,
-    /// Octets that may wait for a client before it gets no more deliveries, on a shared connection.
+    /// Bytes that may wait for a client before it gets no more deliveries, on a shared connection.
     budget: usize,
     /// Messages seen, returned ones included.
     pub(super) messages: u64,
@@ -23,7 +23,7 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn new(shared: bool, budget: usize) -> Self {
-        Self { client: None, octets: Vec::new(), shared, budget, messages: 0 }
+        Self { client: None, bytes: Vec::new(), shared, budget, messages: 0 }
     }
 
     /// Whether so much would wait for a client, with a message of this size, that it does not get it.
@@ -33,7 +33,7 @@ impl Run {
             return false;
         }
         let is_its = self.client.as_ref().is_some_and(|client| Arc::ptr_eq(client, link));
-        let gathered = if is_its { self.octets.len() } else { 0 };
+        let gathered = if is_its { self.bytes.len() } else { 0 };
         let waiting = size.saturating_add((link.outbox.backlog() + gathered) as u64);
         if waiting > self.budget as u64 {
             return true;
@@ -48,7 +48,7 @@ impl Run {
     #[inline]
     pub(super) fn add(&mut self, lease: &Lease, frame: &Frame<'_>) {
         self.turn_to(lease);
-        put_frame(&mut self.octets, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
+        put_frame(&mut self.bytes, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
     }
 
     /// Like [`Self::add`], with the frame as it stands on the wire: copied at once if the client takes it as it is.
@@ -58,22 +58,22 @@ impl Run {
             return self.add(lease, frame);
         }
         self.turn_to(lease);
-        copy_frame(&mut self.octets, wire, lease.client_channel);
+        copy_frame(&mut self.bytes, wire, lease.client_channel);
     }
 
     /// Like [`Self::add_wire`] for a method with a delivery tag, which begins at `at` in the payload.
     pub(super) fn add_delivery(&mut self, lease: &Lease, wire: &[u8], at: usize, tag: u64) {
         self.turn_to(lease);
-        let start = self.octets.len() + HEADER_LEN + at;
-        copy_frame(&mut self.octets, wire, lease.client_channel);
-        if let Some(octets) = self.octets.get_mut(start..start + size_of::<u64>()) {
-            octets.copy_from_slice(&tag.to_be_bytes());
+        let start = self.bytes.len() + HEADER_LEN + at;
+        copy_frame(&mut self.bytes, wire, lease.client_channel);
+        if let Some(bytes) = self.bytes.get_mut(start..start + size_of::<u64>()) {
+            bytes.copy_from_slice(&tag.to_be_bytes());
         }
     }
 
     pub(super) fn add_method<'a>(&mut self, lease: &Lease, method: impl Into<Method<'a>>) {
         self.turn_to(lease);
-        write_method(&mut self.octets, lease.client_channel, method);
+        write_method(&mut self.bytes, lease.client_channel, method);
     }
 
     #[inline]
@@ -86,9 +86,9 @@ impl Run {
 
     pub(super) fn hand_over(&mut self) {
         if let Some(client) = &self.client
-            && !self.octets.is_empty()
+            && !self.bytes.is_empty()
         {
-            client.deliver(std::mem::take(&mut self.octets), self.shared);
+            client.deliver(std::mem::take(&mut self.bytes), self.shared);
         }
     }
 }

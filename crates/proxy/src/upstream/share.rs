@@ -1,4 +1,4 @@
-//! Fairness between clients that send on one connection: each has a window of octets that wait to be written (P2).
+//! Fairness between clients that send on one connection: each has a window of bytes that wait to be written (P2).
 //!
 //! The connection's out-buffer is written in order. As nobody has more than a window in it, and a read on top, what a
 //! client sends waits for so much of each other one that sends at that time, however fast those are: the windows move on
@@ -9,35 +9,35 @@
 pub(crate) struct Share {
     /// Which connection that is.
     upstream: u64,
-    /// Octets since `mark`.
+    /// Bytes since `mark`.
     since: u64,
-    /// Where the connection's octets end for which the client has to wait.
+    /// Where the connection's bytes end for which the client has to wait.
     mark: u64,
     /// Where the last of them ends.
     end: u64,
 }
 
-/// How far a connection's octets have come.
+/// How far a connection's bytes have come.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Line {
     /// Which connection it is.
     pub(crate) upstream: u64,
-    /// Octets that clients have sent on it and the socket has taken.
+    /// Bytes that clients have sent on it and the socket has taken.
     pub(crate) written: u64,
-    /// Octets that wait.
+    /// Bytes that wait.
     pub(crate) backlog: usize,
-    /// Octets that should wait at most.
+    /// Bytes that should wait at most.
     pub(crate) limit: usize,
 }
 
 impl Share {
-    /// The client has sent so many octets, which end at `end`.
+    /// The client has sent so many bytes, which end at `end`.
     #[inline]
-    pub(crate) fn sent(&mut self, upstream: u64, octets: usize, end: u64) {
+    pub(crate) fn sent(&mut self, upstream: u64, bytes: usize, end: u64) {
         if self.upstream != upstream {
             *self = Self { upstream, ..Self::default() };
         }
-        self.since += octets as u64;
+        self.since += bytes as u64;
         self.end = end;
         if self.since >= WINDOW {
             (self.since, self.mark) = (0, end);
@@ -67,7 +67,7 @@ impl Share {
     }
 }
 
-/// Octets of one client that wait to be written before it has to wait itself: a window of all those that send in turn is
+/// Bytes of one client that wait to be written before it has to wait itself: a window of all those that send in turn is
 /// a few milliseconds of a fast network, and long enough that nobody is woken for little.
 const WINDOW: u64 = 128 * 1024;
 /// How many times the limit of the out-buffer may wait because many clients are within their windows.
@@ -77,15 +77,15 @@ const HARD_LIMIT: usize = 8;
 mod tests {
     use super::*;
 
-    /// Octets that a client sends at once, as a read brings them.
+    /// Bytes that a client sends at once, as a read brings them.
     const BATCH: u64 = 256 * 1024;
-    /// Octets that the link takes at once.
+    /// Bytes that the link takes at once.
     const STEP: u64 = 16 * 1024;
     const LIMIT: usize = 1024 * 1024;
-    /// Octets of a small message: less than a window in all.
+    /// Bytes of a small message: less than a window in all.
     const SMALL: u64 = 10;
 
-    /// Has a client of small messages and many that send what they can take turns on a link; returns the most octets that
+    /// Has a client of small messages and many that send what they can take turns on a link; returns the most bytes that
     /// were in front of a small message, and how many of those went out.
     fn worst_delay(flooders: usize, steps: usize) -> (u64, usize) {
         let (mut sent, mut written) = (0u64, 0u64);
@@ -124,7 +124,7 @@ mod tests {
             assert_eq!(count, 10_000, "the small one never waits for its turn");
             assert!(
                 worst <= flooders as u64 * (WINDOW / 2 + BATCH) + STEP,
-                "{worst} octets of {flooders} flooders"
+                "{worst} bytes of {flooders} flooders"
             );
         }
     }

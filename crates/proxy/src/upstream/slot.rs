@@ -113,7 +113,7 @@ pub(crate) enum Missing {
     Nothing,
     /// The content header, and whatever it announces.
     Header,
-    /// So many octets of body.
+    /// So many bytes of body.
     Body(u64),
 }
 

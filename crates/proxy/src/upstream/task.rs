@@ -128,7 +128,7 @@ struct Task {
     pool: Weak<Pool>,
     heartbeat: Heartbeat,
     idle_timeout: Duration,
-    /// Octets that may wait for a client of a shared connection before it gets no more deliveries there.
+    /// Bytes that may wait for a client of a shared connection before it gets no more deliveries there.
     consumer_budget: usize,
     /// Why the connection ends, when it is not by the pool's wish.
     cause: Option<Fault>,
@@ -177,7 +177,7 @@ impl Protocol for Task {
         self.frames.fetch_add(frames, Ordering::Relaxed);
         if let Some(pool) = self.pool.upgrade() {
             add(&pool.counters().frames_from_upstreams, frames);
-            add(&pool.counters().octets_from_upstreams, taken as u64);
+            add(&pool.counters().bytes_from_upstreams, taken as u64);
             add(&pool.counters().messages_from_upstreams, run.messages);
         }
         if self.finished {

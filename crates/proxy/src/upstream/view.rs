@@ -28,7 +28,7 @@ pub struct UpstreamView {
     pub channels: usize,
     /// Channels that rest, open and clean.
     pub resting: usize,
-    /// Octets that wait for the broker to take them.
+    /// Bytes that wait for the broker to take them.
     pub backlog: usize,
     /// The clients whose channels are here, by the numbers of their connections.
     pub clients: Vec<u64>,

@@ -34,7 +34,7 @@ pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     soon(what, looking).await;
 }
 
-/// A frame with its own octets.
+/// A frame with its own bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnedFrame {
     pub(crate) kind: FrameKind,
@@ -65,8 +65,8 @@ pub(crate) async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Option<
     let length = u32::from_be_bytes([head[3], head[4], head[5], head[6]]) as usize;
     let mut rest = vec![0; length + 1];
     stream.read_exact(&mut rest).await.ok()?;
-    let octets = [&head[..], &rest].concat();
-    let frame = Frame::parse(&octets, 0).unwrap().unwrap();
+    let bytes = [&head[..], &rest].concat();
+    let frame = Frame::parse(&bytes, 0).unwrap().unwrap();
     Some(OwnedFrame { kind: frame.kind, channel: frame.channel, payload: frame.payload.to_vec() })
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Broker {
 pub(crate) struct BrokerEnd {
     /// What came, heartbeats left out.
     pub(crate) seen: mpsc::UnboundedReceiver<OwnedFrame>,
-    /// Octets to be sent.
+    /// Bytes to be sent.
     pub(crate) to: mpsc::UnboundedSender<Vec<u8>>,
     pub(crate) client_properties: FieldTable,
     /// Whether it reads.
@@ -195,9 +195,9 @@ impl BrokerEnd {
     }
 
     pub(crate) fn send<'m>(&self, channel: u16, method: impl Into<Method<'m>>) {
-        let mut octets = Vec::new();
-        write_method(&mut octets, channel, method);
-        self.to.send(octets).unwrap();
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, channel, method);
+        self.to.send(bytes).unwrap();
     }
 
     /// Expects a whole message, and returns its channel and body.
@@ -262,8 +262,8 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
         }
     };
     let writing = async move {
-        while let Some(octets) = outgoing.recv().await {
-            if writer.write_all(&octets).await.is_err() {
+        while let Some(bytes) = outgoing.recv().await {
+            if writer.write_all(&bytes).await.is_err() {
                 break;
             }
         }
@@ -427,13 +427,13 @@ impl Client {
     }
 
     pub(crate) async fn send<'m>(&mut self, channel: u16, method: impl Into<Method<'m>>) {
-        let mut octets = Vec::new();
-        write_method(&mut octets, channel, method);
-        self.write(&octets).await;
+        let mut bytes = Vec::new();
+        write_method(&mut bytes, channel, method);
+        self.write(&bytes).await;
     }
 
-    pub(crate) async fn write(&mut self, octets: &[u8]) {
-        soon("the proxy to read", self.stream.write_all(octets)).await.unwrap();
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        soon("the proxy to read", self.stream.write_all(bytes)).await.unwrap();
     }
 
     pub(crate) async fn next(&mut self) -> OwnedFrame {
@@ -487,7 +487,7 @@ impl Client {
     }
 }
 
-/// A published message on the wire, with its body in frames of at most `frame_max` octets.
+/// A published message on the wire, with its body in frames of at most `frame_max` bytes.
 pub(crate) fn message(number: u16, body: &[u8], frame_max: usize) -> Vec<u8> {
     let mut out = Vec::new();
     let publish = basic::Publish { exchange: "", routing_key: "q", ..Default::default() };

@@ -23,9 +23,9 @@ async fn flood(broker: &mut Broker) -> (Arc<Pool>, BrokerEnd, JoinHandle<Client>
     upstream.expect("channel.open").await;
     upstream.expect_message().await;
     upstream.set_reading(false);
-    let octets = message(1, &[7; SIZE], 131_072).repeat(MESSAGES);
+    let bytes = message(1, &[7; SIZE], 131_072).repeat(MESSAGES);
     let writing = tokio::spawn(async move {
-        client.write(&octets).await;
+        client.write(&bytes).await;
         client
     });
     (pool, upstream, writing)

@@ -38,8 +38,8 @@ async fn its_deliveries_wait_at_the_broker_while_others_go_on() {
     for _ in 0..500 {
         quick.send(1, basic::Qos::default()).await;
         quick.expect("basic.qos-ok").await;
-        let read = pool.metrics().octets_from_upstreams;
-        assert!(read < ON_ITS_WAY, "{read} octets were read for a client that takes none");
+        let read = pool.metrics().bytes_from_upstreams;
+        assert!(read < ON_ITS_WAY, "{read} bytes were read for a client that takes none");
     }
 
     for tag in 1..=MESSAGES {

@@ -404,15 +404,15 @@ async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
 
 /// What a client sends at once on its channel 2: a binding that asks for no answer, a message, and its goodbye.
 fn bind_publish_close() -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     write_method(
-        &mut octets,
+        &mut bytes,
         2,
         queue::Bind { queue: "q", exchange: "e", no_wait: true, ..Default::default() },
     );
-    octets.extend(message(2, b"last", 131_072));
-    write_method(&mut octets, 2, channel::Close::default());
-    octets
+    bytes.extend(message(2, b"last", 131_072));
+    write_method(&mut bytes, 2, channel::Close::default());
+    bytes
 }
 
 #[tokio::test]

@@ -21,11 +21,11 @@ async fn close_channel(client: &mut Client) {
 }
 
 async fn publish_mandatory(client: &mut Client, number: u16) {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let publish = basic::Publish { routing_key: "nobody", mandatory: true, ..Default::default() };
-    amqp::frame::write_method(&mut octets, number, publish);
-    amqp::frame::write_content_header(&mut octets, number, 0, amqp::properties::NO_PROPERTIES);
-    client.write(&octets).await;
+    amqp::frame::write_method(&mut bytes, number, publish);
+    amqp::frame::write_content_header(&mut bytes, number, 0, amqp::properties::NO_PROPERTIES);
+    client.write(&bytes).await;
 }
 
 #[tokio::test]

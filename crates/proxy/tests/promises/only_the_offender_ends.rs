@@ -261,7 +261,7 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
     for risk in [
         [to("amq.rabbitmq.reply-to.xx.yy"), header(0, NO_PROPERTIES)].concat(),
         [to("queue"), with(copy)].concat(),
-        [to("queue"), with(not_a_number().octets())].concat(),
+        [to("queue"), with(not_a_number().bytes())].concat(),
     ] {
         let mut broker = Broker::start(Manners::default()).await;
         let pool = Pool::new(broker.config());

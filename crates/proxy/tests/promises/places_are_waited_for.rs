@@ -238,7 +238,7 @@ async fn s2_who_finds_no_room_for_a_message_and_no_place_waits_for_the_room() {
         let mut client = Client::connect(&pool).await;
         client.open_channel(1).await;
         client.write(all_but_the_end).await;
-        until("the first to hold room", || pool.metrics().octets_staged > SIZE - 2 * FRAME).await;
+        until("the first to hold room", || pool.metrics().bytes_staged > SIZE - 2 * FRAME).await;
         clients.push(client);
     }
     until("the other to wait", || pool.metrics().clients_in_line == 1).await;
@@ -255,6 +255,6 @@ async fn s2_who_finds_no_room_for_a_message_and_no_place_waits_for_the_room() {
     }
 }
 
-/// Octets of a message's body, in whole frames of [`FRAME`].
+/// Bytes of a message's body, in whole frames of [`FRAME`].
 const SIZE: usize = 24 * (FRAME - 8);
 const FRAME: usize = 4096;

@@ -11,11 +11,11 @@ use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message, until};
 
-/// Octets of a message's body, in frames of [`FRAME`]; what is held of one does not fit twice into [`TOTAL`].
+/// Bytes of a message's body, in frames of [`FRAME`]; what is held of one does not fit twice into [`TOTAL`].
 const SIZE: usize = 30 * (FRAME - 8);
 const FRAME: usize = 4096;
 const TOTAL: usize = SIZE;
-/// Octets of the end of a message that a client leaves out: one frame.
+/// Bytes of the end of a message that a client leaves out: one frame.
 const MISSING: usize = FRAME;
 const HOUR: Duration = Duration::from_secs(3600);
 const FEW: Duration = Duration::from_millis(20);
@@ -52,7 +52,7 @@ async fn expect_large(end: &mut BrokerEnd, body: u8) {
     let mut came = 0;
     while came < SIZE {
         let frame = end.expect("body").await;
-        assert!(frame.payload.iter().all(|octet| *octet == body));
+        assert!(frame.payload.iter().all(|byte| *byte == body));
         came += frame.payload.len();
     }
 }
@@ -61,7 +61,7 @@ async fn expect_large(end: &mut BrokerEnd, body: u8) {
 /// but for the end.
 async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
     let mut clients = vec![stopped(pool, 0).await];
-    until("the first to hold room", || pool.metrics().octets_staged > TOTAL - MISSING - FRAME).await;
+    until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
     clients.push(stopped(pool, 1).await);
     until("a lane", || pool.metrics().lanes == 1).await;
     for n in 0..waiting {
@@ -98,7 +98,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     lane.expect("channel.open").await;
     lane.expect_message().await;
     let metrics = pool.metrics();
-    assert_eq!((metrics.lanes, metrics.clients_in_line, metrics.octets_staged), (0, 0, 0));
+    assert_eq!((metrics.lanes, metrics.clients_in_line, metrics.bytes_staged), (0, 0, 0));
     assert_eq!((metrics.own_connections, metrics.clients_gave_way), (0, 0));
     assert!(!broker.has_new_connection());
 }
@@ -150,7 +150,7 @@ async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gon
     let pool = pool(&broker, HOUR);
     let mut clients = full(&pool, 2).await;
     let _shared = broker.next_connection().await;
-    let staged = pool.metrics().octets_staged;
+    let staged = pool.metrics().bytes_staged;
     let (last, _) = &mut clients[3];
     last.write(&large(3)).await;
     clients[0].0.send(1, basic::Qos::default()).await;
@@ -160,11 +160,11 @@ async fn s2_who_waits_is_not_read_and_what_it_held_does_not_count_when_it_is_gon
         .expect_close(505, "UNEXPECTED_FRAME - expected content body, got non content body frame instead")
         .await;
     until("the next one to go on", || pool.metrics().clients_in_line == 1).await;
-    assert!(pool.metrics().octets_staged < staged);
+    assert!(pool.metrics().bytes_staged < staged);
     drop(clients);
     until("nothing to be left", || {
         let metrics = pool.metrics();
-        (metrics.octets_staged, metrics.lanes, metrics.clients_in_line) == (0, 0, 0)
+        (metrics.bytes_staged, metrics.lanes, metrics.clients_in_line) == (0, 0, 0)
     })
     .await;
 }
@@ -237,7 +237,7 @@ async fn a_lane_on_which_nothing_comes_is_taken_away() {
     });
     // Somebody may hold something in any case.
     let (_first, _) = stopped(&pool, 0).await;
-    until("the first to hold room", || pool.metrics().octets_staged > SIZE / 2).await;
+    until("the first to hold room", || pool.metrics().bytes_staged > SIZE / 2).await;
     let (mut second, _) = stopped(&pool, 1).await;
     let _shared = broker.next_connection().await;
     let _own = broker.next_connection().await;
@@ -253,7 +253,7 @@ async fn what_comes_on_a_lane_waits_for_its_connection() {
     let mut broker = Broker::start(Manners::default()).await;
     let pool = pool(&broker, HOUR);
     let (_holder, _) = stopped(&pool, 0).await;
-    until("the first to hold room", || pool.metrics().octets_staged > TOTAL - MISSING - FRAME).await;
+    until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
     let mut waiting = Client::connect(&pool).await;
     waiting.open_channel(1).await;
     let mut shared = broker.next_connection().await;
@@ -294,7 +294,7 @@ async fn p2_who_ends_a_message_wrongly_that_the_broker_has_begun_to_see_is_ended
     let config = PoolConfig { max_message_size: Some(1000), max_connections: CONNECTIONS, ..broker.config() };
     let pool = Pool::new(PoolConfig { staging_total_max: 0, staging_patience: HOUR, ..config });
     let _holder = begun_everywhere(&pool).await;
-    until("the first to hold room", || pool.metrics().octets_staged > 0).await;
+    until("the first to hold room", || pool.metrics().bytes_staged > 0).await;
     let mut client = begun_everywhere(&pool).await;
     let _shared = broker.next_connection().await;
     let mut lane = broker.next_connection().await;

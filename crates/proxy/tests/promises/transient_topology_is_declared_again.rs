@@ -144,16 +144,16 @@ async fn p7_what_was_deleted_or_whose_client_is_gone_is_not_declared_again() {
     let unbind = queue::Unbind { queue: "kept", exchange: "e", routing_key: "k", ..Default::default() };
     ask(&mut other, unbind, "queue.unbind-ok").await;
     ask(&mut other, queue::Declare { queue: "others", ..Default::default() }, "queue.declare-ok").await;
-    let remembered = pool.metrics().octets_remembered;
+    let remembered = pool.metrics().bytes_remembered;
     drop(other);
-    until("the other client to be gone", || pool.metrics().octets_remembered < remembered).await;
+    until("the other client to be gone", || pool.metrics().bytes_remembered < remembered).await;
     drop(shared);
     let seen = declared(&mut broker).await;
     assert_eq!(names(&seen), ["exchange.declare", "queue.declare"]);
     let Method::QueueDeclare(queue) = seen[1].method() else { unreachable!() };
     assert_eq!(queue.queue, "kept");
     drop(client);
-    until("nothing to be remembered", || pool.metrics().octets_remembered == 0).await;
+    until("nothing to be remembered", || pool.metrics().bytes_remembered == 0).await;
 }
 
 #[tokio::test]
@@ -199,11 +199,11 @@ async fn p7_too_much_to_be_remembered_is_bounded_and_ends_with_320() {
             .send(1, queue::Bind { queue: &queue, exchange: "e", routing_key: &key, ..Default::default() })
             .await;
         client.expect("queue.bind-ok").await;
-        assert!(pool.metrics().octets_remembered <= 1024 * 1024 + 1024);
+        assert!(pool.metrics().bytes_remembered <= 1024 * 1024 + 1024);
     }
     ask(&mut client, exchange::Delete { exchange: "other", ..Default::default() }, "exchange.delete-ok")
         .await;
-    assert_eq!(pool.metrics().octets_remembered, 0);
+    assert_eq!(pool.metrics().bytes_remembered, 0);
     drop(seen.await.unwrap());
     let text =
         "the broker lost what this client declared, and it is not remembered: it declared too much of that";
@@ -368,11 +368,11 @@ async fn p7_what_is_deleted_without_an_answer_is_forgotten_once_that_is_proven()
     let mut broker = Broker::start(declaring()).await;
     let pool = Pool::new(broker.config());
     let (_client, _shared) = with_exchange(&mut broker, &pool).await;
-    let remembered = pool.metrics().octets_remembered;
+    let remembered = pool.metrics().bytes_remembered;
     let mut other = Client::connect(&pool).await;
     other.open_channel(1).await;
     other.send(1, exchange::Delete { exchange: "e", no_wait: true, ..Default::default() }).await;
-    until("it to be forgotten", || pool.metrics().octets_remembered == 0).await;
+    until("it to be forgotten", || pool.metrics().bytes_remembered == 0).await;
     assert!(remembered > 0);
 }
 
@@ -381,7 +381,7 @@ async fn p7_what_a_client_may_not_delete_is_remembered() {
     let mut broker = Broker::start(declaring()).await;
     let pool = Pool::new(broker.config());
     let (_client, mut shared) = with_exchange(&mut broker, &pool).await;
-    let remembered = pool.metrics().octets_remembered;
+    let remembered = pool.metrics().bytes_remembered;
     let mut other = Client::connect(&pool).await;
     other.open_channel(1).await;
     broker.fall_silent();
@@ -396,5 +396,5 @@ async fn p7_what_a_client_may_not_delete_is_remembered() {
     let close = channel::Close { reply_code: 403, reply_text: text, class_id: 40, method_id: 20 };
     shared.send(delete.channel, close);
     other.expect_channel_close(403, text).await;
-    assert_eq!(pool.metrics().octets_remembered, remembered);
+    assert_eq!(pool.metrics().bytes_remembered, remembered);
 }

@@ -66,7 +66,7 @@ async fn p11_it_goes_out_again_on_another_connection_when_that_one_dies() {
         }
         until("the answer", || pool.metrics().resting_channels == 1).await;
         let metrics = pool.metrics();
-        assert_eq!((metrics.bytes_departed, metrics.octets_kept), (0, 0));
+        assert_eq!((metrics.bytes_departed, metrics.bytes_kept), (0, 0));
         assert_eq!((metrics.messages_departed_resent, metrics.messages_departed_lost), (2, 0));
     }
 }
@@ -98,7 +98,7 @@ async fn p11_what_the_broker_has_answered_is_not_sent_twice() {
     // A method goes out on another connection, when the broker has answered behind the message.
     client.send(1, queue::Declare { queue: "q", durable: true, ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
-    assert_eq!(pool.metrics().octets_kept, 0);
+    assert_eq!(pool.metrics().bytes_kept, 0);
     let mut other = broker.next_connection().await;
     other.expect("channel.open").await;
     other.expect("queue.declare").await;
@@ -123,7 +123,7 @@ async fn p7_a_client_that_stays_has_it_proven_now_and_then_and_goes_on_after_a_l
     upstream.expect("channel.open").await;
     upstream.expect_message().await;
     // After a while without being asked, for it is little.
-    until("a proof", || pool.metrics().octets_kept == 0).await;
+    until("a proof", || pool.metrics().bytes_kept == 0).await;
     assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 1);
 
     broker.fall_silent();

@@ -58,8 +58,8 @@ async fn p3_consumers_that_do_not_read_share_what_room_there_is_and_leave_some_t
         slow.push((client, channel_of_consumer(&mut shared).await));
     }
     let is_bounded = || {
-        let waiting = pool.metrics().octets_waiting;
-        assert!(waiting <= TOTAL + SLOW * READ, "{waiting} octets wait");
+        let waiting = pool.metrics().bytes_waiting;
+        assert!(waiting <= TOTAL + SLOW * READ, "{waiting} bytes wait");
     };
 
     let mut tag_of_quick = 0;
@@ -101,7 +101,7 @@ async fn p3_consumers_that_do_not_read_share_what_room_there_is_and_leave_some_t
         }
         is_bounded();
     }
-    until("nothing to wait any more", || pool.metrics().octets_waiting == 0).await;
+    until("nothing to wait any more", || pool.metrics().bytes_waiting == 0).await;
 }
 
 #[tokio::test]
@@ -118,8 +118,8 @@ async fn s2_a_client_that_does_not_read_is_not_read_until_it_does() {
     }
     let is_full = || {
         let metrics = pool.metrics();
-        let passed_on = metrics.octets_from_upstreams as usize - metrics.octets_waiting;
-        passed_on >= STREAM && metrics.octets_waiting >= ALWAYS
+        let passed_on = metrics.bytes_from_upstreams as usize - metrics.bytes_waiting;
+        passed_on >= STREAM && metrics.bytes_waiting >= ALWAYS
     };
     until("its stream to be full and some to wait", is_full).await;
     // It is looked at whether there is room behind what is read.
@@ -147,9 +147,9 @@ async fn s2_what_waited_for_a_client_that_went_away_does_not_count() {
     for tag in 1..=MESSAGES {
         shared.deliver(number, "c", tag, &[0; SIZE]);
     }
-    until("something to wait", || pool.metrics().octets_waiting > SIZE).await;
+    until("something to wait", || pool.metrics().bytes_waiting > SIZE).await;
     drop(client);
-    until("nothing to wait any more", || pool.metrics().octets_waiting == 0).await;
+    until("nothing to wait any more", || pool.metrics().bytes_waiting == 0).await;
 }
 
 #[tokio::test]
@@ -163,18 +163,18 @@ async fn s2_who_waits_for_a_connection_is_not_read_while_much_waits_for_all() {
     client.open_channel(1).await;
     broker.stall(Stalled::All);
     client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
-    until("it to wait", || pool.metrics().octets_held > 0).await;
-    let held = pool.metrics().octets_held;
+    until("it to wait", || pool.metrics().bytes_held > 0).await;
+    let held = pool.metrics().bytes_held;
     client.publish(1, b"not read").await;
     round_trips(&mut neighbour).await;
-    assert_eq!(pool.metrics().octets_held, held);
+    assert_eq!(pool.metrics().bytes_held, held);
     // It goes on when it has its connection.
     broker.stall(Stalled::Nobodys);
     let mut own = broker.next_connection().await;
     own.expect("channel.open").await;
     own.expect("basic.get").await;
     assert_eq!(own.expect_message().await.1, b"not read");
-    assert_eq!(pool.metrics().octets_held, 0);
+    assert_eq!(pool.metrics().bytes_held, 0);
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn s2_what_a_client_had_waiting_does_not_count_when_it_is_gone() {
     client.open_channel(1).await;
     broker.stall(Stalled::All);
     client.send(1, basic::Get { queue: "q", ..Default::default() }).await;
-    until("it to wait", || pool.metrics().octets_held > 0).await;
+    until("it to wait", || pool.metrics().bytes_held > 0).await;
     drop(client);
-    until("nothing to wait any more", || pool.metrics().octets_held == 0).await;
+    until("nothing to wait any more", || pool.metrics().bytes_held == 0).await;
 }

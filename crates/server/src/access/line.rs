@@ -67,10 +67,10 @@ impl Line {
 
 /// Whether a text needs no quotes to be told from what surrounds it.
 fn is_plain(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|octet| octet.is_ascii_graphic() && !matches!(octet, b'"' | b'\\'))
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
 }
 
-/// Appends a JSON string. Clients choose users and virtual hosts: no octet of theirs begins a new line.
+/// Appends a JSON string. Clients choose users and virtual hosts: no byte of theirs begins a new line.
 fn quote(out: &mut String, text: &str) {
     out.push('"');
     for character in text.chars() {

@@ -71,7 +71,7 @@ impl AccessRecord {
         self.log.write(line.finish());
     }
 
-    /// The connection has ended, after `sent` octets to the client.
+    /// The connection has ended, after `sent` bytes to the client.
     pub(crate) fn closed(&self, sent: u64, reason: &str) {
         let mut line = self.begin("close");
         line.add("duration_ms", Value::Number(self.elapsed_ms()));

@@ -43,7 +43,7 @@ enum Message {
     End,
 }
 
-/// Lines that wait for the thread: at some 300 octets each, 5 MB.
+/// Lines that wait for the thread: at some 300 bytes each, 5 MB.
 const WAITING: usize = 16_384;
 
 impl AccessLog {

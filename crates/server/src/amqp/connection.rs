@@ -45,7 +45,7 @@ pub(crate) struct Connection {
     heartbeat: Heartbeat,
     /// The client has sent as much as it may for now, and is not read until then.
     rested_until: Option<Instant>,
-    /// Octets of the largest frame, once negotiated.
+    /// Bytes of the largest frame, once negotiated.
     frame_max: u32,
     /// Where a task that asks the back end leaves its answer, before it nudges the outbox.
     answer: Arc<Mutex<Option<Answer>>>,
@@ -385,7 +385,7 @@ impl Connection {
         self.step_handshake(now);
     }
 
-    /// Takes octets from the front of `input`; returns how many.
+    /// Takes bytes from the front of `input`; returns how many.
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         if !self.admit() {
@@ -416,7 +416,7 @@ impl Connection {
         }
     }
 
-    /// Takes frames of an open connection; returns the octets taken.
+    /// Takes frames of an open connection; returns the bytes taken.
     fn take_frames(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         // What the backlog forbids to take now is shown again when the client has read some of it.
@@ -735,11 +735,11 @@ fn is_method(frame: &Frame<'_>, numbers: [u8; 4]) -> bool {
 }
 
 /// How many messages begin in whole frames.
-fn publishes_in(mut octets: &[u8], frame_max: u32) -> u64 {
+fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
     let mut count = 0;
-    while let Ok(Some(frame)) = Frame::parse(octets, frame_max) {
+    while let Ok(Some(frame)) = Frame::parse(bytes, frame_max) {
         count += u64::from(is_method(&frame, BASIC_PUBLISH));
-        octets = &octets[frame.wire_len()..];
+        bytes = &bytes[frame.wire_len()..];
     }
     count
 }

@@ -9,7 +9,7 @@ use transport::OutBuf;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destination {
     pub(crate) channel: u16,
-    /// Negotiated, in octets.
+    /// Negotiated, in bytes.
     pub(crate) frame_max: u32,
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn write_deliver(
 /// A body on its way in, as one that goes out again.
 pub(crate) fn view<'a>(body: &'a Body<'a>) -> BodyView<'a> {
     match body {
-        Body::Copied(octets) => BodyView::Inline(octets),
+        Body::Copied(bytes) => BodyView::Inline(bytes),
         Body::Chunks(chunks) => BodyView::Chunks(chunks),
     }
 }
@@ -53,9 +53,9 @@ pub(crate) fn write_message(
     frame::write_method(tail, to.channel, method);
     let max_piece = frame::max_body_payload(to.frame_max);
     match body {
-        BodyView::Inline(octets) => {
-            frame::write_content_header(tail, to.channel, octets.len() as u64, properties);
-            for piece in octets.chunks(max_piece) {
+        BodyView::Inline(bytes) => {
+            frame::write_content_header(tail, to.channel, bytes.len() as u64, properties);
+            for piece in bytes.chunks(max_piece) {
                 frame::write_body(tail, to.channel, piece);
             }
         }

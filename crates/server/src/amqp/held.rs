@@ -12,7 +12,7 @@ use amqp::method::Method;
 use broker::{Lsn, Store, Ticket, Waiter};
 use transport::Outbox;
 
-/// Octets of answers that may wait before nothing more is read from the client.
+/// Bytes of answers that may wait before nothing more is read from the client.
 const MAX_HELD: usize = 64 * 1024;
 
 /// Class ids of exchange.* and queue.*, and the method id of queue.purge, which is about messages.
@@ -28,7 +28,7 @@ pub(crate) struct HeldAnswers {
 
 #[derive(Default)]
 struct Held {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// What has to be on disk before they are sent, of definitions and of messages; neither when nothing waits.
     ticket: Option<Ticket>,
     lsn: Option<Lsn>,
@@ -47,7 +47,7 @@ impl HeldAnswers {
     pub(crate) fn send(&self, outbox: &Outbox, channel: u16, method: Method<'_>) {
         let mut held = self.held.borrow_mut();
         if held.waits() {
-            frame::write_method(&mut held.octets, channel, method);
+            frame::write_method(&mut held.bytes, channel, method);
         } else {
             outbox.append(|buf| frame::write_method(buf.tail(), channel, method));
         }
@@ -74,7 +74,7 @@ impl HeldAnswers {
     /// Whether a frame may be taken while answers wait. If not, it has to be shown again once none does.
     pub(crate) fn lets_pass(&self, frame: &Frame<'_>) -> bool {
         let mut held = self.held.borrow_mut();
-        let passes = !held.waits() || (held.octets.len() < MAX_HELD && is_declaration(frame));
+        let passes = !held.waits() || (held.bytes.len() < MAX_HELD && is_declaration(frame));
         held.blocking |= !passes;
         passes
     }
@@ -82,7 +82,7 @@ impl HeldAnswers {
     /// Whether the client's next frame can be taken, as far as is known.
     pub(crate) fn has_room(&self) -> bool {
         let held = self.held.borrow();
-        !held.waits() || (!held.blocking && held.octets.len() < MAX_HELD)
+        !held.waits() || (!held.blocking && held.bytes.len() < MAX_HELD)
     }
 
     /// Whether nothing waits.
@@ -97,7 +97,7 @@ impl HeldAnswers {
             && held.lsn.is_none_or(|lsn| lsn <= store.durable());
         if held.waits() && on_disk {
             let answers = std::mem::take(&mut *held);
-            outbox.append(|buf| buf.tail().extend_from_slice(&answers.octets));
+            outbox.append(|buf| buf.tail().extend_from_slice(&answers.bytes));
         }
     }
 }

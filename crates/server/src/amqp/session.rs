@@ -7,7 +7,7 @@ use amqp::{Fault, Frame};
 /// The back end's side of one open connection: the embedded broker's, or an upstream's. It answers through the
 /// connection's outbox, which it was made with.
 pub(crate) trait Session: Send {
-    /// Takes a frame of any channel but 0, and as many of the octets behind it as belong to the same message and lie
+    /// Takes a frame of any channel but 0, and as many of the bytes behind it as belong to the same message and lie
     /// there already; returns how many of `rest` those were.
     ///
     /// # Errors

@@ -85,23 +85,23 @@ impl Conversation {
     }
 
     /// One read of the server.
-    fn send(&mut self, octets: &[u8]) {
-        self.unconsumed.extend_from_slice(octets);
+    fn send(&mut self, bytes: &[u8]) {
+        self.unconsumed.extend_from_slice(bytes);
         let taken = self.connection.handle_input(&self.unconsumed, self.now);
         self.unconsumed.drain(..taken);
     }
 
     /// Sends frames in one read, and returns the names and channels of the methods that come back.
     fn call(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Vec<String> {
-        let mut octets = Vec::new();
-        write(&mut octets);
-        self.send(&octets);
+        let mut bytes = Vec::new();
+        write(&mut bytes);
+        self.send(&bytes);
         self.received()
     }
 
     fn received(&mut self) -> Vec<String> {
-        let octets = self.outbox.read_all();
-        let mut rest = &octets[..];
+        let bytes = self.outbox.read_all();
+        let mut rest = &bytes[..];
         let mut methods = Vec::new();
         while let Some(frame) = Frame::parse(rest, 0).unwrap() {
             match frame.kind {
@@ -144,21 +144,21 @@ fn a_message_arrives_however_its_frames_are_read() {
         let mut conversation = Conversation::open(&shared, 0);
         conversation.call(|out| declare(out, "q"));
         conversation.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
-        let mut octets = Vec::new();
-        publish(&mut octets, "q", body, false);
-        // Cut in two anywhere near a frame's border, and in single octets.
+        let mut bytes = Vec::new();
+        publish(&mut bytes, "q", body, false);
+        // Cut in two anywhere near a frame's border, and in single bytes.
         let cuts = [1, 7, 25, 26, 27, 33, 47, 48, 49, 55];
-        for cut in cuts.into_iter().filter(|cut| *cut < octets.len()) {
-            conversation.send(&octets[..cut]);
-            conversation.send(&octets[cut..]);
+        for cut in cuts.into_iter().filter(|cut| *cut < bytes.len()) {
+            conversation.send(&bytes[..cut]);
+            conversation.send(&bytes[cut..]);
             assert!(
                 conversation.received()[0].starts_with("basic.ack"),
-                "{} octets, cut at {cut}",
+                "{} bytes, cut at {cut}",
                 body.len()
             );
         }
-        octets.iter().for_each(|octet| conversation.send(&[*octet]));
-        assert!(conversation.received()[0].starts_with("basic.ack"), "{} octets", body.len());
+        bytes.iter().for_each(|byte| conversation.send(&[*byte]));
+        assert!(conversation.received()[0].starts_with("basic.ack"), "{} bytes", body.len());
         conversation.call(|out| {
             frame::write_method(out, 1, queue::Delete { queue: "q", ..Default::default() });
         });
@@ -263,10 +263,10 @@ fn a_client_that_does_not_log_in_is_given_up() {
 fn what_was_published_before_the_client_vanished_is_kept() {
     let shared = server();
     let mut gone = Conversation::open(&shared, 0);
-    let mut octets = Vec::new();
-    declare(&mut octets, "q");
-    publish(&mut octets, "q", b"x", false);
-    gone.send(&octets);
+    let mut bytes = Vec::new();
+    declare(&mut bytes, "q");
+    publish(&mut bytes, "q", b"x", false);
+    gone.send(&bytes);
     drop(gone);
     let mut other = Conversation::open(&shared, 0);
     let get = |out: &mut Vec<u8>| {
@@ -327,7 +327,7 @@ fn one_read_of_small_requests_cannot_fill_memory_with_answers() {
     }
     conversation.send(&requests);
     let limit = conversation.shared.config.outbox_limit;
-    assert!(conversation.outbox.backlog() < limit + 20_000, "{} octets", conversation.outbox.backlog());
+    assert!(conversation.outbox.backlog() < limit + 20_000, "{} bytes", conversation.outbox.backlog());
     let mut answered = 0;
     while answered < 500 {
         let some = conversation.received().len();

@@ -1,4 +1,4 @@
-//! How much clients may take: connections, new ones a second, channels, and octets a second; in all, from one address,
+//! How much clients may take: connections, new ones a second, channels, and bytes a second; in all, from one address,
 //! and of one user.
 //!
 //! [`Limits`] says how much, [`ConnectionCounter`] counts it, and a [`Place`] is what one connection has of it. With
@@ -49,7 +49,7 @@ pub struct Limits {
     pub connection_rate: Scopes<usize>,
     /// Channels at one time.
     pub channels: Scopes<usize>,
-    /// Octets received a second, after login; as many may come at once. More are left in the socket until it is time:
+    /// Bytes received a second, after login; as many may come at once. More are left in the socket until it is time:
     /// that is no error.
     pub receive_rate: Scopes<usize>,
     /// Nobody is refused or held up, but what exceeds a limit is counted and logged.
@@ -339,8 +339,8 @@ impl Place {
         }
     }
 
-    /// Octets have been received. Returns when the next may be, if not now.
-    pub fn received(&self, octets: usize, now: Instant) -> Option<Instant> {
+    /// Bytes have been received. Returns when the next may be, if not now.
+    pub fn received(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let limits = self.counter.limits();
         if limits.receive_rate == Scopes::default() {
             return None;
@@ -350,7 +350,7 @@ impl Place {
             if most == 0 {
                 return None;
             }
-            let until = share.received.lock().charge(octets, most, now)?;
+            let until = share.received.lock().charge(bytes, most, now)?;
             let reached = LimitReached { what: Limited::ReceiveRate, scope, most };
             self.counter.exceed(reached).is_err().then_some(until)
         };

@@ -239,7 +239,7 @@ impl Client {
             (publish.payload.len() > MAX_INLINE_BODY || publish.retain).then(|| [publish.payload.to_bytes()]);
         let body = match &payload {
             Some(payload) => Body::Chunks(payload),
-            None => Body::Copied(publish.payload.octets()),
+            None => Body::Copied(publish.payload.bytes()),
         };
         let amqp = Publish { exchange: EXCHANGE, routing_key: &key, properties: &properties, body };
         if publish.qos != QoS::AtMostOnce {

@@ -560,7 +560,7 @@ fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>
         Then::Complete { packet_id } => engine.complete(packet_id, out),
         Then::Subscribed { packet_id, reasons } => engine.subscribed(packet_id, reasons, out),
         Then::Unsubscribed { packet_id, reasons } => engine.unsubscribed(packet_id, reasons, out),
-        Then::Send { octets } => out.extend_from_slice(&octets),
+        Then::Send { bytes } => out.extend_from_slice(&bytes),
     }
     None
 }

@@ -41,7 +41,7 @@ pub(super) enum Kind {
 /// What is to be sent of a batch, when it is noted what that is.
 #[derive(Default)]
 pub(super) struct Noted {
-    pub(super) octets: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     /// Out of queues that others share, by the tags that the session has for them.
     moved: Vec<(u64, Held)>,
     /// A message of QoS 2 is among them.
@@ -77,10 +77,10 @@ impl Client {
                 }
             }
         }
-        if !noted.octets.is_empty() {
-            let octets = std::mem::take(&mut noted.octets);
+        if !noted.bytes.is_empty() {
+            let bytes = std::mem::take(&mut noted.bytes);
             let until = self.note(noted, engine);
-            self.wait(Then::Send { octets }, until);
+            self.wait(Then::Send { bytes }, until);
         }
         self.flush_settled();
         self.flush_traces();
@@ -127,7 +127,7 @@ impl Client {
     }
 
     pub(super) fn has_room(&self, noted: &Noted) -> bool {
-        noted.octets.len() < MAX_NOTED && self.outbox.has_room() && self.may_be_traced()
+        noted.bytes.len() < MAX_NOTED && self.outbox.has_room() && self.may_be_traced()
     }
 
     /// Whether the firehose can be told of more: it is not if nothing is traced, or as long as the turn lasts and there is room.
@@ -190,13 +190,13 @@ impl Client {
         if message.qos == QoS::AtMostOnce {
             let properties = message.properties.as_properties();
             let (topic, retain, payload) = (&*message.topic, message.retain, &message.payload);
-            let sent = if noted.octets.is_empty() {
+            let sent = if noted.bytes.is_empty() {
                 let sent = self.outbox.append(|buf| {
                     engine.deliver_at_most_once(topic, retain, properties, payload, &mut Out(buf))
                 });
                 sent.unwrap_or(Err(Undeliverable::NoRoom))
             } else {
-                engine.deliver_at_most_once(topic, retain, properties, payload, &mut noted.octets)
+                engine.deliver_at_most_once(topic, retain, properties, payload, &mut noted.bytes)
             };
             // One that is too large for the client counts as sent (section 3.1.2.11.4), as does what nobody takes any more.
             debug_assert!(sent != Err(Undeliverable::NoRoom) || self.outbox.is_closed());
@@ -206,8 +206,8 @@ impl Client {
         let is_own = kind == Kind::Own(Class::Qos1);
         let tag = if is_own { delivery.position() } else { self.own_tag() };
         let is_noted = message.qos == QoS::ExactlyOnce && self.is_kept();
-        let sent = if is_noted || !noted.octets.is_empty() {
-            engine.deliver(message, tag, &mut noted.octets)
+        let sent = if is_noted || !noted.bytes.is_empty() {
+            engine.deliver(message, tag, &mut noted.bytes)
         } else {
             let sent = self.outbox.append(|buf| engine.deliver(message.clone(), tag, &mut Out(buf)));
             sent.unwrap_or(Err(Undeliverable::NoRoom))
@@ -408,5 +408,5 @@ impl Class {
 /// Messages sent from one queue before another one has its turn.
 const TURN: usize = 32;
 
-/// Octets of packets that are gathered before their session is written down.
+/// Bytes of packets that are gathered before their session is written down.
 const MAX_NOTED: usize = 256 * 1024;

@@ -1,10 +1,10 @@
 //! Keys of what is written down: names, each with its length in front.
 
-/// The key of some names, of 255 octets each at most.
+/// The key of some names, of 255 bytes each at most.
 pub(super) fn key(names: &[&str]) -> Vec<u8> {
     let mut key = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     for name in names {
-        debug_assert!(name.len() <= 255, "names have 255 octets at most");
+        debug_assert!(name.len() <= 255, "names have 255 bytes at most");
         key.push(name.len() as u8);
         key.extend_from_slice(name.as_bytes());
     }
@@ -22,8 +22,8 @@ pub(super) fn names_and_rest<const N: usize>(mut key: &[u8]) -> Option<([&str; N
     let mut names = [""; N];
     for name in &mut names {
         let (len, rest) = key.split_first()?;
-        let (octets, rest) = rest.split_at_checked(usize::from(*len))?;
-        *name = std::str::from_utf8(octets).ok()?;
+        let (bytes, rest) = rest.split_at_checked(usize::from(*len))?;
+        *name = std::str::from_utf8(bytes).ok()?;
         key = rest;
     }
     Some((names, key))
@@ -35,11 +35,11 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_were_written() {
-        let mut octets = key(&["v", "größe"]);
-        assert_eq!(names(&octets), Some(["v", "größe"]));
-        assert_eq!(names::<1>(&octets), None);
-        octets.extend([0, 7]);
-        assert_eq!(names_and_rest(&octets), Some((["v", "größe"], &[0, 7][..])));
-        assert_eq!(names::<3>(&octets), None);
+        let mut bytes = key(&["v", "größe"]);
+        assert_eq!(names(&bytes), Some(["v", "größe"]));
+        assert_eq!(names::<1>(&bytes), None);
+        bytes.extend([0, 7]);
+        assert_eq!(names_and_rest(&bytes), Some((["v", "größe"], &[0, 7][..])));
+        assert_eq!(names::<3>(&bytes), None);
     }
 }

@@ -14,8 +14,8 @@ use transport::Outbox;
 /// Messages without acknowledgement that wait here: enough for one wake-up of the client's task.
 const MAX_WAITING: usize = 128;
 
-/// Octets of bodies of such messages.
-const MAX_WAITING_OCTETS: usize = 256 * 1024;
+/// Bytes of bodies of such messages.
+const MAX_WAITING_BYTES: usize = 256 * 1024;
 
 /// The client's side of all its queues.
 pub(super) struct Inbox {
@@ -26,8 +26,8 @@ pub(super) struct Inbox {
 struct Source {
     serial: u64,
     arrived: VecDeque<Delivery>,
-    /// Octets of bodies in `arrived`.
-    octets: usize,
+    /// Bytes of bodies in `arrived`.
+    bytes: usize,
     /// Taken out by the client's task and not settled.
     unsettled: usize,
     /// Messages that may be here and unsettled; `None` when nothing is to be settled.
@@ -66,7 +66,7 @@ impl Inbox {
         let source = Source {
             serial,
             arrived: VecDeque::new(),
-            octets: 0,
+            bytes: 0,
             unsettled: 0,
             limit,
             starved: true,
@@ -91,7 +91,7 @@ impl Inbox {
         let mut sources = self.sources.lock();
         let source = find(&mut sources, key)?;
         let delivery = source.arrived.pop_front()?;
-        source.octets -= delivery.message().body_len();
+        source.bytes -= delivery.message().body_len();
         source.unsettled += usize::from(source.limit.is_some());
         if source.arrived.is_empty() {
             source.arrived = VecDeque::new();
@@ -141,7 +141,7 @@ impl Source {
     fn is_full(&self) -> bool {
         match self.limit {
             Some(limit) => self.arrived.len() + self.unsettled >= limit,
-            None => self.arrived.len() >= MAX_WAITING || self.octets >= MAX_WAITING_OCTETS,
+            None => self.arrived.len() >= MAX_WAITING || self.bytes >= MAX_WAITING_BYTES,
         }
     }
 }
@@ -157,7 +157,7 @@ impl Consumer for QueueConsumer {
                 break Room::Full;
             }
             let Some(delivery) = offer.next() else { break Room::More };
-            source.octets += delivery.message().body_len();
+            source.bytes += delivery.message().body_len();
             source.arrived.push_back(delivery);
         };
         if source.arrived.len() > before {

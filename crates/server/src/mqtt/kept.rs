@@ -110,8 +110,8 @@ impl Kept {
 
     /// What [`Written::encode`] wrote; `None` if it is not well-formed. A session whose connection was open when the server went is
     /// without one since `now`.
-    pub(super) fn decode(octets: &[u8], now: Timestamp) -> Option<Self> {
-        let (&[form], rest) = octets.split_first_chunk()?;
+    pub(super) fn decode(bytes: &[u8], now: Timestamp) -> Option<Self> {
+        let (&[form], rest) = bytes.split_first_chunk()?;
         let (expiry, rest) = rest.split_first_chunk()?;
         let (since, mut rest) = rest.split_first_chunk()?;
         let will = take_will(&mut rest)?;
@@ -180,7 +180,7 @@ impl Written<'_> {
                 bytes.extend_from_slice(&[1, will.qos as u8, u8::from(will.retain)]);
                 bytes.extend_from_slice(&due.0.to_be_bytes());
                 let properties = will.properties.as_properties();
-                for part in [user.as_bytes(), will.topic.as_bytes(), properties.octets(), &will.payload] {
+                for part in [user.as_bytes(), will.topic.as_bytes(), properties.bytes(), &will.payload] {
                     put(&mut bytes, part);
                 }
             }
@@ -248,7 +248,7 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(take(rest)?).ok()
 }
 
-/// First octet of what is written, so that another form can be told from this one.
+/// First byte of what is written, so that another form can be told from this one.
 const FORM: u8 = 3;
 
 /// As it was before the user was noted, and when `.` and `/` in topics were one.
@@ -292,15 +292,15 @@ mod tests {
             since: Some(Timestamp(1000)),
             will: Some(&will),
         };
-        let octets = written.encode();
-        let kept = Kept::decode(&octets, Timestamp(9)).unwrap();
+        let bytes = written.encode();
+        let kept = Kept::decode(&bytes, Timestamp(9)).unwrap();
         assert!(kept.belongs_to("alice") && !kept.belongs_to("guest"));
         assert_eq!((kept.merged_below, kept.is_merged), (7, false));
         assert!(kept.session.subscriptions().eq(session.subscriptions()));
         assert_eq!((kept.ends(), kept.due()), (Some(Timestamp(61_000)), Some(Timestamp(1500))));
         assert_eq!((kept.will.as_ref(), kept.moving), (Some(&will), moving.to_vec()));
-        for cut in 0..octets.len() {
-            assert!(Kept::decode(&octets[..cut], Timestamp(9)).is_none(), "{cut} octets");
+        for cut in 0..bytes.len() {
+            assert!(Kept::decode(&bytes[..cut], Timestamp(9)).is_none(), "{cut} bytes");
         }
         let open = Written { expiry: u32::MAX, since: None, will: None, moving: &[], ..written };
         let kept = Kept::decode(&open.encode(), Timestamp(9)).unwrap();
@@ -319,8 +319,8 @@ mod tests {
         let without = [&[WITHOUT_MOVING][..], &expiry, &since, &[0], &rest].concat();
         let will = [&[1, 0, 0][..], &[0; 8], &[0, 0, 0, 5], b"guest", &[0, 0, 0, 1], b"t", &[0; 8]].concat();
         let with_will = [&[WITHOUT_USER][..], &expiry, &since, &will, &[0; 4], &rest].concat();
-        for (octets, user) in [(with_moving, None), (without, None), (with_will, Some("guest"))] {
-            let kept = Kept::decode(&octets, Timestamp(9)).unwrap();
+        for (bytes, user) in [(with_moving, None), (without, None), (with_will, Some("guest"))] {
+            let kept = Kept::decode(&bytes, Timestamp(9)).unwrap();
             assert_eq!((kept.user.as_deref(), kept.is_merged), (user, true));
             assert!(kept.session.subscriptions().eq(session.subscriptions()));
         }

@@ -59,7 +59,7 @@ impl Login {
             return Err(Refused {
                 reason: ReasonCode::ClientIdentifierNotValid,
                 why: why.to_owned(),
-                told: "at most 232 octets, no control characters",
+                told: "at most 232 bytes, no control characters",
             });
         }
         if let Some(Err(Untold { reason, text })) = connect.will.as_ref().map(check_will) {

@@ -83,7 +83,7 @@ pub(super) struct Outgoing {
 /// It is too long for AMQP.
 pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
     if topic.len() > MAX_SHORT {
-        return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 octets" });
+        return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 bytes" });
     }
     Ok(topic_to_routing_key(topic))
 }
@@ -122,15 +122,15 @@ pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
         amqp.correlation_id.map_or(0, |id| id.0.len()),
     ] {
         if len > MAX_SHORT {
-            let text = "content type, response topic or correlation data longer than 255 octets";
+            let text = "content type, response topic or correlation data longer than 255 bytes";
             return Err(Untold { reason: ReasonCode::ImplementationSpecificError, text });
         }
     }
     let headers = headers.encode();
     amqp.headers = RawTable::check(&headers).ok();
-    let mut octets = Vec::new();
-    amqp.encode(&mut octets);
-    Ok(octets)
+    let mut bytes = Vec::new();
+    amqp.encode(&mut bytes);
+    Ok(bytes)
 }
 
 fn put_user_properties(properties: &mqtt::Properties<'_>, headers: &mut FieldTable) {
@@ -242,7 +242,7 @@ pub(super) fn left(expires: Option<Timestamp>, now: Timestamp) -> Option<Duratio
 /// A body as the payload that it is, without a copy where it lies in one piece.
 pub(super) fn payload_of(body: BodyView<'_>) -> Bytes {
     match body {
-        BodyView::Inline(octets) => Bytes::copy_from_slice(octets),
+        BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),
         BodyView::Chunks([chunk]) => chunk.clone(),
         BodyView::Chunks(chunks) => Bytes::from(chunks.concat()),
     }
@@ -256,8 +256,8 @@ mod tests {
         let properties = list.as_properties();
         let message =
             Incoming { qos: QoS::ExactlyOnce, dup: false, retain: true, properties, client_id: Some("me") };
-        let octets = to_amqp(&message).unwrap();
-        let amqp = Properties::decode(&octets).unwrap();
+        let bytes = to_amqp(&message).unwrap();
+        let amqp = Properties::decode(&bytes).unwrap();
         let outgoing = outgoing("a/b".to_owned(), &amqp).unwrap();
         assert_eq!((outgoing.topic.as_str(), outgoing.qos, outgoing.retain), ("a/b", QoS::ExactlyOnce, true));
         assert_eq!(outgoing.client_id.as_deref(), Some("me"));
@@ -287,7 +287,7 @@ mod tests {
             let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
             let message = Incoming { qos, dup: false, retain: false, properties, client_id: None };
             let properties = to_amqp(&message).unwrap();
-            let body = broker::Body::Copied(mqtt::packet::Payload::new(b"x").octets());
+            let body = broker::Body::Copied(mqtt::packet::Payload::new(b"x").bytes());
             let publish =
                 broker::Publish { exchange: "amq.topic", routing_key: "t", properties: &properties, body };
             assert!(publisher.check(publish).is_ok(), "{seconds}");
@@ -322,8 +322,8 @@ mod tests {
             .with(Property::UserProperty("k", "v"));
         let (qos, properties) = (QoS::AtLeastOnce, list.as_properties());
         let message = Incoming { qos, dup: true, retain: false, properties, client_id: None };
-        let octets = to_amqp(&message).unwrap();
-        let amqp = Properties::decode(&octets).unwrap();
+        let bytes = to_amqp(&message).unwrap();
+        let amqp = Properties::decode(&bytes).unwrap();
         assert_eq!((amqp.expiration, amqp.content_type), (Some("7000"), Some("text/plain")));
         assert_eq!((amqp.reply_to, amqp.correlation_id), (Some("answers.me"), Some("id".into())));
         assert_eq!(amqp.delivery_mode, Some(PERSISTENT));

@@ -89,8 +89,8 @@ impl Client {
     ) -> Result<u64, Undeliverable> {
         let tag = self.own_tag();
         let is_noted = copy.qos == QoS::ExactlyOnce && self.is_kept();
-        let sent = if is_noted || !noted.octets.is_empty() {
-            engine.deliver(copy, tag, &mut noted.octets)
+        let sent = if is_noted || !noted.bytes.is_empty() {
+            engine.deliver(copy, tag, &mut noted.bytes)
         } else {
             let sent = self.outbox.append(|buf| engine.deliver(copy, tag, &mut Out(buf)));
             sent.unwrap_or(Err(Undeliverable::NoRoom))

@@ -59,17 +59,17 @@ impl Note {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut octets = self.until.to_be_bytes().to_vec();
+        let mut bytes = self.until.to_be_bytes().to_vec();
         for (until, queue) in &self.shares {
-            octets.extend_from_slice(&until.to_be_bytes());
-            octets.extend_from_slice(&disk::key(&[queue]));
+            bytes.extend_from_slice(&until.to_be_bytes());
+            bytes.extend_from_slice(&disk::key(&[queue]));
         }
-        octets
+        bytes
     }
 
     /// What [`Note::encode`] wrote; `None` if it is not well-formed.
-    pub(super) fn decode(octets: &[u8]) -> Option<Self> {
-        let (until, mut rest) = octets.split_first_chunk()?;
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (until, mut rest) = bytes.split_first_chunk()?;
         let mut shares = Vec::new();
         while !rest.is_empty() {
             let (until, named) = rest.split_first_chunk()?;
@@ -110,12 +110,12 @@ mod tests {
         let owner = Owner { vhost: "/".into(), client_id: "größe".into() };
         assert_eq!(read_key(&received_key(&owner, 7)), Some((owner, 7)));
         let note = || Note::new(30, &["a".into()], &[share("b", 20), share("c", 30)]);
-        let octets = note().encode();
-        assert_eq!(Note::decode(&octets), Some(note()));
-        for cut in 1..octets.len() {
-            assert_ne!(Note::decode(&octets[..cut]), Some(note()), "{cut} octets");
+        let bytes = note().encode();
+        assert_eq!(Note::decode(&bytes), Some(note()));
+        for cut in 1..bytes.len() {
+            assert_ne!(Note::decode(&bytes[..cut]), Some(note()), "{cut} bytes");
         }
-        assert_eq!(Note::decode(&octets[..7]), None);
+        assert_eq!(Note::decode(&bytes[..7]), None);
     }
 
     #[test]

@@ -12,15 +12,15 @@ use mqtt::topic::TopicFilter;
 use mqtt::{Holder, Properties, PropertyList, QoS};
 use parking_lot::RwLock;
 
-/// Octets that all retained messages of a virtual host may take.
-const MAX_OCTETS: usize = 256 << 20;
+/// Bytes that all retained messages of a virtual host may take.
+const MAX_BYTES: usize = 256 << 20;
 
-/// Octets that a retained message takes beside what it says, about.
-const OWN_OCTETS: usize = 128;
+/// Bytes that a retained message takes beside what it says, about.
+const OWN_BYTES: usize = 128;
 
-/// Octets of a node of the tree beside its name, about: with the smallest table that a map makes for its first child.
+/// Bytes of a node of the tree beside its name, about: with the smallest table that a map makes for its first child.
 /// Topics of very many levels take far more in nodes than in letters.
-const NODE_OCTETS: usize = 256;
+const NODE_BYTES: usize = 256;
 
 /// One retained message.
 #[derive(Debug, PartialEq)]
@@ -35,7 +35,7 @@ pub(super) struct RetainedMessage {
 
 impl RetainedMessage {
     fn weight(&self) -> usize {
-        OWN_OCTETS + self.topic.len() + self.properties.as_properties().octets().len() + self.payload.len()
+        OWN_BYTES + self.topic.len() + self.properties.as_properties().bytes().len() + self.payload.len()
     }
 
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
@@ -56,7 +56,7 @@ pub(super) struct Retained {
 #[derive(Default)]
 struct Tree {
     root: Node,
-    octets: usize,
+    bytes: usize,
     /// Nothing expires before this.
     first_expiry: Option<Timestamp>,
 }
@@ -138,21 +138,21 @@ impl Tree {
             node = node.and_then(|node| node.children.get(level));
             wanted += node.map_or(node_weight(level), |_| 0);
         }
-        self.octets + wanted <= MAX_OCTETS
+        self.bytes + wanted <= MAX_BYTES
     }
 
     fn set(&mut self, message: RetainedMessage) -> Arc<RetainedMessage> {
         let message = Arc::new(message);
-        let Self { root, octets, first_expiry } = self;
+        let Self { root, bytes, first_expiry } = self;
         let mut node = root;
         for level in message.topic.split('/') {
             node = node.children.entry_ref(level).or_insert_with(|| {
-                *octets += node_weight(level);
+                *bytes += node_weight(level);
                 Node::default()
             });
         }
         let old = node.message.replace(Arc::clone(&message));
-        *octets = *octets + message.weight() - old.map_or(0, |old| old.weight());
+        *bytes = *bytes + message.weight() - old.map_or(0, |old| old.weight());
         *first_expiry = first_expiry.iter().copied().chain(message.expires).min();
         message
     }
@@ -160,7 +160,7 @@ impl Tree {
     fn clear(&mut self, topic: &str) -> bool {
         let levels: Vec<&str> = topic.split('/').collect();
         let Some((_, freed)) = self.root.remove(&levels) else { return false };
-        self.octets -= freed;
+        self.bytes -= freed;
         true
     }
 
@@ -177,11 +177,11 @@ impl Tree {
 }
 
 fn node_weight(level: &str) -> usize {
-    NODE_OCTETS + level.len()
+    NODE_BYTES + level.len()
 }
 
 impl Node {
-    /// Takes a message out, and the nodes that nothing is left of; with the octets that are free now.
+    /// Takes a message out, and the nodes that nothing is left of; with the bytes that are free now.
     fn remove(&mut self, levels: &[&str]) -> Option<(Arc<RetainedMessage>, usize)> {
         let Some((level, rest)) = levels.split_first() else {
             let message = self.message.take()?;
@@ -245,19 +245,19 @@ impl Node {
     }
 }
 
-/// Name of the virtual host and topic, which begins behind the first octet that is no part of a name.
+/// Name of the virtual host and topic, which begins behind the first byte that is no part of a name.
 fn key(vhost: &str, topic: &str) -> Vec<u8> {
     super::disk::key(&[vhost, topic])
 }
 
 fn encode(message: &RetainedMessage) -> Vec<u8> {
-    let mut octets = vec![FORM, message.qos as u8];
-    octets.extend_from_slice(&message.expires.map_or(0, |at| at.0).to_be_bytes());
+    let mut bytes = vec![FORM, message.qos as u8];
+    bytes.extend_from_slice(&message.expires.map_or(0, |at| at.0).to_be_bytes());
     let properties = message.properties.as_properties();
-    octets.extend_from_slice(&(properties.octets().len() as u32).to_be_bytes());
-    octets.extend_from_slice(properties.octets());
-    octets.extend_from_slice(&message.payload);
-    octets
+    bytes.extend_from_slice(&(properties.bytes().len() as u32).to_be_bytes());
+    bytes.extend_from_slice(properties.bytes());
+    bytes.extend_from_slice(&message.payload);
+    bytes
 }
 
 /// What [`encode`] wrote, with the virtual host; `None` if it is not well-formed.
@@ -278,7 +278,7 @@ pub(super) fn decode<'k>(key: &'k [u8], value: &[u8]) -> Option<(&'k str, Retain
     Some((names[0], message))
 }
 
-/// First octet of what is written, so that another form can be told from this one.
+/// First byte of what is written, so that another form can be told from this one.
 const FORM: u8 = 1;
 
 #[cfg(test)]
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(found(&retained, "#"), ["a"]);
         retained.clear("a");
         let tree = retained.tree.read();
-        assert!(tree.root.children.is_empty() && tree.octets == 0);
+        assert!(tree.root.children.is_empty() && tree.bytes == 0);
     }
 
     #[test]
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn they_take_a_bounded_room() {
         let retained = nothing_retained();
-        let large = vec![0; MAX_OCTETS / 2];
+        let large = vec![0; MAX_BYTES / 2];
         retained.set(message("a", &large), Timestamp(0)).unwrap();
         assert_eq!(retained.set(message("b", &large), Timestamp(0)), Err(Full));
         retained.clear("a");
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn what_has_expired_makes_room_and_what_has_not_stays() {
         let retained = nothing_retained();
-        let payload = Bytes::from(vec![0; MAX_OCTETS / 3]);
+        let payload = Bytes::from(vec![0; MAX_BYTES / 3]);
         let large = |topic, expires: Option<u64>| RetainedMessage {
             payload: payload.clone(),
             expires: expires.map(Timestamp),
@@ -394,18 +394,18 @@ mod tests {
         const LEVELS: usize = 200;
         let retained = nothing_retained();
         let topic = |number: usize| format!("{number}{}", "/".repeat(LEVELS - 1));
-        let octets = || retained.tree.read().octets;
+        let bytes = || retained.tree.read().bytes;
         for number in 0..10 {
             retained.set(message(&topic(number), b""), Timestamp(0)).unwrap();
         }
         // The smallest table of a map has four places.
-        let before = octets();
+        let before = bytes();
         assert!(before > 10 * LEVELS * 4 * size_of::<(Box<str>, Node)>(), "{before}");
         // In place of one that is there nothing more is needed.
         retained.set(message(&topic(0), b""), Timestamp(0)).unwrap();
-        assert_eq!(octets(), before);
+        assert_eq!(bytes(), before);
         (0..10).for_each(|number| _ = retained.clear(&topic(number)));
-        assert_eq!(octets(), 0);
+        assert_eq!(bytes(), 0);
         assert!(retained.tree.read().root.children.is_empty());
     }
 
@@ -415,7 +415,7 @@ mod tests {
         let (key, value) = (key("v", "a/b"), encode(&written));
         assert_eq!(decode(&key, &value), Some(("v", written)));
         for cut in 0..15 {
-            assert_eq!(decode(&key, &value[..cut]), None, "{cut} octets");
+            assert_eq!(decode(&key, &value[..cut]), None, "{cut} bytes");
         }
     }
 }

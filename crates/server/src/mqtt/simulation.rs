@@ -112,10 +112,10 @@ struct Client {
 
 impl Client {
     fn send(&mut self, world: &mut World, packet: Packet<'_>) -> Vec<String> {
-        let mut octets = Vec::new();
-        packet.encode(self.version, &mut octets);
-        let taken = self.connection.handle_input(&octets, self.now);
-        assert_eq!(taken, octets.len());
+        let mut bytes = Vec::new();
+        packet.encode(self.version, &mut bytes);
+        let taken = self.connection.handle_input(&bytes, self.now);
+        assert_eq!(taken, bytes.len());
         self.received(world)
     }
 
@@ -132,8 +132,8 @@ impl Client {
     /// What has come without waiting for the disk.
     fn look(&mut self) -> Vec<String> {
         self.connection.handle_nudge(self.now);
-        let octets = self.outbox.read_all();
-        let (mut decoder, mut rest) = (Decoder::new(self.version, u32::MAX), &octets[..]);
+        let bytes = self.outbox.read_all();
+        let (mut decoder, mut rest) = (Decoder::new(self.version, u32::MAX), &bytes[..]);
         let mut packets = Vec::new();
         while !rest.is_empty() {
             let step = decoder.decode(rest).unwrap();
@@ -362,9 +362,9 @@ fn an_acknowledgement_waits_for_the_disk_and_the_message_survives() {
     reader.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(reader);
     let mut writer = world.connected(Version::V311, "writer", 1);
-    let mut octets = Vec::new();
-    message("t", QoS::AtLeastOnce, 9).encode(Version::V311, &mut octets);
-    writer.connection.handle_input(&octets, writer.now);
+    let mut bytes = Vec::new();
+    message("t", QoS::AtLeastOnce, 9).encode(Version::V311, &mut bytes);
+    writer.connection.handle_input(&bytes, writer.now);
     assert!(writer.look().is_empty(), "it is not on disk");
     assert_eq!(writer.received(&mut world), ["puback 9 success"]);
     drop((writer, world));

@@ -108,7 +108,7 @@ impl Client {
         engine: &Engine,
     ) -> Result<Option<Ticket>, Refusal> {
         const TOO_LONG: Refusal =
-            Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 octets" };
+            Refusal { reason: ReasonCode::TopicFilterInvalid, text: "filter longer than 255 bytes" };
         let parsed = TopicFilter::parse(filter, engine.version().is_5())
             .map_err(|fault| Refusal { reason: fault.code, text: fault.text })?;
         let key = filter_to_binding_key(parsed.filter());

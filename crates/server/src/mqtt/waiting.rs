@@ -21,7 +21,7 @@ pub(super) enum Then {
     /// UNSUBACK.
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
     /// Messages for the client, whose identifiers had to be noted first.
-    Send { octets: Vec<u8> },
+    Send { bytes: Vec<u8> },
 }
 
 /// What waits for one client.

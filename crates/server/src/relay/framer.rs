@@ -1,6 +1,6 @@
-//! Octets of the upstream as WebSocket messages.
+//! Bytes of the upstream as WebSocket messages.
 //!
-//! A message holds whatever came in one read, for a stream of octets has no better seams. But where AMQP 0-9-1 is relayed,
+//! A message holds whatever came in one read, for a stream of bytes has no better seams. But where AMQP 0-9-1 is relayed,
 //! a message ends where an AMQP frame ends: clients in browsers rely on that, and websocket-tcp-relay does it. No frame is
 //! gathered for it: what is not whole goes out as a fragment, and the browser puts the fragments together.
 
@@ -13,7 +13,7 @@ const AMQP_PROTOCOL_HEADER: &[u8; 8] = b"AMQP\0\0\x09\x01";
 /// The types of AMQP's frames.
 const AMQP_FRAME_TYPES: [u8; 4] = [1, 2, 3, 8];
 
-/// Makes messages of octets.
+/// Makes messages of bytes.
 #[derive(Debug, Default)]
 pub(super) struct Framer {
     kind: Kind,
@@ -25,10 +25,10 @@ pub(super) struct Framer {
 
 #[derive(Debug)]
 enum Kind {
-    /// So many of the client's first octets are those of AMQP's header.
+    /// So many of the client's first bytes are those of AMQP's header.
     Unknown(usize),
     Amqp(Position),
-    Octets,
+    Bytes,
 }
 
 impl Default for Kind {
@@ -39,12 +39,12 @@ impl Default for Kind {
 
 impl Framer {
     /// Looks at what the client sends, for what it speaks.
-    pub(super) fn client_said(&mut self, octets: &[u8]) {
+    pub(super) fn client_said(&mut self, bytes: &[u8]) {
         let Kind::Unknown(known) = self.kind else { return };
         let expected = &AMQP_PROTOCOL_HEADER[known..];
-        let looked_at = octets.len().min(expected.len());
-        self.kind = if octets[..looked_at] != expected[..looked_at] {
-            Kind::Octets
+        let looked_at = bytes.len().min(expected.len());
+        self.kind = if bytes[..looked_at] != expected[..looked_at] {
+            Kind::Bytes
         } else if looked_at == expected.len() {
             Kind::Amqp(Position::default())
         } else {
@@ -52,20 +52,20 @@ impl Framer {
         };
     }
 
-    /// Appends `octets`, which are not none, in frames to `out`.
-    pub(super) fn frame(&mut self, octets: &[u8], out: &mut Vec<u8>) {
+    /// Appends `bytes`, which are not none, in frames to `out`.
+    pub(super) fn frame(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let whole = match &mut self.kind {
-            Kind::Amqp(position) => match position.advance(octets) {
+            Kind::Amqp(position) => match position.advance(bytes) {
                 Some(whole) => whole,
                 // Not AMQP after all, such as the answer to a version that it does not speak.
                 None => {
-                    self.kind = Kind::Octets;
-                    octets.len()
+                    self.kind = Kind::Bytes;
+                    bytes.len()
                 }
             },
-            Kind::Unknown(_) | Kind::Octets => octets.len(),
+            Kind::Unknown(_) | Kind::Bytes => bytes.len(),
         };
-        let (ended, begun) = octets.split_at(whole);
+        let (ended, begun) = bytes.split_at(whole);
         for (part, fin) in [(ended, true), (begun, false)] {
             if !part.is_empty() {
                 self.write(part, fin, out);
@@ -80,14 +80,14 @@ impl Framer {
         }
     }
 
-    fn write(&mut self, octets: &[u8], fin: bool, out: &mut Vec<u8>) {
+    fn write(&mut self, bytes: &[u8], fin: bool, out: &mut Vec<u8>) {
         if let (Some(deflate), true, false) = (self.deflate, fin, self.within) {
-            return encode::deflated_message(out, None, MessageKind::Binary, deflate, octets);
+            return encode::deflated_message(out, None, MessageKind::Binary, deflate, bytes);
         }
         let opcode = if self.within { Opcode::Continuation } else { Opcode::Binary };
-        let header = Header { opcode, fin, compressed: false, mask: None, len: octets.len() as u64 };
+        let header = Header { opcode, fin, compressed: false, mask: None, len: bytes.len() as u64 };
         out.extend_from_slice(header.encode().as_ref());
-        out.extend_from_slice(octets);
+        out.extend_from_slice(bytes);
         self.within = !fin;
     }
 }
@@ -96,25 +96,25 @@ impl Framer {
 #[derive(Debug, Default)]
 struct Position {
     header: [u8; HEADER_LEN],
-    /// Octets of the header that have come.
+    /// Bytes of the header that have come.
     header_len: u8,
-    /// Octets that the frame still needs behind its header.
+    /// Bytes that the frame still needs behind its header.
     missing: usize,
 }
 
 impl Position {
-    /// Goes on by `octets`, and tells how many of them belong to frames that are whole by then. `None` when they are no
+    /// Goes on by `bytes`, and tells how many of them belong to frames that are whole by then. `None` when they are no
     /// frames.
-    fn advance(&mut self, octets: &[u8]) -> Option<usize> {
+    fn advance(&mut self, bytes: &[u8]) -> Option<usize> {
         let (mut at, mut whole) = (0, 0);
-        while at < octets.len() {
+        while at < bytes.len() {
             if self.missing == 0 {
                 let have = usize::from(self.header_len);
-                if have == 0 && !AMQP_FRAME_TYPES.contains(&octets[at]) {
+                if have == 0 && !AMQP_FRAME_TYPES.contains(&bytes[at]) {
                     return None;
                 }
-                let step = (HEADER_LEN - have).min(octets.len() - at);
-                self.header[have..have + step].copy_from_slice(&octets[at..at + step]);
+                let step = (HEADER_LEN - have).min(bytes.len() - at);
+                self.header[have..have + step].copy_from_slice(&bytes[at..at + step]);
                 self.header_len += step as u8;
                 at += step;
                 if usize::from(self.header_len) == HEADER_LEN {
@@ -122,7 +122,7 @@ impl Position {
                     self.missing = u32::from_be_bytes([a, b, c, d]) as usize + OVERHEAD - HEADER_LEN;
                 }
             } else {
-                let step = self.missing.min(octets.len() - at);
+                let step = self.missing.min(bytes.len() - at);
                 self.missing -= step;
                 at += step;
                 if self.missing == 0 {

@@ -5,9 +5,9 @@
 //! - [`run`]: a pair's life, from a request that was granted to its end.
 //! - [`pump`]: the two directions.
 //! - [`plain`]: a relay without WebSocket, for protocols that only the server behind speaks.
-//! - [`framer`]: octets of the upstream as messages.
+//! - [`framer`]: bytes of the upstream as messages.
 //!
-//! What always holds: every octet arrives, once and in order, or the close frame's code tells that not all did; a side
+//! What always holds: every byte arrives, once and in order, or the close frame's code tells that not all did; a side
 //! that does not read makes us stop reading the other; an idle pair holds no buffer.
 
 mod close;
@@ -76,10 +76,10 @@ pub enum RelayUpstream {
     Unix(PathBuf),
 }
 
-/// What becomes of messages of text. The upstream knows octets only.
+/// What becomes of messages of text. The upstream knows bytes only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextRule {
-    /// Their UTF-8 is relayed like any octets. Answers are binary all the same: the upstream's octets may be cut anywhere.
+    /// Their UTF-8 is relayed like any bytes. Answers are binary all the same: the upstream's bytes may be cut anywhere.
     Accept,
     /// They are refused with 1003.
     Refuse,

@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use tokio::io::AsyncWrite;
 
-/// Octets on their way into a stream. Holds no memory while there are none.
+/// Bytes on their way into a stream. Holds no memory while there are none.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// How many of them have been taken.
     taken: usize,
     /// The stream may hold something that it has taken and not given to its socket, as TLS does.
@@ -39,14 +39,14 @@ impl Pending {
         stream: &mut S,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
-        while self.taken < self.octets.len() {
-            let rest = &self.octets[self.taken..];
+        while self.taken < self.bytes.len() {
+            let rest = &self.bytes[self.taken..];
             self.taken += ready!(write_some(stream, cx, rest))?;
             self.unflushed = true;
             self.stuck_since = None;
         }
-        if !self.octets.is_empty() {
-            self.octets = Vec::new();
+        if !self.bytes.is_empty() {
+            self.bytes = Vec::new();
             self.taken = 0;
         }
         if self.unflushed {
@@ -56,29 +56,29 @@ impl Pending {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes `octets` as far as the socket takes them and keeps the rest. Only when nothing waits.
+    /// Writes `bytes` as far as the socket takes them and keeps the rest. Only when nothing waits.
     pub(super) fn send<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
         cx: &mut Context<'_>,
-        octets: &[u8],
+        bytes: &[u8],
     ) -> io::Result<()> {
-        debug_assert!(self.octets.is_empty());
+        debug_assert!(self.bytes.is_empty());
         let mut taken = 0;
-        while taken < octets.len() {
-            match write_some(stream, cx, &octets[taken..]) {
+        while taken < bytes.len() {
+            match write_some(stream, cx, &bytes[taken..]) {
                 Poll::Ready(some) => taken += some?,
                 Poll::Pending => break,
             }
             self.unflushed = true;
         }
-        self.octets = octets[taken..].to_vec();
+        self.bytes = bytes[taken..].to_vec();
         Ok(())
     }
 
-    /// Puts `octets` behind what waits.
-    pub(super) fn push(&mut self, octets: &[u8]) {
-        self.octets.extend_from_slice(octets);
+    /// Puts `bytes` behind what waits.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
     }
 
     /// Throws away what waits.
@@ -95,9 +95,9 @@ impl Pending {
 fn write_some<S: AsyncWrite + Unpin>(
     stream: &mut S,
     cx: &mut Context<'_>,
-    octets: &[u8],
+    bytes: &[u8],
 ) -> Poll<io::Result<usize>> {
-    match ready!(Pin::new(stream).poll_write(cx, octets))? {
+    match ready!(Pin::new(stream).poll_write(cx, bytes))? {
         0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
         some => Poll::Ready(Ok(some)),
     }

@@ -17,7 +17,7 @@ use super::pending::Pending;
 use super::upstream::connect;
 use crate::server::{Listed, Newcomer, Shared};
 
-/// Octets read at once. They lie on the stack: what the other side does not take is kept, and nothing more is read.
+/// Bytes read at once. They lie on the stack: what the other side does not take is kept, and nothing more is read.
 const READ: usize = 16 * 1024;
 
 /// Reads of one pair before others get their turn.
@@ -143,7 +143,7 @@ impl Direction {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let mut octets = [0; READ];
+        let mut bytes = [0; READ];
         for _ in 0..READS {
             if self.is_over {
                 return Poll::Ready(Ok(()));
@@ -154,7 +154,7 @@ impl Direction {
                 self.is_over = true;
                 continue;
             }
-            let mut read = ReadBuf::new(&mut octets);
+            let mut read = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut *from).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
                 self.has_ended = true;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_octet_arrives_and_the_end_of_each_direction_by_itself() {
+    async fn every_byte_arrives_and_the_end_of_each_direction_by_itself() {
         let (mut client, mut upstream, mut pair) = pair(Duration::from_secs(60));
         let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
         let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();

@@ -20,10 +20,10 @@ use super::framer::Framer;
 use super::pending::Pending;
 use crate::websocket::{MAX_WAITING_CONTROL, PingAction, Pings};
 
-/// Octets read at once. It bounds what a pair holds for each side that does not take it.
+/// Bytes read at once. It bounds what a pair holds for each side that does not take it.
 const READ: usize = 64 * 1024;
 
-/// Octets moved for one pair before others get their turn.
+/// Bytes moved for one pair before others get their turn.
 const BUDGET: usize = 8 * READ;
 
 /// Input that the decoder may leave: less than a control frame.
@@ -73,9 +73,9 @@ pub(super) struct Pump<C, U> {
     /// Why it ends, once it does.
     reason: Option<Reason>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Octets read from both since it was this pair's turn.
+    /// Bytes read from both since it was this pair's turn.
     read: usize,
-    /// Octets of payload from the client, and to it.
+    /// Bytes of payload from the client, and to it.
     pub(super) moved: (u64, u64),
 }
 
@@ -141,7 +141,7 @@ where
         self.decoder = Decoder::new(Role::Server, Limits::NONE).with_deflate(deflate.is_some());
     }
 
-    /// Moves octets until both sides are done, and tells why they are.
+    /// Moves bytes until both sides are done, and tells why they are.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
         self.read = 0;
         loop {
@@ -368,18 +368,18 @@ where
                 }
                 Poll::Ready(Ok(())) => {}
             }
-            let octets = buf.filled();
-            if octets.is_empty() {
+            let bytes = buf.filled();
+            if bytes.is_empty() {
                 self.upstream_ended(None);
                 return true;
             }
             if self.answer.is_some() {
                 self.since = Instant::now();
             }
-            self.read += octets.len();
-            self.moved.1 += octets.len() as u64;
+            self.read += bytes.len();
+            self.moved.1 += bytes.len() as u64;
             scratch.output.clear();
-            self.framer.frame(octets, &mut scratch.output);
+            self.framer.frame(bytes, &mut scratch.output);
             self.send_to_client(cx, &scratch.output);
             true
         })
@@ -387,7 +387,7 @@ where
 
     fn upstream_ended(&mut self, error: Option<std::io::Error>) {
         let reason = match (self.reason.take(), error) {
-            // It stopped reading before: octets are lost, whatever its end looks like.
+            // It stopped reading before: bytes are lost, whatever its end looks like.
             (Some(reason), _) => reason,
             (None, Some(error)) => Reason::UpstreamFailed(error),
             (None, None) if self.answer.is_some() => Reason::Client,

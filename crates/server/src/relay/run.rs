@@ -89,8 +89,8 @@ async fn run_pump(shared: &Shared, pump: &mut Pump<Stream, Stream>) -> Reason {
 }
 
 /// Writes, past what TLS would hold back.
-async fn send(stream: &mut Stream, octets: &[u8]) -> io::Result<()> {
-    stream.write_all(octets).await?;
+async fn send(stream: &mut Stream, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
     stream.flush().await
 }
 

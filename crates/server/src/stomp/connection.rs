@@ -123,7 +123,7 @@ impl Connection {
         self.machine.session().to_string()
     }
 
-    /// Takes octets from the front of `input`; returns how many.
+    /// Takes bytes from the front of `input`; returns how many.
     fn take_input(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         while self.takes() {
@@ -149,7 +149,7 @@ impl Connection {
             && !work::is_turn_over()
     }
 
-    /// Takes one frame, if there is one. Returns the octets taken, and whether there was.
+    /// Takes one frame, if there is one. Returns the bytes taken, and whether there was.
     fn step(&mut self, input: &[u8], now: Instant) -> (usize, bool) {
         work::charge(FRAME, 1);
         let mut out = Vec::new();
@@ -347,14 +347,14 @@ impl Connection {
         }
     }
 
-    fn append(&self, octets: &[u8]) {
-        append(&self.outbox, octets);
+    fn append(&self, bytes: &[u8]) {
+        append(&self.outbox, bytes);
     }
 }
 
-fn append(outbox: &Outbox, octets: &[u8]) {
-    if !octets.is_empty() {
-        outbox.append(|buf| buf.tail().extend_from_slice(octets));
+fn append(outbox: &Outbox, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        outbox.append(|buf| buf.tail().extend_from_slice(bytes));
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn subscription_queue(
 }
 
 /// As RabbitMQ names the queue of a durable subscription, so that one is found again by clients that have moved here: the MD5
-/// of the Erlang term `{Key, Id}`, both of them lists of octets, in base 64 for URLs.
+/// of the Erlang term `{Key, Id}`, both of them lists of bytes, in base 64 for URLs.
 fn digest(key: &str, id: &str) -> String {
     let mut term = vec![131, 104, 2];
     for text in [key, id] {

@@ -32,7 +32,7 @@ impl Form for Messages {
         write_headers(&mut frame, &Properties::decode(&properties).unwrap_or_default());
         frame.end_head(message.body_len());
         match message.body() {
-            BodyView::Inline(octets) => buf.tail().extend_from_slice(octets),
+            BodyView::Inline(bytes) => buf.tail().extend_from_slice(bytes),
             BodyView::Chunks(chunks) => chunks.iter().for_each(|chunk| buf.push(chunk.clone())),
         }
         buf.tail().extend_from_slice(END_OF_FRAME);

@@ -9,7 +9,7 @@
 //!
 //! What is about the frame and not about the message does not become a header: `content-length`, `destination`,
 //! `receipt`, `transaction`. Towards clients, headers that are texts, numbers or truth values are told; tables, arrays and
-//! octets have no form in STOMP. RabbitMQ's `reply-to` for queues, `/reply-queue/…`, is a destination to answer to.
+//! bytes have no form in STOMP. RabbitMQ's `reply-to` for queues, `/reply-queue/…`, is a destination to answer to.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use stomp::destination::{PREFIXES, REPLY_QUEUE_PREFIX};
 use stomp::{Fault, FrameWriter, Headers};
 
-/// Octets of a short string of AMQP: a name, a key, a property.
+/// Bytes of a short string of AMQP: a name, a key, a property.
 pub(super) const MAX_SHORT: usize = 255;
 
 /// Flags and list of the AMQP properties of a SEND. `reply_to` stands for the header, if it was resolved.
@@ -56,9 +56,9 @@ pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<V
         app_id: short("app-id")?,
         cluster_id: None,
     };
-    let mut octets = Vec::new();
-    properties.encode(&mut octets);
-    Ok(octets)
+    let mut bytes = Vec::new();
+    properties.encode(&mut bytes);
+    Ok(bytes)
 }
 
 /// Refuses what is too long for a short string of AMQP.
@@ -66,7 +66,7 @@ pub(super) fn check_short(what: &str, text: &str) -> Result<(), Fault> {
     if text.len() <= MAX_SHORT {
         return Ok(());
     }
-    Err(Fault::header(format!("{what} may have {MAX_SHORT} octets at most\n")))
+    Err(Fault::header(format!("{what} may have {MAX_SHORT} bytes at most\n")))
 }
 
 /// Adds the headers of a MESSAGE that the message brings.
@@ -79,7 +79,7 @@ pub(super) fn write_headers(frame: &mut FrameWriter<'_>, properties: &Properties
     add("content-type", properties.content_type);
     add("content-encoding", properties.content_encoding);
     add("persistent", (properties.delivery_mode == Some(PERSISTENT)).then_some("true"));
-    let text = |octets: Option<ShortBytes<'_>>| octets.map(|id| String::from_utf8_lossy(id.0).into_owned());
+    let text = |bytes: Option<ShortBytes<'_>>| bytes.map(|id| String::from_utf8_lossy(id.0).into_owned());
     add("correlation-id", text(properties.correlation_id).as_deref());
     add("reply-to", properties.reply_to.map(destination_of_reply).as_deref());
     add("expiration", properties.expiration);
@@ -104,7 +104,7 @@ pub(super) fn write_headers(frame: &mut FrameWriter<'_>, properties: &Properties
 
 fn write_value(frame: &mut FrameWriter<'_>, name: &str, value: &FieldValue) {
     match value {
-        FieldValue::LongString(octets) => _ = frame.header(name, &String::from_utf8_lossy(octets)),
+        FieldValue::LongString(bytes) => _ = frame.header(name, &String::from_utf8_lossy(bytes)),
         FieldValue::Boolean(flag) => _ = frame.display(name, flag),
         FieldValue::F32(number) => _ = frame.display(name, number),
         FieldValue::F64(number) => _ = frame.display(name, number),
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn every_header_comes_back() {
         let extra = format!("destination:/queue/q\nreceipt:1\ntransaction:t\ncontent-length:0\n{ALL}");
-        let octets = with_headers(&extra, |headers| to_amqp(headers, None)).unwrap();
-        let properties = Properties::decode(&octets).unwrap();
+        let bytes = with_headers(&extra, |headers| to_amqp(headers, None)).unwrap();
+        let properties = Properties::decode(&bytes).unwrap();
         assert_eq!((properties.priority, properties.timestamp), (Some(5), Some(1_700_000_000)));
         assert_eq!((properties.delivery_mode, properties.kind), (Some(2), Some("t")));
         assert_eq!(properties.headers.unwrap().decode().len(), 1);

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use broker::{Flushed, Lsn, Store, Ticket, Waiter};
 
-/// Octets of receipts, with what is kept of each, that may wait before nothing more is read from the client.
+/// Bytes of receipts, with what is kept of each, that may wait before nothing more is read from the client.
 const MAX_WAITING: usize = 256 * 1024;
 
 /// The receipts of one connection that wait.
 #[derive(Default)]
 pub(super) struct Receipts {
     waiting: VecDeque<Receipt>,
-    octets: usize,
+    bytes: usize,
     /// Of messages that the publisher has not handed over: the place of each since the last time.
     unflushed: Vec<(u64, Box<str>)>,
 }
@@ -54,7 +54,7 @@ impl Until {
 impl Receipts {
     /// A message with a receipt was given to the publisher, which had `before` messages since it was flushed.
     pub(super) fn published(&mut self, id: &str, before: u64) {
-        self.octets += cost(id);
+        self.bytes += cost(id);
         self.unflushed.push((before, id.into()));
     }
 
@@ -69,7 +69,7 @@ impl Receipts {
 
     /// A request is done, but for `until`.
     pub(super) fn done(&mut self, id: &str, until: Until, starts: Option<u64>) {
-        self.octets += cost(id);
+        self.bytes += cost(id);
         self.waiting.push_back(Receipt {
             id: id.into(),
             until,
@@ -96,7 +96,7 @@ impl Receipts {
             return None;
         }
         let receipt = self.waiting.pop_front()?;
-        self.octets -= cost(&receipt.id);
+        self.bytes -= cost(&receipt.id);
         if self.waiting.is_empty() {
             self.waiting = VecDeque::new();
         }
@@ -110,7 +110,7 @@ impl Receipts {
 
     /// Whether the client may ask for more.
     pub(super) fn has_room(&self) -> bool {
-        self.octets < MAX_WAITING
+        self.bytes < MAX_WAITING
     }
 }
 

@@ -51,9 +51,9 @@ impl Session {
         let (exchange, routing_key) = parsed.route();
         let chunk;
         let body = match body {
-            Payload::Borrowed(octets) => Body::Copied(octets),
-            Payload::Owned(octets) => {
-                chunk = [Bytes::clone(octets)];
+            Payload::Borrowed(bytes) => Body::Copied(bytes),
+            Payload::Owned(bytes) => {
+                chunk = [Bytes::clone(bytes)];
                 Body::Chunks(&chunk)
             }
         };

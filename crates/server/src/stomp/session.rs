@@ -38,8 +38,8 @@ pub(super) struct Session {
     /// Where answers come to, by the names of the `/temp-queue`s.
     pub(super) replies: HashMap<Box<str>, Reply>,
     pub(super) transactions: HashMap<TransactionId, Transaction>,
-    /// Octets in `transactions`.
-    pub(super) held_octets: usize,
+    /// Bytes in `transactions`.
+    pub(super) held_bytes: usize,
     /// Queues that were declared, not to be declared with each message anew.
     pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
     /// The server's alarms make the client wait.
@@ -121,7 +121,7 @@ impl Session {
             next_tag: 1,
             replies: HashMap::new(),
             transactions: HashMap::new(),
-            held_octets: 0,
+            held_bytes: 0,
             declared: HashMap::new(),
             blocked: None,
             next_check: None,

@@ -58,8 +58,8 @@ impl Conversation {
     }
 
     /// One read of the server.
-    fn send(&mut self, octets: &[u8]) {
-        self.unconsumed.extend_from_slice(octets);
+    fn send(&mut self, bytes: &[u8]) {
+        self.unconsumed.extend_from_slice(bytes);
         let taken = self.connection.handle_input(&self.unconsumed, self.now);
         self.unconsumed.drain(..taken);
     }
@@ -82,18 +82,18 @@ impl Conversation {
 
     /// What has come: the command, the headers that tell frames apart, and the body.
     fn received(&mut self) -> Vec<String> {
-        let octets = self.outbox.read_all();
+        let bytes = self.outbox.read_all();
         let mut decoder = Decoder::of_servers(1 << 20);
         decoder.set_version(self.version);
         let mut frames = Vec::new();
-        let mut rest = &octets[..];
+        let mut rest = &bytes[..];
         loop {
             let step = decoder.decode(rest).unwrap();
             if let Some(frame) = &step.frame {
                 let shown = ["receipt-id", "subscription", "message", "redelivered"];
                 let headers: Vec<&str> =
                     shown.into_iter().filter_map(|name| frame.headers.get(name)).collect();
-                let body = String::from_utf8_lossy(frame.body.octets());
+                let body = String::from_utf8_lossy(frame.body.bytes());
                 frames.push(format!("{} {} {}", frame.command, headers.join(" "), body.trim_end()));
             }
             if step.taken == 0 {

@@ -15,9 +15,9 @@ use super::session::{Session, of_broker};
 use super::subscribing::{Settlement, unknown_delivery};
 use crate::amqp::deliveries::{Deliveries, Unsettled};
 
-/// Octets that the messages of a connection's open transactions may take. They are held in memory until commit, and a client
+/// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a client
 /// that never commits must not fill it: room for several messages of the default maximum size, as for AMQP.
-const MAX_HELD_OCTETS: usize = 128 * 1024 * 1024;
+const MAX_HELD_BYTES: usize = 128 * 1024 * 1024;
 
 /// What waits for COMMIT.
 #[derive(Default)]
@@ -46,7 +46,7 @@ struct HeldSettlement {
 impl Held {
     pub(super) fn new(message: &Publish<'_>, receipt: Option<&str>) -> Self {
         let body = match message.body {
-            Body::Copied(octets) => Bytes::copy_from_slice(octets),
+            Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
             Body::Chunks([chunk]) => chunk.clone(),
             Body::Chunks(chunks) => Bytes::from(chunks.concat()),
         };
@@ -68,7 +68,7 @@ impl Held {
         }
     }
 
-    fn octets(&self) -> usize {
+    fn bytes(&self) -> usize {
         let receipt = self.receipt.as_ref().map_or(0, |receipt| receipt.len());
         size_of::<Self>()
             + self.exchange.len()
@@ -92,14 +92,14 @@ impl Session {
     /// Holds a message.
     pub(super) fn hold(&mut self, id: TransactionId, held: Held, message: &Publish<'_>) -> Result<(), Fault> {
         self.publisher.check(*message).map_err(of_broker)?;
-        let octets = held.octets();
-        if self.held_octets + octets > MAX_HELD_OCTETS {
+        let bytes = held.bytes();
+        if self.held_bytes + bytes > MAX_HELD_BYTES {
             let detail =
-                format!("The transactions of a connection may hold {MAX_HELD_OCTETS} octets at most\n");
+                format!("The transactions of a connection may hold {MAX_HELD_BYTES} bytes at most\n");
             return Err(Fault::new("Transaction too large", detail));
         }
         if let Some(transaction) = self.transactions.get_mut(&id) {
-            self.held_octets += octets;
+            self.held_bytes += bytes;
             transaction.messages.push(held);
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Session {
 
     fn take_transaction(&mut self, id: TransactionId) -> Option<Transaction> {
         let transaction = self.transactions.remove(&id)?;
-        self.held_octets -= transaction.messages.iter().map(Held::octets).sum::<usize>();
+        self.held_bytes -= transaction.messages.iter().map(Held::bytes).sum::<usize>();
         Some(transaction)
     }
 }

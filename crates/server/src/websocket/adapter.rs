@@ -1,17 +1,17 @@
-//! A protocol over a stream of octets, inside of a WebSocket.
+//! A protocol over a stream of bytes, inside of a WebSocket.
 //!
 //! [`WebSocket`] is itself a [`Protocol`] around another one, so [`transport::drive`] runs it as it runs any. Inwards,
 //! payload is unmasked into a buffer of the thread and shown to the inner protocol, whatever the messages. Outwards,
 //! everybody goes on appending to the connection's one outbox, and knows nothing of WebSocket: the headers of messages are
 //! put in front when a batch is taken to be written ([`Protocol::frame_output`]). Compared with the two other ways:
 //!
-//! - A second outbox would need a copy, a lock and a wake-up more per batch, some 200 octets more per connection, and a
+//! - A second outbox would need a copy, a lock and a wake-up more per batch, some 200 bytes more per connection, and a
 //!   second account of what is not yet written.
 //! - A stream that frames what passes through it could not answer a ping while nothing is to be read, nor say why the
 //!   connection ends, and would need a timer of its own.
 //!
-//! So a message costs a header of 2 to 10 octets per batch, no copy of the payload, and an idle connection some 250
-//! octets and no buffer.
+//! So a message costs a header of 2 to 10 bytes per batch, no copy of the payload, and an idle connection some 250
+//! bytes and no buffer.
 //!
 //! Where permessage-deflate was negotiated, messages are copied as they are compressed, and what comes is inflated a piece
 //! at a time: the inner protocol takes each before the next exists, and other connections get their turn.
@@ -24,14 +24,14 @@ use bytes::Bytes;
 use sync::work;
 use transport::{Intent, OutBuf, Outbox, Protocol};
 use websocket::{
-    CloseCode, CloseFrame, Decoder, Deflate, Event, Fault, Header, HeaderOctets, Limits, MAX_INFLATED,
+    CloseCode, CloseFrame, Decoder, Deflate, Event, Fault, Header, HeaderBytes, Limits, MAX_INFLATED,
     MessageKind, Opcode, Role, Utf8, encode,
 };
 
 use super::messages::{MESSAGE, messages, slices};
 use super::pings::{PingAction, Pings};
 
-/// Octets of control frames that wait for their turn. A peer that pings without reading does not make us remember more;
+/// Bytes of control frames that wait for their turn. A peer that pings without reading does not make us remember more;
 /// the RFC (5.5.3) allows to answer the last of several pings only.
 pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
 
@@ -40,20 +40,20 @@ const INFLATED_BYTE: u32 = 3_000;
 
 /// A protocol that a WebSocket can carry.
 pub(crate) trait Inner: Protocol {
-    /// How its octets travel.
+    /// How its bytes travel.
     const CARRIAGE: Carriage;
     /// Why the protocol has finished, for the close frame. Asked after [`Intent::Finish`].
     fn ending(&self) -> (CloseCode, String);
 }
 
-/// How the octets of a protocol travel in messages.
+/// How the bytes of a protocol travel in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carriage {
-    /// As octets, AMQP frames whole.
+    /// As bytes, AMQP frames whole.
     AmqpFrames,
-    /// As octets, cut anywhere, as MQTT's may be.
-    Octets,
-    /// As text where they are UTF-8, as STOMP's mostly are, and as octets where not. Each batch, which is made of whole
+    /// As bytes, cut anywhere, as MQTT's may be.
+    Bytes,
+    /// As text where they are UTF-8, as STOMP's mostly are, and as bytes where not. Each batch, which is made of whole
     /// frames, is a message. Clients may send either.
     Text,
 }
@@ -77,7 +77,7 @@ pub(crate) struct WebSocket<P> {
     control: Vec<u8>,
     pings: Pings,
     closing: Closing,
-    /// Octets of the inner protocol are being written.
+    /// Bytes of the inner protocol are being written.
     inner_writes: bool,
     /// Why the connection ended, where the inner protocol does not know.
     reason: Option<String>,
@@ -96,7 +96,7 @@ thread_local! {
 }
 
 impl<P: Inner> WebSocket<P> {
-    /// Around `inner`, whose output goes to `outbox`, and which is read from up to a backlog of `read_limit` octets. A
+    /// Around `inner`, whose output goes to `outbox`, and which is read from up to a backlog of `read_limit` bytes. A
     /// peer that is silent for `ping_interval` is pinged, and given up after another; zero turns that off.
     pub(crate) fn new(
         inner: P,
@@ -138,7 +138,7 @@ impl<P: Inner> WebSocket<P> {
         &mut self.inner
     }
 
-    /// Appends the payload in `input` to `payload` and answers control frames. Returns the octets taken, and why it went
+    /// Appends the payload in `input` to `payload` and answers control frames. Returns the bytes taken, and why it went
     /// no further.
     fn unwrap(&mut self, input: &[u8], payload: &mut Vec<u8>) -> (usize, Stop) {
         let mut taken = 0;
@@ -173,7 +173,7 @@ impl<P: Inner> WebSocket<P> {
     }
 
     /// Unwraps `input`, shows it to the inner protocol, and goes on for as long as that takes it and it is this
-    /// connection's turn. Returns the octets taken.
+    /// connection's turn. Returns the bytes taken.
     fn advance(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         loop {
@@ -338,28 +338,28 @@ impl Carriage {
                 let opcode = Opcode::Binary;
                 messages(batch).into_iter().map(|(start, len)| Message { start, len, opcode }).collect()
             }
-            Self::Octets | Self::Text if batch.is_empty() => Vec::new(),
-            Self::Octets => octets(batch.len()),
-            Self::Text => vec![Message { start: 0, len: batch.len(), opcode: text_or_octets(batch) }],
+            Self::Bytes | Self::Text if batch.is_empty() => Vec::new(),
+            Self::Bytes => bytes(batch.len()),
+            Self::Text => vec![Message { start: 0, len: batch.len(), opcode: text_or_bytes(batch) }],
         }
     }
 
     /// The kind of message that a batch is as a whole, if it is one.
     fn whole(self, batch: &OutBuf) -> Option<Opcode> {
         match self {
-            Self::AmqpFrames | Self::Octets => (batch.len() <= MESSAGE).then_some(Opcode::Binary),
-            Self::Text => Some(text_or_octets(batch)),
+            Self::AmqpFrames | Self::Bytes => (batch.len() <= MESSAGE).then_some(Opcode::Binary),
+            Self::Text => Some(text_or_bytes(batch)),
         }
     }
 }
 
-/// Messages of octets that may be cut anywhere.
-fn octets(len: usize) -> Vec<Message> {
+/// Messages of bytes that may be cut anywhere.
+fn bytes(len: usize) -> Vec<Message> {
     let starts = (0..len).step_by(MESSAGE);
     starts.map(|start| Message { start, len: MESSAGE.min(len - start), opcode: Opcode::Binary }).collect()
 }
 
-fn text_or_octets(batch: &OutBuf) -> Opcode {
+fn text_or_bytes(batch: &OutBuf) -> Opcode {
     let mut utf8 = Utf8::default();
     let is_text = batch.pieces().all(|piece| utf8.push(piece).is_ok()) && utf8.finish().is_ok();
     if is_text { Opcode::Text } else { Opcode::Binary }
@@ -373,7 +373,7 @@ struct Message {
 }
 
 /// The header of a message.
-fn header(message: &Message) -> HeaderOctets {
+fn header(message: &Message) -> HeaderBytes {
     message_header(message.opcode, message.len).encode()
 }
 
@@ -395,7 +395,7 @@ enum PeerEnd {
     Fault(Fault),
 }
 
-/// What the inner protocol says is octets; a client that sends text would have them mangled.
+/// What the inner protocol says is bytes; a client that sends text would have them mangled.
 const TEXT_REFUSED: Fault =
     Fault { code: CloseCode::UNSUPPORTED, reason: "text is not accepted here: send binary messages" };
 

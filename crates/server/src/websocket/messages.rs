@@ -3,8 +3,8 @@
 use amqp::frame::{HEADER_LEN, OVERHEAD};
 use transport::OutBuf;
 
-/// Octets that a message should not exceed, unless a single frame does. A browser hands a message to the page when it is
-/// whole, and libraries limit it (Python's `websockets`: 1 MiB); the four octets of header are nothing against it.
+/// Bytes that a message should not exceed, unless a single frame does. A browser hands a message to the page when it is
+/// whole, and libraries limit it (Python's `websockets`: 1 MiB); the four bytes of header are nothing against it.
 pub(super) const MESSAGE: usize = 64 * 1024;
 
 /// Cuts a batch of whole frames into messages: where each begins, and its length.
@@ -15,21 +15,21 @@ pub(super) fn messages(batch: &OutBuf) -> Vec<(usize, usize)> {
     }
     let mut messages = Vec::with_capacity(len / MESSAGE + 1);
     let (mut start, mut position) = (0, 0);
-    let mut octets = Octets { pieces: batch.pieces(), piece: &[] };
+    let mut bytes = Bytes { pieces: batch.pieces(), piece: &[] };
     // What is no whole frame goes with the last message.
-    while let Some(frame_len) = octets.frame_len() {
+    while let Some(frame_len) = bytes.frame_len() {
         if position > start && position + frame_len - start > MESSAGE {
             messages.push((start, position - start));
             start = position;
         }
         position += frame_len;
-        octets.skip(frame_len - HEADER_LEN);
+        bytes.skip(frame_len - HEADER_LEN);
     }
     messages.push((start, len - start));
     messages
 }
 
-/// The `len` octets of a batch from `start` on, in its pieces.
+/// The `len` bytes of a batch from `start` on, in its pieces.
 pub(super) fn slices(batch: &OutBuf, mut start: usize, mut len: usize) -> Vec<&[u8]> {
     let mut slices = Vec::new();
     for piece in batch.pieces() {
@@ -45,14 +45,14 @@ pub(super) fn slices(batch: &OutBuf, mut start: usize, mut len: usize) -> Vec<&[
 }
 
 /// Reads through a batch.
-struct Octets<'b, P> {
+struct Bytes<'b, P> {
     pieces: P,
     /// What is left of the piece under way.
     piece: &'b [u8],
 }
 
-impl<'b, P: Iterator<Item = &'b [u8]>> Octets<'b, P> {
-    /// Reads the header of a frame; the octets of the whole frame.
+impl<'b, P: Iterator<Item = &'b [u8]>> Bytes<'b, P> {
+    /// Reads the header of a frame; the bytes of the whole frame.
     fn frame_len(&mut self) -> Option<usize> {
         let mut header = [0; HEADER_LEN];
         let mut filled = 0;
@@ -67,11 +67,11 @@ impl<'b, P: Iterator<Item = &'b [u8]>> Octets<'b, P> {
         Some(payload as usize + OVERHEAD)
     }
 
-    fn skip(&mut self, mut octets: usize) {
-        while octets > 0 && self.refill().is_some() {
-            let step = self.piece.len().min(octets);
+    fn skip(&mut self, mut bytes: usize) {
+        while bytes > 0 && self.refill().is_some() {
+            let step = self.piece.len().min(bytes);
             self.piece = &self.piece[step..];
-            octets -= step;
+            bytes -= step;
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Pings a silent peer, and gives it up when it stays silent. Any octet is a sign of life.
+/// Pings a silent peer, and gives it up when it stays silent. Any byte is a sign of life.
 #[derive(Debug)]
 pub(crate) struct Pings {
     /// How long a peer may be silent before it is pinged, and then again before it is given up. Zero turns pings off.
@@ -24,7 +24,7 @@ impl Pings {
         Self { interval, last_received: now, pinged: false }
     }
 
-    /// Octets came, or none could come because nobody read.
+    /// Bytes came, or none could come because nobody read.
     pub(crate) fn received(&mut self, now: Instant) {
         self.last_received = now;
         self.pinged = false;

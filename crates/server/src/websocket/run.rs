@@ -141,8 +141,8 @@ async fn answer_at_limit(stream: &mut Stream, granted: Granted, limit: LimitReac
 }
 
 /// Writes, past what TLS would hold back.
-async fn send<S: AsyncWrite + Unpin>(stream: &mut S, octets: &[u8]) -> io::Result<()> {
-    stream.write_all(octets).await?;
+async fn send<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
     stream.flush().await
 }
 
@@ -187,7 +187,7 @@ impl Inner for Connection {
 }
 
 impl Inner for crate::mqtt::Connection {
-    const CARRIAGE: Carriage = Carriage::Octets;
+    const CARRIAGE: Carriage = Carriage::Bytes;
 
     fn ending(&self) -> (CloseCode, String) {
         close_of(self.ending())

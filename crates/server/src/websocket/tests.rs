@@ -29,7 +29,7 @@ impl Protocol for Lines {
     fn handle_input(&mut self, input: &[u8], _now: Instant) -> usize {
         let mut taken = 0;
         while self.intent == Intent::Run && self.outbox.backlog() < READ_LIMIT {
-            let Some(end) = input[taken..].iter().position(|octet| *octet == b'\n') else { break };
+            let Some(end) = input[taken..].iter().position(|byte| *byte == b'\n') else { break };
             let line = &input[taken..=taken + end];
             taken += line.len();
             self.seen.push(String::from_utf8_lossy(line).trim().to_owned());
@@ -104,8 +104,8 @@ impl World {
     }
 
     /// A read, as the loop of a connection hands it over: what is left is shown again in front of the next one.
-    fn read(&mut self, octets: &[u8]) {
-        self.unread.extend_from_slice(octets);
+    fn read(&mut self, bytes: &[u8]) {
+        self.unread.extend_from_slice(bytes);
         let taken = self.socket.handle_input(&self.unread, self.now);
         self.unread.drain(..taken);
     }
@@ -120,11 +120,11 @@ impl World {
         let waiting = self.outbox.read_all();
         batch.tail().extend_from_slice(&waiting);
         self.socket.frame_output(&mut batch);
-        let octets: Vec<u8> = batch.pieces().flatten().copied().collect();
-        if !octets.is_empty() {
+        let bytes: Vec<u8> = batch.pieces().flatten().copied().collect();
+        if !bytes.is_empty() {
             self.socket.handle_written(self.now);
         }
-        decode(&octets)
+        decode(&bytes)
     }
 
     fn seen(&mut self) -> &[String] {
@@ -150,15 +150,15 @@ fn compressed(text: &str) -> Vec<u8> {
     out
 }
 
-fn decode(octets: &[u8]) -> Vec<Got> {
+fn decode(bytes: &[u8]) -> Vec<Got> {
     let mut decoder = Decoder::new(Role::Client, Limits::NONE).with_deflate(true);
     let (mut got, mut payload, mut start) = (Vec::new(), Vec::new(), 0);
     loop {
-        let step = decoder.decode(&octets[start..], &mut payload).expect("the server speaks well");
+        let step = decoder.decode(&bytes[start..], &mut payload).expect("the server speaks well");
         start += step.taken;
         got.push(match step.event {
             None => {
-                assert_eq!(start, octets.len());
+                assert_eq!(start, bytes.len());
                 return got;
             }
             Some(Event::MessageStart(kind)) => {
@@ -181,16 +181,16 @@ fn closed(code: CloseCode, reason: &str) -> Got {
 }
 
 #[test]
-fn any_fragmentation_and_any_cut_show_the_same_octets() {
-    let mut octets = Vec::new();
-    encode::fragment(&mut octets, Some(KEY), Some(MessageKind::Binary), false, b"on");
-    encode::ping(&mut octets, Some(KEY), b"?");
-    encode::fragment(&mut octets, Some(KEY), None, true, b"e\ntw");
-    octets.extend(message("o\nthree\nfo"));
-    octets.extend(message("ur\n"));
-    for step in [1, 2, 5, octets.len()] {
+fn any_fragmentation_and_any_cut_show_the_same_bytes() {
+    let mut bytes = Vec::new();
+    encode::fragment(&mut bytes, Some(KEY), Some(MessageKind::Binary), false, b"on");
+    encode::ping(&mut bytes, Some(KEY), b"?");
+    encode::fragment(&mut bytes, Some(KEY), None, true, b"e\ntw");
+    bytes.extend(message("o\nthree\nfo"));
+    bytes.extend(message("ur\n"));
+    for step in [1, 2, 5, bytes.len()] {
         let mut world = World::new();
-        octets.chunks(step).for_each(|chunk| world.read(chunk));
+        bytes.chunks(step).for_each(|chunk| world.read(chunk));
         assert_eq!(world.seen(), ["one", "two", "three", "four"]);
         let got = world.written();
         assert_eq!(got[0], Got::Pong(b"?".to_vec()));
@@ -222,7 +222,7 @@ fn what_a_full_outbox_held_up_goes_on_when_it_is_written() {
 }
 
 #[test]
-fn a_protocol_that_finishes_says_why_behind_its_last_octets() {
+fn a_protocol_that_finishes_says_why_behind_its_last_bytes() {
     let mut world = World::new();
     world.send("quit\nmore\n");
     assert_eq!(world.socket.intent(), Intent::Pause, "the close frame is still to be written");
@@ -235,10 +235,10 @@ fn a_protocol_that_finishes_says_why_behind_its_last_octets() {
 #[test]
 fn a_close_frame_is_answered_and_ends_the_session() {
     let mut world = World::new();
-    let mut octets = message("one\nha");
-    encode::close(&mut octets, Some(KEY), CloseCode::NORMAL, "done");
-    octets.extend(message("lf\n"));
-    world.read(&octets);
+    let mut bytes = message("one\nha");
+    encode::close(&mut bytes, Some(KEY), CloseCode::NORMAL, "done");
+    bytes.extend(message("lf\n"));
+    world.read(&bytes);
     assert!(world.socket.inner_mut().eof);
     assert_eq!(world.seen(), ["one"]);
     assert_eq!(world.written(), [Got::Message("one\n".to_owned()), closed(CloseCode::NORMAL, "")]);
@@ -251,10 +251,10 @@ fn text_is_refused_with_1003_and_bad_frames_with_1002() {
     encode::message(&mut text, Some(KEY), MessageKind::Text, b"two\n");
     let mut unmasked = message("one\n");
     encode::message(&mut unmasked, None, MessageKind::Binary, b"two\n");
-    for (octets, code) in [(text, CloseCode::UNSUPPORTED), (unmasked, CloseCode::PROTOCOL_ERROR)] {
-        for step in [1, octets.len()] {
+    for (bytes, code) in [(text, CloseCode::UNSUPPORTED), (unmasked, CloseCode::PROTOCOL_ERROR)] {
+        for step in [1, bytes.len()] {
             let mut world = World::new();
-            octets.chunks(step).for_each(|chunk| world.read(chunk));
+            bytes.chunks(step).for_each(|chunk| world.read(chunk));
             assert_eq!(world.seen(), ["one"]);
             assert!(world.socket.inner_mut().eof);
             let got = world.written();
@@ -311,10 +311,10 @@ fn pings_without_reading_the_answers_do_not_gather() {
 #[test]
 fn compressed_messages_are_taken_and_made_and_short_ones_left_as_they_are() {
     let text = "the same again\n".repeat(100);
-    let octets = compressed(&text);
-    for step in [1, 7, octets.len()] {
+    let bytes = compressed(&text);
+    for step in [1, 7, bytes.len()] {
         let mut world = World::deflated();
-        octets.chunks(step).for_each(|chunk| world.read(chunk));
+        bytes.chunks(step).for_each(|chunk| world.read(chunk));
         world.send("plain\n");
         assert_eq!(world.seen().len(), 101);
         let waiting = world.outbox.backlog();
@@ -322,8 +322,8 @@ fn compressed_messages_are_taken_and_made_and_short_ones_left_as_they_are() {
         batch.tail().extend_from_slice(&world.outbox.read_all());
         world.socket.frame_output(&mut batch);
         assert!(batch.len() < waiting / 4);
-        let octets: Vec<u8> = batch.pieces().flatten().copied().collect();
-        assert_eq!(decode(&octets), [Got::Message(format!("{text}plain\n"))]);
+        let bytes: Vec<u8> = batch.pieces().flatten().copied().collect();
+        assert_eq!(decode(&bytes), [Got::Message(format!("{text}plain\n"))]);
         world.send("short\n");
         assert_eq!(world.written(), [Got::Message("short\n".to_owned())]);
     }

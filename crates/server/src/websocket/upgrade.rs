@@ -19,7 +19,7 @@ use crate::relay::{Relay, RelayConfig};
 /// Subprotocols that mean AMQP, the dearest first.
 const AMQP_PROTOCOLS: [&str; 2] = ["amqp091", "amqp"];
 
-/// Octets to begin reading a request with: most fit.
+/// Bytes to begin reading a request with: most fit.
 const FIRST_READ: usize = 1024;
 
 /// What a request comes to.
@@ -78,7 +78,7 @@ pub(super) async fn request<S: AsyncRead + Unpin>(
         if input.len() == input.capacity() {
             input.reserve(input.len().max(FIRST_READ));
         }
-        // One octet more than a head may have, so that one that is too large shows.
+        // One byte more than a head may have, so that one that is too large shows.
         let room = MAX_HEAD + 1 - input.len().min(MAX_HEAD);
         let read = stream.take(room as u64).read_buf(input).await.map_err(NotUpgraded::Io)?;
         if read == 0 {

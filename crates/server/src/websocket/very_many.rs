@@ -64,7 +64,7 @@ async fn each_session_takes_less_than_10_kib() {
     let grown = resident_bytes() - before;
     let each = grown / (count - 100) as u64;
     let opened = begun.elapsed();
-    println!("{count} sessions: opened in {opened:.1?}, {each} octets each, {} MiB", grown >> 20);
+    println!("{count} sessions: opened in {opened:.1?}, {each} bytes each, {} MiB", grown >> 20);
     let (cpu, begun) = (cpu_seconds(), Instant::now());
     for round in 0..2 {
         world.look_after(&mut members, round).await;
@@ -73,7 +73,7 @@ async fn each_session_takes_less_than_10_kib() {
     println!("heartbeats, pings and a message of each in {:.0?}: {cores:.3} cores, both ends", ROUND * 2);
     assert!(members.iter_mut().all(|member| member.delivered == 1), "each has published once");
     assert_eq!(world.open_connections(), count, "all have stayed");
-    assert!(each < ALLOWED_BYTES, "{each} octets each");
+    assert!(each < ALLOWED_BYTES, "{each} bytes each");
     let begun = Instant::now();
     members.iter().for_each(Member::vanish);
     while world.open_connections() > 0 {
@@ -207,9 +207,9 @@ impl AsyncRead for ServerEnd {
 }
 
 impl AsyncWrite for ServerEnd {
-    fn poll_write(self: Pin<&mut Self>, _cx: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
-        self.0.lock().outward.extend_from_slice(octets);
-        Poll::Ready(Ok(octets.len()))
+    fn poll_write(self: Pin<&mut Self>, _cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.lock().outward.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -269,22 +269,22 @@ impl Member {
     }
 
     /// Sends AMQP.
-    fn send(&self, octets: &[u8]) {
+    fn send(&self, bytes: &[u8]) {
         let mut message = Vec::new();
-        encode::message(&mut message, Some(KEY), MessageKind::Binary, octets);
+        encode::message(&mut message, Some(KEY), MessageKind::Binary, bytes);
         self.send_raw(&message);
     }
 
-    fn send_raw(&self, octets: &[u8]) {
+    fn send_raw(&self, bytes: &[u8]) {
         let mut wire = self.wire.lock();
-        wire.inward.extend_from_slice(octets);
+        wire.inward.extend_from_slice(bytes);
         wire.wake();
     }
 
     /// Reads, counts bodies, and tells the names of methods.
     fn methods(&mut self) -> Vec<&'static str> {
-        let octets = self.read();
-        let (mut rest, mut names) = (&octets[..], Vec::new());
+        let bytes = self.read();
+        let (mut rest, mut names) = (&bytes[..], Vec::new());
         while let Some(frame) = Frame::parse(rest, 0).unwrap() {
             match frame.kind {
                 FrameKind::Method => names.push(Method::decode(frame.payload).unwrap().name()),
@@ -299,11 +299,11 @@ impl Member {
 
     /// The AMQP that has come; pings are answered.
     fn read(&self) -> Vec<u8> {
-        let octets = std::mem::take(&mut self.wire.lock().outward);
+        let bytes = std::mem::take(&mut self.wire.lock().outward);
         let mut decoder = Decoder::new(Role::Client, Limits::NONE);
         let (mut taken, mut payload) = (0, Vec::new());
         loop {
-            let step = decoder.decode(&octets[taken..], &mut payload).unwrap();
+            let step = decoder.decode(&bytes[taken..], &mut payload).unwrap();
             taken += step.taken;
             match step.event {
                 None => return payload,

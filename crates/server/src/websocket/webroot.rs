@@ -30,7 +30,7 @@ use crate::server::{Listed, Newcomer, Shared};
 /// Files that are being sent at the same time; with more, the answer is 503. Each holds one chunk.
 const MAX_TRANSFERS: usize = 512;
 
-/// Octets read from a file at once.
+/// Bytes read from a file at once.
 const CHUNK: usize = 32 * 1024;
 
 /// The fields of a request that `ServeDir` looks at.
@@ -179,7 +179,7 @@ async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<File
 /// Writes an answer, giving up on a client that takes nothing for `timeout`.
 async fn write(stream: &mut Stream, answer: Response<FileBody>, timeout: Duration) -> io::Result<()> {
     let (head, mut body) = answer.into_parts();
-    let mut octets =
+    let mut bytes =
         format!("HTTP/1.1 {}\r\nConnection: close\r\nX-Content-Type-Options: nosniff\r\n", head.status)
             .into_bytes();
     for (name, value) in &head.headers {
@@ -187,11 +187,11 @@ async fn write(stream: &mut Stream, answer: Response<FileBody>, timeout: Duratio
         let (value, rest) =
             if *name == header::CONTENT_TYPE { content_type(value) } else { (value, &b""[..]) };
         for part in [name.as_str().as_bytes(), b": ", value, rest, b"\r\n"] {
-            octets.extend_from_slice(part);
+            bytes.extend_from_slice(part);
         }
     }
-    octets.extend_from_slice(b"\r\n");
-    let mut chunk = Bytes::from(octets);
+    bytes.extend_from_slice(b"\r\n");
+    let mut chunk = Bytes::from(bytes);
     loop {
         let writing = async {
             stream.write_all(&chunk).await?;

@@ -9,7 +9,7 @@ use stomp::destination::Destination;
 use stomp::server::{Connection, Event, Kind, Settings};
 use stomp::{Decoder, Fault, Version};
 
-/// Octets of the largest body.
+/// Bytes of the largest body.
 const BODY_LIMIT: u64 = 1000;
 
 /// A target's name and body.
@@ -29,7 +29,7 @@ pub fn frames(input: &[u8]) {
             };
             let whole = told(input.len().max(1));
             for step in [1, 7, 64] {
-                assert_eq!(told(step), whole, "{step} octets at a time");
+                assert_eq!(told(step), whole, "{step} bytes at a time");
             }
         }
     }
@@ -57,8 +57,8 @@ fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<String>, bool) 
 fn decode(decoder: &mut Decoder, input: &[u8], frames: &mut Vec<String>) -> Result<usize, Fault> {
     let step = decoder.decode(input)?;
     if let Some(frame) = &step.frame {
-        assert!(frame.body.octets().len() as u64 <= BODY_LIMIT);
-        frames.push(format!("{} {:?} {:?}", frame.command, frame.headers, frame.body.octets()));
+        assert!(frame.body.bytes().len() as u64 <= BODY_LIMIT);
+        frames.push(format!("{} {:?} {:?}", frame.command, frame.headers, frame.body.bytes()));
     }
     Ok(step.taken)
 }

@@ -16,7 +16,7 @@ use crate::version::Version;
 /// What a server tells all its clients, and holds against them.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Octets of the largest body.
+    /// Bytes of the largest body.
     pub body_limit: u64,
     /// The header `server` of CONNECTED: a name, a slash and a version.
     pub server: String,
@@ -25,7 +25,7 @@ pub struct Settings {
 /// How far [`Connection::handle_input`] came.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Octets of the input that are done with.
+    /// Bytes of the input that are done with.
     pub taken: usize,
     /// What was met there.
     pub event: Option<Event<'a>>,

@@ -30,8 +30,8 @@ impl World {
     }
 
     /// Sends frames, and returns what the server was asked for.
-    fn send(&mut self, octets: &str) -> Vec<String> {
-        let mut rest = octets.as_bytes();
+    fn send(&mut self, bytes: &str) -> Vec<String> {
+        let mut rest = bytes.as_bytes();
         let mut events = Vec::new();
         loop {
             let step = self.connection.handle_input(rest, self.now, &mut self.out);
@@ -62,7 +62,7 @@ impl World {
         loop {
             let step = decoder.decode(rest).unwrap();
             if let Some(frame) = &step.frame {
-                let body = String::from_utf8_lossy(frame.body.octets());
+                let body = String::from_utf8_lossy(frame.body.bytes());
                 frames.push(format!("{} {:?} {body}", frame.command, frame.headers));
             }
             if step.taken == 0 {
@@ -73,8 +73,8 @@ impl World {
     }
 
     /// Sends a frame that is wrong; returns the message of the ERROR and the beginning of its body.
-    fn refused(&mut self, octets: &str) -> String {
-        assert_eq!(self.send(octets), [""; 0]);
+    fn refused(&mut self, bytes: &str) -> String {
+        assert_eq!(self.send(bytes), [""; 0]);
         assert!(self.told()[0].starts_with("ERROR"));
         match self.ended.take() {
             Some(End::Fault(fault)) => fault.to_string(),

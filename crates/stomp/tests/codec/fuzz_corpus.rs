@@ -5,7 +5,7 @@ use crate::bodies;
 /// Per target; enough to reach every branch of the bodies, within seconds in a debug build.
 const MUTATIONS: usize = 3000;
 
-/// Octets that mean something.
+/// Bytes that mean something.
 const TELLING: [u8; 9] = [0, b'\n', b'\r', b':', b'\\', b'@', b'/', b'1', 0xff];
 
 /// Conversations of clients of all versions.

@@ -2,25 +2,25 @@
 
 use stomp::{Decoder, Version};
 
-/// Made by `fixtures/make_golden.py` with stomp.py: a version, the octets of a frame, and what it says.
+/// Made by `fixtures/make_golden.py` with stomp.py: a version, the bytes of a frame, and what it says.
 const FIXTURES: &str = include_str!("fixtures/golden.txt");
 
-fn read(version: Version, octets: &[u8]) -> String {
+fn read(version: Version, bytes: &[u8]) -> String {
     let is_of_server =
-        [&b"CONNECTED"[..], b"MESSAGE", b"RECEIPT", b"ERROR"].iter().any(|name| octets.starts_with(name));
+        [&b"CONNECTED"[..], b"MESSAGE", b"RECEIPT", b"ERROR"].iter().any(|name| bytes.starts_with(name));
     let mut decoder = if is_of_server { Decoder::of_servers(1000) } else { Decoder::of_clients(1000) };
     decoder.set_version(version);
-    let step = decoder.decode(octets).unwrap_or_else(|fault| panic!("{fault}: {octets:?}"));
-    assert_eq!(step.taken, octets.len());
+    let step = decoder.decode(bytes).unwrap_or_else(|fault| panic!("{fault}: {bytes:?}"));
+    assert_eq!(step.taken, bytes.len());
     let frame = step.frame.expect("it is whole");
     let headers: Vec<String> =
         frame.headers.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
-    format!("{} {} {:?}", frame.command, headers.join(" "), String::from_utf8_lossy(frame.body.octets()))
+    format!("{} {} {:?}", frame.command, headers.join(" "), String::from_utf8_lossy(frame.body.bytes()))
 }
 
 #[test]
 fn the_examples_of_the_specification() {
-    for (octets, told) in [
+    for (bytes, told) in [
         (
             "CONNECT\naccept-version:1.2\nhost:stomp.github.org\n\n\0",
             "CONNECT accept-version=\"1.2\" host=\"stomp.github.org\" \"\"",
@@ -37,7 +37,7 @@ fn the_examples_of_the_specification() {
         ("MESSAGE\nfoo:World\nfoo:Hello\n\n\0", "MESSAGE foo=\"World\" \"\""),
         ("ACK\nid:12345\ntransaction:tx1\n\n\0", "ACK id=\"12345\" transaction=\"tx1\" \"\""),
     ] {
-        assert_eq!(read(Version::V12, octets.as_bytes()), told);
+        assert_eq!(read(Version::V12, bytes.as_bytes()), told);
     }
 }
 
@@ -45,13 +45,13 @@ fn the_examples_of_the_specification() {
 fn frames_of_another_implementation() {
     let mut frames = 0;
     for line in FIXTURES.lines().filter(|line| !line.starts_with('#')) {
-        let [version, octets, told] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let [version, bytes, told] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         let version = match version {
             "1.0" => Version::V10,
             "1.1" => Version::V11,
             _ => Version::V12,
         };
-        assert_eq!(read(version, &unhex(octets)), told);
+        assert_eq!(read(version, &unhex(bytes)), told);
         frames += 1;
     }
     assert!(frames >= 20, "{frames} frames");

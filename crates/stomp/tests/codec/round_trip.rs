@@ -15,13 +15,13 @@ fn write(version: Version, (headers, body): &Told, out: &mut Vec<u8>) {
     frame.end(body);
 }
 
-fn read(version: Version, octets: &[u8], cuts: &[usize]) -> Vec<Told> {
+fn read(version: Version, bytes: &[u8], cuts: &[usize]) -> Vec<Told> {
     let mut decoder = Decoder::of_servers(1 << 20);
     decoder.set_version(version);
     let mut frames = Vec::new();
     let mut unread = Vec::new();
     let mut cuts = cuts.iter().copied().cycle();
-    let mut rest = octets;
+    let mut rest = bytes;
     while !rest.is_empty() {
         let (piece, behind) = rest.split_at(cuts.next().unwrap_or(1).clamp(1, rest.len()));
         rest = behind;
@@ -31,7 +31,7 @@ fn read(version: Version, octets: &[u8], cuts: &[usize]) -> Vec<Told> {
             if let Some(frame) = &step.frame {
                 let headers = frame.headers.iter().filter(|(name, _)| *name != "content-length");
                 let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-                frames.push((headers, frame.body.octets().to_vec()));
+                frames.push((headers, frame.body.bytes().to_vec()));
             }
             let taken = step.taken;
             drop(step);
@@ -74,8 +74,8 @@ proptest! {
                 (headers.into_iter().collect(), body)
             })
             .collect();
-        let mut octets = Vec::new();
-        frames.iter().for_each(|frame| write(version, frame, &mut octets));
-        prop_assert_eq!(read(version, &octets, &cuts), frames);
+        let mut bytes = Vec::new();
+        frames.iter().for_each(|frame| write(version, frame, &mut bytes));
+        prop_assert_eq!(read(version, &bytes, &cuts), frames);
     }
 }

@@ -43,10 +43,10 @@ impl Doubt {
             return Ok(());
         }
         let (len, mut at) = (file.len()?, 0);
-        let mut octets = vec![0; STEP];
+        let mut bytes = vec![0; STEP];
         while at < len {
-            let read = file.read_at(&mut octets, at)?;
-            file.write_at(&octets[..read], at)?;
+            let read = file.read_at(&mut bytes, at)?;
+            file.write_at(&bytes[..read], at)?;
             at += STEP as u64;
         }
         file.sync()?;
@@ -116,5 +116,5 @@ impl fmt::Debug for Backend {
 const IN_DOUBT: &str = "definitions.in-doubt";
 /// A disk that has just failed may do so again.
 const ATTEMPTS: usize = 10;
-/// Octets that are written at once.
+/// Bytes that are written at once.
 const STEP: usize = 1 << 20;

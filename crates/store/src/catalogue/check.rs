@@ -122,14 +122,14 @@ pub(super) fn copy(disk: &dyn Disk) -> io::Result<InMemoryBackend> {
     let (file, memory) = (disk.open(FILE)?, InMemoryBackend::new());
     let len = file.len()?;
     memory.set_len(len)?;
-    let (mut at, mut octets) = (0, vec![0; STEP]);
+    let (mut at, mut bytes) = (0, vec![0; STEP]);
     while at < len {
-        let read = file.read_at(&mut octets, at)?;
-        memory.write(at, &octets[..read])?;
+        let read = file.read_at(&mut bytes, at)?;
+        memory.write(at, &bytes[..read])?;
         at += STEP as u64;
     }
     Ok(memory)
 }
 
-/// Octets that are copied at once.
+/// Bytes that are copied at once.
 const STEP: usize = 1 << 20;

@@ -83,7 +83,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// A definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
+    /// A definition, in place of one with the same key. Keys are at most [`MAX_KEY`] bytes long.
     pub fn put(section: Section, key: Vec<u8>, value: Vec<u8>) -> Self {
         Self { section, key: key.into(), deed: Deed::Put(value.into()) }
     }
@@ -179,7 +179,7 @@ impl Catalogue {
         self.last_id.fetch_max(highest, Ordering::Relaxed);
     }
 
-    /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] octets long.
+    /// Notes a definition, in place of one with the same key. Keys are at most [`MAX_KEY`] bytes long.
     pub fn put(&self, section: Section, key: Vec<u8>, value: Vec<u8>) -> Ticket {
         self.note([Change::put(section, key, value)])
     }
@@ -282,7 +282,7 @@ impl Catalogue {
         // Made beforehand: what makes them may take a while.
         let changes: Vec<Change> = changes.into_iter().collect();
         for Change { key, .. } in &changes {
-            debug_assert!(key.len() <= MAX_KEY, "a key of {} octets", key.len());
+            debug_assert!(key.len() <= MAX_KEY, "a key of {} bytes", key.len());
         }
         let mut pending = self.pending.lock();
         let is_first = pending.changes.is_empty() && !changes.is_empty();
@@ -309,7 +309,7 @@ impl Writer {
 
 /// The first key behind those that begin with `prefix`, if there can be one.
 fn end_of(prefix: &[u8]) -> Option<Vec<u8>> {
-    let last = prefix.iter().rposition(|octet| *octet != u8::MAX)?;
+    let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
     let mut end = prefix[..=last].to_vec();
     end[last] += 1;
     Some(end)
@@ -342,7 +342,7 @@ fn prepare(database: Database) -> Result<Database, CatalogueError> {
     Ok(database)
 }
 
-/// Longest key: a binding's, with two names and a routing key of 255 octets each, and arguments of up to a frame.
+/// Longest key: a binding's, with two names and a routing key of 255 bytes each, and arguments of up to a frame.
 pub const MAX_KEY: usize = 1 << 20;
 
 const FILE: &str = "definitions.redb";
@@ -353,7 +353,7 @@ const KNOWN_SCHEMA: u64 = 2;
 const LAST_ID: &str = "last_id";
 /// There once something has been committed.
 const CREATED: &str = "created";
-/// Octets that redb may keep of the file. Definitions are read once, at start; what is changed is in memory anyway.
+/// Bytes that redb may keep of the file. Definitions are read once, at start; what is changed is in memory anyway.
 const CACHE: usize = 16 << 20;
 
 impl<E: Into<redb::Error>> From<E> for CatalogueError {

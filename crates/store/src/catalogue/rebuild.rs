@@ -129,11 +129,11 @@ fn put_in_place(disk: &dyn Disk) -> io::Result<()> {
     if exists(disk)? {
         let (damaged, kept) = (disk.open(FILE)?, disk.open(DAMAGED)?);
         let (len, mut at) = (damaged.len()?, 0);
-        let mut octets = vec![0; STEP];
+        let mut bytes = vec![0; STEP];
         kept.set_len(len)?;
         while at < len {
-            let read = damaged.read_at(&mut octets, at)?;
-            kept.write_at(&octets[..read], at)?;
+            let read = damaged.read_at(&mut bytes, at)?;
+            kept.write_at(&bytes[..read], at)?;
             at += STEP as u64;
         }
         kept.sync()?;
@@ -148,9 +148,9 @@ pub(crate) const DAMAGED: &str = "definitions.redb.damaged";
 const REBUILT: &str = "definitions.redb.rebuilt";
 /// Above any number that a queue ever had.
 const UNUSED_ID: u64 = 1 << 48;
-/// Octets that are copied at once.
+/// Bytes that are copied at once.
 const STEP: usize = 1 << 20;
-/// Octets of the header that are read.
+/// Bytes of the header that are read.
 const HEADER: usize = 32;
 /// A file of definitions that is longer is not made whole in memory: its header is more likely to be wrong.
 const MOST_SALVAGED: u64 = 4 << 30;

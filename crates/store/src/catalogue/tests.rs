@@ -59,8 +59,8 @@ impl Disk for Failing {
 }
 
 impl DiskFile for FailingFile {
-    fn write_at(&self, octets: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_at(octets, offset)
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_at(bytes, offset)
     }
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         self.file.read_at(into, offset)

@@ -51,7 +51,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// What the file system says.
     fn sync_folder(&self, folder: &str) -> io::Result<()>;
-    /// Octets that are free.
+    /// Bytes that are free.
     ///
     /// # Errors
     /// What the file system says.
@@ -61,12 +61,12 @@ pub trait Disk: Send + Sync {
 /// An open file.
 #[expect(clippy::len_without_is_empty, reason = "nobody asks that of a file")]
 pub trait DiskFile: Send + Sync {
-    /// Writes all of `octets` at `offset`. After an error any part of them may have been written.
+    /// Writes all of `bytes` at `offset`. After an error any part of them may have been written.
     ///
     /// # Errors
     /// What the file system says.
-    fn write_at(&self, octets: &[u8], offset: u64) -> io::Result<()>;
-    /// Reads up to `into.len()` octets at `offset`, and returns how many: fewer only at the end of the file.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Reads up to `into.len()` bytes at `offset`, and returns how many: fewer only at the end of the file.
     ///
     /// # Errors
     /// What the file system says.
@@ -77,7 +77,7 @@ pub trait DiskFile: Send + Sync {
     /// # Errors
     /// What the file system says.
     fn sync(&self) -> io::Result<()>;
-    /// Length in octets.
+    /// Length in bytes.
     ///
     /// # Errors
     /// What the file system says.
@@ -87,7 +87,7 @@ pub trait DiskFile: Send + Sync {
     /// # Errors
     /// What the file system says.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Reserves space up to `len` octets, so that writing there later cannot fail for want of it.
+    /// Reserves space up to `len` bytes, so that writing there later cannot fail for want of it.
     ///
     /// # Errors
     /// What the file system says; `StorageFull` when there is not enough.

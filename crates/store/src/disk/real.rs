@@ -76,8 +76,8 @@ impl Disk for RealDisk {
 struct RealFile(File);
 
 impl DiskFile for RealFile {
-    fn write_at(&self, octets: &[u8], offset: u64) -> io::Result<()> {
-        self.0.write_all_at(octets, offset)
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -85,7 +85,7 @@ impl DiskFile for RealFile {
         while read < into.len() {
             match self.0.read_at(&mut into[read..], offset + read as u64) {
                 Ok(0) => break,
-                Ok(octets) => read += octets,
+                Ok(bytes) => read += bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -137,9 +137,9 @@ mod tests {
         file.write_at(b"hello", 3)?;
         file.sync()?;
         disk.sync_folder("a/b")?;
-        let mut octets = [1; 10];
-        assert_eq!(file.read_at(&mut octets, 0)?, 8);
-        assert_eq!(&octets[..8], b"\0\0\0hello");
+        let mut bytes = [1; 10];
+        assert_eq!(file.read_at(&mut bytes, 0)?, 8);
+        assert_eq!(&bytes[..8], b"\0\0\0hello");
         assert_eq!(disk.list("a/b")?, ["one"]);
         disk.rename("a/b/one", "a/two")?;
         assert_eq!(disk.list("a/b")?, Vec::<String>::new());

@@ -141,23 +141,23 @@ impl CheckReport {
     }
 
     fn add_journal(&mut self, report: &journal::Report) {
-        let journal::Report { segments, octets, records, torn, .. } = report;
-        self.facts.push(format!("journal: {records} records, {octets} octets, {segments} segments"));
+        let journal::Report { segments, bytes, records, torn, .. } = report;
+        self.facts.push(format!("journal: {records} records, {bytes} bytes, {segments} segments"));
         self.facts.extend(torn.iter().map(|torn| format!("{torn}{CUT_OFF}")));
         self.problems.extend(report.problems.iter().map(|problem| format!("journal: {problem}")));
     }
 
     fn add_queues(&mut self, folders: usize, report: &FolderReport) {
         let live: u64 = report.segments.iter().map(|segment| segment.live).sum();
-        let octets: u64 = report.segments.iter().map(|segment| segment.length).sum();
+        let bytes: u64 = report.segments.iter().map(|segment| segment.length).sum();
         let segments = report.segments.len();
         self.facts.push(format!(
-            "queues' own segments: {live} messages, {octets} octets, {segments} segments of {folders} queues"
+            "queues' own segments: {live} messages, {bytes} bytes, {segments} segments of {folders} queues"
         ));
         for segment in &report.segments {
             let file = &segment.file;
             if let Some(torn) = segment.torn {
-                self.facts.push(format!("{file}: torn at octet {torn}{CUT_OFF}"));
+                self.facts.push(format!("{file}: torn at byte {torn}{CUT_OFF}"));
             }
             self.problems.extend(segment.damage.iter().map(|damage| format!("{file}: {damage}")));
         }

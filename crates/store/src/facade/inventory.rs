@@ -7,9 +7,9 @@
 //! | key | value |
 //! |---|---|
 //! | `journal` | LSN of the first record that is needed; LSN up to which all were on disk; first LSN and number of each file |
-//! | queue and number of a segment | octets of the segment's file that were on disk |
+//! | queue and number of a segment | bytes of the segment's file that were on disk |
 //!
-//! Numbers have eight octets, the highest first.
+//! Numbers have eight bytes, the highest first.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::journal::{self, Journal, JournalFiles, Lsn, QueueId};
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     pub(super) journal: Option<JournalFiles>,
-    /// Octets, by queue and number of the segment.
+    /// Bytes, by queue and number of the segment.
     segments: BTreeMap<(u64, u64), u64>,
 }
 
@@ -45,8 +45,8 @@ impl Inventory {
                 let files = files.chunks_exact(2).map(|pair| (Lsn(pair[0]), pair[1])).collect();
                 self.journal = Some(JournalFiles { first: Lsn(*first), end: Lsn(*end), files });
             }
-        } else if let ([queue, sequence], [octets]) = (&numbers(key)[..], &value[..]) {
-            self.segments.insert((*queue, *sequence), *octets);
+        } else if let ([queue, sequence], [bytes]) = (&numbers(key)[..], &value[..]) {
+            self.segments.insert((*queue, *sequence), *bytes);
         }
     }
 
@@ -64,7 +64,7 @@ impl Inventory {
     /// A queue's segments and how long they are at least.
     pub(super) fn segments_of(&self, queue: u64) -> impl Iterator<Item = (u64, u64)> {
         let all = self.segments.range((queue, 0)..=(queue, u64::MAX));
-        all.map(|((_, sequence), octets)| (*sequence, *octets))
+        all.map(|((_, sequence), bytes)| (*sequence, *bytes))
     }
 
     /// Lists what the journal consists of; nothing is to be committed if that is known.
@@ -73,26 +73,25 @@ impl Inventory {
             return None;
         }
         let pairs = files.files.iter().flat_map(|(first, sequence)| [first.0, *sequence]);
-        let value = octets([files.first.0, files.end.0].into_iter().chain(pairs));
+        let value = bytes([files.first.0, files.end.0].into_iter().chain(pairs));
         self.journal = Some(files);
         Some(Change::put(Section::StoreFiles, JOURNAL.to_vec(), value))
     }
 
-    /// Lists segments of a queue with the octets that are on disk.
+    /// Lists segments of a queue with the bytes that are on disk.
     pub(super) fn list_segments(&mut self, queue: u64, found: Vec<(u64, u64)>) -> Vec<Change> {
         let new = found.into_iter().filter(|&(sequence, length)| {
             self.segments.insert((queue, sequence), length).is_none_or(|before| before != length)
         });
-        let put = |(sequence, length)| {
-            Change::put(Section::StoreFiles, octets([queue, sequence]), octets([length]))
-        };
+        let put =
+            |(sequence, length)| Change::put(Section::StoreFiles, bytes([queue, sequence]), bytes([length]));
         new.map(put).collect()
     }
 
     /// Takes segments off the list that are to be removed.
     pub(super) fn strike(&mut self, queue: u64, sequences: &[u64]) -> Vec<Change> {
         let known = sequences.iter().filter(|sequence| self.segments.remove(&(queue, **sequence)).is_some());
-        known.map(|sequence| Change::delete(Section::StoreFiles, octets([queue, *sequence]))).collect()
+        known.map(|sequence| Change::delete(Section::StoreFiles, bytes([queue, *sequence]))).collect()
     }
 }
 
@@ -165,12 +164,12 @@ impl Keeper {
     }
 }
 
-fn octets(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
+fn bytes(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbers.into_iter().flat_map(u64::to_be_bytes).collect()
 }
 
-fn numbers(octets: &[u8]) -> Vec<u64> {
-    octets
+fn numbers(bytes: &[u8]) -> Vec<u64> {
+    bytes
         .chunks_exact(8)
         .filter_map(|eight| eight.first_chunk().map(|eight| u64::from_be_bytes(*eight)))
         .collect()

@@ -50,11 +50,11 @@ pub(super) fn merge(
         if folders.contains(&id) {
             let (opened, held) = shelves.pages.open(id.0, Repair::Refuse)?;
             for cut in &held.cut {
-                let (file, offset, octets) = (&cut.file, cut.offset, cut.octets);
+                let (file, offset, bytes) = (&cut.file, cut.offset, cut.bytes);
                 tracing::warn!(
                     file,
                     offset,
-                    octets,
+                    bytes,
                     "cut off the end of a queue's segment, which a crash had torn"
                 );
             }

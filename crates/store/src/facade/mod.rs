@@ -88,11 +88,11 @@ impl Store {
         let Some((committer, recovered)) = opened.filter(|_| report.problems.is_empty()) else {
             return Err(OpenError::Damaged(Box::new(report)).into());
         };
-        if let Some(journal::Torn { file, offset, octets, records }) = &report.torn {
+        if let Some(journal::Torn { file, offset, bytes, records }) = &report.torn {
             tracing::warn!(
                 file,
                 offset,
-                octets,
+                bytes,
                 records,
                 "cut off the end of the journal, which a crash had torn"
             );
@@ -206,10 +206,10 @@ impl Store {
         self.journal.needs_space()
     }
 
-    /// From now on so many octets of the disk are to stay free: the store prepares and keeps no segment that leaves less, and
+    /// From now on so many bytes of the disk are to stay free: the store prepares and keeps no segment that leaves less, and
     /// gives back early what it can do without. What has been taken in is written nevertheless.
-    pub fn set_disk_free_limit(&self, octets: u64) {
-        self.journal.set_disk_free_limit(octets);
+    pub fn set_disk_free_limit(&self, bytes: u64) {
+        self.journal.set_disk_free_limit(bytes);
     }
 
     /// The journal, for its figures.
@@ -257,13 +257,13 @@ impl StoredQueue {
         self.shelf.delivered(&self.shelves.journal, ranges, count);
     }
 
-    /// Live messages from a position on, in order: as many as `max_messages` and `max_octets` of payloads allow, but one in
+    /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but one in
     /// any case. It waits for the disk: not to be called under a lock.
     ///
     /// # Errors
     /// A message that cannot be read.
-    pub fn read(&self, from: u64, max_messages: usize, max_octets: usize) -> Result<Vec<Stored>, StoreError> {
-        read::read(&self.shelf, &self.shelves.journal, from, max_messages, max_octets)
+    pub fn read(&self, from: u64, max_messages: usize, max_bytes: usize) -> Result<Vec<Stored>, StoreError> {
+        read::read(&self.shelf, &self.shelves.journal, from, max_messages, max_bytes)
     }
 
     /// The queue was deleted, which was noted in the catalogue before this call: its messages go once that is on disk.

@@ -8,13 +8,13 @@ use super::shelf::Shelf;
 use crate::journal::{Journal, LiveMessage, ReadError};
 use crate::pages::{Damage, PagesError, QueueSegments, Stored};
 
-/// Live messages from a position on, in order: as many as `max_messages` and `max_octets` allow, but one in any case.
+/// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` allow, but one in any case.
 pub(super) fn read(
     shelf: &Shelf,
     journal: &Journal,
     from: u64,
     max_messages: usize,
-    max_octets: usize,
+    max_bytes: usize,
 ) -> Result<Vec<Stored>, StoreError> {
     loop {
         // The journal first: what moves to the segments meanwhile is found twice, and not missed.
@@ -22,7 +22,7 @@ pub(super) fn read(
         let mut moved = BTreeMap::new();
         let mut limit = u64::MAX;
         if let Some(segments) = shelf.segments() {
-            let stored = match segments.read(from, max_messages, max_octets) {
+            let stored = match segments.read(from, max_messages, max_bytes) {
                 Err(PagesError::Damaged(damage)) if gives_up(shelf, segments, journal, &damage) => continue,
                 stored => stored?,
             };
@@ -31,7 +31,7 @@ pub(super) fn read(
             }
             moved = stored.into_iter().map(|stored| (stored.position, stored)).collect();
         }
-        match merge(live, moved, limit, journal, (max_messages, max_octets)) {
+        match merge(live, moved, limit, journal, (max_messages, max_bytes)) {
             // Moved and retired since it was listed, or settled.
             Err(ReadError::Gone) => {}
             outcome => return Ok(outcome?),
@@ -62,10 +62,10 @@ fn merge(
     mut moved: BTreeMap<u64, Stored>,
     limit: u64,
     journal: &Journal,
-    (max_messages, max_octets): (usize, usize),
+    (max_messages, max_bytes): (usize, usize),
 ) -> Result<Vec<Stored>, ReadError> {
-    let mut reader = journal.reader(max_octets.clamp(MIN_READ_AHEAD, MAX_READ_AHEAD));
-    let mut taken = Taken { messages: Vec::new(), octets: 0, max_messages, max_octets };
+    let mut reader = journal.reader(max_bytes.clamp(MIN_READ_AHEAD, MAX_READ_AHEAD));
+    let mut taken = Taken { messages: Vec::new(), bytes: 0, max_messages, max_bytes };
     for message in live {
         while let Some(first) = moved.first_entry().filter(|first| *first.key() <= message.position) {
             if !taken.take(first.remove()) {
@@ -86,20 +86,20 @@ fn merge(
 
 struct Taken {
     messages: Vec<Stored>,
-    octets: usize,
+    bytes: usize,
     max_messages: usize,
-    max_octets: usize,
+    max_bytes: usize,
 }
 
 impl Taken {
     /// Takes a message if there is room.
     fn take(&mut self, message: Stored) -> bool {
-        let octets = self.octets + message.payload.len();
-        let fits = self.messages.is_empty() || octets <= self.max_octets;
+        let bytes = self.bytes + message.payload.len();
+        let fits = self.messages.is_empty() || bytes <= self.max_bytes;
         if self.messages.len() == self.max_messages || !fits {
             return false;
         }
-        self.octets = octets;
+        self.bytes = bytes;
         self.messages.push(message);
         true
     }

@@ -182,17 +182,17 @@ impl Mover {
             return oldest.live == 0;
         }
         let mut reader = journal.reader(READ_AHEAD);
-        let mut octets = 0;
+        let mut bytes = 0;
         for (_, live) in journal.live_messages(oldest) {
             for message in live {
                 // What cannot be read now is judged when it is moved.
-                octets += reader.read(message.message).map_or(0, |payload| payload.len() as u64) + RECORD;
-                if octets > most {
+                bytes += reader.read(message.message).map_or(0, |payload| payload.len() as u64) + RECORD;
+                if bytes > most {
                     return false;
                 }
             }
         }
-        journal.free_space() / 2 > octets
+        journal.free_space() / 2 > bytes
     }
 
     /// Copies messages of a queue to its segments. After a failure the next attempt lists anew what is live: what was copied
@@ -256,7 +256,7 @@ impl Mover {
 
 /// While space is short a segment is retired early if this part of it, or less, has to be copied.
 const MOST_COPIED: u64 = 4;
-/// Octets that a message takes in a queue's segment beside its payload.
+/// Bytes that a message takes in a queue's segment beside its payload.
 const RECORD: u64 = 32;
 /// Of the journal, which is read in order: few calls, and little is read in vain.
 const READ_AHEAD: usize = 256 << 10;

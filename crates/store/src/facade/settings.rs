@@ -1,7 +1,7 @@
 //! Sizes that can be chosen.
 
 use crate::journal;
-use crate::pages::SEGMENT_OCTETS;
+use crate::pages::SEGMENT_BYTES;
 
 /// Sizes of a store.
 #[derive(Debug, Clone, Copy)]
@@ -10,11 +10,11 @@ pub struct StoreSettings {
     pub journal: journal::Settings,
     /// Segments that the journal may have before the oldest is retired.
     pub journal_segments: usize,
-    /// Octets of a queue's own segments.
+    /// Bytes of a queue's own segments.
     pub queue_segment_size: u64,
     /// Files of queues' own segments that are held open together.
     pub open_files: usize,
-    /// How many octets a message counts for, up to the length of its payload: what [`super::RecoveredQueue`] sums up.
+    /// How many bytes a message counts for, up to the length of its payload: what [`super::RecoveredQueue`] sums up.
     pub weigh: fn(&[u8]) -> u32,
 }
 
@@ -29,7 +29,7 @@ impl From<journal::Settings> for StoreSettings {
         Self {
             journal,
             journal_segments: JOURNAL_SEGMENTS,
-            queue_segment_size: SEGMENT_OCTETS,
+            queue_segment_size: SEGMENT_BYTES,
             open_files: OPEN_FILES,
             weigh: |payload| payload.len() as u32,
         }

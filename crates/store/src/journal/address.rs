@@ -1,6 +1,6 @@
 //! Places in the log, and whose they are.
 
-/// A place in the log: the number of octets before it, since the log began.
+/// A place in the log: the number of bytes before it, since the log began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
 

@@ -118,7 +118,7 @@ impl Committer {
             journal.durable.store(reached, Ordering::Release);
         })?;
         journal.figures.rounds.fetch_add(1, Ordering::Relaxed);
-        journal.figures.octets.fetch_add(group.end() - before, Ordering::Relaxed);
+        journal.figures.bytes.fetch_add(group.end() - before, Ordering::Relaxed);
         Ok(())
     }
 
@@ -127,7 +127,7 @@ impl Committer {
         let end = group.end();
         let mut pending = journal.pending.lock();
         pending.flight = None;
-        let has_room = pending.octets() <= journal.pending_limit();
+        let has_room = pending.bytes() <= journal.pending_limit();
         let for_room = if has_room { std::mem::take(&mut pending.for_room) } else { Vec::new() };
         drop(pending);
         journal.waiters.reach(end);

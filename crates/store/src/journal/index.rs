@@ -1,4 +1,4 @@
-//! Which of a queue's messages are in the journal: sixteen octets for each.
+//! Which of a queue's messages are in the journal: sixteen bytes for each.
 
 use std::collections::VecDeque;
 

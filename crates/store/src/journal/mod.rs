@@ -3,7 +3,7 @@
 //! - Appending ([`Journal::append`], [`Journal::enqueue`], [`Journal::settle`], [`Journal::delivered`]) copies into memory
 //!   and returns at once. A [`Committer`] writes what has gathered, syncs, and wakes who [waits](Journal::wait): all that
 //!   gathers during one sync is in the next group.
-//! - An LSN is a number of octets since the log began. The log lies in segment files; the oldest is retired once its
+//! - An LSN is a number of bytes since the log began. The log lies in segment files; the oldest is retired once its
 //!   messages are settled or live elsewhere, and its file is written over.
 //! - After a failure to write or sync nothing of the group counts as written, and all of it goes to a new file, which begins
 //!   at the LSN where the old one is known to be good. Where files overlap, the later one counts.
@@ -99,9 +99,9 @@ pub struct Transfer {
 /// Sizes.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Octets of a segment file.
+    /// Bytes of a segment file.
     pub segment_size: u64,
-    /// No message is taken in while more octets than this wait to be written.
+    /// No message is taken in while more bytes than this wait to be written.
     pub pending_limit: usize,
 }
 
@@ -127,8 +127,8 @@ pub struct Full;
 pub struct Figures {
     /// Groups that were written and synced.
     pub rounds: AtomicU64,
-    /// Octets that were written.
-    pub octets: AtomicU64,
+    /// Bytes that were written.
+    pub bytes: AtomicU64,
     /// Attempts to write or sync that failed.
     pub failures: AtomicU64,
     /// Messages that were given up, since they could not be read when their segment was to be retired.
@@ -174,14 +174,14 @@ impl Journal {
         let crc = hasher.finalize();
         let mut pending = self.pending.lock();
         let lsn = pending.put_message(parts, len, crc);
-        let full = pending.octets() > self.pending_limit();
+        let full = pending.bytes() > self.pending_limit();
         self.nudge(pending);
         (MessageRef::from_u64(lsn), full)
     }
 
     /// Whether [`Journal::append`] takes messages.
     pub fn has_room(&self) -> bool {
-        self.pending.lock().octets() <= self.pending_limit()
+        self.pending.lock().bytes() <= self.pending_limit()
     }
 
     /// Messages enter a queue, at ascending positions behind all that it has had. Call it under the queue's own lock. Returns
@@ -284,7 +284,7 @@ impl Journal {
     /// Wakes `waiter` when [`Journal::append`] takes messages again; at once if it does.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         let mut pending = self.pending.lock();
-        if pending.octets() > self.pending_limit() {
+        if pending.bytes() > self.pending_limit() {
             pending.for_room.push(waiter);
             return;
         }
@@ -310,7 +310,7 @@ impl Journal {
         }
     }
 
-    /// Reads messages in the order of the log, `read_ahead` octets at a time.
+    /// Reads messages in the order of the log, `read_ahead` bytes at a time.
     pub fn reader(&self, read_ahead: usize) -> Reader<'_> {
         Reader::new(self, read_ahead)
     }
@@ -323,9 +323,9 @@ impl Journal {
         self.reader(READ_AHEAD).read(message).map(<[u8]>::to_vec)
     }
 
-    /// Octets that wait to be written.
-    pub fn pending_octets(&self) -> usize {
-        self.pending.lock().octets()
+    /// Bytes that wait to be written.
+    pub fn pending_bytes(&self) -> usize {
+        self.pending.lock().bytes()
     }
 
     /// Counters since the start.
@@ -342,9 +342,9 @@ impl Journal {
         self.spares.prepare(Room::Zeros)
     }
 
-    /// From now on so many octets of the disk are to stay free: no segment is prepared or kept for later that leaves less.
-    pub fn set_disk_free_limit(&self, octets: u64) {
-        self.space.set_limit(octets);
+    /// From now on so many bytes of the disk are to stay free: no segment is prepared or kept for later that leaves less.
+    pub fn set_disk_free_limit(&self, bytes: u64) {
+        self.space.set_limit(bytes);
     }
 
     /// Measures the free space, gives back what the log can do without if that is short, and tells whether it is.
@@ -367,12 +367,12 @@ impl Journal {
         self.space.is_short()
     }
 
-    /// Octets that may be taken of the disk without going below the limit.
+    /// Bytes that may be taken of the disk without going below the limit.
     pub(crate) fn space_above_limit(&self) -> u64 {
         self.space.above_limit()
     }
 
-    /// Octets that are free on the disk.
+    /// Bytes that are free on the disk.
     pub(crate) fn free_space(&self) -> u64 {
         self.space.free()
     }
@@ -423,7 +423,7 @@ impl Journal {
     /// Wakes the committer if it sleeps or much has gathered, and returns the end of the log.
     fn nudge(&self, mut pending: MutexGuard<'_, Pending>) -> Lsn {
         let lsn = Lsn(pending.end());
-        let much = !pending.demanded && pending.waiting() >= EAGER_OCTETS;
+        let much = !pending.demanded && pending.waiting() >= EAGER_BYTES;
         if pending.asleep || much {
             pending.demanded |= much;
             pending.asleep = false;
@@ -433,7 +433,7 @@ impl Journal {
         lsn
     }
 
-    /// The file with the record at `lsn`, and the LSN behind its last octet.
+    /// The file with the record at `lsn`, and the LSN behind its last byte.
     fn file_of(&self, lsn: u64) -> Option<(SharedFile, u64)> {
         let durable = self.durable().0;
         let files = self.files.read();
@@ -480,7 +480,7 @@ pub const SEGMENT_SIZE: u64 = 64 << 20;
 /// A third of a second of the fastest publishing: a sync that takes longer pauses publishers.
 pub const PENDING_LIMIT: usize = 64 << 20;
 /// A round begins without anybody's demand once so much has gathered.
-const EAGER_OCTETS: usize = 1 << 20;
+const EAGER_BYTES: usize = 1 << 20;
 /// Messages of a deleted queue that are counted off under one lock: some tens of microseconds.
 const FORGOTTEN_AT_ONCE: usize = 4 << 10;
 /// Most messages are shorter, and come with one read.

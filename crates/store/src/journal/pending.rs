@@ -19,7 +19,7 @@ pub(super) struct Pending {
     buffer: Vec<u8>,
     /// An empty buffer that the next group is gathered in.
     spare: Vec<u8>,
-    /// LSN of the buffer's first octet.
+    /// LSN of the buffer's first byte.
     base: u64,
     /// Where extents begin within the buffer.
     cuts: Vec<u64>,
@@ -38,9 +38,9 @@ pub(super) struct Pending {
 
 /// What one round writes.
 pub(super) struct Group {
-    /// LSN of the first octet.
+    /// LSN of the first byte.
     pub(super) base: u64,
-    pub(super) octets: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
     cuts: Vec<u64>,
 }
 
@@ -91,21 +91,21 @@ impl Pending {
         self.base + self.buffer.len() as u64
     }
 
-    /// Octets that are not on disk.
-    pub(super) fn octets(&self) -> usize {
-        self.buffer.len() + self.flight.as_ref().map_or(0, |group| group.octets.len())
+    /// Bytes that are not on disk.
+    pub(super) fn bytes(&self) -> usize {
+        self.buffer.len() + self.flight.as_ref().map_or(0, |group| group.bytes.len())
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Octets that wait for a round.
+    /// Bytes that wait for a round.
     pub(super) fn waiting(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Appends a message of `len` octets with this checksum, and counts it as on its way.
+    /// Appends a message of `len` bytes with this checksum, and counts it as on its way.
     pub(super) fn put_message(&mut self, parts: &[&[u8]], len: usize, crc: u32) -> u64 {
         let (lsn, start) = (self.end(), self.buffer.len());
         let header = Header::new(Kind::Message, start == 0, len, crc);
@@ -159,16 +159,16 @@ impl Pending {
     pub(super) fn take(&mut self) -> Arc<Group> {
         let base = self.base;
         self.base = self.end();
-        let octets = std::mem::replace(&mut self.buffer, std::mem::take(&mut self.spare));
-        let group = Arc::new(Group { base, octets, cuts: std::mem::take(&mut self.cuts) });
+        let bytes = std::mem::replace(&mut self.buffer, std::mem::take(&mut self.spare));
+        let group = Arc::new(Group { base, bytes, cuts: std::mem::take(&mut self.cuts) });
         self.flight = Some(group.clone());
         group
     }
 
     /// Keeps the buffer of a group that nobody needs any more: memory that was used before costs no page faults.
     pub(super) fn keep(&mut self, group: Group) {
-        if group.octets.capacity() <= KEPT_BUFFER {
-            self.spare = group.octets;
+        if group.bytes.capacity() <= KEPT_BUFFER {
+            self.spare = group.bytes;
             self.spare.clear();
         }
     }
@@ -182,7 +182,7 @@ impl Pending {
         }
     }
 
-    /// The octets from `lsn` on, if they are in memory and nobody has taken them yet.
+    /// The bytes from `lsn` on, if they are in memory and nobody has taken them yet.
     pub(super) fn gathered(&self, lsn: u64) -> Option<&[u8]> {
         self.buffer.get(usize::try_from(lsn.checked_sub(self.base)?).ok()?..)
     }
@@ -255,7 +255,7 @@ impl Extent {
 
 impl Group {
     pub(super) fn end(&self) -> u64 {
-        self.base + self.octets.len() as u64
+        self.base + self.bytes.len() as u64
     }
 
     /// Whether an extent begins at `lsn`.
@@ -269,7 +269,7 @@ impl Group {
     }
 
     pub(super) fn slice(&self, from: u64, to: u64) -> &[u8] {
-        &self.octets[(from - self.base) as usize..(to - self.base) as usize]
+        &self.bytes[(from - self.base) as usize..(to - self.base) as usize]
     }
 }
 

@@ -13,7 +13,7 @@ pub struct Reader<'a> {
     journal: &'a Journal,
     read_ahead: usize,
     window: Vec<u8>,
-    /// Where the window comes from, and the LSN of its first octet.
+    /// Where the window comes from, and the LSN of its first byte.
     source: Option<(SharedFile, u64)>,
 }
 
@@ -26,7 +26,7 @@ pub enum ReadError {
     Damaged {
         /// Path of the file.
         file: String,
-        /// Where the record begins, in octets.
+        /// Where the record begins, in bytes.
         offset: u64,
     },
     /// The file system's answer.
@@ -73,8 +73,8 @@ impl<'a> Reader<'a> {
         let flight = pending.flight.clone();
         self.source = None;
         self.window.clear();
-        if let Some(octets) = pending.gathered(lsn) {
-            self.window.extend_from_slice(record_at(octets));
+        if let Some(bytes) = pending.gathered(lsn) {
+            self.window.extend_from_slice(record_at(bytes));
             return true;
         }
         drop(pending);
@@ -85,9 +85,9 @@ impl<'a> Reader<'a> {
         true
     }
 
-    fn load(&mut self, file: &SharedFile, lsn: u64, end: u64, octets: usize) -> Result<(), ReadError> {
-        let octets = octets.min(usize::try_from(end - lsn).unwrap_or(usize::MAX));
-        self.window.resize(octets, 0);
+    fn load(&mut self, file: &SharedFile, lsn: u64, end: u64, bytes: usize) -> Result<(), ReadError> {
+        let bytes = bytes.min(usize::try_from(end - lsn).unwrap_or(usize::MAX));
+        self.window.resize(bytes, 0);
         self.source = None;
         let offset = DATA_START + lsn - file.header.first;
         let read = file.file.read_at(&mut self.window, offset).map_err(ReadError::Disk)?;
@@ -122,7 +122,7 @@ impl fmt::Display for ReadError {
     fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gone => into.write_str("the message is not in the journal"),
-            Self::Damaged { file, offset } => write!(into, "{file}: damaged record at octet {offset}"),
+            Self::Damaged { file, offset } => write!(into, "{file}: damaged record at byte {offset}"),
             Self::Disk(error) => write!(into, "journal: {error}"),
         }
     }
@@ -134,8 +134,8 @@ fn place(file: &SharedFile, lsn: u64) -> Place {
     Place { lsn, incarnation: file.header.incarnation }
 }
 
-/// The record at the front of octets in memory, which are whole and right. (Its payload is checked by its reader.)
-fn record_at(octets: &[u8]) -> &[u8] {
-    let len = octets.first_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize);
-    &octets[..octets.len().min(HEADER.saturating_add(len))]
+/// The record at the front of bytes in memory, which are whole and right. (Its payload is checked by its reader.)
+fn record_at(bytes: &[u8]) -> &[u8] {
+    let len = bytes.first_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize);
+    &bytes[..bytes.len().min(HEADER.saturating_add(len))]
 }

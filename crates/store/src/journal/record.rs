@@ -1,13 +1,13 @@
 //! Records: what the log consists of.
 //!
 //! ```text
-//! 0   u32  length of the payload, in octets
+//! 0   u32  length of the payload, in bytes
 //! 4   u8   kind, and in the upper bit whether a group begins here
 //! 5   u24  check of length and kind, mixed with the place
 //! 8   u32  CRC-32 of the payload, mixed with the place
 //! 12       payload
 //! ```
-//! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that octets of
+//! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that bytes of
 //! earlier days in a recycled file are nobody's record.
 //!
 //! A group begins only when all before it is on disk. So a damaged record is the torn end of the log if no group begins
@@ -46,7 +46,7 @@ pub(super) struct Place {
     pub(super) incarnation: u64,
 }
 
-/// A record's first octets.
+/// A record's first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
@@ -66,24 +66,23 @@ impl Header {
         let kind = self.kind as u8 | if self.begins_group { BEGINS_GROUP } else { 0 };
         let mixed = mix(place);
         let check = check(mixed, len, kind);
-        let mut octets = [0; HEADER];
-        octets[..4].copy_from_slice(&len.to_le_bytes());
-        octets[4..8].copy_from_slice(&(u32::from(kind) | check << 8).to_le_bytes());
-        octets[8..].copy_from_slice(&(self.crc ^ mixed as u32).to_le_bytes());
-        octets
+        let mut bytes = [0; HEADER];
+        bytes[..4].copy_from_slice(&len.to_le_bytes());
+        bytes[4..8].copy_from_slice(&(u32::from(kind) | check << 8).to_le_bytes());
+        bytes[8..].copy_from_slice(&(self.crc ^ mixed as u32).to_le_bytes());
+        bytes
     }
 
-    /// The header at the front of `octets`, if there is one that belongs there.
-    pub(super) fn parse(octets: &[u8], place: Place) -> Option<Self> {
-        let octets: &[u8; HEADER] = octets.first_chunk()?;
-        let kind = Kind::from_octet(octets[4] & !BEGINS_GROUP)?;
-        let word =
-            |at: usize| u32::from_le_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
+    /// The header at the front of `bytes`, if there is one that belongs there.
+    pub(super) fn parse(bytes: &[u8], place: Place) -> Option<Self> {
+        let bytes: &[u8; HEADER] = bytes.first_chunk()?;
+        let kind = Kind::from_byte(bytes[4] & !BEGINS_GROUP)?;
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let (len, mixed) = (word(0), mix(place));
-        if check(mixed, len, octets[4]) != word(4) >> 8 {
+        if check(mixed, len, bytes[4]) != word(4) >> 8 {
             return None;
         }
-        let begins_group = octets[4] & BEGINS_GROUP != 0;
+        let begins_group = bytes[4] & BEGINS_GROUP != 0;
         Some(Self { kind, begins_group, len: len as usize, crc: word(8) ^ mixed as u32 })
     }
 
@@ -99,8 +98,8 @@ impl Header {
 }
 
 impl Kind {
-    fn from_octet(octet: u8) -> Option<Self> {
-        Some(match octet {
+    fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
             1 => Self::Message,
             2 => Self::Enqueue,
             3 => Self::Settle,
@@ -114,15 +113,15 @@ impl Kind {
     }
 }
 
-/// Whether an octet can be the fifth of a record: a quick look before a checksum is computed.
-pub(super) fn may_be_kind(octet: u8) -> bool {
-    Kind::from_octet(octet & !BEGINS_GROUP).is_some()
+/// Whether a byte can be the fifth of a record: a quick look before a checksum is computed.
+pub(super) fn may_be_kind(byte: u8) -> bool {
+    Kind::from_byte(byte & !BEGINS_GROUP).is_some()
 }
 
-/// The whole record at the front of `octets`: its header and payload, if both are as they were written.
-pub(super) fn parse(octets: &[u8], place: Place) -> Option<(Header, &[u8])> {
-    let header = Header::parse(octets, place)?;
-    let payload = octets.get(HEADER..header.record_len())?;
+/// The whole record at the front of `bytes`: its header and payload, if both are as they were written.
+pub(super) fn parse(bytes: &[u8], place: Place) -> Option<(Header, &[u8])> {
+    let header = Header::parse(bytes, place)?;
+    let payload = bytes.get(HEADER..header.record_len())?;
     header.fits(payload).then_some((header, payload))
 }
 
@@ -225,7 +224,7 @@ fn check(mixed: u64, len: u32, kind: u8) -> u32 {
     (word >> 40) as u32
 }
 
-/// Octets before the payload.
+/// Bytes before the payload.
 pub(super) const HEADER: usize = 12;
 const BEGINS_GROUP: u8 = 0x80;
 
@@ -249,20 +248,20 @@ mod tests {
         fn a_record_is_read_at_its_place_only(
             place in place(), other in place(), payload in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            let octets = record(place, Kind::Message, &payload);
-            let (header, read) = parse(&octets, place).unwrap();
+            let bytes = record(place, Kind::Message, &payload);
+            let (header, read) = parse(&bytes, place).unwrap();
             prop_assert_eq!((header.kind, read), (Kind::Message, &payload[..]));
-            prop_assert_eq!(parse(&octets, other).is_some(), place == other);
+            prop_assert_eq!(parse(&bytes, other).is_some(), place == other);
         }
 
         #[test]
-        fn a_changed_octet_is_noticed(
+        fn a_changed_byte_is_noticed(
             place in place(), payload in prop::collection::vec(any::<u8>(), 0..200), at: prop::sample::Index, flip in 1u8..,
         ) {
-            let mut octets = record(place, Kind::Settle, &payload);
-            let at = at.index(octets.len());
-            octets[at] ^= flip;
-            prop_assert!(parse(&octets, place).is_none());
+            let mut bytes = record(place, Kind::Settle, &payload);
+            let at = at.index(bytes.len());
+            bytes[at] ^= flip;
+            prop_assert!(parse(&bytes, place).is_none());
         }
 
         #[test]
@@ -275,9 +274,9 @@ mod tests {
                 let expires = if expiring { expires } else { 0 };
                 Entry { position, message: MessageRef::from_u64(lsn - back), expires, last: false }
             }).collect();
-            let (mut octets, mut read) = (Vec::new(), Vec::new());
-            put_enqueue(&mut octets, lsn, QueueId(queue), &entries);
-            prop_assert_eq!(take_enqueue(&octets, lsn, &mut read), Some(QueueId(queue)));
+            let (mut bytes, mut read) = (Vec::new(), Vec::new());
+            put_enqueue(&mut bytes, lsn, QueueId(queue), &entries);
+            prop_assert_eq!(take_enqueue(&bytes, lsn, &mut read), Some(QueueId(queue)));
             prop_assert_eq!(read, entries);
         }
 
@@ -286,9 +285,9 @@ mod tests {
             queue: u64, ranges in prop::collection::vec((0..MAX_POSITION - 1000, 0u64..1000), 0..50), count: Option<u32>,
         ) {
             let ranges: Vec<_> = ranges.into_iter().map(|(first, more)| Range { first, last: first + more }).collect();
-            let mut octets = Vec::new();
-            put_ranges(&mut octets, QueueId(queue), count, &ranges);
-            let (read, counted, found) = take_ranges(&octets, count.is_some()).unwrap();
+            let mut bytes = Vec::new();
+            put_ranges(&mut bytes, QueueId(queue), count, &ranges);
+            let (read, counted, found) = take_ranges(&bytes, count.is_some()).unwrap();
             prop_assert_eq!((read, counted, &found[..]), (QueueId(queue), count.unwrap_or(0), &ranges[..]));
         }
 
@@ -298,21 +297,21 @@ mod tests {
         ) {
             let lsn = 1 << 41;
             let enqueued: Vec<_> = back.into_iter().map(|back| Lsn(lsn - back)).collect();
-            let mut octets = Vec::new();
-            put_transfer(&mut octets, lsn, &enqueued, QueueId(queue), &[Range { first, last: first + more }]);
-            let mut rest = &octets[..];
+            let mut bytes = Vec::new();
+            put_transfer(&mut bytes, lsn, &enqueued, QueueId(queue), &[Range { first, last: first + more }]);
+            let mut rest = &bytes[..];
             prop_assert_eq!(take_transfer(&mut rest, lsn).unwrap().to_vec(), enqueued);
             let (read, _, ranges) = take_ranges(rest, false).unwrap();
             prop_assert_eq!((read, &ranges[..]), (QueueId(queue), &[Range { first, last: first + more }][..]));
         }
 
         #[test]
-        fn any_octets_are_read_without_a_panic(octets in prop::collection::vec(any::<u8>(), 0..300), place in place()) {
-            let _ = parse(&octets, place);
-            let _ = take_enqueue(&octets, place.lsn, &mut Vec::new());
-            let _ = take_ranges(&octets, true);
-            let _ = take_ranges(&octets, false);
-            let _ = take_transfer(&mut &octets[..], place.lsn);
+        fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), place in place()) {
+            let _ = parse(&bytes, place);
+            let _ = take_enqueue(&bytes, place.lsn, &mut Vec::new());
+            let _ = take_ranges(&bytes, true);
+            let _ = take_ranges(&bytes, false);
+            let _ = take_transfer(&mut &bytes[..], place.lsn);
         }
     }
 }

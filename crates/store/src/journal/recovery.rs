@@ -88,7 +88,7 @@ pub fn check(disk: &dyn Disk) -> Result<Report, OpenError> {
 }
 
 /// Gives up damaged records, so that the journal can be opened, and reports what that was. What is whole is not touched, and
-/// what is damaged is not overwritten but for a record's first octets. A file without a header is kept under another name.
+/// what is damaged is not overwritten but for a record's first bytes. A file without a header is kept under another name.
 ///
 /// # Errors
 /// When something cannot be read or written.

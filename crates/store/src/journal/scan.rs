@@ -21,13 +21,13 @@ pub struct Report {
     pub end: Lsn,
     /// LSN of the first record, and number, of each of these files.
     pub(crate) files: Vec<(Lsn, u64)>,
-    /// Octets of records.
-    pub octets: u64,
+    /// Bytes of records.
+    pub bytes: u64,
     /// Records.
     pub records: u64,
     /// Set if the log ends in the middle of a record, as a crash leaves it.
     pub torn: Option<Torn>,
-    /// What is damaged: octets that were on disk once and are not, or not as they were.
+    /// What is damaged: bytes that were on disk once and are not, or not as they were.
     pub problems: Vec<Problem>,
 }
 
@@ -36,10 +36,10 @@ pub struct Report {
 pub struct Torn {
     /// Path of the last file, in the data folder.
     pub file: String,
-    /// Where in the file it begins, in octets.
+    /// Where in the file it begins, in bytes.
     pub offset: u64,
-    /// How many octets are cut off, as far as can be told.
-    pub octets: u64,
+    /// How many bytes are cut off, as far as can be told.
+    pub bytes: u64,
     /// How many records they begin, as far as can be told.
     pub records: u64,
 }
@@ -49,11 +49,11 @@ pub struct Torn {
 pub struct Problem {
     /// Path of the file, in the data folder.
     pub file: String,
-    /// Where in the file, in octets.
+    /// Where in the file, in bytes.
     pub offset: u64,
     /// Where in the log.
     pub at: Lsn,
-    /// How many octets cannot be read.
+    /// How many bytes cannot be read.
     pub lost: u64,
     /// What is wrong.
     pub what: &'static str,
@@ -82,7 +82,7 @@ pub(super) struct Scan {
 
 /// What a repair does.
 pub(super) enum Fix {
-    /// Makes one record that counts for nothing of some octets.
+    /// Makes one record that counts for nothing of some bytes.
     Skip { file: SharedFile, lsn: u64, len: usize },
     /// Lets the log go on at a file's first record, though it ended earlier.
     Bridge { file: SharedFile, previous_end: u64 },
@@ -97,7 +97,7 @@ pub(super) enum Found<'a> {
         kind: Kind,
         payload: &'a [u8],
     },
-    /// Octets from one LSN to another that hold nothing.
+    /// Bytes from one LSN to another that hold nothing.
     Lost {
         from: u64,
         to: u64,
@@ -136,7 +136,7 @@ pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(Found<'_>)) -> Result<S
         scan.report.files.push((Lsn(first), file.header.sequence));
         scan.extents.push(Extent::of_old(first, scan.end));
         scan.report.segments += 1;
-        scan.report.octets += scan.end - first;
+        scan.report.bytes += scan.end - first;
     }
     scan.report.first = scan.report.files.first().map_or(Lsn(scan.end), |(first, _)| *first);
     scan.report.end = Lsn(scan.end);
@@ -153,13 +153,13 @@ impl Scan {
         for sequence in sequences {
             let path = segment::path(sequence);
             let file = disk.open(&path)?;
-            let mut octets = vec![0; DATA_START as usize];
-            let read = file.read_at(&mut octets, 0)?;
-            octets.truncate(read);
-            if let Some(version) = segment::unknown_version(&octets) {
+            let mut bytes = vec![0; DATA_START as usize];
+            let read = file.read_at(&mut bytes, 0)?;
+            bytes.truncate(read);
+            if let Some(version) = segment::unknown_version(&bytes) {
                 return Err(OpenError::UnknownVersion { file: path, version });
             }
-            match segment::file_use(&octets, sequence) {
+            match segment::file_use(&bytes, sequence) {
                 FileUse::Segment(header) => {
                     self.incarnation = self.incarnation.max(header.incarnation);
                     // Files are used in the order of their numbers, so a spare one before this was given up.
@@ -201,11 +201,11 @@ impl Scan {
         each: &mut impl FnMut(Found<'_>),
     ) -> Result<(), OpenError> {
         let SegmentHeader { first, incarnation, .. } = file.header;
-        let octets = read_records(file, limit)?;
+        let bytes = read_records(file, limit)?;
         let mut group = first;
         while limit != Some(self.end) {
             let (lsn, start) = (self.end, (self.end - first) as usize);
-            match record::parse(&octets[start..], Place { lsn, incarnation }) {
+            match record::parse(&bytes[start..], Place { lsn, incarnation }) {
                 Some((header, payload)) => {
                     if header.begins_group {
                         group = lsn;
@@ -217,15 +217,15 @@ impl Scan {
                         kind => Found::Record { lsn, kind, payload },
                     });
                 }
-                None => match behind(&octets, start, file.header, limit.is_none()) {
+                None => match behind(&bytes, start, file.header, limit.is_none()) {
                     Behind::Records(next) => {
                         self.skip(file, lsn, next - start);
                         self.end += (next - start) as u64;
                         each(Found::Lost { from: lsn, to: self.end });
                     }
-                    Behind::Torn { octets, records } if limit.is_none() => {
+                    Behind::Torn { bytes, records } if limit.is_none() => {
                         let (file, offset) = (segment::path(file.header.sequence), DATA_START + start as u64);
-                        self.report.torn = Some(Torn { file, offset, octets, records });
+                        self.report.torn = Some(Torn { file, offset, bytes, records });
                         break;
                     }
                     Behind::Torn { .. } | Behind::Nothing => break,
@@ -234,7 +234,7 @@ impl Scan {
         }
         if limit.is_none() {
             self.tail_first = group;
-            self.tail = octets[(group - first) as usize..(self.end - first) as usize].to_vec();
+            self.tail = bytes[(group - first) as usize..(self.end - first) as usize].to_vec();
         }
         Ok(())
     }
@@ -255,14 +255,14 @@ fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
     if repeats_until <= first {
         return Ok(false);
     }
-    let octets = read_records(file, None)?;
+    let bytes = read_records(file, None)?;
     let mut lsn = first;
     while lsn < repeats_until {
         let start = (lsn - first) as usize;
-        match record::parse(&octets[start..], Place { lsn, incarnation }) {
+        match record::parse(&bytes[start..], Place { lsn, incarnation }) {
             Some((header, _)) => lsn += header.record_len() as u64,
             None => {
-                return Ok(!matches!(behind(&octets, start, file.header, true), Behind::Records(_)));
+                return Ok(!matches!(behind(&bytes, start, file.header, true), Behind::Records(_)));
             }
         }
     }
@@ -277,26 +277,26 @@ enum Behind {
     /// A damaged record, and whole ones from here on.
     Records(usize),
     /// Some of what was about to be written when it ended.
-    Torn { octets: u64, records: u64 },
-    /// Zeros, or octets of earlier days.
+    Torn { bytes: u64, records: u64 },
+    /// Zeros, or bytes of earlier days.
     Nothing,
 }
 
 /// Looks for whole records after a damaged one. In the last file they mean nothing unless a group begins among them: then the
 /// damaged record was on disk once, and else it is where the log was torn.
-fn behind(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
+fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
     let place = |start: usize| Place { lsn: header.first + start as u64, incarnation: header.incarnation };
     let mut next = None;
     let (mut end, mut records) = (bad, 0);
-    if let Some(record) = Header::parse(&octets[bad..], place(bad)) {
-        (end, records) = (octets.len().min(bad + record.record_len()), 1);
+    if let Some(record) = Header::parse(&bytes[bad..], place(bad)) {
+        (end, records) = (bytes.len().min(bad + record.record_len()), 1);
     }
-    for start in bad + HEADER..octets.len().saturating_sub(HEADER - 1) {
+    for start in bad + HEADER..bytes.len().saturating_sub(HEADER - 1) {
         // Most of what is looked at is zeros or text.
-        if !record::may_be_kind(octets[start + 4]) {
+        if !record::may_be_kind(bytes[start + 4]) {
             continue;
         }
-        if let Some((record, _)) = record::parse(&octets[start..], place(start)) {
+        if let Some((record, _)) = record::parse(&bytes[start..], place(start)) {
             let first = *next.get_or_insert(start);
             (end, records) = (end.max(start + record.record_len()), records + 1);
             if !last || record.begins_group {
@@ -306,29 +306,29 @@ fn behind(octets: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behin
     }
     match records {
         0 => Behind::Nothing,
-        _ => Behind::Torn { octets: (end - bad) as u64, records },
+        _ => Behind::Torn { bytes: (end - bad) as u64, records },
     }
 }
 
 fn read_records(file: &SharedFile, limit: Option<u64>) -> io::Result<Vec<u8>> {
     let available = file.len.saturating_sub(DATA_START);
     let len = limit.map_or(available, |limit| available.min(limit - file.header.first));
-    let mut octets = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-    let read = file.file.read_at(&mut octets, DATA_START)?;
-    octets.truncate(read);
-    Ok(octets)
+    let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+    let read = file.file.read_at(&mut bytes, DATA_START)?;
+    bytes.truncate(read);
+    Ok(bytes)
 }
 
 /// The same records as a run of another incarnation would have written them.
 pub(super) fn rewrite(tail: &[u8], first: u64, from: u64, to: u64) -> Vec<u8> {
-    let mut octets = tail.to_vec();
+    let mut bytes = tail.to_vec();
     let mut start = 0;
     let place = |start: usize, incarnation| Place { lsn: first + start as u64, incarnation };
     while let Some(header) = tail.get(start..).and_then(|rest| Header::parse(rest, place(start, from))) {
-        octets[start..start + HEADER].copy_from_slice(&header.encode(place(start, to)));
+        bytes[start..start + HEADER].copy_from_slice(&header.encode(place(start, to)));
         start += header.record_len();
     }
-    octets
+    bytes
 }
 
 impl Fix {
@@ -337,8 +337,8 @@ impl Fix {
         match self {
             Self::Skip { file, lsn, len } => {
                 let place = Place { lsn: *lsn, incarnation: file.header.incarnation };
-                let octets = Header::new(Kind::Skip, false, len - HEADER, 0).encode(place);
-                file.file.write_at(&octets, DATA_START + lsn - file.header.first)?;
+                let bytes = Header::new(Kind::Skip, false, len - HEADER, 0).encode(place);
+                file.file.write_at(&bytes, DATA_START + lsn - file.header.first)?;
                 file.file.sync()
             }
             Self::Bridge { file, previous_end } => {
@@ -357,14 +357,14 @@ impl Fix {
 
 impl fmt::Display for Torn {
     fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, offset, octets, records } = self;
-        write!(into, "{file}: torn at octet {offset}: {octets} octets, {records} records")
+        let Self { file, offset, bytes, records } = self;
+        write!(into, "{file}: torn at byte {offset}: {bytes} bytes, {records} records")
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, into: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, offset, lost, what, .. } = self;
-        write!(into, "{file}: at octet {offset}: {what} ({lost} octets)")
+        write!(into, "{file}: at byte {offset}: {what} ({lost} bytes)")
     }
 }

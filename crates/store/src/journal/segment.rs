@@ -1,8 +1,8 @@
 //! Segment files: their names and what they begin with.
 //!
 //! A file's name is its number in the order of writing. A header says where in the log its records begin; a file whose header
-//! names another number (or that begins with zeros) is spare: it is kept to be written over, since octets that are allocated
-//! already are synced faster. The header is there twice, in two sectors, so that a damaged octet does not cost a segment.
+//! names another number (or that begins with zeros) is spare: it is kept to be written over, since bytes that are allocated
+//! already are synced faster. The header is there twice, in two sectors, so that a damaged byte does not cost a segment.
 
 use std::io;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct SegmentHeader {
     pub(super) repeats_until: u64,
 }
 
-/// What a file's first octets say.
+/// What a file's first bytes say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileUse {
     /// It holds records.
@@ -51,9 +51,9 @@ pub(super) type SharedFile = Arc<SegmentFile>;
 
 impl SegmentHeader {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut octets = vec![0; DATA_START as usize];
+        let mut bytes = vec![0; DATA_START as usize];
         for at in COPIES {
-            let copy = &mut octets[at..at + LENGTH];
+            let copy = &mut bytes[at..at + LENGTH];
             copy[..8].copy_from_slice(MAGIC);
             copy[8..12].copy_from_slice(&VERSION.to_le_bytes());
             let numbers =
@@ -64,12 +64,12 @@ impl SegmentHeader {
             let crc = crc(copy);
             copy[12..16].copy_from_slice(&crc.to_le_bytes());
         }
-        octets
+        bytes
     }
 
     fn parse(copy: &[u8]) -> Option<Self> {
         let number = |at: usize| {
-            copy.get(at..at + 8).and_then(|octets| Some(u64::from_le_bytes(*octets.first_chunk()?)))
+            copy.get(at..at + 8).and_then(|bytes| Some(u64::from_le_bytes(*bytes.first_chunk()?)))
         };
         if copy.get(..8)? != MAGIC || copy.get(12..16)? != crc(copy.get(..LENGTH)?).to_le_bytes() {
             return None;
@@ -87,13 +87,13 @@ impl SegmentHeader {
     }
 }
 
-/// Tells from its first octets what the file of number `sequence` is.
-pub(super) fn file_use(octets: &[u8], sequence: u64) -> FileUse {
-    let copies = COPIES.map(|at| SegmentHeader::parse(octets.get(at..).unwrap_or_default()));
+/// Tells from its first bytes what the file of number `sequence` is.
+pub(super) fn file_use(bytes: &[u8], sequence: u64) -> FileUse {
+    let copies = COPIES.map(|at| SegmentHeader::parse(bytes.get(at..).unwrap_or_default()));
     if let Some(header) = copies.iter().flatten().find(|header| header.sequence == sequence) {
         return FileUse::Segment(*header);
     }
-    let blank = |at: usize| octets.iter().skip(at).take(LENGTH).all(|octet| *octet == 0);
+    let blank = |at: usize| bytes.iter().skip(at).take(LENGTH).all(|byte| *byte == 0);
     // A write that failed half way tears one copy at most, and only while the file is not in use.
     let spare = COPIES.iter().zip(copies).any(|(&at, copy)| blank(at) || copy.is_some());
     let incarnation = copies.iter().flatten().map(|copy| copy.incarnation).max().unwrap_or(0);
@@ -101,8 +101,8 @@ pub(super) fn file_use(octets: &[u8], sequence: u64) -> FileUse {
 }
 
 /// Whether the header names a version of the format that is not known here.
-pub(super) fn unknown_version(octets: &[u8]) -> Option<u32> {
-    let copy = octets.get(..LENGTH)?;
+pub(super) fn unknown_version(bytes: &[u8]) -> Option<u32> {
+    let copy = bytes.get(..LENGTH)?;
     let version = u32::from_le_bytes(*copy[8..].first_chunk()?);
     let whole = &copy[..8] == MAGIC && copy[12..16] == crc(copy).to_le_bytes();
     (whole && !KNOWN_VERSIONS.contains(&version)).then_some(version)
@@ -131,7 +131,7 @@ pub(super) fn reserve(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     file.sync()
 }
 
-/// Fills a file with zeros, so that its room is its own and later syncs have only octets to write.
+/// Fills a file with zeros, so that its room is its own and later syncs have only bytes to write.
 pub(super) fn fill(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     file.reserve(len)?;
     let zeros = vec![0; FILL_STEP.min(len) as usize];
@@ -161,7 +161,7 @@ const KNOWN_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 const MAGIC: &[u8; 8] = b"lvrtjrnl";
 const SUFFIX: &str = ".segment";
 const LENGTH: usize = 56;
-/// Where the header's copies begin: in different sectors, also where sectors have 4096 octets one of them is enough.
+/// Where the header's copies begin: in different sectors, also where sectors have 4096 bytes one of them is enough.
 const COPIES: [usize; 2] = [0, 2048];
 /// Large enough to be fast, small enough to be no burden.
 const FILL_STEP: u64 = 1 << 20;
@@ -174,14 +174,14 @@ mod tests {
     fn a_header_outlives_the_damage_of_one_copy_and_tells_spare_from_damaged() {
         let header =
             SegmentHeader { sequence: 7, incarnation: 3, first: 4096, previous_end: 4096, repeats_until: 0 };
-        let mut octets = header.encode();
-        assert_eq!(file_use(&octets, 7), FileUse::Segment(header));
-        assert_eq!(file_use(&octets, 9), FileUse::Spare { incarnation: 3 });
+        let mut bytes = header.encode();
+        assert_eq!(file_use(&bytes, 7), FileUse::Segment(header));
+        assert_eq!(file_use(&bytes, 9), FileUse::Spare { incarnation: 3 });
         assert_eq!(file_use(&[], 9), FileUse::Spare { incarnation: 0 });
-        octets[20] ^= 1;
-        assert_eq!(file_use(&octets, 7), FileUse::Segment(header));
-        octets[COPIES[1] + 20] ^= 1;
-        assert_eq!(file_use(&octets, 7), FileUse::Damaged);
+        bytes[20] ^= 1;
+        assert_eq!(file_use(&bytes, 7), FileUse::Segment(header));
+        bytes[COPIES[1] + 20] ^= 1;
+        assert_eq!(file_use(&bytes, 7), FileUse::Damaged);
         assert_eq!(sequence_of("000000000000001f.segment"), Some(31));
         assert_eq!(sequence_of("1f.segment"), None);
     }

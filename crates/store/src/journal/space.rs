@@ -19,7 +19,7 @@ use crate::disk::Disk;
 pub(super) struct Space {
     disk: Arc<dyn Disk>,
     segment_size: u64,
-    /// Octets that are to stay free.
+    /// Bytes that are to stay free.
     limit: AtomicU64,
     short: AtomicBool,
 }
@@ -29,8 +29,8 @@ impl Space {
         Self { disk, segment_size, limit: AtomicU64::new(0), short: AtomicBool::new(false) }
     }
 
-    pub(super) fn set_limit(&self, octets: u64) {
-        self.limit.store(octets, Ordering::Relaxed);
+    pub(super) fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
     }
 
     /// Measures, and tells whether space is short.
@@ -46,22 +46,22 @@ impl Space {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// Octets that may be taken without going below the limit. A disk that does not tell has enough.
+    /// Bytes that may be taken without going below the limit. A disk that does not tell has enough.
     pub(super) fn above_limit(&self) -> u64 {
         self.free().saturating_sub(self.limit.load(Ordering::Relaxed))
     }
 
-    /// Octets that are free.
+    /// Bytes that are free.
     pub(super) fn free(&self) -> u64 {
         self.disk.free_space().unwrap_or(u64::MAX)
     }
 
-    /// Octets of a small segment file.
+    /// Bytes of a small segment file.
     pub(super) fn small_segment(&self) -> u64 {
         (self.segment_size / SMALL).clamp(2 * DATA_START, self.segment_size.max(2 * DATA_START))
     }
 
-    /// Octets of records that a segment which begins now is to have.
+    /// Bytes of records that a segment which begins now is to have.
     pub(super) fn capacity(&self) -> u64 {
         let size = if self.is_short() { self.small_segment() } else { self.segment_size };
         size.saturating_sub(DATA_START)

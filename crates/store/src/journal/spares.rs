@@ -26,7 +26,7 @@ pub(super) struct Spares {
 /// How a file is prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// Written once: later syncs have only octets to write.
+    /// Written once: later syncs have only bytes to write.
     Zeros,
     /// Set aside: later syncs have to note what is in use, too, which costs large groups next to nothing.
     Reserved,
@@ -80,7 +80,7 @@ impl Spares {
         Self { disk, space, segment_size, state: Mutex::new(state), used_one: Condvar::new() }
     }
 
-    /// Opens a file with room for `needed` octets to begin a segment in, under a durable name. If it is not used, it must be
+    /// Opens a file with room for `needed` bytes to begin a segment in, under a durable name. If it is not used, it must be
     /// removed. While space is short the file is small, and only becomes as long as what is written to it.
     pub(super) fn take(&self, needed: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut size = self.segment_size;
@@ -116,7 +116,7 @@ impl Spares {
         self.opened(sequence, size, true)
     }
 
-    /// Opens a file that is ready, or a new one, of so many octets.
+    /// Opens a file that is ready, or a new one, of so many bytes.
     fn begin(&self, size: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut state = self.state.lock();
         if state.unsynced {

@@ -32,13 +32,13 @@ fn too_much_that_waits_is_refused_until_it_is_written() {
     let mut committer = start(&disk);
     let journal = committer.journal().clone();
     while journal.append(&[&[1; 5000]]).is_ok() {}
-    assert!(journal.pending_octets() > LIMIT);
+    assert!(journal.pending_bytes() > LIMIT);
     while !matches!(committer.step(), Step::Idle) {}
     assert!(journal.append(&[b"again"]).is_ok());
 }
 
 #[test]
-fn any_changed_octet_of_a_closed_journal_is_refused_and_costs_one_record_to_repair() {
+fn any_changed_byte_of_a_closed_journal_is_refused_and_costs_one_record_to_repair() {
     let mut dice = Dice::new(9);
     for _ in 0..300 {
         let disk = closed(40);
@@ -46,10 +46,10 @@ fn any_changed_octet_of_a_closed_journal_is_refused_and_costs_one_record_to_repa
         let file = &files[dice.below(files.len() as u64) as usize];
         let flip = 1 << dice.below(8);
         let mut in_records = false;
-        disk.damage(file, |octets| {
-            let at = dice.below(octets.len() as u64) as usize;
+        disk.damage(file, |bytes| {
+            let at = dice.below(bytes.len() as u64) as usize;
             in_records = at >= 4096;
-            octets[at] ^= flip;
+            bytes[at] ^= flip;
         });
         let found = match open_again(&disk) {
             Ok(found) => found,
@@ -85,33 +85,33 @@ fn a_torn_end_is_told_with_its_place_and_is_no_damage() {
     }
     assert_eq!(check(&disk).unwrap().torn, None);
     let (file, last) = (disk.files()[0].clone(), offsets[2]);
-    disk.damage(&file, |octets| octets[last as usize + 20] ^= 1);
+    disk.damage(&file, |bytes| bytes[last as usize + 20] ^= 1);
     let report = check(&disk).unwrap();
-    // The message of 700 octets and what puts it into its queue, each with a header of 12.
+    // The message of 700 bytes and what puts it into its queue, each with a header of 12.
     let torn = report.torn.expect("torn");
     assert_eq!((&torn.file, torn.offset, torn.records), (&file, last, 2));
-    assert!((725..740).contains(&torn.octets), "{torn}");
+    assert!((725..740).contains(&torn.bytes), "{torn}");
     assert_eq!(report.problems, Vec::new());
     assert_eq!(open_again(&disk).unwrap().len(), 2);
-    disk.damage(&file, |octets| octets[last as usize..].fill(0));
+    disk.damage(&file, |bytes| bytes[last as usize..].fill(0));
     assert_eq!(check(&disk).unwrap().torn, None);
     assert_eq!(open_again(&disk).unwrap().len(), 2);
 }
 
 #[test]
-fn any_octets_in_the_files_are_survived() {
+fn any_bytes_in_the_files_are_survived() {
     let mut dice = Dice::new(3);
     for _ in 0..200 {
         let disk = closed(40);
         for file in disk.files() {
-            disk.damage(&file, |octets| {
+            disk.damage(&file, |bytes| {
                 for _ in 0..dice.below(4) {
-                    let from = dice.below(octets.len() as u64) as usize;
+                    let from = dice.below(bytes.len() as u64) as usize;
                     let len = dice.below(3000) as usize;
-                    octets.iter_mut().skip(from).take(len).for_each(|octet| *octet = dice.next_u64() as u8);
+                    bytes.iter_mut().skip(from).take(len).for_each(|byte| *byte = dice.next_u64() as u8);
                 }
                 if dice.chance(200) {
-                    octets.truncate(dice.below(octets.len() as u64) as usize);
+                    bytes.truncate(dice.below(bytes.len() as u64) as usize);
                 }
             });
         }
@@ -128,12 +128,12 @@ fn any_octets_in_the_files_are_survived() {
 #[test]
 fn an_unknown_version_is_refused() {
     let disk = closed(1);
-    disk.damage(&disk.files()[0], |octets| {
-        octets[8] = 9;
+    disk.damage(&disk.files()[0], |bytes| {
+        bytes[8] = 9;
         let mut hasher = crc32fast::Hasher::new();
-        hasher.update(&octets[..12]);
-        hasher.update(&octets[16..56]);
-        octets[12..16].copy_from_slice(&hasher.finalize().to_le_bytes());
+        hasher.update(&bytes[..12]);
+        hasher.update(&bytes[16..56]);
+        bytes[12..16].copy_from_slice(&hasher.finalize().to_le_bytes());
     });
     assert!(matches!(open_again(&disk), Err(OpenError::UnknownVersion { version: 9, .. })));
 }

@@ -10,7 +10,7 @@ use parking_lot::MutexGuard;
 use super::commit::{Committer, Step};
 use super::pending::Pending;
 use super::spares::{Room, Spares};
-use super::{EAGER_OCTETS, Journal};
+use super::{EAGER_BYTES, Journal};
 
 /// A journal's threads. Dropping it stops them without writing what is left; see [`Running::close`].
 pub struct Running {
@@ -27,7 +27,7 @@ impl Committer {
     pub fn start(self) -> io::Result<Running> {
         let journal = self.journal.clone();
         let spares = journal.spares.clone();
-        // The first segment is prepared before anything is written: syncs into a file without octets take longer.
+        // The first segment is prepared before anything is written: syncs into a file without bytes take longer.
         drop(spares.prepare(Room::Zeros));
         let preparer = Builder::new().name("journal-spares".into()).spawn(move || prepare(&spares))?;
         let mut running = Running { journal, committer: None, preparer: Some(preparer) };
@@ -99,7 +99,7 @@ impl Journal {
             if pending.stopping {
                 return false;
             }
-            if pending.demanded || pending.flight.is_some() || pending.waiting() >= EAGER_OCTETS {
+            if pending.demanded || pending.flight.is_some() || pending.waiting() >= EAGER_BYTES {
                 return true;
             }
             let timed_out = self.work.wait_for(&mut pending, LAZY_ROUND).timed_out();

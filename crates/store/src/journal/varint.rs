@@ -1,4 +1,4 @@
-//! Numbers in as few octets as they need: seven bits in each, lowest first.
+//! Numbers in as few bytes as they need: seven bits in each, lowest first.
 
 /// Appends a number.
 pub(super) fn put(into: &mut Vec<u8>, mut number: u64) {
@@ -12,9 +12,9 @@ pub(super) fn put(into: &mut Vec<u8>, mut number: u64) {
 /// Takes a number from the front; `None` if there is none.
 pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
-    for (at, octet) in from.iter().enumerate().take(MAX_OCTETS) {
-        number |= u64::from(octet & 0x7f) << (7 * at);
-        if octet & 0x80 == 0 {
+    for (at, byte) in from.iter().enumerate().take(MAX_BYTES) {
+        number |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
             *from = &from[at + 1..];
             return Some(number);
         }
@@ -23,4 +23,4 @@ pub(super) fn take(from: &mut &[u8]) -> Option<u64> {
 }
 
 /// 64 bits, seven at a time.
-const MAX_OCTETS: usize = 10;
+const MAX_BYTES: usize = 10;

@@ -22,7 +22,7 @@ pub struct FolderReport {
 pub struct SegmentReport {
     /// Its file, relative to the data folder.
     pub file: String,
-    /// Length in octets.
+    /// Length in bytes.
     pub length: u64,
     /// Whole records, settled ones included.
     pub records: u64,
@@ -74,12 +74,12 @@ fn check_segment(
     let mut report = SegmentReport { file: path.clone(), length, ..SegmentReport::default() };
     let index = if names.index { envelope::read(files.disk(), &unknown.index_path())? } else { Vec::new() };
     let index = decode_index(&index, queue);
-    let octets = envelope::read_range(&*file, 0, length).map_err(at(&path))?;
-    let salt = match record::decode_segment_header(&octets, queue) {
+    let bytes = envelope::read_range(&*file, 0, length).map_err(at(&path))?;
+    let salt = match record::decode_segment_header(&bytes, queue) {
         Header::Good(salt) => salt,
         Header::Newer(version) => return Err(PagesError::Newer { file: path, version }),
         Header::Bad => {
-            let salt = index.as_ref().map(|index| index.salt).or_else(|| record::find_mark(&octets, 0, None));
+            let salt = index.as_ref().map(|index| index.salt).or_else(|| record::find_mark(&bytes, 0, None));
             let Some(salt) = salt else {
                 report.torn = (length > 0).then_some(0);
                 return Ok(report);
@@ -90,7 +90,7 @@ fn check_segment(
     };
     let index = index.filter(|index| index.salt == salt);
     report.indexed = index.is_some();
-    let body = octets.get(SEGMENT_HEADER..).unwrap_or_default().to_vec();
+    let body = bytes.get(SEGMENT_HEADER..).unwrap_or_default().to_vec();
     let mut passed_over = Vec::new();
     let mut survivors = walk(body, salt, index.as_ref(), &mut report, &mut passed_over).map_err(at(&path))?;
     if let Some(index) = &index {

@@ -35,7 +35,7 @@ pub(super) struct Sidecar {
     pub(super) marks: Vec<(u64, u64, u32)>,
 }
 
-/// The octets of a segment's index file.
+/// The bytes of a segment's index file.
 pub(super) fn encode_index(queue: u64, segment: &Segment) -> Vec<u8> {
     let mut survivors = segment.live.clone();
     for (from, to) in segment.transients.ranges() {
@@ -57,8 +57,8 @@ pub(super) fn encode_index(queue: u64, segment: &Segment) -> Vec<u8> {
 }
 
 /// What a whole index file of this queue says.
-pub(super) fn decode_index(octets: &[u8], queue: u64) -> Option<Index> {
-    let (salt, body) = envelope::open(octets, Kind::INDEX, queue)?;
+pub(super) fn decode_index(bytes: &[u8], queue: u64) -> Option<Index> {
+    let (salt, body) = envelope::open(bytes, Kind::INDEX, queue)?;
     let mut numbers = Numbers(body);
     let first = numbers.take()?;
     let shape = Shape {
@@ -81,7 +81,7 @@ pub(super) fn decode_index(octets: &[u8], queue: u64) -> Option<Index> {
     Some(Index { salt, first, shape, survivors, blocks: blocks.collect::<Option<_>>()? })
 }
 
-/// The octets of a sidecar of this generation.
+/// The bytes of a sidecar of this generation.
 pub(super) fn encode_sidecar(queue: u64, segment: &Segment, generation: u64) -> Vec<u8> {
     let mut body = Vec::new();
     put(generation, &mut body);
@@ -98,8 +98,8 @@ pub(super) fn encode_sidecar(queue: u64, segment: &Segment, generation: u64) -> 
 }
 
 /// What a whole sidecar says, for a segment that starts at `first`.
-pub(super) fn decode_sidecar(octets: &[u8], queue: u64, first: u64) -> Option<Sidecar> {
-    let (salt, body) = envelope::open(octets, Kind::SIDECAR, queue)?;
+pub(super) fn decode_sidecar(bytes: &[u8], queue: u64, first: u64) -> Option<Sidecar> {
+    let (salt, body) = envelope::open(bytes, Kind::SIDECAR, queue)?;
     let mut numbers = Numbers(body);
     let (generation, through) = (numbers.take()?, numbers.take()?);
     let live = take_ranges(&mut numbers, first)?;
@@ -125,8 +125,8 @@ pub(super) fn newest_sidecar(
         if !present[slot] {
             continue;
         }
-        let octets = envelope::read(files.disk(), &file.sidecar_path(slot))?;
-        let found = decode_sidecar(&octets, queue, first).filter(|found| found.salt == file.salt);
+        let bytes = envelope::read(files.disk(), &file.sidecar_path(slot))?;
+        let found = decode_sidecar(&bytes, queue, first).filter(|found| found.salt == file.salt);
         if let Some(found) =
             found.filter(|found| newest.as_ref().is_none_or(|known| found.generation > known.generation))
         {
@@ -162,10 +162,10 @@ pub(super) fn apply_sidecar(sidecar: &Sidecar, segment: &mut Segment) {
 }
 
 /// Writes a small file at once, and syncs it if that is asked.
-pub(super) fn write_whole(files: &Files, path: &str, octets: &[u8], sync: bool) -> Result<(), PagesError> {
+pub(super) fn write_whole(files: &Files, path: &str, bytes: &[u8], sync: bool) -> Result<(), PagesError> {
     let write = || {
         let file = files.disk().open(path)?;
-        file.write_at(octets, 0)?;
+        file.write_at(bytes, 0)?;
         if sync { file.sync() } else { Ok(()) }
     };
     write().map_err(at(path))

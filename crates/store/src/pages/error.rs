@@ -15,7 +15,7 @@ pub enum PagesError {
         /// What it said.
         error: io::Error,
     },
-    /// Octets that were durable once are not what was written.
+    /// Bytes that were durable once are not what was written.
     Damaged(Damage),
     /// Written by a newer version of this program.
     Newer {
@@ -35,7 +35,7 @@ pub enum PagesError {
     /// A payload longer than 1 GiB.
     TooLong {
         /// Its length.
-        octets: usize,
+        bytes: usize,
     },
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for PagesError {
                 write!(f, "{file} was written by a newer version (format {version})")
             }
             Self::OutOfOrder { position, last } => write!(f, "position {position} was appended after {last}"),
-            Self::TooLong { octets } => write!(f, "a message of {octets} octets is too long to be stored"),
+            Self::TooLong { bytes } => write!(f, "a message of {bytes} bytes is too long to be stored"),
         }
     }
 }

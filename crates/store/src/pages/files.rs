@@ -21,7 +21,7 @@ pub(super) struct Files {
     open: Mutex<Open>,
 }
 
-/// How large things grow, in octets. Tests take smaller ones.
+/// How large things grow, in bytes. Tests take smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     /// A segment ends before it would be longer, unless a single message is.
@@ -34,7 +34,7 @@ pub(super) struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { segment: SEGMENT_OCTETS, buffer: BUFFER_OCTETS, block: BLOCK_OCTETS }
+        Self { segment: SEGMENT_BYTES, buffer: BUFFER_BYTES, block: BLOCK_BYTES }
     }
 }
 
@@ -157,9 +157,9 @@ pub(super) const INDEX: &str = ".index";
 pub(super) const SIDECARS: [&str; 2] = [".settled0", ".settled1"];
 /// Space comes back in steps of this, and this much is read again at a start after a crash; ten million messages of
 /// 1 KiB are 1,300 files.
-pub const SEGMENT_OCTETS: u64 = 8 << 20;
+pub const SEGMENT_BYTES: u64 = 8 << 20;
 /// System calls are few from here on, and as many queues may hold so much at a time as are being written to.
-const BUFFER_OCTETS: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 /// A read from an arbitrary position reads at most this much in vain, and ten million messages of 1 KiB need 160,000
 /// entries (2.5 MiB).
-const BLOCK_OCTETS: u32 = 64 << 10;
+const BLOCK_BYTES: u32 = 64 << 10;

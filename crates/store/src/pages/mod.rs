@@ -15,7 +15,7 @@
 //! - What was synced is found after a crash, and what was persisted as settled stays settled.
 //! - A torn end is cut off only where nothing proves that it was durable (an index, or a sync mark behind it);
 //!   otherwise it is damage, and a start is refused with file and offset.
-//! - Memory is a few hundred octets per segment and 16 per 64 KiB of messages, and open files are few
+//! - Memory is a few hundred bytes per segment and 16 per 64 KiB of messages, and open files are few
 //!   ([`Pages::new`]), however many queues and messages there are.
 //! - Memory and disk are locked apart: `settle` and its like never wait for the disk.
 
@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 pub use check::{FolderReport, SegmentReport};
 pub use error::{Damage, PagesError};
-pub use files::SEGMENT_OCTETS;
+pub use files::SEGMENT_BYTES;
 pub use queue::{QueueSegments, Usage};
 pub use read::Stored;
 pub use record::Record;
@@ -74,10 +74,10 @@ impl Pages {
     /// The segments on a disk, which together hold at most `open_files` files open (beside those that are being written
     /// or read at this moment).
     pub fn new(disk: Arc<dyn Disk>, open_files: usize) -> Self {
-        Self::with_segments_of(disk, open_files, SEGMENT_OCTETS)
+        Self::with_segments_of(disk, open_files, SEGMENT_BYTES)
     }
 
-    /// The same with segments of another length, in octets. It may change from one start to the next.
+    /// The same with segments of another length, in bytes. It may change from one start to the next.
     pub fn with_segments_of(disk: Arc<dyn Disk>, open_files: usize, segment: u64) -> Self {
         let sizes = Sizes { segment, ..Sizes::default() };
         Self { files: Arc::new(Files::new(disk, open_files, sizes)) }

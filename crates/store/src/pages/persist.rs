@@ -16,7 +16,7 @@ struct Dirty {
     version: u64,
     generation: u64,
     found: bool,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 impl QueueSegments {
@@ -64,7 +64,7 @@ impl QueueSegments {
             self.create_folder(&mut writer)?;
             let path = dirty.file.sidecar_path((dirty.generation & 1) as usize);
             writer.names |= dirty.generation <= 2;
-            write_whole(&self.files, &path, &dirty.octets, true)?;
+            write_whole(&self.files, &path, &dirty.bytes, true)?;
         }
         if !self.durable {
             return Ok(true);
@@ -162,9 +162,9 @@ impl QueueSegments {
             segment.file.sequence >= from && changed && segment.shape.persistent > 0
         })?;
         let generation = segment.sidecar.generation + 1;
-        let octets = encode_sidecar(self.queue, segment, generation);
+        let bytes = encode_sidecar(self.queue, segment, generation);
         let (version, found) = (segment.sidecar.version, segment.sidecar.found);
-        Some(Dirty { file: segment.file.clone(), version, generation, found, octets })
+        Some(Dirty { file: segment.file.clone(), version, generation, found, bytes })
     }
 }
 

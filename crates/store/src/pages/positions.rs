@@ -1,7 +1,7 @@
 //! A set of positions: ranges while they are few, a bitmap when that is smaller.
 //!
 //! A queue that is consumed in order costs one range per segment; whatever the pattern of acknowledgements, a message
-//! costs at most eight octets, and an octet for every eight positions when they lie close together.
+//! costs at most eight bytes, and a byte for every eight positions when they lie close together.
 
 /// Positions at or above a base, at most [`MAX_SPAN`] apart.
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ impl PositionSet {
         })
     }
 
-    /// Octets of memory beside the struct itself.
+    /// Bytes of memory beside the struct itself.
     pub(super) fn memory(&self) -> usize {
         match &self.form {
             Form::Ranges(ranges) => ranges.capacity() * 8,
@@ -207,7 +207,7 @@ fn next_bit(words: &[u64], from: u32) -> Option<u32> {
 }
 
 /// Furthest that positions of a segment lie apart: a bitmap over them never takes more than 2 MiB, and relative
-/// positions fit in four octets.
+/// positions fit in four bytes.
 const MAX_SPAN: u64 = 1 << 24;
 /// So few ranges are never worth a bitmap.
 const FEW_RANGES: usize = 16;

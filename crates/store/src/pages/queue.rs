@@ -55,7 +55,7 @@ pub(super) struct State {
     pub(super) next_sequence: u64,
     /// What was appended to the open segment and not yet given to its file.
     pub(super) buffer: Vec<u8>,
-    /// What is being written to it now, before the buffer's octets.
+    /// What is being written to it now, before the buffer's bytes.
     pub(super) flushing: Option<Arc<Vec<u8>>>,
     /// The highest position that was ever appended.
     pub(super) last: Option<u64>,
@@ -73,9 +73,9 @@ pub struct Usage {
     pub live: u64,
     /// Their weight: exact, except where in 64 KiB of a segment some messages are settled and weights differ.
     pub weight: u64,
-    /// Octets of the files (and of what will be written to them), settled messages included.
+    /// Bytes of the files (and of what will be written to them), settled messages included.
     pub disk: u64,
-    /// Octets of memory.
+    /// Bytes of memory.
     pub memory: u64,
     /// Segments.
     pub segments: usize,
@@ -143,7 +143,7 @@ impl QueueSegments {
     pub fn usage(&self) -> Usage {
         let state = self.state.lock();
         let mut usage = Usage { live: state.live, segments: state.segments.len(), ..Usage::default() };
-        let buffers = state.buffer.capacity() + state.flushing.as_ref().map_or(0, |octets| octets.capacity());
+        let buffers = state.buffer.capacity() + state.flushing.as_ref().map_or(0, |bytes| bytes.capacity());
         usage.memory = (size_of::<Self>() + buffers) as u64;
         for segment in &state.segments {
             usage.weight += segment.live_weight();

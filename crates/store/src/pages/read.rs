@@ -53,30 +53,30 @@ enum Source {
 /// What is still wanted.
 struct Room {
     messages: usize,
-    octets: usize,
+    bytes: usize,
     /// Whether nothing was taken yet: then one message is taken, however large.
     empty: bool,
 }
 
 impl QueueSegments {
     /// Live messages from a position on, in order: at most `max_messages`, and so many that their payloads have at most
-    /// `max_octets` (but one in any case). Fewer only when there are no more. Reads go on where the last one ended
+    /// `max_bytes` (but one in any case). Fewer only when there are no more. Reads go on where the last one ended
     /// without searching.
     ///
     /// # Errors
     /// When a file cannot be read, or [`PagesError::Damaged`] when the next message is in a damaged place: settling
     /// the positions that the error names leads behind it. Messages before it are returned first.
-    pub fn read(&self, from: u64, max_messages: usize, max_octets: usize) -> Result<Vec<Stored>, PagesError> {
+    pub fn read(&self, from: u64, max_messages: usize, max_bytes: usize) -> Result<Vec<Stored>, PagesError> {
         let mut taken: Vec<Stored> = Vec::new();
-        let mut octets = 0;
+        let mut bytes = 0;
         let mut cursor = Cursor { position: from, sequence: u64::MAX, offset: 0 };
         if let Some(last) = self.state.lock().cursor.filter(|last| last.position <= from) {
             cursor = Cursor { position: from, ..last };
         }
-        while taken.len() < max_messages && (taken.is_empty() || octets < max_octets) {
+        while taken.len() < max_messages && (taken.is_empty() || bytes < max_bytes) {
             let room = Room {
                 messages: max_messages - taken.len(),
-                octets: max_octets.saturating_sub(octets),
+                bytes: max_bytes.saturating_sub(bytes),
                 empty: taken.is_empty(),
             };
             let Some(mut plan) = self.state.lock().plan(&cursor, room.messages) else { break };
@@ -92,7 +92,7 @@ impl QueueSegments {
                 outcome => outcome?,
             };
             self.state.lock().keep_live(&mut found);
-            octets += found.iter().map(|message| message.payload.len()).sum::<usize>();
+            bytes += found.iter().map(|message| message.payload.len()).sum::<usize>();
             taken.append(&mut found);
             if full {
                 break;
@@ -112,7 +112,7 @@ impl QueueSegments {
         let salt = plan.file.salt;
         let handle;
         let mut walk = match &mut plan.source {
-            Source::Memory(octets) => Walk::memory(std::mem::take(octets), salt, plan.offset),
+            Source::Memory(bytes) => Walk::memory(std::mem::take(bytes), salt, plan.offset),
             Source::File(end) => {
                 let Some(open) = plan.file.open(&self.files)? else {
                     // Dropped or moved meanwhile: the next plan knows.
@@ -120,11 +120,11 @@ impl QueueSegments {
                     return Ok((Vec::new(), false));
                 };
                 handle = open;
-                Walk::file(&*handle, salt, plan.offset, *end, room.octets as u64)
+                Walk::file(&*handle, salt, plan.offset, *end, room.bytes as u64)
             }
         };
         let path = plan.file.path();
-        let mut taken = Taken { wanted: &plan.wanted, found: Vec::new(), octets: 0 };
+        let mut taken = Taken { wanted: &plan.wanted, found: Vec::new(), bytes: 0 };
         let full = loop {
             let Some(&(next, _)) = taken.wanted.first() else { break false };
             *cursor = Cursor {
@@ -146,7 +146,7 @@ impl QueueSegments {
                 Found::Mark => {}
                 Found::Record(record) => {
                     let len = record.payload.len();
-                    let fits = taken.octets + len <= room.octets || (room.empty && taken.found.is_empty());
+                    let fits = taken.bytes + len <= room.bytes || (room.empty && taken.found.is_empty());
                     if taken.wants(record.position) {
                         if !fits {
                             break true;
@@ -175,7 +175,7 @@ impl QueueSegments {
 struct Taken<'p> {
     wanted: &'p [(u64, u64)],
     found: Vec<Stored>,
-    octets: usize,
+    bytes: usize,
 }
 
 impl Taken<'_> {
@@ -184,7 +184,7 @@ impl Taken<'_> {
     }
 
     fn take(&mut self, record: &super::Record<'_>) {
-        self.octets += record.payload.len();
+        self.bytes += record.payload.len();
         self.found.push(Stored {
             position: record.position,
             expires: record.expires,
@@ -220,14 +220,14 @@ impl State {
             }
         }
         let flushing = self.flushing.as_ref().filter(|_| !segment.sealed);
-        let flushed = segment.written + flushing.map_or(0, |octets| octets.len() as u64);
+        let flushed = segment.written + flushing.map_or(0, |bytes| bytes.len() as u64);
         let (source, end) = if offset < segment.written {
             (Source::File(segment.written), segment.written)
-        } else if let Some(octets) = flushing.filter(|_| offset < flushed) {
-            (Source::Memory(octets[(offset - segment.written) as usize..].to_vec()), flushed)
+        } else if let Some(bytes) = flushing.filter(|_| offset < flushed) {
+            (Source::Memory(bytes[(offset - segment.written) as usize..].to_vec()), flushed)
         } else {
-            let octets = self.buffer.get((offset - flushed) as usize..).unwrap_or_default();
-            (Source::Memory(octets.to_vec()), segment.shape.length)
+            let bytes = self.buffer.get((offset - flushed) as usize..).unwrap_or_default();
+            (Source::Memory(bytes.to_vec()), segment.shape.length)
         };
         let (file, last, complete) = (segment.file.clone(), segment.shape.last, end >= segment.shape.length);
         Some(Plan { file, offset, wanted, last, source, complete })

@@ -1,4 +1,4 @@
-//! The octets of a segment: a header, then records. Everything is little-endian.
+//! The bytes of a segment: a header, then records. Everything is little-endian.
 //!
 //! ```text
 //! segment header (32)  magic "LVSEG" 0 0, version u8 | queue u64 | salt u64 | 0 u32 | crc u32 of the 28 before
@@ -26,7 +26,7 @@ pub struct Record<'a> {
     pub deliveries: u32,
     /// Whether it is to be forgotten when the broker starts again.
     pub transient: bool,
-    /// How many octets the message counts for in sums, up to the length of its payload.
+    /// How many bytes the message counts for in sums, up to the length of its payload.
     pub weight: u32,
     /// The message, opaque here.
     pub payload: &'a [u8],
@@ -34,7 +34,7 @@ pub struct Record<'a> {
 
 impl fmt::Debug for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Record({}, {} octets, {} deliveries)", self.position, self.payload.len(), self.deliveries)
+        write!(f, "Record({}, {} bytes, {} deliveries)", self.position, self.payload.len(), self.deliveries)
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) enum Step<'a> {
     Record(Record<'a>, usize),
     /// A sync mark.
     Mark,
-    /// Not all of it is in the octets given.
+    /// Not all of it is in the bytes given.
     Short,
     /// Nothing that was ever written whole.
     Bad(&'static str),
@@ -72,8 +72,8 @@ pub(super) enum Header {
     Bad,
 }
 
-pub(super) fn decode_segment_header(octets: &[u8], queue: u64) -> Header {
-    let Some(header) = octets.get(..SEGMENT_HEADER) else { return Header::Bad };
+pub(super) fn decode_segment_header(bytes: &[u8], queue: u64) -> Header {
+    let Some(header) = bytes.get(..SEGMENT_HEADER) else { return Header::Bad };
     if crc32fast::hash(&header[..28]) != u32_at(header, 28) || &header[..7] != MAGIC {
         return Header::Bad;
     }
@@ -123,15 +123,15 @@ fn put(
     into.extend_from_slice(payload);
 }
 
-/// What stands at the start of `octets`, which is `offset` of the segment with this salt.
-pub(super) fn decode(octets: &[u8], salt: u64, offset: u64) -> Step<'_> {
-    let Some(header) = octets.first_chunk::<RECORD_HEADER>() else { return Step::Short };
+/// What stands at the start of `bytes`, which is `offset` of the segment with this salt.
+pub(super) fn decode(bytes: &[u8], salt: u64, offset: u64) -> Step<'_> {
+    let Some(header) = bytes.first_chunk::<RECORD_HEADER>() else { return Step::Short };
     let (len, flags) = (u32_at(header, 0) as usize, header[28]);
     let rest = u32_at(header, 28) >> 8;
     if len > MAX_PAYLOAD || flags > (TRANSIENT | EXPIRES | MARK) || rest as usize > len {
         return Step::Bad("not a record's header");
     }
-    let Some(payload) = octets.get(RECORD_HEADER..RECORD_HEADER + len) else {
+    let Some(payload) = bytes.get(RECORD_HEADER..RECORD_HEADER + len) else {
         return Step::Short;
     };
     if checksum(header, payload, salt, offset) != u32_at(header, 4) {
@@ -151,16 +151,16 @@ pub(super) fn decode(octets: &[u8], salt: u64, offset: u64) -> Step<'_> {
     Step::Record(record, RECORD_HEADER + len)
 }
 
-/// Octets that have to be looked at to judge the record with this header.
+/// Bytes that have to be looked at to judge the record with this header.
 pub(super) fn needed(header: &[u8]) -> u64 {
     let len = u32_at(header, 0) as usize;
     if len > MAX_PAYLOAD { RECORD_HEADER as u64 } else { (RECORD_HEADER + len) as u64 }
 }
 
-/// Looks for a sync mark in `octets`, which start at `offset` of a segment, and returns the salt it holds. With a salt
+/// Looks for a sync mark in `bytes`, which start at `offset` of a segment, and returns the salt it holds. With a salt
 /// given only a mark with that one counts.
-pub(super) fn find_mark(octets: &[u8], offset: u64, salt: Option<u64>) -> Option<u64> {
-    octets.windows(RECORD_HEADER).enumerate().find_map(|(at, window)| {
+pub(super) fn find_mark(bytes: &[u8], offset: u64, salt: Option<u64>) -> Option<u64> {
+    bytes.windows(RECORD_HEADER).enumerate().find_map(|(at, window)| {
         if window[28] != MARK || window[..4] != [0; 4] || window[29..] != [0; 3] {
             return None;
         }
@@ -170,10 +170,10 @@ pub(super) fn find_mark(octets: &[u8], offset: u64, salt: Option<u64>) -> Option
     })
 }
 
-/// Looks for the first whole record in `octets`, which start at `offset` of the segment with this salt: its place in
-/// `octets` and its position.
-pub(super) fn find_record(octets: &[u8], salt: u64, offset: u64) -> Option<(usize, u64)> {
-    (0..octets.len()).find_map(|at| match decode(&octets[at..], salt, offset + at as u64) {
+/// Looks for the first whole record in `bytes`, which start at `offset` of the segment with this salt: its place in
+/// `bytes` and its position.
+pub(super) fn find_record(bytes: &[u8], salt: u64, offset: u64) -> Option<(usize, u64)> {
+    (0..bytes.len()).find_map(|at| match decode(&bytes[at..], salt, offset + at as u64) {
         Step::Record(record, _) => Some((at, record.position)),
         _ => None,
     })
@@ -191,21 +191,21 @@ fn checksum(header: &[u8; RECORD_HEADER], payload: &[u8], salt: u64, offset: u64
     crc.finalize()
 }
 
-pub(super) fn u32_at(octets: &[u8], at: usize) -> u32 {
-    octets[at..].first_chunk().map_or(0, |four| u32::from_le_bytes(*four))
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..].first_chunk().map_or(0, |four| u32::from_le_bytes(*four))
 }
 
-pub(super) fn u64_at(octets: &[u8], at: usize) -> u64 {
-    octets[at..].first_chunk().map_or(0, |eight| u64::from_le_bytes(*eight))
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..].first_chunk().map_or(0, |eight| u64::from_le_bytes(*eight))
 }
 
 pub(super) const SEGMENT_HEADER: usize = 32;
 pub(super) const RECORD_HEADER: usize = 32;
-/// Octets of a stored message at most: twice the largest body that can be configured, with room for its properties.
+/// Bytes of a stored message at most: twice the largest body that can be configured, with room for its properties.
 pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 /// Of the segment, index and sidecar files.
 pub(super) const VERSION: u8 = 2;
-/// What three octets can say: more than the properties of any message have.
+/// What three bytes can say: more than the properties of any message have.
 const MAX_REST: u32 = (1 << 24) - 1;
 const MAGIC: &[u8; 7] = b"LVSEG\0\0";
 const TRANSIENT: u8 = 1;

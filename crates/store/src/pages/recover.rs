@@ -48,8 +48,8 @@ pub struct Cut {
     pub file: String,
     /// Its length now.
     pub offset: u64,
-    /// Octets that were cut off.
-    pub octets: u64,
+    /// Bytes that were cut off.
+    pub bytes: u64,
 }
 
 /// The files of one segment.
@@ -79,7 +79,7 @@ pub(super) fn names(files: &Files, folder: &str) -> Result<BTreeMap<u64, Names>,
     Ok(found)
 }
 
-/// Which of the promised segments, each with the octets that it had at least, are gone or shorter.
+/// Which of the promised segments, each with the bytes that it had at least, are gone or shorter.
 pub(super) fn missing(
     files: &Files,
     folder: &str,
@@ -87,13 +87,13 @@ pub(super) fn missing(
 ) -> Result<Vec<Damage>, PagesError> {
     let found = names(files, folder)?;
     let mut missing = Vec::new();
-    for (sequence, octets) in promised {
+    for (sequence, bytes) in promised {
         let file = files.segment(folder, sequence, 0).path();
         let (mut offset, mut what) = (0, "the file is missing");
         if found.get(&sequence).is_some_and(|names| names.segment) {
             offset = files.disk().open(&file).and_then(|file| file.len()).map_err(at(&file))?;
             what = "the file is cut off";
-            if offset >= octets {
+            if offset >= bytes {
                 continue;
             }
         }
@@ -103,7 +103,7 @@ pub(super) fn missing(
 }
 
 impl QueueSegments {
-    /// The segments' numbers, with the octets of each that are on disk for good.
+    /// The segments' numbers, with the bytes of each that are on disk for good.
     pub(crate) fn files_on_disk(&self) -> Vec<(u64, u64)> {
         let state = self.state.lock();
         let synced = state.segments.iter().filter_map(|segment| Some((segment, segment.synced?)));
@@ -246,8 +246,8 @@ impl Opening<'_> {
         let durable = match indexed {
             Some(salt) => Some(salt),
             None => {
-                let octets = envelope::read_range(file, 0, length).map_err(at(path))?;
-                record::find_mark(&octets, 0, None)
+                let bytes = envelope::read_range(file, 0, length).map_err(at(path))?;
+                record::find_mark(&bytes, 0, None)
             }
         };
         if let Some(salt) = durable {
@@ -256,7 +256,7 @@ impl Opening<'_> {
             let header = record::segment_header(self.queue.queue, salt);
             file.write_at(&header, 0).and_then(|()| file.sync()).map_err(at(path))?;
         } else if length > 0 {
-            self.recovered.cut.push(Cut { file: path.to_owned(), offset: 0, octets: length });
+            self.recovered.cut.push(Cut { file: path.to_owned(), offset: 0, bytes: length });
         }
         Ok(durable)
     }
@@ -330,8 +330,8 @@ impl Opening<'_> {
     /// Spares the next start the reading, and meeting again what was `repaired`.
     fn save_index(&mut self, segment: &Segment, repaired: bool) -> Result<(), PagesError> {
         if repaired || segment.shape.length >= INDEX_FROM {
-            let octets = encode_index(self.queue.queue, segment);
-            let written = write_whole(&self.queue.files, &segment.file.index_path(), &octets, repaired);
+            let bytes = encode_index(self.queue.queue, segment);
+            let written = write_whole(&self.queue.files, &segment.file.index_path(), &bytes, repaired);
             if repaired {
                 written?;
                 self.unsynced = true;
@@ -342,7 +342,7 @@ impl Opening<'_> {
 
     fn cut(&mut self, file: &dyn DiskFile, path: &str, offset: u64, length: u64) -> Result<(), PagesError> {
         file.set_len(offset).and_then(|()| file.sync()).map_err(at(path))?;
-        self.recovered.cut.push(Cut { file: path.to_owned(), offset, octets: length - offset });
+        self.recovered.cut.push(Cut { file: path.to_owned(), offset, bytes: length - offset });
         Ok(())
     }
 

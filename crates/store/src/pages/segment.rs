@@ -15,7 +15,7 @@ pub(super) struct Segment {
     pub(super) shape: Shape,
     /// The shape of what is known to be on disk; nothing before the first sync.
     pub(super) synced: Option<Shape>,
-    /// Octets that were given to the file; the rest of the shape's length is in the write buffer.
+    /// Bytes that were given to the file; the rest of the shape's length is in the write buffer.
     pub(super) written: u64,
     /// Whether nothing more is appended.
     pub(super) sealed: bool,
@@ -37,7 +37,7 @@ pub(super) struct Shape {
     pub(super) persistent: u64,
     /// Weight of all.
     pub(super) weight: u64,
-    /// Octets of the file.
+    /// Bytes of the file.
     pub(super) length: u64,
     /// When the first of them expires; the highest number if none ever does.
     pub(super) expires: u64,
@@ -86,7 +86,7 @@ impl Segment {
         }
     }
 
-    /// Counts a record that stands at the end, with an entry in the sparse index every `block` octets. Whether it is
+    /// Counts a record that stands at the end, with an entry in the sparse index every `block` bytes. Whether it is
     /// live is the caller's to say.
     pub(super) fn count(&mut self, record: &Record<'_>, block: u32) {
         let offset = self.shape.length as u32;
@@ -176,7 +176,7 @@ impl Segment {
         self.blocks.shrink_to_fit();
     }
 
-    /// Octets of memory.
+    /// Bytes of memory.
     pub(super) fn memory(&self) -> usize {
         let heap = self.live.memory() + self.transients.memory() + self.marks.memory();
         size_of::<Self>() + heap + self.blocks.capacity() * size_of::<Block>()

@@ -1,4 +1,4 @@
-//! What a queue holds, to the octet: for a restart.
+//! What a queue holds, to the byte: for a restart.
 
 use std::sync::Arc;
 

@@ -17,7 +17,7 @@ pub(super) struct Walk<'f> {
     /// How much is read at once.
     piece: u64,
     buffer: Vec<u8>,
-    /// Offset of the buffer's first octet.
+    /// Offset of the buffer's first byte.
     start: u64,
 }
 
@@ -36,10 +36,10 @@ impl<'f> Walk<'f> {
         Self { file: Some(file), salt, offset, end, piece, buffer: Vec::new(), start: offset }
     }
 
-    /// Through octets that start with the record at `offset`.
-    pub(super) fn memory(octets: Vec<u8>, salt: u64, offset: u64) -> Self {
-        let end = offset + octets.len() as u64;
-        Self { file: None, salt, offset, end, piece: 0, buffer: octets, start: offset }
+    /// Through bytes that start with the record at `offset`.
+    pub(super) fn memory(bytes: Vec<u8>, salt: u64, offset: u64) -> Self {
+        let end = offset + bytes.len() as u64;
+        Self { file: None, salt, offset, end, piece: 0, buffer: bytes, start: offset }
     }
 
     /// Where the next record starts.
@@ -74,7 +74,7 @@ impl<'f> Walk<'f> {
         }
     }
 
-    /// Octets from the next record to the end.
+    /// Bytes from the next record to the end.
     pub(super) fn rest(&self) -> io::Result<Vec<u8>> {
         match self.file {
             Some(file) => read_range(file, self.offset, self.end),
@@ -96,7 +96,7 @@ impl<'f> Walk<'f> {
         Ok(found.map(|(_, position)| position))
     }
 
-    /// Makes sure that `needed` octets from the next record on are in the buffer; false if the segment has fewer.
+    /// Makes sure that `needed` bytes from the next record on are in the buffer; false if the segment has fewer.
     fn fill(&mut self, needed: u64) -> io::Result<bool> {
         let have = self.start + self.buffer.len() as u64 - self.offset;
         if have >= needed {

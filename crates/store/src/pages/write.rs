@@ -98,7 +98,7 @@ impl QueueSegments {
         let mut state = self.state.lock();
         while let Some(record) = records.get(*taken) {
             if record.payload.len() > MAX_PAYLOAD {
-                return Err(PagesError::TooLong { octets: record.payload.len() });
+                return Err(PagesError::TooLong { bytes: record.payload.len() });
             }
             match state.last {
                 Some(last) if record.position <= last => {
@@ -116,7 +116,7 @@ impl QueueSegments {
     }
 
     fn write_out(&self, writer: &mut Writer) -> Result<(), PagesError> {
-        let (file, offset, octets, persistent) = {
+        let (file, offset, bytes, persistent) = {
             let mut state = self.state.lock();
             let Some(segment) = state.open_segment() else { return Ok(()) };
             let (file, offset) = (segment.file.clone(), segment.written);
@@ -124,17 +124,17 @@ impl QueueSegments {
             if state.buffer.is_empty() {
                 return Ok(());
             }
-            let octets = Arc::new(std::mem::take(&mut state.buffer));
-            state.flushing = Some(octets.clone());
-            (file, offset, octets, persistent)
+            let bytes = Arc::new(std::mem::take(&mut state.buffer));
+            state.flushing = Some(bytes.clone());
+            (file, offset, bytes, persistent)
         };
-        let written = self.write(writer, &file, &octets, offset, self.durable && persistent);
+        let written = self.write(writer, &file, &bytes, offset, self.durable && persistent);
         let mut state = self.state.lock();
         state.flushing = None;
         if written.is_err() {
-            state.buffer = Arc::unwrap_or_clone(octets);
+            state.buffer = Arc::unwrap_or_clone(bytes);
         } else if let Some(segment) = state.open_segment() {
-            segment.written += octets.len() as u64;
+            segment.written += bytes.len() as u64;
         }
         written
     }
@@ -143,7 +143,7 @@ impl QueueSegments {
         &self,
         writer: &mut Writer,
         file: &SegmentFile,
-        octets: &[u8],
+        bytes: &[u8],
         offset: u64,
         pin: bool,
     ) -> Result<(), PagesError> {
@@ -153,7 +153,7 @@ impl QueueSegments {
         if pin {
             writer.pinned = Some(handle.clone());
         }
-        handle.write_at(octets, offset).map_err(at(&file.path()))
+        handle.write_at(bytes, offset).map_err(at(&file.path()))
     }
 
     pub(super) fn create_folder(&self, writer: &mut Writer) -> Result<(), PagesError> {
@@ -190,10 +190,10 @@ impl QueueSegments {
             state.drop_settled(first, last);
             index
         };
-        if let Some((path, octets)) = index {
+        if let Some((path, bytes)) = index {
             writer.names = true;
             // It only saves time at the next start: a segment without one is read instead.
-            let _ = write_whole(&self.files, &path, &octets, false);
+            let _ = write_whole(&self.files, &path, &bytes, false);
         }
         Ok(())
     }
@@ -239,8 +239,8 @@ impl QueueSegments {
             let from = open.synced.map_or(SEGMENT_HEADER as u64, |synced| synced.length);
             (from, open.written, open.file.salt)
         };
-        let octets = read_range(handle, from, to).unwrap_or_default();
-        let records = whole_records(&octets, salt, from);
+        let bytes = read_range(handle, from, to).unwrap_or_default();
+        let records = whole_records(&bytes, salt, from);
         let cut = self.state.lock().move_unsynced(&records, self);
         if let Some(length) = cut {
             // Recovery prefers the newer segment where both hold a position: this only tidies up.
@@ -307,10 +307,10 @@ impl State {
     }
 }
 
-/// The records at the start of `octets`, up to the first that is not whole.
-fn whole_records(octets: &[u8], salt: u64, offset: u64) -> Vec<Record<'_>> {
+/// The records at the start of `bytes`, up to the first that is not whole.
+fn whole_records(bytes: &[u8], salt: u64, offset: u64) -> Vec<Record<'_>> {
     let (mut records, mut at) = (Vec::new(), 0);
-    while let Some(rest) = octets.get(at..).filter(|rest| !rest.is_empty()) {
+    while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
         match record::decode(rest, salt, offset + at as u64) {
             Step::Record(record, len) => {
                 records.push(record);

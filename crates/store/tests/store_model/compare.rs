@@ -89,14 +89,14 @@ impl Run {
     pub(super) fn read_some(&mut self) -> Checked {
         let Some(id) = self.any_queue() else { return Ok(()) };
         let from = self.dice.below(self.queues[&id].next + 1);
-        let (messages, octets) = (1 + self.dice.below(10) as usize, self.dice.below(3000) as usize);
+        let (messages, bytes) = (1 + self.dice.below(10) as usize, self.dice.below(3000) as usize);
         let queue = &self.queues[&id];
         let faults = |error: &store::StoreError| error.to_string().contains("simulated");
-        let read = match queue.stored.read(from, messages, octets) {
+        let read = match queue.stored.read(from, messages, bytes) {
             Err(error) if faults(&error) => return Ok(()),
             read => read.map_err(|error| error.to_string())?,
         };
-        let mut room = octets;
+        let mut room = bytes;
         let live = queue.messages.range(from..).filter(|(_, message)| message.settled.is_none());
         let mut expected = Vec::new();
         for (position, message) in live.take(messages) {
@@ -114,7 +114,7 @@ impl Run {
         })?;
         for stored in &read {
             let body = queue.messages[&stored.position].body;
-            check(stored.payload == body.octets(), || format!("wrong body at {}", stored.position))?;
+            check(stored.payload == body.bytes(), || format!("wrong body at {}", stored.position))?;
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Message {
         check(!settled, || "is back".into())?;
         check(!self.transferred || self.enqueued <= end, || "is here and where it came from".into())?;
         self.transferred = false;
-        check(back.payload == self.body.octets(), || "has a wrong body".into())?;
+        check(back.payload == self.body.bytes(), || "has a wrong body".into())?;
         check(back.expires.unwrap_or(0) == self.expires, || "expires otherwise".into())?;
         let told = (self.count(end)..=self.count(u64::MAX)).contains(&back.deliveries);
         check(told, || format!("was delivered {} times", back.deliveries))?;

@@ -153,8 +153,8 @@ impl Run {
                 _ => self.dice.below(300) as usize,
             };
             let body = Body { serial: self.serial, len };
-            let octets = body.octets();
-            let (start, end) = octets.split_at(len / 3);
+            let bytes = body.bytes();
+            let (start, end) = bytes.split_at(len / 3);
             self.on_their_way.push((self.store.append(&[start, end]).message, body));
         }
         if self.dice.chance(800) {
@@ -236,7 +236,7 @@ impl Run {
         let first = queue.messages.iter().find(|(_, message)| message.settled.is_none());
         let Some((&position, message)) = first else { return Ok(()) };
         let body = message.body;
-        let copy = self.store.append(&[&body.octets()]).message;
+        let copy = self.store.append(&[&body.bytes()]).message;
         let mut targets = vec![to];
         targets.extend(self.any_queue().filter(|other| *other != to && self.dice.chance(300)));
         let mut transfer = Transfer::default();
@@ -324,7 +324,7 @@ impl Outcome {
 }
 
 impl Body {
-    fn octets(self) -> Vec<u8> {
+    fn bytes(self) -> Vec<u8> {
         let serial = self.serial;
         (0..self.len as u64).map(|at| (serial.wrapping_mul(31) ^ at.wrapping_mul(serial | 1)) as u8).collect()
     }

@@ -14,7 +14,7 @@ impl OutBuf {
         self.sealed.iter().map(|piece| &piece[..]).chain(std::iter::once(tail))
     }
 
-    /// Inserts each piece in front of the octet at its offset, or at the end. Offsets ascend and are counted before
+    /// Inserts each piece in front of the byte at its offset, or at the end. Offsets ascend and are counted before
     /// anything is inserted.
     ///
     /// # Panics
@@ -59,18 +59,18 @@ impl OutBuf {
 mod tests {
     use super::*;
 
-    /// Pieces of both kinds: `0..n` in octets, of which the first `written` are written.
+    /// Pieces of both kinds: `0..n` in bytes, of which the first `written` are written.
     fn filled(parts: &[usize], written: usize) -> (OutBuf, Vec<u8>) {
         let mut buf = OutBuf::default();
-        let octets: Vec<u8> = (0..parts.iter().sum()).map(|i| i as u8).collect();
-        let mut rest = &octets[..];
+        let bytes: Vec<u8> = (0..parts.iter().sum()).map(|i| i as u8).collect();
+        let mut rest = &bytes[..];
         for len in parts {
             let (part, after) = rest.split_at(*len);
             buf.push(Bytes::copy_from_slice(part));
             rest = after;
         }
         buf.advance(written);
-        (buf, octets[written..].to_vec())
+        (buf, bytes[written..].to_vec())
     }
 
     #[test]

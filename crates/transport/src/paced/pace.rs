@@ -9,7 +9,7 @@ const BUSY_READS: u32 = 32;
 /// Things, such as frames, that a read brings on average from which on the sender itself is gathering them: each waits for
 /// others anyway. Eight small AMQP deliveries.
 const GATHERED: u64 = 24;
-/// Octets that a read brings on average from which on it is worth its wake-up by itself.
+/// Bytes that a read brings on average from which on it is worth its wake-up by itself.
 const WORTHWHILE: u64 = 16 * 1024;
 /// How long reading waits. The runtime's timer knows no shorter time, and makes up to twice as much of it.
 pub(super) const WAIT: Duration = Duration::from_millis(1);
@@ -28,10 +28,10 @@ pub(super) struct Pace {
     /// Since when what arrives is counted.
     since: Instant,
     reads: u32,
-    octets: u64,
+    bytes: u64,
     /// How many things had been taken at that time.
     taken: u64,
-    /// Octets a second that arrived when nothing waited; `None` while nothing waits.
+    /// Bytes a second that arrived when nothing waited; `None` while nothing waits.
     before: Option<f64>,
     /// Reads after a wait, since `before` was measured.
     waited: u32,
@@ -45,7 +45,7 @@ impl Pace {
         Self {
             since: now,
             reads: 0,
-            octets: 0,
+            bytes: 0,
             taken: 0,
             before: None,
             waited: 0,
@@ -54,11 +54,11 @@ impl Pace {
         }
     }
 
-    /// So many octets were read, and so many things had been taken from what was read before. Returns whether the next
+    /// So many bytes were read, and so many things had been taken from what was read before. Returns whether the next
     /// read is to wait.
-    pub(super) fn read(&mut self, octets: usize, taken: u64, now: Instant) -> bool {
+    pub(super) fn read(&mut self, bytes: usize, taken: u64, now: Instant) -> bool {
         self.reads += 1;
-        self.octets += octets as u64;
+        self.bytes += bytes as u64;
         match self.before {
             None => self.watch(taken, now),
             Some(before) => self.judge(before, taken, now),
@@ -75,9 +75,9 @@ impl Pace {
         let gathered = taken.saturating_sub(self.taken) >= GATHERED * reads;
         // A longer time has seen a silence, or a thread that was held up: there is nothing to compare with.
         let whole = elapsed < 2 * WATCH;
-        let worthwhile = self.octets >= WORTHWHILE * reads;
+        let worthwhile = self.bytes >= WORTHWHILE * reads;
         if self.reads >= BUSY_READS && gathered && whole && !worthwhile && now >= self.not_before {
-            self.before = Some(self.octets as f64 / elapsed.as_secs_f64());
+            self.before = Some(self.bytes as f64 / elapsed.as_secs_f64());
             self.waited = 0;
         }
         self.count_anew(taken, now);
@@ -89,7 +89,7 @@ impl Pace {
             return;
         }
         let elapsed = now.saturating_duration_since(self.since);
-        if (self.octets as f64) < before * AS_MUCH * elapsed.as_secs_f64() {
+        if (self.bytes as f64) < before * AS_MUCH * elapsed.as_secs_f64() {
             self.before = None;
             self.not_before = now + self.back_off;
             self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
@@ -105,7 +105,7 @@ impl Pace {
     fn count_anew(&mut self, taken: u64, now: Instant) {
         self.since = now;
         self.reads = 0;
-        self.octets = 0;
+        self.bytes = 0;
         self.taken = taken;
     }
 }
@@ -130,20 +130,20 @@ mod tests {
             Self { pace: Pace::new(now), now, taken: 0, waits: 0, reads: 0 }
         }
 
-        /// Reads for `time` from a sender that writes `octets` and `things` every `apart`, until `window` octets wait to
+        /// Reads for `time` from a sender that writes `bytes` and `things` every `apart`, until `window` bytes wait to
         /// be read.
-        fn run(&mut self, time: Duration, apart: Duration, octets: u64, things: u64, window: u64) {
+        fn run(&mut self, time: Duration, apart: Duration, bytes: u64, things: u64, window: u64) {
             let end = self.now + time;
             let mut waits = false;
             while self.now < end {
                 let passed = if waits { 2 * WAIT } else { apart };
                 let writes = (passed.as_nanos() / apart.as_nanos()) as u64;
-                let arrived = (writes * octets).min(window);
+                let arrived = (writes * bytes).min(window);
                 self.now += passed;
                 self.reads += 1;
                 self.waits += u32::from(waits);
                 waits = self.pace.read(arrived as usize, self.taken, self.now);
-                self.taken += arrived * things / octets;
+                self.taken += arrived * things / bytes;
             }
         }
     }
@@ -159,12 +159,12 @@ mod tests {
 
     #[test]
     fn single_messages_large_ones_and_few_never_wait() {
-        for (apart, octets, things) in
+        for (apart, bytes, things) in
             [(MANY, 80, 3), (MANY, 20_000, 48), (Duration::from_millis(1), 1000, 48)]
         {
             let mut it = Simulation::new();
-            it.run(Duration::from_secs(1), apart, octets, things, u64::MAX);
-            assert_eq!(it.waits, 0, "{octets} octets, {things} things every {apart:?}");
+            it.run(Duration::from_secs(1), apart, bytes, things, u64::MAX);
+            assert_eq!(it.waits, 0, "{bytes} bytes, {things} things every {apart:?}");
         }
     }
 

@@ -158,9 +158,9 @@ fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
     let Ok(Some(extension)) = certificate.subject_alternative_name() else { return Vec::new() };
     let name = |name: &GeneralName<'_>| match name {
         GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
-        GeneralName::IPAddress(octets) => match octets.len() {
-            4 => <[u8; 4]>::try_from(*octets).ok().map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
-            _ => <[u8; 16]>::try_from(*octets).ok().map(|ip| std::net::Ipv6Addr::from(ip).to_string()),
+        GeneralName::IPAddress(bytes) => match bytes.len() {
+            4 => <[u8; 4]>::try_from(*bytes).ok().map(|ip| std::net::Ipv4Addr::from(ip).to_string()),
+            _ => <[u8; 16]>::try_from(*bytes).ok().map(|ip| std::net::Ipv6Addr::from(ip).to_string()),
         },
         _ => None,
     };

@@ -42,7 +42,7 @@ impl LoginFrom {
     }
 }
 
-/// Octets of the longest user name.
+/// Bytes of the longest user name.
 const LONGEST_NAME: usize = 255;
 
 fn distinguished_name(subject: &X509Name<'_>) -> Option<String> {
@@ -103,19 +103,19 @@ fn text(attribute: &AttributeTypeAndValue<'_>) -> Option<String> {
     None
 }
 
-/// RFC 4514, section 2.4, and like RabbitMQ the octets of everything that is not printable ASCII as well.
+/// RFC 4514, section 2.4, and like RabbitMQ the bytes of everything that is not printable ASCII as well.
 fn escape(value: &str) -> String {
     let last = value.len().saturating_sub(1);
     let mut escaped = String::with_capacity(value.len());
-    for (at, octet) in value.bytes().enumerate() {
-        match octet {
-            b' ' | b'#' if at == 0 => escaped.extend(['\\', char::from(octet)]),
+    for (at, byte) in value.bytes().enumerate() {
+        match byte {
+            b' ' | b'#' if at == 0 => escaped.extend(['\\', char::from(byte)]),
             b' ' if at == last => escaped.push_str("\\ "),
-            b'"' | b'+' | b',' | b';' | b'<' | b'>' | b'\\' => escaped.extend(['\\', char::from(octet)]),
+            b'"' | b'+' | b',' | b';' | b'<' | b'>' | b'\\' => escaped.extend(['\\', char::from(byte)]),
             0..32 | 126.. => {
-                let _ = write!(escaped, "\\{octet:02X}");
+                let _ = write!(escaped, "\\{byte:02X}");
             }
-            _ => escaped.push(char::from(octet)),
+            _ => escaped.push(char::from(byte)),
         }
     }
     escaped

@@ -129,7 +129,7 @@ fn der(path: &Path) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn octets_pass_both_ways_and_an_end_without_goodbye_is_an_end() {
+async fn bytes_pass_both_ways_and_an_end_without_goodbye_is_an_end() {
     let authority = Authority::new();
     let server = load_server(authority.server(vec![authority.issue_for("localhost")]));
     let client = load_client(authority.client());
@@ -143,8 +143,8 @@ async fn octets_pass_both_ways_and_an_end_without_goodbye_is_an_end() {
         drop(far);
     };
     let mut received = Vec::new();
-    let (_, octets) = tokio::join!(sending, near.read_to_end(&mut received));
-    assert_eq!((octets.unwrap(), received == large), (1_000_000, true));
+    let (_, bytes) = tokio::join!(sending, near.read_to_end(&mut received));
+    assert_eq!((bytes.unwrap(), received == large), (1_000_000, true));
 }
 
 #[tokio::test]
@@ -315,12 +315,12 @@ fn the_end_of_every_certificate_in_use_is_told_and_follows_a_reload() {
 async fn a_client_that_does_not_speak_tls_is_told_apart() {
     let authority = Authority::new();
     let server = load_server(authority.server(vec![authority.issue_for("localhost")]));
-    for (octets, text) in [
+    for (bytes, text) in [
         (&b"AMQP\0\0\x09\x01"[..], "TLS: the client does not speak TLS"),
         (&b""[..], "TLS: closed during the handshake"),
     ] {
         let (here, mut there) = UnixStream::pair().unwrap();
-        there.write_all(octets).await.unwrap();
+        there.write_all(bytes).await.unwrap();
         there.shutdown().await.unwrap();
         assert_eq!(server.accept(Stream::Unix(here)).await.unwrap_err().to_string(), text);
     }

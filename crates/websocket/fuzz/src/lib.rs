@@ -5,7 +5,7 @@
 use websocket::handshake::{ClientRequest, Head, HeadError, MAX_HEAD, OriginPattern, Upgrade};
 use websocket::{Decoder, Deflate, Event, Fault, Header, Limits, MAX_INFLATED, Role, forwarded};
 
-/// Of messages, in octets.
+/// Of messages, in bytes.
 const LIMITS: Limits = Limits { message: 10_000 };
 
 /// A target's name and body.
@@ -22,7 +22,7 @@ pub fn frames(input: &[u8]) {
         let whole = told(input.len().max(1));
         assert!(whole.1.len() <= input.len());
         for step in [1, 7, 64] {
-            assert_eq!(told(step), whole, "{step} octets at a time");
+            assert_eq!(told(step), whole, "{step} bytes at a time");
         }
     }
     if let Ok(Some((header, len))) = Header::parse(input, false) {
@@ -48,7 +48,7 @@ pub fn deflated(input: &[u8]) {
             }
         }
         for step in [1, 7, 64] {
-            assert_eq!(told(step), whole, "{step} octets at a time");
+            assert_eq!(told(step), whole, "{step} bytes at a time");
         }
     }
 }
@@ -91,7 +91,7 @@ fn judge(head: Head<'_>) {
     assert!(fields.split("\r\n").count() < 10, "no field was smuggled in: {answer}");
 }
 
-/// Events with the octets of payload before them, all payload up to a fault, and the fault.
+/// Events with the bytes of payload before them, all payload up to a fault, and the fault.
 fn told(mut decoder: Decoder, input: &[u8], step: usize) -> (Vec<(usize, Event)>, Vec<u8>, Option<Fault>) {
     let (mut events, mut payload) = (Vec::new(), Vec::new());
     let (mut start, mut end) = (0, 0);

@@ -26,7 +26,7 @@ pub struct ClientRequest {
 pub struct Accepted {
     /// The subprotocol, one of those offered.
     pub protocol: Option<String>,
-    /// Octets of the answer; frames follow.
+    /// Bytes of the answer; frames follow.
     pub len: usize,
 }
 
@@ -51,8 +51,8 @@ impl fmt::Display for ClientError {
 impl std::error::Error for ClientError {}
 
 impl ClientRequest {
-    /// The request's octets.
-    pub fn octets(&self) -> Vec<u8> {
+    /// The request's bytes.
+    pub fn bytes(&self) -> Vec<u8> {
         let mut request = format!(
             "GET {} HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
              Sec-WebSocket-Key: {}\r\nSec-WebSocket-Version: 13\r\n",
@@ -133,9 +133,9 @@ mod tests {
     #[test]
     fn both_sides_agree() {
         let request = request();
-        let octets = request.octets();
-        let (head, len) = Head::parse(&octets).unwrap().unwrap();
-        assert_eq!((head.path, len), ("/ws/amqp", octets.len()));
+        let bytes = request.bytes();
+        let (head, len) = Head::parse(&bytes).unwrap().unwrap();
+        assert_eq!((head.path, len), ("/ws/amqp", bytes.len()));
         let mut answer = Upgrade::judge(head).unwrap().accept(Some("amqp"), None);
         let accepted = Accepted { protocol: Some("amqp".into()), len: answer.len() };
         for cut in 0..answer.len() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Octets of the largest head. Browsers send every cookie of the host along, so 8 KiB is not always enough.
+/// Bytes of the largest head. Browsers send every cookie of the host along, so 8 KiB is not always enough.
 pub const MAX_HEAD: usize = 16 * 1024;
 
 /// Header fields of a request; browsers send some fifteen, and proxies add a few.
@@ -22,12 +22,12 @@ pub struct Head<'a> {
     headers: Vec<(&'a str, &'a [u8])>,
 }
 
-/// Why octets are no head.
+/// Why bytes are no head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadError {
     /// Not HTTP/1.
     Malformed,
-    /// More than [`MAX_HEAD`] octets or [`MAX_HEADERS`] fields.
+    /// More than [`MAX_HEAD`] bytes or [`MAX_HEADERS`] fields.
     TooLarge,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for HeadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed => f.write_str("not an HTTP/1.1 request"),
-            Self::TooLarge => write!(f, "more than {MAX_HEAD} octets or {MAX_HEADERS} header fields"),
+            Self::TooLarge => write!(f, "more than {MAX_HEAD} bytes or {MAX_HEADERS} header fields"),
         }
     }
 }

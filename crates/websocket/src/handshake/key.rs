@@ -11,12 +11,12 @@ pub(super) fn accept(key: &str) -> String {
     STANDARD.encode(Sha1::new().chain_update(key).chain_update(GUID).finalize())
 }
 
-/// Sixteen octets as a Sec-WebSocket-Key.
+/// Sixteen bytes as a Sec-WebSocket-Key.
 pub(super) fn encode(nonce: [u8; 16]) -> String {
     STANDARD.encode(nonce)
 }
 
-/// Whether `key` is base64 of sixteen octets.
+/// Whether `key` is base64 of sixteen bytes.
 pub(super) fn is_valid(key: &str) -> bool {
     STANDARD.decode(key).is_ok_and(|nonce| nonce.len() == 16)
 }

@@ -131,7 +131,7 @@ impl Parts {
         };
         let is_address = host.starts_with('[') && host.ends_with(']');
         let is_name = !host.is_empty()
-            && host.bytes().all(|octet| octet.is_ascii_alphanumeric() || b"-._*".contains(&octet));
+            && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._*".contains(&byte));
         (is_address || is_name).then(|| Self { scheme, host: host.to_ascii_lowercase(), port })
     }
 

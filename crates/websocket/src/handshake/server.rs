@@ -47,7 +47,7 @@ impl<'a> Upgrade<'a> {
             return Err(Refusal::new(Status::UpgradeRequired, "WebSocket version 13 is needed (RFC 6455)"));
         }
         let Some(key) = head.single("sec-websocket-key").filter(|key| key::is_valid(key)) else {
-            return bad("exactly one Sec-WebSocket-Key of 16 octets in base64 is needed");
+            return bad("exactly one Sec-WebSocket-Key of 16 bytes in base64 is needed");
         };
         if head.all("origin").count() > 1 {
             return bad("more than one Origin");
@@ -102,7 +102,7 @@ impl From<HeadError> for Refusal {
 /// Whether `text` is a token (RFC 9110, 5.6.2); anything else could break the answer apart.
 pub(super) fn is_token(text: &str) -> bool {
     !text.is_empty()
-        && text.bytes().all(|octet| octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet))
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
 
 #[cfg(test)]

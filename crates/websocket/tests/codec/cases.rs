@@ -19,22 +19,22 @@ fn frames(frames: &[(u8, &[u8])]) -> Vec<u8> {
 
 /// What is heard of frames that are all in order, whatever the cut.
 fn fine(list: &[(u8, &[u8])]) -> Vec<Heard> {
-    let octets = frames(list);
-    let (heard, fault) = hear_client(&octets);
+    let bytes = frames(list);
+    let (heard, fault) = hear_client(&bytes);
     assert_eq!(fault, None);
     for step in [1, 3, 997] {
-        assert_eq!(hear(Role::Server, Limits::NONE, &octets, step), (heard.clone(), None));
+        assert_eq!(hear(Role::Server, Limits::NONE, &bytes, step), (heard.clone(), None));
     }
     heard
 }
 
 /// The code with which frames are refused, and what was heard before.
 fn refused(list: &[(u8, &[u8])]) -> (Vec<Heard>, u16) {
-    let octets = frames(list);
-    let (heard, fault) = hear_client(&octets);
+    let bytes = frames(list);
+    let (heard, fault) = hear_client(&bytes);
     let fault = fault.expect("they are refused");
     for step in [1, 3, 997] {
-        assert_eq!(hear(Role::Server, Limits::NONE, &octets, step), (heard.clone(), Some(fault)));
+        assert_eq!(hear(Role::Server, Limits::NONE, &bytes, step), (heard.clone(), Some(fault)));
     }
     (heard, fault.code.get())
 }
@@ -46,15 +46,15 @@ fn framing_every_length_at_its_edges() {
         for (first, expected) in
             [(TEXT, Heard::Text(payload.clone())), (BINARY, Heard::Binary(payload.clone()))]
         {
-            let octets = masked(FIN | first, &payload);
-            assert_eq!(hear_client(&octets), (vec![expected.clone()], None));
-            assert_eq!(hear(Role::Server, Limits::NONE, &octets, 997), (vec![expected], None));
+            let bytes = masked(FIN | first, &payload);
+            assert_eq!(hear_client(&bytes), (vec![expected.clone()], None));
+            assert_eq!(hear(Role::Server, Limits::NONE, &bytes, 997), (vec![expected], None));
         }
     }
 }
 
 #[test]
-fn pings_up_to_125_octets_are_heard_and_longer_ones_refused() {
+fn pings_up_to_125_bytes_are_heard_and_longer_ones_refused() {
     for payload in [&b""[..], b"Hello", b"\x00\xff\xfe\xfd", &[0xfe; 125]] {
         assert_eq!(fine(&[(FIN | PING, payload)]), [Heard::Ping(payload.to_vec())]);
         assert_eq!(fine(&[(FIN | PONG, payload)]), [Heard::Pong(payload.to_vec())]);
@@ -135,8 +135,8 @@ fn text_in_utf8_is_heard_however_its_characters_are_cut() {
         let (front, back) = text.as_bytes().split_at(cut);
         assert_eq!(fine(&[(TEXT, front), (FIN | CONTINUATION, back)]), [Heard::Text(text.into())]);
     }
-    let octets: Vec<(u8, &[u8])> = text.as_bytes().chunks(1).map(|octet| (CONTINUATION, octet)).collect();
-    let list = [&[(TEXT, &b""[..])], &octets[..], &[(FIN | CONTINUATION, b"")]].concat();
+    let bytes: Vec<(u8, &[u8])> = text.as_bytes().chunks(1).map(|byte| (CONTINUATION, byte)).collect();
+    let list = [&[(TEXT, &b""[..])], &bytes[..], &[(FIN | CONTINUATION, b"")]].concat();
     assert_eq!(fine(&list), [Heard::Text(text.into())]);
 }
 
@@ -152,7 +152,7 @@ fn text_that_is_not_utf8_is_refused_with_1007() {
         b"\xff",
     ] {
         assert_eq!(refused(&[(FIN | TEXT, bad)]), (vec![], 1007));
-        // Octets need not be text.
+        // Bytes need not be text.
         assert_eq!(fine(&[(FIN | BINARY, bad)]), [Heard::Binary(bad.to_vec())]);
     }
 }
@@ -162,7 +162,7 @@ fn bad_text_is_refused_before_the_rest_of_its_message_has_come() {
     let begun = frames(&[(TEXT, b"\xce\xba\xf4\x90")]);
     let (heard, fault) = hear_client(&begun);
     assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1007)));
-    // Within one frame, as soon as the octet is there.
+    // Within one frame, as soon as the byte is there.
     let whole = masked(FIN | TEXT, b"\xce\xba\xf4\x90\x80\x80edited");
     let header = whole.len() - 12;
     assert_eq!(hear_client(&whole[..header + 3]).1, None);
@@ -211,7 +211,7 @@ fn each_side_masks_as_it_must() {
 #[test]
 fn messages_above_the_limit_are_refused_by_their_headers_alone() {
     let limits = Limits { message: 10 };
-    let code = |octets: &[u8]| hear(Role::Server, limits, octets, 64).1.map(|fault| fault.code.get());
+    let code = |bytes: &[u8]| hear(Role::Server, limits, bytes, 64).1.map(|fault| fault.code.get());
     assert_eq!(code(&masked(FIN | BINARY, &[0; 10])), None);
     assert_eq!(code(&masked(FIN | BINARY, &[0; 11])[..6]), Some(1009));
     assert_eq!(
@@ -238,13 +238,13 @@ fn large_messages_are_heard_in_frames_and_reads_of_every_size() {
         for (opcode, expected) in
             [(TEXT, Heard::Text(payload.clone())), (BINARY, Heard::Binary(payload.clone()))]
         {
-            let mut octets = Vec::new();
+            let mut bytes = Vec::new();
             for (at, piece) in payload.chunks(frame).enumerate() {
                 let fin = if (at + 1) * frame >= len { FIN } else { 0 };
-                octets.extend(masked(fin | if at == 0 { opcode } else { CONTINUATION }, piece));
+                bytes.extend(masked(fin | if at == 0 { opcode } else { CONTINUATION }, piece));
             }
-            let heard = hear(Role::Server, Limits::NONE, &octets, read);
-            assert!(heard == (vec![expected], None), "{len} octets in frames of {frame}");
+            let heard = hear(Role::Server, Limits::NONE, &bytes, read);
+            assert!(heard == (vec![expected], None), "{len} bytes in frames of {frame}");
         }
     }
 }
@@ -252,27 +252,27 @@ fn large_messages_are_heard_in_frames_and_reads_of_every_size() {
 /// What is shown again and again would make the cost of a message grow with its square.
 #[test]
 fn nothing_but_a_header_or_a_control_frame_is_ever_shown_twice() {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for len in [0, 1, 125, 126, 70_000] {
-        octets.extend(masked(FIN | BINARY, &vec![b'x'; len]));
-        octets.extend(masked(FIN | TEXT, &vec![b'x'; len]));
-        octets.extend(masked(FIN | PING, &[b'x'; 125]));
+        bytes.extend(masked(FIN | BINARY, &vec![b'x'; len]));
+        bytes.extend(masked(FIN | TEXT, &vec![b'x'; len]));
+        bytes.extend(masked(FIN | PING, &[b'x'; 125]));
     }
     for step in [1, 2, 7, 64, 1300] {
         let mut decoder = Decoder::new(Role::Server, Limits::NONE);
         let (mut start, mut end, mut payload) = (0, 0, Vec::new());
-        while end < octets.len() {
-            end = (end + step).min(octets.len());
+        while end < bytes.len() {
+            end = (end + step).min(bytes.len());
             loop {
-                let told = decoder.decode(&octets[start..end], &mut payload).unwrap();
+                let told = decoder.decode(&bytes[start..end], &mut payload).unwrap();
                 start += told.taken;
                 if told.event.is_none() {
                     break;
                 }
             }
-            assert!(end - start < MAX_HEADER_LEN + 125, "{} octets left", end - start);
+            assert!(end - start < MAX_HEADER_LEN + 125, "{} bytes left", end - start);
             payload.clear();
         }
-        assert_eq!(start, octets.len());
+        assert_eq!(start, bytes.len());
     }
 }

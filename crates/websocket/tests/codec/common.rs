@@ -17,7 +17,7 @@ pub enum Heard {
     Close(Option<CloseFrame>),
 }
 
-/// Everything in `input`, shown `step` octets more at a time, up to the first fault.
+/// Everything in `input`, shown `step` bytes more at a time, up to the first fault.
 pub fn hear(role: Role, limits: Limits, input: &[u8], step: usize) -> (Vec<Heard>, Option<Fault>) {
     hear_with(Decoder::new(role, limits), input, step)
 }
@@ -69,22 +69,22 @@ pub fn hear_client(input: &[u8]) -> (Vec<Heard>, Option<Fault>) {
     hear(Role::Server, Limits::NONE, input, input.len().max(1))
 }
 
-/// A client's frame with these first octet and payload.
+/// A client's frame with these first byte and payload.
 pub fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     let key = [0x37, 0xfa, 0x21, 0x3d];
-    let mut octets = vec![first];
+    let mut bytes = vec![first];
     match payload.len() {
-        len @ 0..=125 => octets.push(0x80 | len as u8),
+        len @ 0..=125 => bytes.push(0x80 | len as u8),
         len @ 126..=65535 => {
-            octets.push(0x80 | 126);
-            octets.extend((len as u16).to_be_bytes());
+            bytes.push(0x80 | 126);
+            bytes.extend((len as u16).to_be_bytes());
         }
         len => {
-            octets.push(0x80 | 127);
-            octets.extend((len as u64).to_be_bytes());
+            bytes.push(0x80 | 127);
+            bytes.extend((len as u64).to_be_bytes());
         }
     }
-    octets.extend(key);
-    octets.extend(payload.iter().enumerate().map(|(i, octet)| octet ^ key[i % 4]));
-    octets
+    bytes.extend(key);
+    bytes.extend(payload.iter().enumerate().map(|(i, byte)| byte ^ key[i % 4]));
+    bytes
 }

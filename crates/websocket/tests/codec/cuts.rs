@@ -5,13 +5,13 @@ use websocket::{CloseCode, CloseFrame, Limits, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear};
 
-/// Something to say, and octets that decide how it is cut into frames.
+/// Something to say, and bytes that decide how it is cut into frames.
 fn utterance() -> impl Strategy<Value = (Heard, Vec<u8>)> {
-    let octets = || proptest::collection::vec(any::<u8>(), 0..300);
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
     let short = || proptest::collection::vec(any::<u8>(), 0..=125);
     let heard = prop_oneof![
         "\\PC{0,80}".prop_map(|text| Heard::Text(text.into_bytes())),
-        octets().prop_map(Heard::Binary),
+        bytes().prop_map(Heard::Binary),
         short().prop_map(Heard::Ping),
         short().prop_map(Heard::Pong),
     ];
@@ -21,7 +21,7 @@ fn utterance() -> impl Strategy<Value = (Heard, Vec<u8>)> {
 fn say(out: &mut Vec<u8>, key: Option<[u8; 4]>, heard: &Heard, cuts: &[u8]) {
     let (kind, mut rest) = match heard {
         Heard::Text(text) => (MessageKind::Text, &text[..]),
-        Heard::Binary(octets) => (MessageKind::Binary, &octets[..]),
+        Heard::Binary(bytes) => (MessageKind::Binary, &bytes[..]),
         Heard::Ping(payload) => return encode::ping(out, key, payload),
         Heard::Pong(payload) => return encode::pong(out, key, payload),
         Heard::Close(_) => unreachable!("not generated"),
@@ -43,35 +43,35 @@ proptest! {
         reason in proptest::option::of("\\PC{0,40}"),
         step in 1usize..700,
     ) {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let mut expected: Vec<Heard> = Vec::new();
         for (heard, cuts) in &conversation {
-            say(&mut octets, key, heard, cuts);
+            say(&mut bytes, key, heard, cuts);
             expected.push(heard.clone());
         }
         let frame = reason.map(|reason| CloseFrame { code: CloseCode::GOING_AWAY, reason });
         match &frame {
             Some(frame) if frame.reason.len() <= websocket::MAX_REASON => {
-                encode::close(&mut octets, key, frame.code, &frame.reason);
+                encode::close(&mut bytes, key, frame.code, &frame.reason);
                 expected.push(Heard::Close(Some(frame.clone())));
             }
             _ => {
-                encode::empty_close(&mut octets, key);
+                encode::empty_close(&mut bytes, key);
                 expected.push(Heard::Close(None));
             }
         }
         let role = if key.is_some() { Role::Server } else { Role::Client };
-        prop_assert_eq!(hear(role, Limits::NONE, &octets, step), (expected, None));
+        prop_assert_eq!(hear(role, Limits::NONE, &bytes, step), (expected, None));
     }
 
     #[test]
     fn nonsense_is_judged_the_same_however_it_is_cut(
-        octets in proptest::collection::vec(any::<u8>(), 0..200),
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
         step in 1usize..50,
     ) {
         for role in [Role::Server, Role::Client] {
-            let whole = hear(role, Limits { message: 1000 }, &octets, octets.len().max(1));
-            prop_assert_eq!(hear(role, Limits { message: 1000 }, &octets, step), whole);
+            let whole = hear(role, Limits { message: 1000 }, &bytes, bytes.len().max(1));
+            prop_assert_eq!(hear(role, Limits { message: 1000 }, &bytes, step), whole);
         }
     }
 }

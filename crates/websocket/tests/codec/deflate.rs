@@ -33,11 +33,11 @@ fn deflate(window_bits: u8) -> Deflate {
 }
 
 /// What a server hears, whatever the cut.
-fn heard(octets: &[u8]) -> (Vec<Heard>, Option<u16>) {
+fn heard(bytes: &[u8]) -> (Vec<Heard>, Option<u16>) {
     let code = |(heard, fault): (_, Option<websocket::Fault>)| (heard, fault.map(|fault| fault.code.get()));
-    let whole = code(hear_deflated(Role::Server, Limits::NONE, octets, octets.len()));
+    let whole = code(hear_deflated(Role::Server, Limits::NONE, bytes, bytes.len()));
     for step in [1, 3, 997] {
-        assert_eq!(code(hear_deflated(Role::Server, Limits::NONE, octets, step)), whole);
+        assert_eq!(code(hear_deflated(Role::Server, Limits::NONE, bytes, step)), whole);
     }
     whole
 }
@@ -123,16 +123,16 @@ fn what_is_compressed_is_heard_as_it_was_said() {
             let regular: Vec<u8> = (0..len).map(|at| (at / 7) as u8).collect();
             let random: Vec<u8> = (0..len).map(|_| noise()).collect();
             for payload in [regular, random, vec![0; len]] {
-                let mut octets = Vec::new();
+                let mut bytes = Vec::new();
                 encode::deflated_message(
-                    &mut octets,
+                    &mut bytes,
                     KEY,
                     MessageKind::Binary,
                     deflate(window_bits),
                     &payload,
                 );
-                assert!(octets.len() <= payload.len() + 14, "never longer than without");
-                let (heard, fault) = hear_deflated(Role::Server, Limits::NONE, &octets, 4096);
+                assert!(bytes.len() <= payload.len() + 14, "never longer than without");
+                let (heard, fault) = hear_deflated(Role::Server, Limits::NONE, &bytes, 4096);
                 assert_eq!((heard, fault), (vec![Heard::Binary(payload)], None));
             }
         }
@@ -146,15 +146,15 @@ fn a_message_that_blows_up_is_refused_before_it_exists() {
     let mut best = flate2::Compress::new(flate2::Compression::best(), false);
     best.compress_vec(&bomb, &mut compressed, flate2::FlushCompress::Sync).unwrap();
     compressed.truncate(compressed.len() - 4);
-    let octets = masked(BINARY | COMPRESSED, &compressed);
-    assert!(octets.len() * 900 < bomb.len(), "{}", octets.len());
+    let bytes = masked(BINARY | COMPRESSED, &compressed);
+    assert!(bytes.len() * 900 < bomb.len(), "{}", bytes.len());
     // `hear` asserts what each call gives.
-    for step in [1000, octets.len()] {
-        let (heard, fault) = hear_deflated(Role::Server, Limits { message: 1 << 20 }, &octets, step);
+    for step in [1000, bytes.len()] {
+        let (heard, fault) = hear_deflated(Role::Server, Limits { message: 1 << 20 }, &bytes, step);
         assert_eq!((heard, fault.map(|fault| fault.code.get())), (vec![], Some(1009)));
     }
     let exactly = Limits { message: 64 << 20 };
-    assert_eq!(hear_deflated(Role::Server, exactly, &octets, octets.len()).0, [Heard::Binary(bomb)]);
+    assert_eq!(hear_deflated(Role::Server, exactly, &bytes, bytes.len()).0, [Heard::Binary(bomb)]);
 }
 
 #[test]
@@ -182,6 +182,6 @@ fn the_bit_counts_only_where_a_message_begins_and_only_if_negotiated() {
 #[test]
 fn control_frames_may_stand_between_compressed_fragments() {
     let hello = [0xf2, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00];
-    let octets = [masked(0x41, &hello[..1]), masked(0x89, b"p"), masked(0x80, &hello[1..])].concat();
-    assert_eq!(heard(&octets), (vec![Heard::Ping(b"p".to_vec()), Heard::Text(b"Hello".to_vec())], None));
+    let bytes = [masked(0x41, &hello[..1]), masked(0x89, b"p"), masked(0x80, &hello[1..])].concat();
+    assert_eq!(heard(&bytes), (vec![Heard::Ping(b"p".to_vec()), Heard::Text(b"Hello".to_vec())], None));
 }

@@ -8,11 +8,11 @@ use websocket::{Limits, MessageKind, Role, encode};
 
 use crate::common::{Heard, hear, masked};
 
-/// Octets that the pipe between the two holds; less than the largest message, so that both have to wait.
+/// Bytes that the pipe between the two holds; less than the largest message, so that both have to wait.
 const PIPE: usize = 64 * 1024;
 const KEY: [u8; 4] = [0xde, 0xad, 0xbe, 0xef];
 
-fn texts_and_octets() -> Vec<Message> {
+fn texts_and_bytes() -> Vec<Message> {
     let mut messages = vec![Message::text(""), Message::text("κόσμε 🐇"), Message::binary(vec![])];
     for len in [1, 125, 126, 127, 65535, 65536, 200_000] {
         messages.push(Message::binary((0..len).map(|i| i as u8).collect::<Vec<u8>>()));
@@ -69,7 +69,7 @@ async fn connect(pipe: &mut DuplexStream) -> Vec<u8> {
         protocols: vec![],
         nonce: [7; 16],
     };
-    pipe.write_all(&request.octets()).await.unwrap();
+    pipe.write_all(&request.bytes()).await.unwrap();
     let mut input = Vec::new();
     loop {
         assert!(pipe.read_buf(&mut input).await.unwrap() > 0);
@@ -85,7 +85,7 @@ async fn their_client_and_our_server_understand_each_other() {
     let them = tokio::spawn(async move {
         let builder = ClientBuilder::new().uri("ws://localhost/").unwrap();
         let (mut client, _) = builder.connect_on(theirs).await.unwrap();
-        for message in texts_and_octets() {
+        for message in texts_and_bytes() {
             client.send(message).await.unwrap();
         }
         let mut got = Vec::new();
@@ -100,7 +100,7 @@ async fn their_client_and_our_server_understand_each_other() {
         got
     });
     accept(&mut ours).await;
-    let expected: Vec<Heard> = texts_and_octets().iter().map(heard).collect();
+    let expected: Vec<Heard> = texts_and_bytes().iter().map(heard).collect();
     let mut input = Vec::new();
     loop {
         assert!(ours.read_buf(&mut input).await.unwrap() > 0);
@@ -111,7 +111,7 @@ async fn their_client_and_our_server_understand_each_other() {
             break;
         }
     }
-    for message in texts_and_octets() {
+    for message in texts_and_bytes() {
         ours.write_all(&say(&message, None)).await.unwrap();
     }
     let mut farewell = Vec::new();
@@ -123,7 +123,7 @@ async fn their_client_and_our_server_understand_each_other() {
 #[tokio::test]
 async fn our_client_and_their_server_understand_each_other() {
     let (theirs, mut ours) = tokio::io::duplex(PIPE);
-    let expected: Vec<Heard> = texts_and_octets().iter().map(heard).collect();
+    let expected: Vec<Heard> = texts_and_bytes().iter().map(heard).collect();
     let count = expected.len();
     let them = tokio::spawn(async move {
         let (_, mut server) = ServerBuilder::new().accept(theirs).await.unwrap();
@@ -131,14 +131,14 @@ async fn our_client_and_their_server_understand_each_other() {
         while got.len() < count {
             got.push(heard(&server.next().await.unwrap().unwrap()));
         }
-        for message in texts_and_octets() {
+        for message in texts_and_bytes() {
             server.send(message).await.unwrap();
         }
         server.close().await.unwrap();
         got
     });
     let mut input = connect(&mut ours).await;
-    for message in texts_and_octets() {
+    for message in texts_and_bytes() {
         ours.write_all(&say(&message, Some(KEY))).await.unwrap();
     }
     loop {
@@ -178,11 +178,11 @@ async fn both_refuse_the_same() {
         ("close 4000", close(4000)),
         ("no mask", vec![0x81, 0x01, b'x']),
     ];
-    for (name, octets) in cases {
-        let ours = hear(Role::Server, Limits::NONE, &octets, 64).1.is_none();
+    for (name, bytes) in cases {
+        let ours = hear(Role::Server, Limits::NONE, &bytes, 64).1.is_none();
         let (mut near, far) = tokio::io::duplex(PIPE);
         let mut server = ServerBuilder::new().serve(far);
-        near.write_all(&octets).await.unwrap();
+        near.write_all(&bytes).await.unwrap();
         let theirs = server.next().await.is_none_or(|message| message.is_ok());
         assert_eq!(ours, theirs, "{name}");
     }

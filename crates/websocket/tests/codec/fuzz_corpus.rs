@@ -8,7 +8,7 @@ use crate::bodies;
 /// Per target; enough to reach every branch of the bodies, within a second in a debug build.
 const MUTATIONS: usize = 3000;
 
-/// Octets that mean something.
+/// Bytes that mean something.
 const TELLING: [u8; 9] = [0, 0x7e, 0x7f, 0x80, 0xfe, 0xff, b',', b'"', b'\r'];
 
 /// What the mutations of a target start from.
@@ -29,17 +29,17 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         protocols: vec!["amqp091".into(), "mqtt".into()],
         nonce: [0; 16],
     };
-    let mut octets = request.octets();
-    octets.truncate(octets.len() - 2);
-    octets.extend_from_slice(
+    let mut bytes = request.bytes();
+    bytes.truncate(bytes.len() - 2);
+    bytes.extend_from_slice(
         b"Forwarded: for=\"[2001:db8::1]:80\";by=\"a,b\", for=10.0.0.2\r\nX-Forwarded-For: 1.2.3.4, 10.0.0.3\r\n\
           Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=9, x\r\n\r\n",
     );
     let answer = {
-        let (head, _) = Head::parse(&octets).expect("it is a request").expect("it is whole");
+        let (head, _) = Head::parse(&bytes).expect("it is a request").expect("it is whole");
         Upgrade::judge(head).expect("it is an upgrade").accept(Some("mqtt"), None)
     };
-    vec![octets, answer]
+    vec![bytes, answer]
 }
 
 /// A server's frames, and a client's.

@@ -1,4 +1,4 @@
-//! The examples of RFC 6455, section 5.7, octet by octet, read and written.
+//! The examples of RFC 6455, section 5.7, byte by byte, read and written.
 
 use websocket::{Limits, MessageKind, Role, encode};
 
@@ -24,7 +24,7 @@ fn large(prefix: &[u8], len: usize) -> (Vec<u8>, Vec<u8>) {
 fn the_rfcs_examples_are_read() {
     let (medium, medium_payload) = large(&[0x82, 0x7e, 0x01, 0x00], 256);
     let (long, long_payload) = large(&[0x82, 0x7f, 0, 0, 0, 0, 0, 1, 0, 0], 65536);
-    for (role, octets, expected) in [
+    for (role, bytes, expected) in [
         (Role::Client, HELLO, Heard::Text(hello())),
         (Role::Server, MASKED_HELLO, Heard::Text(hello())),
         (Role::Client, FRAGMENTED, Heard::Text(hello())),
@@ -33,8 +33,8 @@ fn the_rfcs_examples_are_read() {
         (Role::Client, &medium, Heard::Binary(medium_payload)),
         (Role::Client, &long, Heard::Binary(long_payload)),
     ] {
-        for step in [1, 2, 3, octets.len()] {
-            assert_eq!(hear(role, Limits::NONE, octets, step), (vec![expected.clone()], None));
+        for step in [1, 2, 3, bytes.len()] {
+            assert_eq!(hear(role, Limits::NONE, bytes, step), (vec![expected.clone()], None));
         }
     }
 }
@@ -60,7 +60,7 @@ fn the_rfcs_examples_are_written() {
     for (prefix, len) in
         [(&[0x82, 0x7e, 0x01, 0x00][..], 256), (&[0x82, 0x7f, 0, 0, 0, 0, 0, 1, 0, 0], 65536)]
     {
-        let (octets, payload) = large(prefix, len);
-        assert_eq!(written(&|out| encode::message(out, None, MessageKind::Binary, &payload)), octets);
+        let (bytes, payload) = large(prefix, len);
+        assert_eq!(written(&|out| encode::message(out, None, MessageKind::Binary, &payload)), bytes);
     }
 }

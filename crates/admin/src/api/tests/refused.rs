@@ -26,7 +26,7 @@ fn publish(api: &Arc<Api>, message: &Value) -> StatusCode {
 fn properties_that_no_frame_takes_are_not_published() {
     let (broker, api) = world();
     declare(&broker, "q");
-    let headers = |octets: usize| message(&json!({"headers": {"h": "x".repeat(octets)}}));
+    let headers = |bytes: usize| message(&json!({"headers": {"h": "x".repeat(bytes)}}));
     // Around the text: frame 8, class, weight and size 12, flags 2, length 4, key 2, letter 1, length 4.
     let most = FRAME_MAX as usize - 33;
     assert_eq!(publish(&api, &headers(most)), StatusCode::OK);

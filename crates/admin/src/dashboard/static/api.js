@@ -74,10 +74,10 @@ export class Api {
   }
 }
 
-/** Basic authentication, of which the octets are UTF-8 (RFC 7617). */
+/** Basic authentication, of which the bytes are UTF-8 (RFC 7617). */
 export function basic(user, password) {
-  const octets = new TextEncoder().encode(`${user}:${password}`);
-  return `Basic ${btoa(String.fromCharCode(...octets))}`;
+  const bytes = new TextEncoder().encode(`${user}:${password}`);
+  return `Basic ${btoa(String.fromCharCode(...bytes))}`;
 }
 
 /** How the API writes the default exchange, which has no name, in an address. */

@@ -24,7 +24,7 @@ export function rate(value) {
   return `${value < 10 ? FINE.format(value) : short(value)}/s`;
 }
 
-/** Octets in binary units. */
+/** Bytes in binary units. */
 export function bytes(value) {
   if (!isNumber(value)) return NOTHING;
   let unit = 0;

@@ -127,7 +127,7 @@ function take(channel, message) {
   from.append(part("span", "key", `${message.exchange || "(no exchange)"} → ${message.routingKey}`));
   from.append(part("time", "when", new Date().toLocaleTimeString()));
   const text = message.text();
-  const shown = text === null ? `(${message.body.length} octets that are no text)` : text.slice(0, MOST_TEXT);
+  const shown = text === null ? `(${message.body.length} bytes that are no text)` : text.slice(0, MOST_TEXT);
   item.append(from, part("p", "body", shown + (text?.length > MOST_TEXT ? "…" : "")));
   const list = element("messages");
   list.prepend(item);

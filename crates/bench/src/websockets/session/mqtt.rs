@@ -17,8 +17,8 @@ const CONNECT_FLAGS: u8 = 0b1100_0010;
 /// Level of the protocol: 3.1.1.
 const LEVEL: u8 = 4;
 const PACKET_ID: [u8; 2] = [0, 1];
-/// Octets that a remaining length has at most (2.2.3).
-const MAX_LENGTH_OCTETS: usize = 4;
+/// Bytes that a remaining length has at most (2.2.3).
+const MAX_LENGTH_BYTES: usize = 4;
 
 pub(super) struct Client {
     /// What is sent first.
@@ -96,9 +96,9 @@ fn packet(first: u8, content: &[u8], out: &mut Vec<u8>) {
     out.push(first);
     let mut length = content.len();
     loop {
-        let octet = (length % 128) as u8;
+        let byte = (length % 128) as u8;
         length /= 128;
-        out.push(octet | if length > 0 { 0x80 } else { 0 });
+        out.push(byte | if length > 0 { 0x80 } else { 0 });
         if length == 0 {
             break;
         }
@@ -109,13 +109,13 @@ fn packet(first: u8, content: &[u8], out: &mut Vec<u8>) {
 /// Where the content of the first packet begins and ends, when it is all there.
 fn extent(input: &[u8]) -> Result<Option<(usize, usize)>, String> {
     let mut length = 0;
-    for at in 0..MAX_LENGTH_OCTETS {
-        let Some(&octet) = input.get(1 + at) else { return Ok(None) };
-        length |= usize::from(octet & 0x7f) << (7 * at);
-        if octet & 0x80 == 0 {
+    for at in 0..MAX_LENGTH_BYTES {
+        let Some(&byte) = input.get(1 + at) else { return Ok(None) };
+        length |= usize::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
             let begin = 2 + at;
             return Ok((input.len() >= begin + length).then_some((begin, begin + length)));
         }
     }
-    Err("a packet's length of more than four octets".to_owned())
+    Err("a packet's length of more than four bytes".to_owned())
 }

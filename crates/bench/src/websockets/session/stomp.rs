@@ -31,10 +31,10 @@ impl Session for Client {
     fn handle(&mut self, input: &mut Vec<u8>, out: &mut Vec<u8>) -> Result<Option<Met>, String> {
         loop {
             // Line ends between frames are heartbeats.
-            let beats = input.iter().take_while(|octet| matches!(octet, b'\n' | b'\r')).count();
+            let beats = input.iter().take_while(|byte| matches!(byte, b'\n' | b'\r')).count();
             input.drain(..beats);
             // Bodies of this study hold no NUL.
-            let Some(end) = input.iter().position(|octet| *octet == 0) else { return Ok(None) };
+            let Some(end) = input.iter().position(|byte| *byte == 0) else { return Ok(None) };
             let frame: Vec<u8> = input.drain(..=end).collect();
             let text = String::from_utf8_lossy(&frame[..end]);
             let (head, body) = text.split_once("\n\n").unwrap_or((&text, ""));

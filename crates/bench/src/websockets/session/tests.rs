@@ -4,11 +4,11 @@ fn target(scheme: &str) -> Target {
     Target::parse(&format!("{scheme}+ws://user:secret@localhost:1/ws")).unwrap()
 }
 
-/// Shows `client` what a server says, an octet at a time; what it met, and what it said itself.
+/// Shows `client` what a server says, a byte at a time; what it met, and what it said itself.
 fn told(client: &mut dyn Session, server: &[u8]) -> Result<(Vec<Met>, Vec<u8>), String> {
     let (mut input, mut out, mut met) = (Vec::new(), Vec::new(), Vec::new());
-    for octet in server {
-        input.push(*octet);
+    for byte in server {
+        input.push(*byte);
         met.extend(client.handle(&mut input, &mut out)?);
     }
     assert!(input.is_empty());

@@ -12,7 +12,7 @@ use crate::queue::delivery::Delivery;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OnDisk {
     pub(crate) messages: u64,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     pub(crate) bytes: u64,
 }
 
@@ -130,7 +130,7 @@ impl ReadyStore {
             if !freed.is_empty() {
                 return PagedOut::Freed(freed);
             }
-            if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_OCTETS) {
+            if let Some(deliveries) = self.levels[at].first_of_tail(STEP_MESSAGES, STEP_BYTES) {
                 let segments = self.levels[at].lane(&lane);
                 return PagedOut::Write(ToWrite { level: at, epoch: self.epoch, deliveries, segments });
             }
@@ -180,5 +180,5 @@ impl OnDisk {
 
 /// Messages that leave memory while the queue is locked: some ten microseconds.
 const STEP_MESSAGES: usize = 512;
-/// Octets that are written in one go, and stay in memory meanwhile.
-const STEP_OCTETS: u64 = 1 << 20;
+/// Bytes that are written in one go, and stay in memory meanwhile.
+const STEP_BYTES: u64 = 1 << 20;

@@ -23,7 +23,7 @@ pub(super) struct Level {
 struct Split {
     run: Run,
     tail: VecDeque<Delivery>,
-    /// Octets of memory that the head takes.
+    /// Bytes of memory that the head takes.
     head_weight: u64,
 }
 
@@ -88,7 +88,7 @@ impl Level {
         self.returned.values().chain(&self.head).chain(tail)
     }
 
-    /// Takes messages in memory, and returns how many of the octets of memory were the head's of a split level.
+    /// Takes messages in memory, and returns how many of the bytes of memory were the head's of a split level.
     pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool, taken: &mut Vec<Delivery>) -> u64 {
         let mut keep = |delivery: &Delivery| {
             let out = which(delivery);
@@ -130,7 +130,7 @@ impl Level {
         }
     }
 
-    /// What was found on disk, behind what is in memory. Returns how many octets of memory are the head's now.
+    /// What was found on disk, behind what is in memory. Returns how many bytes of memory are the head's now.
     pub(super) fn restore_run(&mut self, run: Run) -> u64 {
         let head_weight = weight_of(&self.head);
         self.split = Some(Box::new(Split { run, tail: VecDeque::new(), head_weight }));
@@ -150,7 +150,7 @@ impl Level {
         self.head.push_back(delivery);
     }
 
-    /// Splits the level, if it is not, behind what its head should have. Returns how many octets of memory have become the
+    /// Splits the level, if it is not, behind what its head should have. Returns how many bytes of memory have become the
     /// head's; nothing if all of it is head.
     pub(super) fn split(&mut self) -> Option<u64> {
         if self.split.is_some() {
@@ -178,13 +178,13 @@ impl Level {
     }
 
     /// The first messages that would leave memory.
-    pub(super) fn first_of_tail(&self, most: usize, most_octets: u64) -> Option<Vec<Delivery>> {
-        let mut octets = 0;
+    pub(super) fn first_of_tail(&self, most: usize, most_bytes: u64) -> Option<Vec<Delivery>> {
+        let mut bytes = 0;
         let tail = self.split.as_ref()?.tail.iter().take(most);
         let first: Vec<_> = tail
             .take_while(|delivery| {
-                let fits = octets < most_octets;
-                octets += delivery.message.weight();
+                let fits = bytes < most_bytes;
+                bytes += delivery.message.weight();
                 fits
             })
             .cloned()
@@ -207,7 +207,7 @@ impl Level {
     }
 
     /// If nothing is on disk, and the head is empty or has little: makes one again of what is split. Returns how many
-    /// octets of memory are not the head's any more, and what has no use any more.
+    /// bytes of memory are not the head's any more, and what has no use any more.
     pub(super) fn join(&mut self) -> Option<(u64, Option<Arc<QueueSegments>>)> {
         let split = self.split.take_if(|split| split.run.is_empty())?;
         let Split { run, mut tail, head_weight } = *split;
@@ -227,7 +227,7 @@ fn weight_of(deliveries: &VecDeque<Delivery>) -> u64 {
     deliveries.iter().map(|delivery| delivery.message.weight()).sum()
 }
 
-/// Octets of memory that stay in front when a level is split: consumers begin with them while the next ones are loaded.
+/// Bytes of memory that stay in front when a level is split: consumers begin with them while the next ones are loaded.
 const WINDOW: u64 = 64 << 10;
 
 /// A head that has less is loaded to: a consumer takes this in some milliseconds, and a disk gives more in that time.

@@ -27,9 +27,9 @@ pub(super) struct ReadyStore {
     keeps: bool,
     /// Those on disk included, as everywhere.
     len: usize,
-    /// Octets of all bodies.
+    /// Bytes of all bodies.
     bytes: u64,
-    /// Octets of memory that messages take.
+    /// Bytes of memory that messages take.
     resident: u64,
     /// Of these, what does not go to disk: messages that came back, and heads.
     pinned: u64,
@@ -70,7 +70,7 @@ impl ReadyStore {
         self.bytes
     }
 
-    /// Octets of memory that messages take.
+    /// Bytes of memory that messages take.
     pub(super) fn resident(&self) -> u64 {
         self.resident
     }

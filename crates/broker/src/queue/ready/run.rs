@@ -17,7 +17,7 @@ pub(crate) struct Run {
     pub(super) stored: u64,
     /// Messages that are in the lane.
     written: u64,
-    /// Octets of all bodies.
+    /// Bytes of all bodies.
     pub(crate) bytes: u64,
     /// A time before which none of them expires.
     pub(super) expires: u64,
@@ -57,7 +57,7 @@ impl Run {
         OnDisk { messages: self.messages(), bytes: self.bytes }
     }
 
-    /// Adds messages that the store keeps, found at a start: so many, with so many octets of bodies, from the first to the
+    /// Adds messages that the store keeps, found at a start: so many, with so many bytes of bodies, from the first to the
     /// last position, behind all others.
     pub(crate) fn add_stored(&mut self, span: (u64, u64), messages: u64, bytes: u64, expires: u64) {
         self.extend(span, true);

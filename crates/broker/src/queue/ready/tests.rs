@@ -11,10 +11,10 @@ fn delivery(position: u64, priority: u8) -> Delivery {
     message(position, priority, true, 5)
 }
 
-/// Of 5 octets, or so many that a few of them are a long queue.
-fn message(position: u64, priority: u8, persistent: bool, octets: usize) -> Delivery {
+/// Of 5 bytes, or so many that a few of them are a long queue.
+fn message(position: u64, priority: u8, persistent: bool, bytes: usize) -> Delivery {
     let traits = Traits { priority: Some(priority), persistent, ..Traits::default() };
-    let message = Message::new("".into(), "k", &[0, 0], Body::Copied(&vec![7; octets]), traits);
+    let message = Message::new("".into(), "k", &[0, 0], Body::Copied(&vec![7; bytes]), traits);
     Delivery { position, expires: NEVER, message: Arc::new(message), deliveries: 0 }
 }
 

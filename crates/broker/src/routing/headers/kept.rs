@@ -4,7 +4,7 @@
 //! u8      what x-match says: 0 when it is not there, otherwise one more than its place in MODES
 //!         the table's other entries
 //! ```
-//! That is sixteen octets less for each of a million bindings, and the mode is at hand when they are compared.
+//! That is sixteen bytes less for each of a million bindings, and the mode is at hand when they are compared.
 
 use smallvec::SmallVec;
 

@@ -27,19 +27,19 @@ pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)
 /// A message's headers, sorted by name.
 pub(super) struct Headers<'a>(SmallVec<[(&'a str, Term<'a>); 8]>);
 
-/// A value as RabbitMQ compares it. It compares what stands in the octets, and not their type: numbers of all types by
-/// what they amount to, texts and byte arrays by their octets. Only within arrays and tables types count.
+/// A value as RabbitMQ compares it. It compares what stands in the bytes, and not their type: numbers of all types by
+/// what they amount to, texts and byte arrays by their bytes. Only within arrays and tables types count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Term<'a> {
     /// In a binding: whatever the message has there.
     Void,
     /// Every integer, timestamp, and float that is one.
     Integer(i128),
-    /// The octets of a float that is no integer.
+    /// The bytes of a float that is no integer.
     Fraction(u64),
     Boolean(bool),
-    Octets(&'a [u8]),
-    /// The octets of an array, table or decimal, and its type.
+    Bytes(&'a [u8]),
+    /// The bytes of an array, table or decimal, and its type.
     Structure(u8, &'a [u8]),
 }
 
@@ -90,15 +90,15 @@ impl<'a> Term<'a> {
             }
             ValueView::Float(number) => Self::Fraction(number.to_bits()),
             ValueView::Boolean(value) => Self::Boolean(value),
-            ValueView::Text(octets) | ValueView::Other(b'x', octets) => Self::Octets(octets),
-            ValueView::Other(b'T', octets) => {
-                let seconds = octets.try_into().map_or(0, u64::from_be_bytes);
+            ValueView::Text(bytes) | ValueView::Other(b'x', bytes) => Self::Bytes(bytes),
+            ValueView::Other(b'T', bytes) => {
+                let seconds = bytes.try_into().map_or(0, u64::from_be_bytes);
                 Self::Integer(seconds.into())
             }
-            ValueView::Array(octets) => Self::Structure(b'A', octets),
+            ValueView::Array(bytes) => Self::Structure(b'A', bytes),
             // To RabbitMQ both are the empty list.
             ValueView::Other(b'F', []) => Self::Structure(b'A', &[]),
-            ValueView::Other(letter, octets) => Self::Structure(letter, octets),
+            ValueView::Other(letter, bytes) => Self::Structure(letter, bytes),
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Headers {
     hasher: RandomState,
 }
 
-/// What lies under one pair. Eight octets; most of a million arguments need one each.
+/// What lies under one pair. Eight bytes; most of a million arguments need one each.
 #[derive(Debug)]
 struct Anchor {
     /// Of the pair. Other pairs with the same hash share the anchor, for candidates are compared anyway.
@@ -55,7 +55,7 @@ struct Pair {
 
 impl Headers {
     pub(super) fn insert(&mut self, all: &Arguments, number: u32) {
-        let (any, pairs) = self.pairs_of(all.octets(number));
+        let (any, pairs) = self.pairs_of(all.bytes(number));
         if any {
             pairs.into_iter().for_each(|pair| self.add(pair, number));
             return;
@@ -66,9 +66,9 @@ impl Headers {
         }
     }
 
-    /// Called while `number` still has its octets.
+    /// Called while `number` still has its bytes.
     pub(super) fn remove(&mut self, all: &Arguments, number: u32) {
-        for pair in self.pairs_of(all.octets(number)).1 {
+        for pair in self.pairs_of(all.bytes(number)).1 {
             self.take(pair, number);
         }
         self.always.remove(number);
@@ -103,7 +103,7 @@ impl Headers {
     ) {
         let Some(anchor) = self.anchors.find(spread(hash), |anchor| anchor.hash == hash) else { return };
         let mut look_at = |number| {
-            if message.matches(all.octets(number)) {
+            if message.matches(all.bytes(number)) {
                 matched.push(number);
             }
         };
@@ -204,7 +204,7 @@ const CROWD: u32 = 1 << 31;
 
 /// Refuses an `x-match` that RabbitMQ does not know.
 pub(crate) fn check_arguments(arguments: RawTable<'_>) -> Result<(), BrokerError> {
-    match entries(arguments.octets()).find(|(name, _)| *name == X_MATCH) {
+    match entries(arguments.bytes()).find(|(name, _)| *name == X_MATCH) {
         None => return Ok(()),
         Some((_, ValueView::Text(mode))) if kept::MODES.contains(&mode) => return Ok(()),
         Some(_) => {}

@@ -116,8 +116,8 @@ fn the_rarest_pair_carries_a_binding_and_equal_arguments_are_one() {
 #[test]
 fn an_unknown_x_match_is_refused_in_rabbitmqs_words() {
     let refused = |value| {
-        let octets = table(&[("x-match", value)]);
-        check_arguments(RawTable::check(&octets).unwrap()).unwrap_err().to_string()
+        let bytes = table(&[("x-match", value)]);
+        check_arguments(RawTable::check(&bytes).unwrap()).unwrap_err().to_string()
     };
     assert_eq!(
         refused(text("bad")),
@@ -156,11 +156,11 @@ fn same(one: &FieldValue, other: &FieldValue) -> bool {
         FieldValue::Timestamp(number) => Some(*number as f64),
         value => value.as_integer().map(|number| number as f64),
     };
-    let octets = |value: &FieldValue| match value {
-        FieldValue::LongString(octets) | FieldValue::ByteArray(octets) => Some(octets.clone()),
+    let bytes = |value: &FieldValue| match value {
+        FieldValue::LongString(bytes) | FieldValue::ByteArray(bytes) => Some(bytes.clone()),
         _ => None,
     };
-    match (number(one), number(other), octets(one), octets(other)) {
+    match (number(one), number(other), bytes(one), bytes(other)) {
         (Some(one), Some(other), ..) => one == other,
         (.., Some(one), Some(other)) => one == other,
         _ => one == other,

@@ -25,7 +25,7 @@ impl Change {
     }
 
     /// What it takes of memory, in bytes.
-    pub(super) fn octets(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         2 * size_of::<Self>() + self.payload.len()
     }
 
@@ -36,8 +36,8 @@ impl Change {
 }
 
 impl Changes {
-    pub(super) fn octets(&self) -> usize {
-        self.0.iter().map(Change::octets).sum()
+    pub(super) fn bytes(&self) -> usize {
+        self.0.iter().map(Change::bytes).sum()
     }
 
     pub(super) fn len(&self) -> usize {

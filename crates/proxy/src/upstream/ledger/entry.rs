@@ -6,7 +6,7 @@ use amqp::frame::OVERHEAD;
 use crate::frames::{put_frame, stored_frames};
 
 /// One or more frames that were sent. Methods that follow one another share one, so that a client that asks thousands of
-/// them takes hardly more than their octets.
+/// them takes hardly more than their bytes.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) what: What,
@@ -30,15 +30,15 @@ impl Entry {
         Self { what, frames }
     }
 
-    /// What it takes of memory, in octets.
-    pub(super) fn octets(&self) -> usize {
-        ENTRY_OCTETS + self.frames.capacity()
+    /// What it takes of memory, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        ENTRY_BYTES + self.frames.capacity()
     }
 
     /// Takes in one more method that was sent after it, if that is of its kind and there is room. So many methods of the
     /// channel are `answered`.
     pub(super) fn join(&mut self, method: &What, payload: &[u8], answered: u64) -> bool {
-        let has_room = self.frames.len() + payload.len() + OVERHEAD <= SHARED_OCTETS;
+        let has_room = self.frames.len() + payload.len() + OVERHEAD <= SHARED_BYTES;
         match (&mut self.what, method) {
             (
                 What::Asked { first, count, prefetch },
@@ -76,7 +76,7 @@ impl Entry {
         else {
             return false;
         };
-        if (*published, *asked) != (confirmed, answers) || self.frames.len() + frames.len() > SHARED_OCTETS {
+        if (*published, *asked) != (confirmed, answers) || self.frames.len() + frames.len() > SHARED_BYTES {
             return false;
         }
         *count += more;
@@ -95,7 +95,7 @@ impl Entry {
     fn make_room(&mut self, more: usize) {
         let needed = self.frames.len() + more;
         if needed > self.frames.capacity() {
-            let room = (2 * self.frames.capacity()).min(SHARED_OCTETS).max(needed);
+            let room = (2 * self.frames.capacity()).min(SHARED_BYTES).max(needed);
             self.frames.reserve_exact(room - self.frames.len());
         }
     }
@@ -140,6 +140,6 @@ fn is_consume(payload: &[u8]) -> bool {
 }
 
 /// What an entry takes besides its frames: its place in a queue that may be half empty.
-const ENTRY_OCTETS: usize = 2 * size_of::<Entry>();
-/// Octets of frames that methods share. Few enough that what is answered does not stay for long because of what is not.
-pub(super) const SHARED_OCTETS: usize = 4096;
+const ENTRY_BYTES: usize = 2 * size_of::<Entry>();
+/// Bytes of frames that methods share. Few enough that what is answered does not stay for long because of what is not.
+pub(super) const SHARED_BYTES: usize = 4096;

@@ -3,7 +3,7 @@
 use amqp::method::basic;
 use amqp::properties::NO_PROPERTIES;
 
-use super::entry::SHARED_OCTETS;
+use super::entry::SHARED_BYTES;
 use super::tests::{counted, payload};
 use super::*;
 use crate::kept::KeptTotals;
@@ -133,7 +133,7 @@ impl Run {
     /// A method of its own, of any length.
     fn some_method(&mut self, class: u8, number: u8) -> Vec<u8> {
         self.made += 1;
-        let most = if self.below(100) == 0 { 2 * SHARED_OCTETS as u64 } else { 60 };
+        let most = if self.below(100) == 0 { 2 * SHARED_BYTES as u64 } else { 60 };
         let length = self.below(most) as usize;
         [&[0, class, 0, number][..], &self.made.to_be_bytes(), &vec![0xFF; length]].concat()
     }
@@ -249,7 +249,7 @@ impl Run {
 
     fn check(&self) {
         assert_eq!(self.ledger.has_entries(), !self.model.items.is_empty());
-        assert_eq!(self.kept.connected(), self.ledger.record.lock().octets());
+        assert_eq!(self.kept.connected(), self.ledger.record.lock().bytes());
         for number in 0..4 {
             let tag = format!("tag {number}");
             assert_eq!(self.ledger.is_consuming(&tag), self.model.is_consuming(&tag), "{tag}");

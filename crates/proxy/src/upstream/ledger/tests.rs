@@ -2,7 +2,7 @@ use amqp::frame::{OVERHEAD, write_content_header, write_method};
 use amqp::method::{basic, queue};
 use amqp::properties::NO_PROPERTIES;
 
-use super::entry::SHARED_OCTETS;
+use super::entry::SHARED_BYTES;
 use super::*;
 use crate::kept::KeptTotals;
 use crate::topology::{Declarer, Topologies};
@@ -141,7 +141,7 @@ fn a_message_too_large_to_be_kept_is_named_and_leaves_a_gap() {
 }
 
 #[test]
-fn thousands_of_methods_under_way_take_hardly_more_than_their_octets() {
+fn thousands_of_methods_under_way_take_hardly_more_than_their_bytes() {
     const ASKED: usize = 2000;
     let kept = Arc::<KeptTotals>::default();
     let ledger = counted(&kept);
@@ -150,7 +150,7 @@ fn thousands_of_methods_under_way_take_hardly_more_than_their_octets() {
         ledger.method(&declare, true, None);
         let frames = asked * (declare.len() + OVERHEAD);
         let taken = kept.connected();
-        assert!(taken < 2 * frames + 256, "{taken} octets for {frames}");
+        assert!(taken < 2 * frames + 256, "{taken} bytes for {frames}");
     }
     let record = ledger.record.lock();
     let places = record.entries.capacity() * size_of::<Entry>();
@@ -188,7 +188,7 @@ fn what_is_answered_is_given_back_in_small_steps() {
     }
     for left in (0..1000).rev() {
         ledger.answered(None, None);
-        let most = 2 * left * (declare.len() + OVERHEAD) + 2 * SHARED_OCTETS;
+        let most = 2 * left * (declare.len() + OVERHEAD) + 2 * SHARED_BYTES;
         assert!(kept.connected() < most, "{left} are left");
     }
 }
@@ -202,7 +202,7 @@ fn methods_that_wait_behind_an_unconfirmed_message_do_not_gather_when_they_are_a
         ledger.method(&payload(queue::Declare::default()), true, None);
         ledger.answered(None, None);
     }
-    assert!(kept.connected() < SHARED_OCTETS);
+    assert!(kept.connected() < SHARED_BYTES);
     ledger.method(&payload(queue::Delete::default()), true, None);
     assert_eq!(keys(&ledger.take().frames), ["slow", "queue.delete"]);
     assert_eq!(kept.connected(), 0);
@@ -250,27 +250,27 @@ fn what_needs_no_answer_takes_nothing_away_until_the_broker_has_not_refused_it()
     for method in [&delete, &durable] {
         let (_link, ledger, topologies) = with_a_declarer();
         ledger.method(method, false, None);
-        assert!(topologies.octets() > 0);
+        assert!(topologies.bytes() > 0);
         assert!(ledger.is_unproven().0, "nobody would ask");
         drop(ledger.take());
-        assert!(topologies.octets() > 0, "the channel was closed");
+        assert!(topologies.bytes() > 0, "the channel was closed");
 
         ledger.method(method, false, None);
         ledger.method(&payload(basic::Qos::default()), true, None);
         ledger.answered(None, None);
-        assert_eq!(topologies.octets(), 0);
+        assert_eq!(topologies.bytes(), 0);
     }
     let (_link, ledger, topologies) = with_a_declarer();
     ledger.method(&delete, false, None);
     ledger.prove();
     assert!(ledger.answers_proof());
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
 
     let (_link, ledger, topologies) = with_a_declarer();
     ledger.method(&delete, false, None);
     ledger.messages(&message("q"), 1);
     ledger.confirmed(1, false);
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
 }
 
 #[test]
@@ -281,15 +281,15 @@ fn what_is_declared_behind_a_delete_is_remembered() {
     ledger.method(&payload(delete), false, None);
     ledger.method(&payload(queue::Declare { no_wait: true, ..declare }), false, None);
     ledger.closed();
-    assert!(topologies.octets() > 0);
+    assert!(topologies.bytes() > 0);
 
     let (_link, ledger, topologies) = with_a_declarer();
     ledger.method(&payload(delete), false, None);
     ledger.method(&payload(declare), true, None);
     ledger.answered(Some(&queue::DeclareOk { queue: "q", ..Default::default() }.into()), None);
-    assert!(topologies.octets() > 0);
+    assert!(topologies.bytes() > 0);
     let again = payload(queue::Delete { no_wait: false, ..delete });
     ledger.method(&again, true, None);
     ledger.answered(Some(&queue::DeleteOk { message_count: 0 }.into()), None);
-    assert_eq!(topologies.octets(), 0);
+    assert_eq!(topologies.bytes(), 0);
 }

@@ -23,7 +23,7 @@ pub(super) struct PendingPublish {
     mandatory: bool,
 }
 
-/// A channel's publisher, once it publishes. It remembers routes and gathers messages, which takes several hundred octets.
+/// A channel's publisher, once it publishes. It remembers routes and gathers messages, which takes several hundred bytes.
 #[derive(Default)]
 pub(super) struct LazyPublisher(Option<Box<Publisher>>);
 
@@ -103,9 +103,9 @@ impl Channel {
         let Progress::Complete(Content { method, properties, body }) = progress else { return Ok(()) };
         let chunk;
         let body = match body {
-            std::borrow::Cow::Borrowed(octets) => Body::Copied(octets),
-            std::borrow::Cow::Owned(octets) => {
-                chunk = [Bytes::from(octets)];
+            std::borrow::Cow::Borrowed(bytes) => Body::Copied(bytes),
+            std::borrow::Cow::Owned(bytes) => {
+                chunk = [Bytes::from(bytes)];
                 Body::Chunks(&chunk)
             }
         };

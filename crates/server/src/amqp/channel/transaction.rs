@@ -11,16 +11,16 @@ use super::super::broker_session::Context;
 use super::super::deliveries::Unsettled;
 use super::{Channel, Mode, Settlement, give_back};
 
-/// Octets that the publishes of one transaction may take. They are held in memory until commit, and a client that
+/// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client that
 /// never commits must not fill it: room for several messages of the default maximum size.
-const MAX_TRANSACTION_OCTETS: usize = 128 * 1024 * 1024;
+const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
 /// What waits for commit.
 #[derive(Default)]
 pub(super) struct Transaction {
     publishes: Vec<HeldPublish>,
-    /// Octets in `publishes`.
-    octets: usize,
+    /// Bytes in `publishes`.
+    bytes: usize,
     settlements: Vec<(Settlement, Vec<(u64, Unsettled)>)>,
 }
 
@@ -54,13 +54,13 @@ impl Transaction {
     ) -> Result<(), Fault> {
         publisher.hold(message, now)?;
         let body = match message.body {
-            Body::Copied(octets) => Bytes::copy_from_slice(octets),
+            Body::Copied(bytes) => Bytes::copy_from_slice(bytes),
             Body::Chunks([chunk]) => chunk.clone(),
             Body::Chunks(chunks) => Bytes::from(chunks.concat()),
         };
-        self.octets += size_of::<HeldPublish>() + message.properties.len() + body.len();
-        if self.octets > MAX_TRANSACTION_OCTETS {
-            let text = format!("transaction larger than {MAX_TRANSACTION_OCTETS} octets");
+        self.bytes += size_of::<HeldPublish>() + message.properties.len() + body.len();
+        if self.bytes > MAX_TRANSACTION_BYTES {
+            let text = format!("transaction larger than {MAX_TRANSACTION_BYTES} bytes");
             return Err(Fault::new(ReplyCode::ResourceError, text));
         }
         self.publishes.push(HeldPublish {

@@ -13,7 +13,7 @@ use super::{ConsumerKey, Unsettled};
 /// this many, so that one delivery that is never settled does not make the list grow for ever.
 pub(super) const TOMBSTONES_KEPT: usize = 64;
 
-/// Room for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at about 70 octets each.
+/// Room for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at about 70 bytes each.
 /// Without a prefetch a client may have been given a whole queue.
 pub(super) const UNSETTLED_KEPT: usize = 1024;
 

@@ -19,7 +19,7 @@ use super::*;
 const NOW: Timestamp = Timestamp(1);
 const SESSION: SessionId = SessionId(1);
 
-/// Octets that every delivery of these tests takes; one of them fills the outbox.
+/// Bytes that every delivery of these tests takes; one of them fills the outbox.
 const DELIVERY: usize = 65;
 
 /// A client that acknowledges nothing, and goes away when it has got what it waits for.
@@ -35,9 +35,9 @@ impl AsyncRead for Client {
 }
 
 impl AsyncWrite for Client {
-    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
-        self.got += octets.windows(BODY.len()).filter(|window| *window == BODY).count();
-        Poll::Ready(Ok(octets.len()))
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.got += bytes.windows(BODY.len()).filter(|window| *window == BODY).count();
+        Poll::Ready(Ok(bytes.len()))
     }
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))

@@ -72,9 +72,9 @@ impl Fixture {
 
     /// Delivery tags that were written out since the last call.
     fn delivered(&self) -> Vec<u64> {
-        let octets = self.outbox.read_all();
+        let bytes = self.outbox.read_all();
         let mut tags = Vec::new();
-        let mut rest = &octets[..];
+        let mut rest = &bytes[..];
         while let Some(frame) = Frame::parse(rest, 0).unwrap() {
             if frame.kind == amqp::FrameKind::Method
                 && let Ok(Method::BasicDeliver(deliver)) = Method::decode(frame.payload)
@@ -226,7 +226,7 @@ fn a_full_outbox_leaves_the_rest_in_the_queue_until_there_is_room() {
     fixture.consume("c", 0, true);
     fixture.publish(100);
     let first = fixture.outbox.backlog();
-    assert!((200..400).contains(&first), "{first} octets");
+    assert!((200..400).contains(&first), "{first} bytes");
     let left = fixture.queue.message_count();
     assert!(left > 90, "{left} messages");
     fixture.connection.resume(NOW);

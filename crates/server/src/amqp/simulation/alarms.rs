@@ -99,11 +99,11 @@ fn a_client_that_comes_during_the_alarm_is_told_when_it_publishes() {
 fn a_message_that_has_begun_waits_for_its_rest() {
     let shared = server();
     let mut publisher = confirming(&shared);
-    let mut octets = Vec::new();
-    publish(&mut octets, "q", &[7; 9000], false);
-    publisher.send(&octets[..5000]);
+    let mut bytes = Vec::new();
+    publish(&mut bytes, "q", &[7; 9000], false);
+    publisher.send(&bytes[..5000]);
     shared.alarms.raise(Resource::Disk);
-    publisher.send(&octets[5000..]);
+    publisher.send(&bytes[5000..]);
     assert_eq!(publisher.received(), ["connection.blocked low on disk"]);
     shared.alarms.clear(Resource::Disk);
     assert_eq!(publisher.woken(), ["connection.unblocked", "basic.ack 1"]);

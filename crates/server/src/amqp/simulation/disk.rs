@@ -121,24 +121,24 @@ impl Run {
 
     /// Sends a few things in one read.
     fn speak(&mut self) {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for _ in 0..=self.dice.below(4) {
             match self.dice.below(8) {
                 0..4 => {
-                    publish_persistent(&mut octets, b"kept");
+                    publish_persistent(&mut bytes, b"kept");
                     self.unconfirmed.push_back(Some(Lsn(0)));
                 }
                 4 => {
-                    publish(&mut octets, "q", b"not kept", false);
+                    publish(&mut bytes, "q", b"not kept", false);
                     self.unconfirmed.push_back(None);
                 }
                 5 | 6 => {
-                    declare_durable(&mut octets, ["r", "s", "t"][self.dice.below(3) as usize]);
+                    declare_durable(&mut bytes, ["r", "s", "t"][self.dice.below(3) as usize]);
                     self.answers.push_back("queue.declare-ok");
                 }
                 _ => {
                     frame::write_method(
-                        &mut octets,
+                        &mut bytes,
                         1,
                         basic::Qos { prefetch_count: 7, ..Default::default() },
                     );
@@ -147,7 +147,7 @@ impl Run {
             }
         }
         let before = self.durable.store.end();
-        self.client.send(&octets);
+        self.client.send(&bytes);
         self.note_taken(before);
         let heard = self.client.received();
         self.hear(heard);

@@ -64,9 +64,9 @@ pub(super) fn publish_wide(out: &mut Vec<u8>, body: &[u8]) {
 
 /// The messages in a queue, as its declare-ok tells.
 pub(super) fn depth(client: &mut Conversation, number: usize) -> u32 {
-    let (mut octets, name) = (Vec::new(), name(number));
-    frame::write_method(&mut octets, 1, queue::Declare { queue: &name, passive: true, ..Default::default() });
-    client.send(&octets);
+    let (mut bytes, name) = (Vec::new(), name(number));
+    frame::write_method(&mut bytes, 1, queue::Declare { queue: &name, passive: true, ..Default::default() });
+    client.send(&bytes);
     let answer = client.outbox.read_all();
     let frame = Frame::parse(&answer, 0).unwrap().unwrap();
     match Method::decode(frame.payload).unwrap() {
@@ -156,10 +156,10 @@ fn a_consumer_of_a_long_queue_gets_it_in_many_turns() {
     for _ in 0..MESSAGES / 100 {
         client.call(|out| (0..100).for_each(|_| publish(out, "q", b"", false)));
     }
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let consume = basic::Consume { queue: "q", no_ack: true, ..Default::default() };
-    frame::write_method(&mut octets, 1, consume);
-    client.unconsumed = octets;
+    frame::write_method(&mut bytes, 1, consume);
+    client.unconsumed = bytes;
     let (mut delivered, mut turns) = (0, 0);
     while delivered < MESSAGES {
         let spent = turn(&mut client);

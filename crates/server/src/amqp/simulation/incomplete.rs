@@ -2,16 +2,16 @@
 
 use super::*;
 
-/// Octets of a body that each channel of a hostile client sends, of one more that it announces.
+/// Bytes of a body that each channel of a hostile client sends, of one more that it announces.
 const SENT: usize = 19_999;
 
 /// More channels than there is room for: the simulated server has 1 MiB.
 const CHANNELS: u16 = 60;
 
-fn begin(out: &mut Vec<u8>, channel: u16, octets: usize) {
+fn begin(out: &mut Vec<u8>, channel: u16, bytes: usize) {
     frame::write_method(out, channel, basic::Publish { routing_key: "q", ..Default::default() });
-    frame::write_content_header(out, channel, octets as u64 + 1, NO_PROPERTIES);
-    for piece in vec![7; octets].chunks(FRAME_MAX as usize - 8) {
+    frame::write_content_header(out, channel, bytes as u64 + 1, NO_PROPERTIES);
+    for piece in vec![7; bytes].chunks(FRAME_MAX as usize - 8) {
         frame::write_body(out, channel, piece);
     }
 }

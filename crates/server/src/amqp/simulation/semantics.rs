@@ -32,10 +32,10 @@ impl Conversation {
         let mut properties = Vec::new();
         Properties::default().with_reply_to(broker::REPLY_QUEUE).encode(&mut properties);
         let publish = basic::Publish { routing_key: "q", ..Default::default() };
-        let mut octets = Vec::new();
-        write_content(&mut octets, 1, publish, &properties, b"request", FRAME_MAX);
-        frame::write_method(&mut octets, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
-        self.send(&octets);
+        let mut bytes = Vec::new();
+        write_content(&mut bytes, 1, publish, &properties, b"request", FRAME_MAX);
+        frame::write_method(&mut bytes, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
+        self.send(&bytes);
         let answer = self.outbox.read_all();
         let mut rest = &answer[..];
         while let Some(frame) = Frame::parse(rest, 0).unwrap() {
@@ -109,7 +109,7 @@ fn replies_wait_for_a_requester_that_reads_slowly() {
     for _ in 0..300 {
         replier.call(|out| (0..10).for_each(|_| publish(out, &reply_to, &body, false)));
     }
-    assert!(requester.outbox.backlog() < 2 << 20, "{} octets wait", requester.outbox.backlog());
+    assert!(requester.outbox.backlog() < 2 << 20, "{} bytes wait", requester.outbox.backlog());
     let mut delivered = 0;
     loop {
         let methods = requester.received();

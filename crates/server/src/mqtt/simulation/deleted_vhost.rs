@@ -84,10 +84,10 @@ fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_nex
     new.subscribe_at(&mut world, "will", QoS::AtLeastOnce);
     let before = written(&mut world);
     // What it has sent before it hears of it.
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let kept = Publish { retain: true, ..message("kept", QoS::ExactlyOnce, 3) };
-    kept.encode(Version::V5, &mut octets);
-    old.connection.handle_input(&octets, old.now);
+    kept.encode(Version::V5, &mut bytes);
+    old.connection.handle_input(&bytes, old.now);
     let told = old.received(&mut world);
     assert!(told.iter().any(|packet| packet == "disconnect Administrative action"), "{told:?}");
     drop(old);

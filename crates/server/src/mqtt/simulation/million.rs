@@ -40,14 +40,14 @@ fn a_million_subscriptions_take_less_than_a_kib_each() {
         let grown = resident_bytes().saturating_sub(before) / ((readers.len() - 1) * EACH) as u64;
         let (sending, arriving) = measure(&mut world, &mut writer, &mut readers);
         println!(
-            "{} subscriptions of {} sessions: {grown} octets each; {subscribing:.2} µs to subscribe; a message is \
+            "{} subscriptions of {} sessions: {grown} bytes each; {subscribing:.2} µs to subscribe; a message is \
              with its queue after {sending:.2} µs, and with its subscriber after {:.2} µs",
             readers.len() * EACH,
             readers.len(),
             sending + arriving
         );
         if part == 1 && count >= 1_000_000 {
-            assert!(grown < ALLOWED_BYTES, "{grown} octets each");
+            assert!(grown < ALLOWED_BYTES, "{grown} bytes each");
         }
     }
     let (begun, all) = (Instant::now(), readers.len() * EACH);
@@ -98,10 +98,10 @@ fn measure(world: &mut World, writer: &mut Client, readers: &mut [Client]) -> (f
     for at in (0..MESSAGES).map(|number| number * 7_919_003 % all) {
         let (session, at) = (at / EACH, at % EACH);
         let topic = topic(session, at);
-        let mut octets = Vec::new();
-        message(&topic, QoS::AtMostOnce, 0).encode(Version::V5, &mut octets);
+        let mut bytes = Vec::new();
+        message(&topic, QoS::AtMostOnce, 0).encode(Version::V5, &mut bytes);
         let begun = Instant::now();
-        writer.connection.handle_input(&octets, writer.now);
+        writer.connection.handle_input(&bytes, writer.now);
         let published = Instant::now();
         let came = readers[session].look();
         (sending, arriving) =

@@ -124,12 +124,12 @@ fn what_a_suback_promises_is_on_disk() {
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::AtLeastOnce);
     let mut reader = world.connected(Version::V5, "reader", 60);
-    let (mut buffer, mut octets) = (Vec::new(), Vec::new());
+    let (mut buffer, mut bytes) = (Vec::new(), Vec::new());
     let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "#", options }]);
     Packet::Subscribe(Subscribe { packet_id: 1, properties: Properties::NONE, requests })
-        .encode(Version::V5, &mut octets);
-    reader.connection.handle_input(&octets, reader.now);
+        .encode(Version::V5, &mut bytes);
+    reader.connection.handle_input(&bytes, reader.now);
     assert!(reader.look().is_empty(), "not yet");
     let mut came = Vec::new();
     while came.is_empty() {
@@ -346,13 +346,13 @@ fn identifiers_of_all_subscriptions_that_match_are_told_again() {
         properties: list.as_properties(),
         ..Connect::new(Version::V5, "reader")
     };
-    let mut octets = Vec::new();
-    Packet::Connect(Box::new(connect)).encode(Version::V5, &mut octets);
-    reader.connection.handle_input(&octets, reader.now);
+    let mut bytes = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(Version::V5, &mut bytes);
+    reader.connection.handle_input(&bytes, reader.now);
     world.round();
     reader.connection.handle_nudge(reader.now);
-    let octets = reader.outbox.read_all();
-    let (mut decoder, mut rest, mut identifiers) = (Decoder::new(Version::V5, u32::MAX), &octets[..], vec![]);
+    let bytes = reader.outbox.read_all();
+    let (mut decoder, mut rest, mut identifiers) = (Decoder::new(Version::V5, u32::MAX), &bytes[..], vec![]);
     while !rest.is_empty() {
         let step = decoder.decode(rest).unwrap();
         if let Some(Packet::Publish(publish)) = step.packet {
@@ -434,17 +434,17 @@ fn very_many_topics_that_nobody_wants_any_more_are_gone_through_in_turns() {
         retain(&mut world, &format!("r/{number}"), QoS::AtMostOnce, b"x");
     }
     let mut reader = world.connected(Version::V5, "reader", 0);
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let mut buffer = Vec::new();
     let options = SubscribeOptions::of_qos(QoS::AtLeastOnce);
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "r/#", options }]);
     Packet::Subscribe(Subscribe { packet_id: 1, properties: Properties::NONE, requests })
-        .encode(Version::V5, &mut octets);
+        .encode(Version::V5, &mut bytes);
     let mut buffer = Vec::new();
     let filters = Filters::write(&mut buffer, ["r/#"]);
     Packet::Unsubscribe(Unsubscribe { packet_id: 2, properties: Properties::NONE, filters })
-        .encode(Version::V5, &mut octets);
-    reader.connection.handle_input(&octets, reader.now);
+        .encode(Version::V5, &mut bytes);
+    reader.connection.handle_input(&bytes, reader.now);
     let answers = reader.received(&mut world);
     assert_eq!(messages(&answers).len(), 0, "{answers:?}");
     // What is retained afterwards still comes.

@@ -16,11 +16,11 @@ fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
     let mut world = World::new();
     let mut writer = world.connected(Version::V5, "writer", 0);
     let long = "x".repeat(256);
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for (topic, packet_id) in [("t", 1), (long.as_str(), 2), ("t", 3)] {
-        message(topic, QoS::AtLeastOnce, packet_id).encode(Version::V5, &mut octets);
+        message(topic, QoS::AtLeastOnce, packet_id).encode(Version::V5, &mut bytes);
     }
-    writer.connection.handle_input(&octets, writer.now);
+    writer.connection.handle_input(&bytes, writer.now);
     let expected = [
         "puback 1 no matching subscribers",
         "puback 2 topic name invalid",

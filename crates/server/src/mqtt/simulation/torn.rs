@@ -10,14 +10,14 @@ fn torn(disk: &SimDisk) -> SimDisk {
 /// The disk after a crash when the log of messages had been written up to here.
 fn torn_at(disk: &SimDisk, at: usize) -> SimDisk {
     let torn = disk.kill();
-    torn.damage(&log(&torn), |octets| octets[at..].fill(0));
+    torn.damage(&log(&torn), |bytes| bytes[at..].fill(0));
     torn
 }
 
 /// Where the log of messages ends, but for zeros.
 fn log_end(disk: &SimDisk) -> usize {
     let (mut end, copy) = (0, disk.kill());
-    copy.damage(&log(&copy), |octets| end = octets.iter().rposition(|octet| *octet != 0).unwrap() + 1);
+    copy.damage(&log(&copy), |bytes| end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1);
     end
 }
 

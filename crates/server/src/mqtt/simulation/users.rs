@@ -40,9 +40,9 @@ fn come(world: &mut World, version: Version, user: &str, expiry: u32) -> (Client
         properties,
         ..Connect::new(version, "thing")
     };
-    let mut octets = Vec::new();
-    Packet::Connect(Box::new(connect)).encode(version, &mut octets);
-    client.connection.handle_input(&octets, client.now);
+    let mut bytes = Vec::new();
+    Packet::Connect(Box::new(connect)).encode(version, &mut bytes);
+    client.connection.handle_input(&bytes, client.now);
     let answers = client.received(world);
     (client, answers)
 }

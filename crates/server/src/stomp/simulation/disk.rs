@@ -94,7 +94,7 @@ fn who_asks_for_ever_more_receipts_is_not_read_until_the_disk_has_caught_up() {
         conversation.call(&send("/queue/q", &long, "x"));
     }
     assert_eq!(conversation.connection.intent(), transport::Intent::Pause);
-    assert!(conversation.unconsumed.len() > 500_000, "{} octets were left", conversation.unconsumed.len());
+    assert!(conversation.unconsumed.len() > 500_000, "{} bytes were left", conversation.unconsumed.len());
     let mut receipts = 0;
     while receipts < 100 {
         durable.write_all();

@@ -104,7 +104,7 @@ fn a_client_that_does_not_read_is_sent_no_more_than_the_limit() {
         sender.call(&send("/queue/q", "r", &body));
     }
     let limit = receiver.outbox.limit();
-    assert!(receiver.outbox.backlog() < limit + 20_000, "{} octets", receiver.outbox.backlog());
+    assert!(receiver.outbox.backlog() < limit + 20_000, "{} bytes", receiver.outbox.backlog());
     let mut got = 0;
     while got < 100 {
         let some = receiver.received().len();

@@ -194,8 +194,8 @@ fn answers_come_to_who_asked_and_nobody_else_can_read_them() {
     let (mut asker, mut answerer) = (Conversation::open(&shared), Conversation::open(&shared));
     answerer.call("SUBSCRIBE\nid:1\ndestination:/queue/q\n\n");
     asker.call("SEND\ndestination:/queue/q\nreply-to:/temp-queue/x\n\nquestion");
-    let octets = answerer.outbox.read_all();
-    let text = String::from_utf8(octets).unwrap();
+    let bytes = answerer.outbox.read_all();
+    let text = String::from_utf8(bytes).unwrap();
     let reply_to = text.lines().find_map(|line| line.strip_prefix("reply-to:")).unwrap().to_owned();
     let locked = answerer.call(&format!("SUBSCRIBE\nid:2\ndestination:{reply_to}\n\n"));
     assert!(locked[0].starts_with("ERROR resource_locked"), "{locked:?}");

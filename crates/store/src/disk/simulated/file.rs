@@ -46,15 +46,15 @@ impl Content {
         self.reserved = self.reserved.max(len);
     }
 
-    pub(super) fn write(&mut self, octets: &[u8], offset: u64) {
-        if octets.is_empty() {
+    pub(super) fn write(&mut self, bytes: &[u8], offset: u64) {
+        if bytes.is_empty() {
             return;
         }
-        let end = offset as usize + octets.len();
+        let end = offset as usize + bytes.len();
         if self.seen.len() < end {
             self.seen.resize(end, 0);
         }
-        self.seen[offset as usize..end].copy_from_slice(octets);
+        self.seen[offset as usize..end].copy_from_slice(bytes);
         for sector in offset / SECTOR..=(end as u64 - 1) / SECTOR {
             let version = sector_of(&self.seen, sector).to_vec();
             self.dirty.entry(sector).or_default().push(version);
@@ -63,9 +63,9 @@ impl Content {
 
     pub(super) fn read(&self, into: &mut [u8], offset: u64) -> usize {
         let start = (offset as usize).min(self.seen.len());
-        let octets = into.len().min(self.seen.len() - start);
-        into[..octets].copy_from_slice(&self.seen[start..start + octets]);
-        octets
+        let bytes = into.len().min(self.seen.len() - start);
+        into[..bytes].copy_from_slice(&self.seen[start..start + bytes]);
+        bytes
     }
 
     pub(super) fn set_len(&mut self, len: u64) {
@@ -128,8 +128,8 @@ impl Content {
 }
 
 impl DiskFile for SimFile {
-    fn write_at(&self, octets: &[u8], offset: u64) -> io::Result<()> {
-        self.disk.lock().write(self.number, octets, offset)
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.disk.lock().write(self.number, bytes, offset)
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -154,17 +154,17 @@ impl DiskFile for SimFile {
 }
 
 /// Writes a sector, as far as the file is that long.
-fn put_sector(into: &mut [u8], sector: u64, octets: &[u8]) {
+fn put_sector(into: &mut [u8], sector: u64, bytes: &[u8]) {
     let start = ((sector * SECTOR) as usize).min(into.len());
-    let len = (into.len() - start).min(octets.len());
-    into[start..start + len].copy_from_slice(&octets[..len]);
+    let len = (into.len() - start).min(bytes.len());
+    into[start..start + len].copy_from_slice(&bytes[..len]);
 }
 
-fn sector_of(octets: &[u8], sector: u64) -> Sector {
+fn sector_of(bytes: &[u8], sector: u64) -> Sector {
     let start = (sector * SECTOR) as usize;
-    let end = octets.len().min(start + SECTOR as usize);
+    let end = bytes.len().min(start + SECTOR as usize);
     let mut copy = [0; SECTOR as usize];
-    copy[..end - start].copy_from_slice(&octets[start..end]);
+    copy[..end - start].copy_from_slice(&bytes[start..end]);
     copy
 }
 

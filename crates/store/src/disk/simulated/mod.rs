@@ -1,6 +1,6 @@
 //! A disk in memory that behaves as badly as real ones may.
 //!
-//! What was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 octets any version since
+//! What was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any version since
 //! the last sync may be found, in any combination, and names that were created, changed or removed since the folder was
 //! synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second call succeeds
 //! without having written them. Everything is decided by a seed.
@@ -37,7 +37,7 @@ pub struct Faults {
 }
 
 impl SimDisk {
-    /// An empty disk with room for `capacity` octets.
+    /// An empty disk with room for `capacity` bytes.
     pub fn new(seed: u64, capacity: u64) -> Self {
         Self(Arc::new(Mutex::new(State::new(seed, capacity))))
     }
@@ -64,12 +64,12 @@ impl SimDisk {
         self.0.lock().fail_sync = Some(after);
     }
 
-    /// Changes how many octets there is room for. Less than is in use means: full.
+    /// Changes how many bytes there is room for. Less than is in use means: full.
     pub fn set_capacity(&self, capacity: u64) {
         self.0.lock().capacity = capacity;
     }
 
-    /// Octets in use.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.0.lock().used()
     }

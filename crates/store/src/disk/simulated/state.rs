@@ -159,12 +159,12 @@ impl State {
         failed
     }
 
-    pub(super) fn write(&mut self, number: u64, octets: &[u8], offset: u64) -> io::Result<()> {
+    pub(super) fn write(&mut self, number: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
         let allocated = self.files[&number].allocated();
         let room = allocated + self.capacity.saturating_sub(self.used());
-        let end = offset + octets.len() as u64;
+        let end = offset + bytes.len() as u64;
         let mut outcome = Ok(());
-        let mut written = octets.len() as u64;
+        let mut written = bytes.len() as u64;
         if end > room {
             written = room.saturating_sub(offset).min(written);
             outcome = Err(io::ErrorKind::StorageFull.into());
@@ -173,7 +173,7 @@ impl State {
             written = self.dice.below(written + 1);
             outcome = Err(input_output());
         }
-        self.file(number).write(&octets[..written as usize], offset);
+        self.file(number).write(&bytes[..written as usize], offset);
         outcome
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use super::*;
 
 #[test]
-fn synced_octets_survive_and_unsynced_sectors_survive_in_any_combination() -> io::Result<()> {
+fn synced_bytes_survive_and_unsynced_sectors_survive_in_any_combination() -> io::Result<()> {
     let mut outcomes = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let disk = SimDisk::new(seed, 1 << 20);
@@ -88,7 +88,7 @@ fn the_same_seed_gives_the_same_crash() -> io::Result<()> {
 
 fn contents(disk: &SimDisk, path: &str) -> io::Result<Vec<u8>> {
     let file = disk.open(path)?;
-    let mut octets = vec![0; usize::try_from(file.len()?).unwrap_or_default()];
-    file.read_at(&mut octets, 0)?;
-    Ok(octets)
+    let mut bytes = vec![0; usize::try_from(file.len()?).unwrap_or_default()];
+    file.read_at(&mut bytes, 0)?;
+    Ok(bytes)
 }

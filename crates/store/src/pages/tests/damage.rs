@@ -15,7 +15,7 @@ fn three_segments() -> (SimDisk, Vec<String>) {
 }
 
 fn flip(disk: &SimDisk, file: &str, at: usize) {
-    disk.damage(file, |octets| octets[at] ^= 0x40);
+    disk.damage(file, |bytes| bytes[at] ^= 0x40);
 }
 
 fn refusal(disk: &SimDisk) -> String {
@@ -26,11 +26,11 @@ fn refusal(disk: &SimDisk) -> String {
 fn a_torn_end_that_was_not_synced_is_cut_off() {
     let (disk, files) = three_segments();
     let last = files.last().unwrap();
-    disk.damage(last, |octets| octets.extend_from_slice(&[0; 77]));
+    disk.damage(last, |bytes| bytes.extend_from_slice(&[0; 77]));
     let (segments, recovered) = reopen(&disk);
     assert_eq!(positions(&segments), (0..50).collect::<Vec<_>>());
     assert_eq!(recovered.cut.len(), 1);
-    assert_eq!((&recovered.cut[0].file, recovered.cut[0].octets), (last, 77));
+    assert_eq!((&recovered.cut[0].file, recovered.cut[0].bytes), (last, 77));
     assert_eq!(recovered.last, Some(49));
     append(&segments, 50..60);
     segments.sync().unwrap();
@@ -74,7 +74,7 @@ fn a_damaged_header_is_refused_and_repaired() {
 #[test]
 fn a_sealed_segment_that_lost_its_end_is_refused() {
     let (disk, files) = three_segments();
-    disk.damage(&files[0], |octets| octets.truncate(1000));
+    disk.damage(&files[0], |bytes| bytes.truncate(1000));
     assert!(refusal(&disk).contains(&files[0]));
     assert!(!small(&disk).check(QUEUE).unwrap().is_sound());
     let (segments, recovered) = small(&disk).open(QUEUE, Repair::Skip).unwrap();
@@ -116,9 +116,9 @@ fn a_torn_sidecar_leaves_the_one_before() {
     segments.persist_settled().unwrap();
     segments.settle([2..=3]);
     segments.persist_settled().unwrap();
-    disk.damage(&files[0].replace(".segment", ".settled0"), |octets| octets.truncate(20));
+    disk.damage(&files[0].replace(".segment", ".settled0"), |bytes| bytes.truncate(20));
     assert_eq!(positions(&reopen(&disk.kill()).0), (2..50).collect::<Vec<_>>());
-    disk.damage(&files[0].replace(".segment", ".settled1"), |octets| octets[40] ^= 1);
+    disk.damage(&files[0].replace(".segment", ".settled1"), |bytes| bytes[40] ^= 1);
     assert_eq!(reopen(&disk).1.live, 50);
 }
 
@@ -151,10 +151,10 @@ fn leftovers_are_tolerated_and_removed() {
 #[test]
 fn a_newer_version_is_refused() {
     let (disk, files) = three_segments();
-    disk.damage(&files[2], |octets| {
-        octets[7] = 3;
-        let crc = crc32fast::hash(&octets[..28]);
-        octets[28..32].copy_from_slice(&crc.to_le_bytes());
+    disk.damage(&files[2], |bytes| {
+        bytes[7] = 3;
+        let crc = crc32fast::hash(&bytes[..28]);
+        bytes[28..32].copy_from_slice(&crc.to_le_bytes());
     });
     assert!(refusal(&disk).contains("newer version (format 3)"));
 }

@@ -1,4 +1,4 @@
-//! The octets of today's files, which every later version has to read.
+//! The bytes of today's files, which every later version has to read.
 
 use super::*;
 use crate::pages::companions::{decode_index, decode_sidecar, encode_index, encode_sidecar};
@@ -17,11 +17,11 @@ const INDEX: &str = "4c564944580000020d3c2b7715000000070000000000000088776655443
 const SIDECAR: &str =
     "4c56534554000002d351f98c0b000000070000000000000088776655443322110108020100020001010003";
 
-fn hex(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02x}")).collect()
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn octets(hex: &str) -> Vec<u8> {
+fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect()
 }
 
@@ -37,41 +37,41 @@ fn messages() -> [Record<'static>; 3] {
 
 /// Position 5 is settled, and 6 was delivered three times.
 fn written() -> (Vec<u8>, Segment) {
-    let mut octets = record::segment_header(QUEUE, SALT).to_vec();
+    let mut bytes = record::segment_header(QUEUE, SALT).to_vec();
     let file = small(&sim()).files.segment("queues/7", 0, SALT);
     let mut segment = Segment::new(file, 5);
     for message in messages() {
-        record::encode(&message, SALT, octets.len() as u64, &mut octets);
+        record::encode(&message, SALT, bytes.len() as u64, &mut bytes);
         segment.count(&message, SMALL.block);
         segment.live.push(message.position);
     }
     segment.transients.push(8);
-    record::encode_mark(8, SALT, octets.len() as u64, &mut octets);
-    segment.shape.length = octets.len() as u64;
+    record::encode_mark(8, SALT, bytes.len() as u64, &mut bytes);
+    segment.shape.length = bytes.len() as u64;
     segment.settle(5, 5);
     segment.mark(6, 6, 3);
-    (octets, segment)
+    (bytes, segment)
 }
 
 #[test]
-fn the_octets_of_a_segment_are_these() {
-    let (octets, segment) = written();
-    assert_eq!(hex(&octets), SEGMENT);
+fn the_bytes_of_a_segment_are_these() {
+    let (bytes, segment) = written();
+    assert_eq!(hex(&bytes), SEGMENT);
     assert_eq!(hex(&encode_index(QUEUE, &segment)), INDEX);
     assert_eq!(hex(&encode_sidecar(QUEUE, &segment, 1)), SIDECAR);
 }
 
 #[test]
-fn a_folder_of_these_octets_is_read() {
+fn a_folder_of_these_bytes_is_read() {
     let disk = sim();
     disk.create_folder("queues/7").unwrap();
     for (name, hex) in [("segment", SEGMENT), ("index", INDEX), ("settled1", SIDECAR)] {
         let file = disk.open(&format!("queues/7/0000000000000000.{name}")).unwrap();
-        file.write_at(&octets(hex), 0).unwrap();
+        file.write_at(&bytes(hex), 0).unwrap();
     }
-    let index = decode_index(&octets(INDEX), QUEUE).unwrap();
+    let index = decode_index(&bytes(INDEX), QUEUE).unwrap();
     assert_eq!((index.salt, index.first, index.shape.last, index.blocks.len()), (SALT, 5, 8, 1));
-    let sidecar = decode_sidecar(&octets(SIDECAR), QUEUE, 5).unwrap();
+    let sidecar = decode_sidecar(&bytes(SIDECAR), QUEUE, 5).unwrap();
     assert_eq!((sidecar.generation, sidecar.through, sidecar.marks), (1, 8, vec![(6, 6, 3)]));
     for indexed in [true, false] {
         let (segments, recovered) = reopen(&disk);

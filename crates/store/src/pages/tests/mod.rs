@@ -58,8 +58,8 @@ fn read_all(segments: &QueueSegments) -> Vec<(u64, u32)> {
         let from = read.last().map_or(0, |last| last.position + 1);
         let more = segments.read(from, 7, 500).unwrap();
         assert!(more.len() <= 7);
-        let octets: usize = more.iter().map(|message| message.payload.len()).sum();
-        assert!(more.len() == 1 || octets <= 500);
+        let bytes: usize = more.iter().map(|message| message.payload.len()).sum();
+        assert!(more.len() == 1 || bytes <= 500);
         if more.is_empty() {
             break;
         }

@@ -31,7 +31,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(count, gap, transient)| Op::Append { count, gap, transient }),
         4 => (0_u64..300, 0_u64..30).prop_map(|(from, width)| Op::Settle(from, width)),
         2 => (0_u64..300, 0_u64..10, 1_u32..4).prop_map(|(from, width, count)| Op::Mark(from, width, count)),
-        6 => (0_u64..300, 1_usize..20, 0_usize..2000).prop_map(|(from, count, octets)| Op::Read(from, count, octets)),
+        6 => (0_u64..300, 1_usize..20, 0_usize..2000).prop_map(|(from, count, bytes)| Op::Read(from, count, bytes)),
         1 => Just(Op::Flush),
         2 => Just(Op::Sync),
         2 => Just(Op::Persist),
@@ -71,7 +71,7 @@ impl Model {
                 self.segments.mark_delivered([from..=from + width], deliveries);
                 self.live.range_mut(from..=from + width).for_each(|(_, message)| message.1 = deliveries);
             }
-            Op::Read(from, count, octets) => self.read(from, count, octets),
+            Op::Read(from, count, bytes) => self.read(from, count, bytes),
             Op::Flush => self.segments.flush().unwrap(),
             Op::Sync => self.segments.sync().unwrap(),
             Op::Persist => self.segments.persist_settled().unwrap(),
@@ -86,8 +86,8 @@ impl Model {
         assert_eq!(self.segments.next_live(0), self.live.keys().next().copied());
     }
 
-    fn read(&self, from: u64, count: usize, octets: usize) {
-        let mut room = octets;
+    fn read(&self, from: u64, count: usize, bytes: usize) {
+        let mut room = bytes;
         let mut expected = Vec::new();
         for (position, (transient, deliveries)) in self.live.range(from..).take(count) {
             let len = payload(*position).len();
@@ -100,7 +100,7 @@ impl Model {
                 break;
             }
         }
-        let read = self.segments.read(from, count, octets).unwrap();
+        let read = self.segments.read(from, count, bytes).unwrap();
         let read: Vec<_> =
             read.iter().map(|message| (message.position, message.deliveries, message.transient)).collect();
         assert_eq!(read, expected);

@@ -7,9 +7,9 @@ import { badge } from "./table.js";
 import { field } from "./fields.js";
 import { section } from "./figures.js";
 
-/** Most messages that are got at once, and most octets of each. */
+/** Most messages that are got at once, and most bytes of each. */
 const MOST_MESSAGES = 50;
-const MOST_OCTETS = 50_000;
+const MOST_BYTES = 50_000;
 
 /** A form that publishes to an exchange; `key` is the routing key it begins with, `fixed` takes no other. */
 export function publishForm(api, vhost, exchange, { key = "", fixed = false, done = () => {} } = {}) {
@@ -63,7 +63,7 @@ export function getForm(api, vhost, queue, { done = () => {} } = {}) {
       count: Math.min(MOST_MESSAGES, Math.max(1, Number(wanted) || 1)),
       ackmode,
       encoding: "auto",
-      truncate: MOST_OCTETS,
+      truncate: MOST_BYTES,
     });
     setChildren(got, messages.map(message));
     done();

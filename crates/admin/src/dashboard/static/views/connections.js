@@ -158,7 +158,7 @@ function modes(channel) {
   return words;
 }
 
-/** Octets a second, or all of them since the start where the server does not tell how many in a second. */
+/** Bytes a second, or all of them since the start where the server does not tell how many in a second. */
 function flow(connection, counter) {
   const value = rateOf(connection, counter);
   return value === undefined ? bytes(connection[counter]) : `${bytes(Math.round(value))}/s`;

@@ -12,7 +12,7 @@ const KINDS = [
   ["connections", "Connections", count, null],
   ["connection_rate", "New connections", rate, "rabbitmq_connections_opened_total"],
   ["channels", "Channels", count, null],
-  ["receive_rate", "Octets received", (value) => `${bytes(Math.round(value))}/s`, "leveret_received_bytes_total"],
+  ["receive_rate", "Bytes received", (value) => `${bytes(Math.round(value))}/s`, "leveret_received_bytes_total"],
 ];
 const SCOPES = [
   ["total", "in all", ""],

@@ -24,7 +24,7 @@ export class Channel {
   #nextPublish = 0;
   #unconfirmed = new Map();
 
-  /** For `Connection.openChannel`. `bodyMax` is the most octets of body that fit into a frame. */
+  /** For `Connection.openChannel`. `bodyMax` is the most bytes of body that fit into a frame. */
   constructor(id, bodyMax, connection) {
     this.#id = id;
     this.#bodyMax = bodyMax;
@@ -96,22 +96,22 @@ export class Channel {
   }
 
   /**
-   * Publishes text or octets. After `confirmSelect` it resolves once the server is in charge of the message, to `{ tag,
+   * Publishes text or bytes. After `confirmSelect` it resolves once the server is in charge of the message, to `{ tag,
    * returned }`, and fails should the server not take it. With `mandatory`, `returned` tells why the message reached no
    * queue, otherwise it is null; to know it again, a message without a messageId gets one.
    */
   async publish(exchange, routingKey, body, { mandatory = false, properties = {} } = {}) {
-    const octets = typeof body === "string" ? new TextEncoder().encode(body) : body;
+    const bytes = typeof body === "string" ? new TextEncoder().encode(body) : body;
     const tag = this.#nextPublish;
     const all = { ...properties };
     if (mandatory && tag) all.messageId ??= `${this.#id}-${tag}`;
     // All of them before the first is sent, so that an error in them leaves nothing half sent.
     const method = writeMethod("basic.publish", { exchange, routingKey, mandatory });
-    const header = writeContentHeader(octets.length, all);
+    const header = writeContentHeader(bytes.length, all);
     this.#send(METHOD, method);
     this.#send(HEADER, header);
-    for (let at = 0; at < octets.length; at += this.#bodyMax) {
-      this.#send(BODY, octets.subarray(at, at + this.#bodyMax));
+    for (let at = 0; at < bytes.length; at += this.#bodyMax) {
+      this.#send(BODY, bytes.subarray(at, at + this.#bodyMax));
     }
     if (!tag) return { tag: 0, returned: null };
     this.#nextPublish += 1;
@@ -180,11 +180,11 @@ export class Channel {
     this.#passOnIfWhole();
   }
 
-  #contentBody(octets) {
+  #contentBody(bytes) {
     const incoming = this.#incoming;
     if (!incoming?.parts) throw new RangeError("a message's body without its header");
-    incoming.parts.push(octets);
-    incoming.received += octets.length;
+    incoming.parts.push(bytes);
+    incoming.received += bytes.length;
     if (incoming.received > incoming.bodySize) throw new RangeError("a message longer than it was said to be");
     this.#passOnIfWhole();
   }

@@ -5,7 +5,7 @@ export const HEADER = 2;
 export const BODY = 3;
 export const HEARTBEAT = 8;
 
-/** Octets around the payload: type, channel and length before it, the end octet behind it. */
+/** Bytes around the payload: type, channel and length before it, the end byte behind it. */
 export const OVERHEAD = 8;
 
 /** What a client says first: AMQP 0-9-1. */
@@ -15,32 +15,32 @@ const HEAD = 7;
 const END = 0xce;
 
 export function frame(type, channel, payload) {
-  const octets = new Uint8Array(payload.length + OVERHEAD);
-  const view = new DataView(octets.buffer);
+  const bytes = new Uint8Array(payload.length + OVERHEAD);
+  const view = new DataView(bytes.buffer);
   view.setUint8(0, type);
   view.setUint16(1, channel);
   view.setUint32(3, payload.length);
-  octets.set(payload, HEAD);
-  octets[octets.length - 1] = END;
-  return octets;
+  bytes.set(payload, HEAD);
+  bytes[bytes.length - 1] = END;
+  return bytes;
 }
 
 /**
- * Cuts octets into frames. Leveret sends whole frames in each WebSocket message; gateways that pass on a TCP stream cut
+ * Cuts bytes into frames. Leveret sends whole frames in each WebSocket message; gateways that pass on a TCP stream cut
  * it anywhere, so what is incomplete is kept for later.
  */
 export class FrameParser {
-  /** The largest frame that is accepted, in octets; what was agreed on, once it is. */
+  /** The largest frame that is accepted, in bytes; what was agreed on, once it is. */
   frameMax = 131072;
   #rest = new Uint8Array(0);
 
-  /** The frames that are complete with these octets. Throws a RangeError at what is no frame. */
-  *push(octets) {
-    let buffer = octets;
+  /** The frames that are complete with these bytes. Throws a RangeError at what is no frame. */
+  *push(bytes) {
+    let buffer = bytes;
     if (this.#rest.length) {
-      buffer = new Uint8Array(this.#rest.length + octets.length);
+      buffer = new Uint8Array(this.#rest.length + bytes.length);
       buffer.set(this.#rest);
-      buffer.set(octets, this.#rest.length);
+      buffer.set(bytes, this.#rest.length);
     }
     let start = 0;
     for (;;) {
@@ -63,7 +63,7 @@ export class FrameParser {
       throw new RangeError("the server does not speak AMQP 0-9-1");
     }
     const length = view.getUint32(3) + OVERHEAD;
-    if (length > this.frameMax) throw new RangeError(`the server sent a frame of ${length} octets`);
+    if (length > this.frameMax) throw new RangeError(`the server sent a frame of ${length} bytes`);
     return length;
   }
 }

@@ -77,7 +77,7 @@ export function writeMethod(name, values = {}) {
   const out = new Writer();
   out.short(method.classId);
   out.short(method.methodId);
-  // Neighbouring bits share octets, the first being the lowest. No method here has more than eight in a row.
+  // Neighbouring bits share bytes, the first being the lowest. No method here has more than eight in a row.
   let bits = [];
   const flush = () => {
     if (bits.length) out.octet(bits.reduce((octet, bit, index) => octet | (bit ? 1 << index : 0), 0));
@@ -137,7 +137,7 @@ export function writeContentHeader(bodySize, properties) {
   return out.finish();
 }
 
-/** The size of the body in octets, and the properties that the message has. */
+/** The size of the body in bytes, and the properties that the message has. */
 export function readContentHeader(payload) {
   const reader = new Reader(payload);
   reader.short();

@@ -1,17 +1,17 @@
 // AMQP 0-9-1's data types, section 4.2 of its specification, with RabbitMQ's field types
-// (<https://www.rabbitmq.com/amqp-0-9-1-errata>): a Writer and a Reader of octets.
+// (<https://www.rabbitmq.com/amqp-0-9-1-errata>): a Writer and a Reader of bytes.
 
 const text = { encode: new TextEncoder(), decode: new TextDecoder() };
 
-/** Octets that grow as they are written. */
+/** Bytes that grow as they are written. */
 export class Writer {
-  #octets = new Uint8Array(128);
-  #view = new DataView(this.#octets.buffer);
+  #bytes = new Uint8Array(128);
+  #view = new DataView(this.#bytes.buffer);
   #length = 0;
 
   /** What has been written. */
   finish() {
-    return this.#octets.slice(0, this.#length);
+    return this.#bytes.slice(0, this.#length);
   }
 
   octet(value) {
@@ -31,20 +31,20 @@ export class Writer {
   }
 
   bytes(value) {
-    // First the room, as that may replace the octets.
+    // First the room, as that may replace the bytes.
     const start = this.#advance(value.length);
-    this.#octets.set(value, start);
+    this.#bytes.set(value, start);
   }
 
-  /** At most 255 octets of text. */
+  /** At most 255 bytes of text. */
   shortstr(value) {
     const encoded = text.encode.encode(value);
-    if (encoded.length > 255) throw new RangeError(`longer than 255 octets: ${value.slice(0, 40)}…`);
+    if (encoded.length > 255) throw new RangeError(`longer than 255 bytes: ${value.slice(0, 40)}…`);
     this.octet(encoded.length);
     this.bytes(encoded);
   }
 
-  /** Any number of octets, or text. */
+  /** Any number of bytes, or text. */
   longstr(value) {
     const encoded = typeof value === "string" ? text.encode.encode(value) : value;
     this.long(encoded.length);
@@ -121,25 +121,25 @@ export class Writer {
   #advance(count) {
     const start = this.#length;
     this.#length += count;
-    if (this.#length > this.#octets.length) {
-      const larger = new Uint8Array(Math.max(2 * this.#octets.length, this.#length));
-      larger.set(this.#octets);
-      this.#octets = larger;
+    if (this.#length > this.#bytes.length) {
+      const larger = new Uint8Array(Math.max(2 * this.#bytes.length, this.#length));
+      larger.set(this.#bytes);
+      this.#bytes = larger;
       this.#view = new DataView(larger.buffer);
     }
     return start;
   }
 }
 
-/** Reads octets from the first to the last; reading past the end throws a RangeError. */
+/** Reads bytes from the first to the last; reading past the end throws a RangeError. */
 export class Reader {
-  #octets;
+  #bytes;
   #view;
   #position = 0;
 
-  constructor(octets) {
-    this.#octets = octets;
-    this.#view = new DataView(octets.buffer, octets.byteOffset, octets.length);
+  constructor(bytes) {
+    this.#bytes = bytes;
+    this.#view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
   }
 
   octet() {
@@ -161,7 +161,7 @@ export class Reader {
 
   bytes(count) {
     const start = this.#advance(count);
-    return this.#octets.subarray(start, start + count);
+    return this.#bytes.subarray(start, start + count);
   }
 
   shortstr() {
@@ -188,13 +188,13 @@ export class Reader {
   }
 
   isAtEnd() {
-    return this.#position === this.#octets.length;
+    return this.#position === this.#bytes.length;
   }
 
-  /** Passes over octets; returns where they begin. */
+  /** Passes over bytes; returns where they begin. */
   #advance(count) {
     const start = this.#position;
-    if (start + count > this.#octets.length) throw new RangeError("the frame ends too early");
+    if (start + count > this.#bytes.length) throw new RangeError("the frame ends too early");
     this.#position += count;
     return start;
   }

@@ -1,11 +1,11 @@
-//! How many octets a second go over a connection. Only those that somebody looks at are measured, and only then.
+//! How many bytes a second go over a connection. Only those that somebody looks at are measured, and only then.
 
 use broker::Timestamp;
 use parking_lot::Mutex;
 
 /// What somebody saw who looked.
 #[derive(Default)]
-pub(super) struct OctetRates(Mutex<Option<Box<Look>>>);
+pub(super) struct ByteRates(Mutex<Option<Box<Look>>>);
 
 struct Look {
     at: Timestamp,
@@ -14,8 +14,8 @@ struct Look {
     rates: (f64, f64),
 }
 
-impl OctetRates {
-    /// Octets received and sent per second between two looks that are [`STEP`] or more apart; zero at the first one.
+impl ByteRates {
+    /// Bytes received and sent per second between two looks that are [`STEP`] or more apart; zero at the first one.
     pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
         let mut last = self.0.lock();
         let Some(look) = &mut *last else {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_between_two_looks() {
-        let rates = OctetRates::default();
+        let rates = ByteRates::default();
         assert_eq!(rates.look(1_000, 10, Timestamp(0)), (0.0, 0.0), "there is nothing to compare with");
         assert_eq!(rates.look(9_000, 90, Timestamp(STEP - 1)), (0.0, 0.0), "too soon");
         assert_eq!(rates.look(11_000, 10, Timestamp(STEP)), (2_000.0, 0.0));

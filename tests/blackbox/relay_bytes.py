@@ -1,4 +1,4 @@
-"""A relay carries every octet, once and in order, however it is cut, and holds back who sends faster than the other reads."""
+"""A relay carries every byte, once and in order, however it is cut, and holds back who sends faster than the other reads."""
 
 import os
 import random
@@ -33,10 +33,10 @@ class Record:
     """Stands in for a socket, and keeps what is sent."""
 
     def __init__(self):
-        self.octets = bytearray()
+        self.raw = bytearray()
 
     def sendall(self, more):
-        self.octets.extend(more)
+        self.raw.extend(more)
 
 
 def fragmented(wire, rng, data):
@@ -49,24 +49,24 @@ def fragmented(wire, rng, data):
             wire.send_frame(first | (FIN if at == len(fragments) - 1 else 0), fragment)
             if rng.random() < 0.05:
                 wire.send_frame(FIN | PING, os.urandom(rng.randint(0, 125)))
-    octets, wire.socket = bytes(wire.socket.octets), real
-    return octets
+    raw, wire.socket = bytes(wire.socket.raw), real
+    return raw
 
 
-def send_cut(sock, rng, octets):
+def send_cut(sock, rng, raw):
     """Sends in cuts anywhere."""
-    most = rng.choice([7, 1500, 100_000]) if len(octets) < 50_000 else 100_000
-    for piece in pieces(rng, octets, most):
+    most = rng.choice([7, 1500, 100_000]) if len(raw) < 50_000 else 100_000
+    for piece in pieces(rng, raw, most):
         sock.sendall(piece)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_octets_come_back_as_they_went(echo, seed):
+def test_bytes_come_back_as_they_went(echo, seed):
     rng = random.Random(seed)
     data = rng.randbytes(rng.choice([1, 1000, 40_000, 1_500_000]))
     with RelayWire(echo) as wire:
-        octets = fragmented(wire, rng, data)
-        sending = threading.Thread(target=send_cut, args=(wire.socket, rng, octets))
+        raw = fragmented(wire, rng, data)
+        sending = threading.Thread(target=send_cut, args=(wire.socket, rng, raw))
         sending.start()
         assert wire.read(len(data)) == data
         sending.join()
@@ -163,7 +163,7 @@ def test_a_slow_reader_holds_back_the_sender_and_loses_nothing(tmp_path, directi
         sending.join()
 
 
-def test_text_is_octets_unless_a_relay_refuses_it(echo, tmp_path):
+def test_text_is_bytes_unless_a_relay_refuses_it(echo, tmp_path):
     with RelayWire(echo) as wire:
         wire.send_frame(FIN | TEXT, "grüße".encode())
         assert wire.read(7) == "grüße".encode()
