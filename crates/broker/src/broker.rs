@@ -19,21 +19,22 @@ use crate::time::Timestamp;
 use crate::users::{Attempts, Identity, LoginRefused, MAX_NAME, UserSpec, Users};
 use crate::vhost::VirtualHost;
 
-/// How a broker starts.
+/// Configuration with which a broker starts.
 #[derive(Clone)]
 pub struct BrokerConfig {
     /// The broker's name, as RabbitMQ names its nodes.
     pub node: String,
-    /// Start with the virtual host `/` and RabbitMQ's guest, who may do everything there; otherwise with nothing, as
-    /// RabbitMQ does when it loads definitions.
+    /// Start with the virtual host `/` and RabbitMQ's user guest with full permissions in it; otherwise with
+    /// nothing, as RabbitMQ does when it loads definitions.
     pub defaults: bool,
-    /// Called when [`Broker::next_deadline`] has become earlier, so that the caller's timer can be set anew. It is
-    /// called with a queue locked: it may wake somebody up and nothing else.
+    /// Called when [`Broker::next_deadline`] has become earlier, so that the caller can reset its timer. It
+    /// is called with a queue locked: it may wake a task or thread and nothing else.
     pub deadline_waker: Option<DeadlineWaker>,
-    /// Bytes of memory that ready messages may take before those of long queues go to disk, if there is one; 0 lets
-    /// them go at once, `u64::MAX` never.
+    /// Bytes of memory that ready messages may take before those of long queues are paged out to disk, if
+    /// there is a store; 0 pages them out at once, `u64::MAX` never.
     pub paging_watermark: u64,
-    /// Called when [`Broker::page`] has something to do, with a queue locked: it may wake somebody up and nothing else.
+    /// Called when [`Broker::page`] has work to do, with a queue locked: it may wake a task or thread and
+    /// nothing else.
     pub paging_waker: Option<PagingWaker>,
 }
 
@@ -49,20 +50,20 @@ impl Default for BrokerConfig {
     }
 }
 
-/// A broker.
+/// A message broker: users, virtual hosts, and the queues in them.
 pub struct Broker {
-    /// Its name.
+    /// The node name.
     node: Arc<str>,
     vhosts: RwLock<HashMap<String, Arc<VirtualHost>>>,
     users: Users,
-    /// Wrong passwords of late.
+    /// Recent failed logins.
     attempts: Attempts,
-    /// Definitions as they were made.
+    /// Definitions as they were entered.
     book: Book,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
-    /// Where durable things are written down, if anywhere.
+    /// Where durable things are stored, if anywhere.
     store: OnceLock<Arc<Store>>,
     vhost_watcher: OnceLock<VhostWatcher>,
 }
@@ -71,7 +72,7 @@ pub struct Broker {
 type VhostWatcher = Box<dyn Fn(&str) + Send + Sync>;
 
 impl Broker {
-    /// A new broker.
+    /// Creates a broker.
     pub fn new(config: BrokerConfig) -> Arc<Self> {
         let broker = Arc::new(Self {
             node: config.node.into(),
@@ -94,7 +95,7 @@ impl Broker {
     /// Checks a login.
     ///
     /// # Errors
-    /// Why it is refused: for the log only.
+    /// The reason for the refusal, which is for the log only.
     pub fn authenticate(
         &self,
         user: &str,
@@ -104,11 +105,12 @@ impl Broker {
         self.users.authenticate(user, password, peer_is_loopback)
     }
 
-    /// Checks a login of a client, which may be guessing: after 30 different wrong passwords for a user from an address within
-    /// a minute no other is looked at until the minute is over. `from` is `None` on a Unix socket.
+    /// Checks a client's login and limits guessing: after 30 different wrong passwords for a user from one
+    /// address within a minute, further logins are refused unchecked until the minute is over. `from` is
+    /// `None` on a Unix socket.
     ///
     /// # Errors
-    /// Why it is refused: for the log only.
+    /// The reason for the refusal, which is for the log only.
     pub fn authenticate_from(
         &self,
         user: &str,
@@ -118,7 +120,7 @@ impl Broker {
         now: Instant,
     ) -> Result<Identity, LoginRefused> {
         if user.len() > MAX_NAME {
-            // Nobody's, and not remembered: it may be as long as a frame.
+            // No user has such a name. It is not remembered, since it may be as long as a frame.
             return Err(LoginRefused::UnknownUser);
         }
         let from = from.map(|ip| ip.to_canonical());
@@ -132,10 +134,10 @@ impl Broker {
         judged
     }
 
-    /// Logs in a user whose identity somebody else has proved, such as TLS by a client certificate.
+    /// Logs in a user whose identity was verified elsewhere, such as by a TLS client certificate.
     ///
     /// # Errors
-    /// Why it is refused: for the log only.
+    /// The reason for the refusal, which is for the log only.
     pub fn authenticate_external(
         &self,
         user: &str,
@@ -149,7 +151,7 @@ impl Broker {
         self.users.put(user);
     }
 
-    /// The tags of a user, if there is one.
+    /// The tags of a user; `None` if there is no such user.
     pub fn tags_of(&self, user: &str) -> Option<Vec<String>> {
         self.users.account(user).map(|account| account.tags())
     }
@@ -166,7 +168,7 @@ impl Broker {
         self.vhosts.read().values().cloned().collect()
     }
 
-    /// Takes a virtual host's name away.
+    /// Removes a virtual host from the list of names.
     pub(crate) fn remove_vhost(&self, name: &str) -> Option<Arc<VirtualHost>> {
         self.vhosts.write().remove(name)
     }
@@ -176,8 +178,8 @@ impl Broker {
         self.users.account(name).is_some()
     }
 
-    /// Lets `watcher` be called with the name of each virtual host that has been deleted, before there can be another one of
-    /// that name. Set once.
+    /// Sets `watcher`, which is called with the name of each virtual host that has been deleted, before
+    /// another can be created under that name. It can be set once.
     pub fn on_vhost_gone(&self, watcher: Box<dyn Fn(&str) + Send + Sync>) {
         let _ = self.vhost_watcher.set(watcher);
     }
@@ -198,11 +200,11 @@ impl Broker {
         Ok(found)
     }
 
-    /// Opens a virtual host for a connection, which counts against the limits of user and virtual host until the seat
-    /// is dropped.
+    /// Opens a virtual host for a connection, which counts against the limits of the user and the virtual
+    /// host until the `Seat` is dropped.
     ///
     /// # Errors
-    /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ looks at first.
+    /// As [`Broker::open`]; 530 when a limit is reached, which RabbitMQ checks first.
     pub fn seat(&self, identity: &Identity, vhost: &str) -> Result<Seat, BrokerError> {
         let found = self.vhost(vhost).ok_or_else(|| BrokerError::NoVirtualHost(vhost.into()))?;
         let account = self.users.account(identity.user());
@@ -221,7 +223,7 @@ impl Broker {
         self.vhosts.read().get(name).cloned()
     }
 
-    /// Adds a virtual host; one that exists stays as it is.
+    /// Adds a virtual host; an existing one stays as it is.
     pub fn add_vhost(&self, name: &str) -> Arc<VirtualHost> {
         let mut vhosts = self.vhosts.write();
         let new = || {
@@ -235,7 +237,7 @@ impl Broker {
         vhosts.entry_ref(name).or_insert_with(new).clone()
     }
 
-    /// From now on writes down what is durable. What is here already has been read from there.
+    /// From now on, stores what is durable. Everything that exists already has been read from the store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let vhosts = self.vhosts.write();
         let _ = self.store.set(store.clone());
@@ -243,12 +245,12 @@ impl Broker {
         vhosts.values().for_each(|vhost| vhost.keep(store));
     }
 
-    /// Where durable things are written down, if anywhere.
+    /// Where durable things are stored, if anywhere.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.store.get()
     }
 
-    /// The part of it that is about definitions.
+    /// The part of the store that holds definitions.
     pub fn catalogue(&self) -> Option<&Arc<Catalogue>> {
         self.store().map(|store| store.catalogue())
     }
@@ -257,19 +259,19 @@ impl Broker {
         &self.paging
     }
 
-    /// Counters of all virtual hosts together.
+    /// Counters summed over all virtual hosts.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// When [`Broker::expire`] next has something to do.
+    /// The time at which [`Broker::expire`] next has work to do.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         self.deadlines.earliest()
     }
 
-    /// Does what has fallen due: messages and queues expire. When that is very much, a part of it: what is left has its
-    /// deadline at `now` at the latest, so that a timer which lets others have their turn in between comes back for it
-    /// at once.
+    /// Expires the messages and queues that have fallen due. If there are very many, it handles only some of
+    /// them: the rest has a deadline no later than `now`, so a timer that yields to others in between comes
+    /// back for it at once.
     pub fn expire(&self, now: Timestamp) {
         let mut dropped = 0;
         for _ in 0..EXPIRED_QUEUES {
@@ -286,8 +288,9 @@ fn refused(identity: &Identity, vhost: &str) -> BrokerError {
     BrokerError::VirtualHostRefused { vhost: vhost.into(), user: identity.user().into() }
 }
 
-/// Queues looked at in one [`Broker::expire`], some of which may go, at some ten microseconds each.
+/// Queues checked in one [`Broker::expire`]; deleting one takes some ten microseconds.
 const EXPIRED_QUEUES: usize = 256;
 
-/// Messages from which on one [`Broker::expire`] goes no further: about a millisecond when they are dead-lettered.
+/// Number of dropped messages after which one [`Broker::expire`] stops: about a millisecond if they are
+/// dead-lettered.
 const EXPIRED_MESSAGES: usize = 1024;

@@ -1,4 +1,5 @@
-//! Dead-lettering: the message that takes the place of a dropped one (RabbitMQ, "Dead Letter Exchanges").
+//! Dead-lettering: the message that is published in place of a dropped one (RabbitMQ, "Dead Letter
+//! Exchanges").
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::time::Timestamp;
 /// A dead letter, ready to be routed.
 pub(crate) struct Letter {
     pub(crate) message: Message,
-    /// The routing keys, the first of which is the message's.
+    /// The routing keys; the first is the message's own.
     pub(crate) keys: Vec<Box<str>>,
     deaths: Vec<FieldValue>,
     reason: DeathReason,
@@ -62,14 +63,14 @@ impl Letter {
         Self { message, keys, deaths, reason: dead.reason }
     }
 
-    /// The headers, for routing.
+    /// The decoded headers, for routing.
     pub(crate) fn headers(&self) -> FieldTable {
         let properties = Properties::decode(self.message.properties()).unwrap_or_default();
         properties.headers.map(|headers| headers.decode()).unwrap_or_default()
     }
 
-    /// Whether the letter has been in `queue` before, and no client has rejected it since: such a letter would go
-    /// round for ever, and is dropped.
+    /// Whether the letter has been in `queue` before and no client has rejected it since: such a letter would
+    /// cycle forever and is dropped.
     pub(crate) fn circles_to(&self, queue: &str) -> bool {
         if self.reason == DeathReason::Rejected {
             return false;
@@ -96,7 +97,7 @@ impl DeathReason {
     }
 }
 
-/// The table that describes this death.
+/// The `x-death` entry for this death.
 fn death(queue: &Queue, dead: &DeadLetter, properties: &Properties<'_>, now: Timestamp) -> FieldTable {
     let old = &dead.message;
     let mut keys = vec![FieldValue::text(old.routing_key())];
@@ -117,8 +118,8 @@ fn death(queue: &Queue, dead: &DeadLetter, properties: &Properties<'_>, now: Tim
     info
 }
 
-/// Puts a death in front of the header `x-death`: in place of an earlier one of the same queue and reason, whose
-/// count goes up. Returns the whole list.
+/// Puts a death at the front of the header `x-death`. It replaces an earlier one of the same queue and
+/// reason, whose count it increments. Returns the whole list.
 fn record(
     headers: &mut FieldTable,
     info: FieldTable,
@@ -143,7 +144,7 @@ fn record(
         None => info,
         Some(at) => match deaths.remove(at) {
             FieldValue::Table(mut again) => {
-                // An only entry without a count counts for nothing in RabbitMQ.
+                // If it is the only entry, RabbitMQ takes a missing count as zero.
                 let count = again.get("count").and_then(FieldValue::as_integer).unwrap_or(0);
                 again.insert("count", FieldValue::I64(count.saturating_add(1)));
                 again
@@ -160,9 +161,10 @@ fn record(
     deaths
 }
 
-/// The deaths of the header `x-death`, each queue and reason once. Brokers before RabbitMQ 3.5 had one entry for each death,
-/// without a count, and publishers send such headers back: an entry without a count stands for as many deaths as there are
-/// entries like it. Of entries like it the first is kept, which is the newest; if it has a count, that counts.
+/// Merges the deaths of the header `x-death`, so that each queue and reason occurs once. Brokers before
+/// RabbitMQ 3.5 wrote one entry for each death, without a count, and publishers send such headers back: an
+/// entry without a count stands for the number of entries that are like it. The first of them is used, which
+/// is the newest; if it has a count, that count is used.
 fn merged(deaths: &[FieldValue]) -> Vec<FieldValue> {
     if deaths.len() < 2 {
         return deaths.to_vec();
@@ -190,10 +192,10 @@ fn merged(deaths: &[FieldValue]) -> Vec<FieldValue> {
     merged
 }
 
-/// Queue and reason, as far as they are given.
+/// Queue and reason, if present.
 type Event<'a> = (Option<&'a [u8]>, Option<&'a [u8]>);
 
-/// What makes deaths alike; `None` for something else in the place of a death.
+/// The key by which deaths are merged; `None` for an array element that is not a death.
 fn event_of(death: &FieldValue) -> Option<Event<'_>> {
     let FieldValue::Table(table) = death else { return None };
     let text = |key| match table.get(key) {

@@ -1,4 +1,4 @@
-//! Which queues have something to do, and when.
+//! The deadlines of a broker's queues.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -9,13 +9,13 @@ use sync::atomic::{AtomicU64, Ordering};
 use crate::queue::Queue;
 use crate::time::Timestamp;
 
-/// Told that the earliest deadline has moved forward.
+/// Called when the earliest deadline has become earlier.
 pub type DeadlineWaker = Arc<dyn Fn() + Send + Sync>;
 
-/// A broker's deadlines. Each queue stands here once at most. The lock is the last in the lock order.
+/// A broker's deadlines. Each queue has at most one entry. Its lock is the last in the lock order.
 pub(crate) struct Deadlines {
     due: Mutex<BTreeMap<(Timestamp, u64), Weak<Queue>>>,
-    /// The first of them, in milliseconds; `u64::MAX` when there is none.
+    /// The earliest deadline, in milliseconds; `u64::MAX` if there is none.
     earliest: AtomicU64,
     waker: Option<DeadlineWaker>,
 }
@@ -30,7 +30,7 @@ impl Deadlines {
         (earliest != u64::MAX).then_some(Timestamp(earliest))
     }
 
-    /// Puts a queue in, in place of its old deadline.
+    /// Adds a queue's deadline, replacing its old one.
     pub(crate) fn replace(&self, old: Option<Timestamp>, new: Timestamp, queue: u64, target: &Weak<Queue>) {
         let mut due = self.due.lock();
         if let Some(old) = old {
@@ -53,7 +53,7 @@ impl Deadlines {
         self.refresh(&due);
     }
 
-    /// Takes a queue whose deadline has come.
+    /// Removes and returns a queue whose deadline has passed.
     pub(crate) fn take_due(&self, now: Timestamp) -> Option<Arc<Queue>> {
         let mut due = self.due.lock();
         loop {

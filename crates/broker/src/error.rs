@@ -1,33 +1,33 @@
-//! What the broker refuses, with RabbitMQ's reply codes and texts.
+//! The broker's errors, with RabbitMQ's reply codes and texts.
 
 use std::fmt;
 
 use amqp::{DecodeError, Fault, ReplyCode};
 
-/// A refused operation. `Display` gives the reply text without the code's name in front (`no queue 'q' in vhost '/'`),
-/// to the letter of RabbitMQ 3.10.
+/// A refused operation. `Display` gives the reply text without the code's name in front (`no queue 'q' in
+/// vhost '/'`), identical to that of RabbitMQ 3.10.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BrokerError {
     /// 404: no queue of this name.
     NoQueue {
-        /// The queue asked for.
+        /// The requested queue.
         name: String,
-        /// Its virtual host.
+        /// The virtual host in which it was looked up.
         vhost: String,
     },
     /// 404: no exchange of this name.
     NoExchange {
-        /// The exchange asked for.
+        /// The requested exchange.
         name: String,
-        /// Its virtual host.
+        /// The virtual host in which it was looked up.
         vhost: String,
     },
     /// 404: the empty queue name stands for the channel's last declared queue, and there is none.
     NoPreviousQueue,
-    /// 403, 405, 406 and 503: the operation was understood and is not allowed. The text is RabbitMQ's.
+    /// 403, 405, 406 and 503: the operation is valid but not allowed. The text is RabbitMQ's.
     Refused {
-        /// Why.
+        /// The reply code.
         code: ReplyCode,
         /// RabbitMQ's text.
         text: String,
@@ -36,9 +36,9 @@ pub enum BrokerError {
     NoVirtualHost(String),
     /// 530: the user has no permissions in the virtual host.
     VirtualHostRefused {
-        /// The virtual host asked for.
+        /// The requested virtual host.
         vhost: String,
-        /// Who asked.
+        /// The name of the user.
         user: String,
     },
     /// 502: the message's properties cannot be decoded.
@@ -46,7 +46,7 @@ pub enum BrokerError {
 }
 
 impl BrokerError {
-    /// The code of the `channel.close` or `connection.close` to send.
+    /// The code of the `channel.close` or `connection.close` to be sent.
     pub fn reply_code(&self) -> ReplyCode {
         match self {
             Self::NoQueue { .. } | Self::NoExchange { .. } | Self::NoPreviousQueue => ReplyCode::NotFound,

@@ -1,11 +1,13 @@
-//! The firehose: what clients publish in a virtual host, and what its queues deliver, told to whoever binds a queue to the
-//! exchange `amq.rabbitmq.trace` (RabbitMQ, "Firehose Tracer"; `rabbit_trace` of 3.10).
+//! The firehose: publishes a copy of the messages that clients publish in a virtual host and that its queues
+//! deliver, for the queues bound to the exchange `amq.rabbitmq.trace` (RabbitMQ, "Firehose Tracer";
+//! `rabbit_trace` of 3.10).
 //!
-//! A message that is traced is published there once more: its body, under the routing key `publish.EXCHANGE` or
-//! `deliver.QUEUE`, with headers that say what it was and who published it or was given it. This goes the way of every publish,
-//! in batches, charged to the turn of that client. What comes out of that exchange is not traced again, and dead letters are
-//! traced when they are delivered only. A virtual host that is not traced pays one relaxed load for each publish, and one for
-//! each batch of deliveries.
+//! A traced message is published to that exchange once more: its body, with the routing key
+//! `publish.EXCHANGE` or `deliver.QUEUE`, and with headers that describe it and the client that published or
+//! received it. This takes the path of every publish, in batches, and is charged to the turn of that client.
+//! Messages from that exchange are not traced again, and dead letters are traced only when they are
+//! delivered. A virtual host that is not traced pays one relaxed load for each publish, and one for each
+//! batch of deliveries.
 
 use std::sync::Arc;
 
@@ -24,13 +26,13 @@ use crate::vhost::VirtualHost;
 /// The exchange that traced messages are published to.
 pub(crate) const TRACE_EXCHANGE: &str = "amq.rabbitmq.trace";
 
-/// A client's connection, as the firehose tells of it.
+/// A client's connection, as the firehose describes it.
 pub trait TracedConnection: Send + Sync {
-    /// Its name, as operators see it. Asked only while its virtual host is traced.
+    /// Its name, as operators see it. Called only while its virtual host is traced.
     fn name(&self) -> String;
 }
 
-/// Publishes to the firehose what one connection publishes and is given.
+/// Publishes to the firehose the messages that one connection publishes and receives.
 pub struct Tracer {
     publisher: Publisher,
     node: Arc<str>,
@@ -39,7 +41,7 @@ pub struct Tracer {
     connection: Box<str>,
 }
 
-/// A message that a client has published or was given.
+/// A message that a client has published or received.
 pub(crate) struct Event<'a> {
     /// The number of the client's channel.
     pub(crate) channel: u16,
@@ -47,7 +49,7 @@ pub(crate) struct Event<'a> {
     pub(crate) exchange: &'a str,
     /// Its routing key, then those of CC and BCC.
     pub(crate) routing_keys: &'a [&'a str],
-    /// Without BCC.
+    /// The properties, without BCC.
     pub(crate) properties: &'a [u8],
     pub(crate) body: Body<'a>,
     pub(crate) kind: EventKind<'a>,
@@ -55,7 +57,7 @@ pub(crate) struct Event<'a> {
 
 pub(crate) enum EventKind<'a> {
     Publish {
-        /// The queues it goes to, sorted.
+        /// The queues it is routed to, sorted.
         routed_queues: &'a [&'a str],
     },
     Deliver {
@@ -79,13 +81,13 @@ impl Tracer {
         }
     }
 
-    /// Whether the firehose tells of a delivery: not of what comes out of it itself, nor of replies to a requester, which come
-    /// from no queue (RabbitMQ, "Direct Reply-to").
+    /// Whether the firehose reports a delivery: neither those of its own messages, nor replies to a
+    /// requester, which come from no queue (RabbitMQ, "Direct Reply-to").
     pub fn tells_of(queue: &Queue, delivery: &Delivery) -> bool {
         delivery.message().exchange() != TRACE_EXCHANGE && !is_reply_name(queue.name())
     }
 
-    /// A queue has given the client a message, for basic.get or as a delivery to a consumer.
+    /// Reports a message that a queue has given to the client, by basic.get or as a delivery to a consumer.
     pub fn delivered(
         &mut self,
         channel: u16,
@@ -117,7 +119,7 @@ impl Tracer {
         self.publish(&event, now);
     }
 
-    /// Publishes what tells of a message. It waits in a batch until [`Tracer::flush`].
+    /// Publishes the report of a message. It waits in a batch until [`Tracer::flush`].
     pub(crate) fn publish(&mut self, event: &Event<'_>, now: Timestamp) {
         work::charge(TRACE, 1);
         let (prefix, name) = match event.kind {
@@ -128,33 +130,34 @@ impl Tracer {
         let properties = self.properties_about(event);
         let publish = Publish {
             exchange: TRACE_EXCHANGE,
-            // RabbitMQ ends the connection when a name leaves no room for what stands before it.
+            // RabbitMQ ends the connection when a name is so long that the prefix does not fit.
             routing_key: truncate_to_short(&routing_key),
             properties: &properties,
             body: event.body,
         };
-        // Refused only once the virtual host has been deleted, and the exchange with it.
+        // Refused only once the virtual host, and the exchange with it, has been deleted.
         let _ = self.publisher.publish(publish, now);
     }
 
-    /// Hands over what has gathered: see [`Publisher::flush`]. Of the report only `full` and `unfinished` matter, for nobody
-    /// waits for a confirm.
+    /// Hands the batch over: see [`Publisher::flush`]. Only `full` and `unfinished` of the result matter,
+    /// since no confirm is pending.
     pub fn flush(&mut self, now: Timestamp) -> Flushed {
         self.publisher.flush(now)
     }
 
-    /// [`Tracer::flush`], however long it takes.
+    /// [`Tracer::flush`], regardless of how long it takes.
     pub fn flush_all(&mut self, now: Timestamp) -> Flushed {
         self.publisher.flush_all(now)
     }
 
-    /// The same up to the end of the turn; whether all queues have theirs.
+    /// Like [`Tracer::flush`], up to the end of the turn; returns whether all queues have their messages.
     pub(crate) fn hand_over(&mut self) -> bool {
         self.publisher.hand_over()
     }
 
-    /// Encodes the properties of the message that tells of `event`. They have to fit into one frame: a message with very many
-    /// queues tells of the first of them, and one whose own headers are too large, or nested too deeply, leaves those out.
+    /// Encodes the properties of the message that reports `event`. They have to fit into one frame: if the
+    /// event has very many queues only the first of them are listed, and if its own headers are too large, or
+    /// nested too deeply, they are left out.
     fn properties_about(&self, event: &Event<'_>) -> Vec<u8> {
         let properties = Properties::decode(event.properties).unwrap_or_default();
         let whole = self.headers_about(event, &properties).encode();
@@ -167,7 +170,7 @@ impl Tracer {
         encoded
     }
 
-    /// In RabbitMQ's order.
+    /// The headers, in RabbitMQ's order.
     fn headers_about(&self, event: &Event<'_>, properties: &Properties<'_>) -> FieldTable {
         let text = |text: &str| FieldValue::text(text);
         let number = |number: u16| FieldValue::I32(number.into());
@@ -193,19 +196,19 @@ impl Tracer {
     }
 }
 
-/// As many texts as there is room for.
+/// The first of the texts, up to the limit in bytes.
 fn texts(texts: &[&str]) -> FieldValue {
     let mut bytes = 0;
     let fitting = texts.iter().take_while(|text| {
-        // A letter and a length stand before each.
+        // Each is preceded by a type letter and a length.
         bytes += text.len() + 5;
         bytes <= MAX_NAMES
     });
     FieldValue::Array(fitting.map(|text| FieldValue::text(*text)).collect())
 }
 
-/// Properties as a table, the last one first, and numbers as signed ones of 32 bits, as RabbitMQ has them. Only of a timestamp
-/// that needs more it keeps the lower 32 bits; here it has 64.
+/// Properties as a table, the last one first, and numbers as signed 32-bit integers, as in RabbitMQ. A
+/// timestamp that needs more bits has 64 here; RabbitMQ keeps only its lower 32.
 fn table_of(properties: &Properties<'_>) -> FieldTable {
     let text = |text: Option<&str>| text.map(FieldValue::text);
     let bytes = |bytes: Option<&[u8]>| bytes.map(|bytes| FieldValue::LongString(bytes.to_vec()));
@@ -233,13 +236,13 @@ fn table_of(properties: &Properties<'_>) -> FieldTable {
     entries.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// What it takes to write the headers of a traced message, in nanoseconds.
+/// Nanoseconds charged for writing the headers of a traced message.
 const TRACE: u32 = 2_000;
 
-/// Bytes of headers: those of a frame of the size that servers offer, less what else stands in it.
+/// Most bytes of headers: a frame of the size that servers offer, less the rest of its contents.
 const MAX_HEADERS: usize = 128 * 1024 - 64;
 
-/// Bytes of the names of queues in the headers, and as many of routing keys, so that there is room for the rest.
+/// Most bytes of queue names in the headers, and also of routing keys, so that the rest fits too.
 const MAX_NAMES: usize = 32 * 1024;
 
 #[cfg(test)]

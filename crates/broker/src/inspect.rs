@@ -1,4 +1,4 @@
-//! What the broker reads from a message's properties when it is published, and what it refuses there.
+//! Reads and validates the properties of a message when it is published.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::message::Traits;
 use crate::table_view::{ValueView, entries, texts_in};
 use crate::users::Identity;
 
-/// A message's properties, checked.
+/// A message's properties, validated.
 #[derive(Debug, Default)]
 pub(crate) struct Inspected<'a> {
     pub(crate) traits: Traits,
@@ -21,17 +21,17 @@ pub(crate) struct Inspected<'a> {
     pub(crate) copies: SmallVec<[&'a str; 2]>,
     /// Further routing keys from the header BCC.
     pub(crate) blind_copies: SmallVec<[&'a str; 2]>,
-    /// The properties without BCC, if it was there: receivers must not see it.
+    /// The properties without BCC, if it was present: receivers must not see it.
     pub(crate) rewritten: Option<Vec<u8>>,
 }
 
-/// Checks properties in RabbitMQ's order.
+/// Validates properties in RabbitMQ's order.
 ///
 /// # Errors
 /// 502 when they are malformed; 406 for a foreign user_id, an invalid expiration, CC or BCC, or an unknown
 /// delivery_mode.
 pub(crate) fn inspect<'a>(bytes: &'a [u8], publisher: &Identity) -> Result<Inspected<'a>, BrokerError> {
-    // No properties at all: nothing to look at.
+    // No properties: there is nothing to check.
     if bytes == amqp::properties::NO_PROPERTIES {
         return Ok(Inspected::default());
     }
@@ -63,7 +63,7 @@ pub(crate) fn inspect<'a>(bytes: &'a [u8], publisher: &Identity) -> Result<Inspe
     Ok(inspected)
 }
 
-/// What the broker needs to know of properties that were checked when they were published; `None` if they were not.
+/// The traits of properties that were validated when they were published; `None` if they were not.
 pub(crate) fn traits_of(bytes: &[u8]) -> Option<Traits> {
     let properties = Properties::decode(bytes).ok()?;
     let expiration = properties.expiration.map(expiration_of).transpose().ok()?;
@@ -71,8 +71,8 @@ pub(crate) fn traits_of(bytes: &[u8]) -> Option<Traits> {
     Some(Traits { persistent, priority: properties.priority, expiration })
 }
 
-/// The properties as others may see them: without the header BCC. A returned message is stripped of it, too, for it
-/// may be passed on. Properties that nobody inspected may be malformed, and are left as they are.
+/// The properties as others may see them: without the header BCC. A returned message is stripped of it too,
+/// since it may be passed on. Properties that were not inspected may be malformed, and are left as they are.
 pub fn without_blind_copies(bytes: &[u8]) -> Cow<'_, [u8]> {
     let Ok(properties) = Properties::decode(bytes) else { return Cow::Borrowed(bytes) };
     match properties.headers {
@@ -87,7 +87,7 @@ pub fn without_blind_copies(bytes: &[u8]) -> Cow<'_, [u8]> {
 pub(crate) fn with_headers(properties: &Properties<'_>, headers: &FieldTable) -> Vec<u8> {
     let encoded = headers.encode();
     let mut properties = *properties;
-    // What has just been encoded from a table is one, and no deeper than what was received.
+    // It has just been encoded from a table, and is nested no deeper than what was received.
     properties.headers = RawTable::check(&encoded).ok();
     let mut bytes = Vec::new();
     properties.encode(&mut bytes);
@@ -113,7 +113,8 @@ fn routes_in<'a>(headers: RawTable<'a>, name: &str) -> Result<Option<SmallVec<[&
     }
 }
 
-/// Milliseconds of an expiration, which is a number in a string (RabbitMQ, "Time-To-Live and Expiration").
+/// The milliseconds of an expiration, which is a number in a string (RabbitMQ, "Time-To-Live and
+/// Expiration").
 fn expiration_of(text: &str) -> Result<u64, BrokerError> {
     let digits_from = usize::from(text.starts_with(['+', '-']));
     let digits = text[digits_from..].bytes().take_while(u8::is_ascii_digit).count();

@@ -1,7 +1,8 @@
-//! What is written down of a virtual host's topology: durable exchanges and queues, and bindings between them.
+//! The stored form of a virtual host's topology: durable exchanges and queues, and bindings between them.
 //!
-//! Exchanges and queues have numbers that are never given out twice, and bindings are written under the numbers of
-//! their ends. So what is deleted and declared anew does not inherit what a crash has left of its predecessor's bindings.
+//! Exchanges and queues have numbers that are never reused, and bindings are stored under the numbers of
+//! their ends. An exchange or queue that is deleted and declared anew therefore does not inherit bindings of
+//! its predecessor that a crash left behind.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::queue::Queue;
 use crate::routing::ExchangeKind;
 use crate::topology::{Exchange, NumberedEnd};
 
-/// Writes down what happens to one virtual host.
+/// Stores the changes to one virtual host's topology.
 pub(crate) struct Ledger {
     catalogue: Arc<Catalogue>,
     vhost: Arc<str>,
@@ -60,7 +61,7 @@ impl Ledger {
     }
 }
 
-/// An exchange or a queue as it was written down.
+/// An exchange or a queue as it was stored.
 #[derive(Debug, PartialEq)]
 pub(crate) struct WrittenEnd<'a> {
     pub(crate) vhost: &'a str,
@@ -68,12 +69,12 @@ pub(crate) struct WrittenEnd<'a> {
     pub(crate) number: u64,
     pub(crate) auto_delete: bool,
     pub(crate) internal: bool,
-    /// Of exchanges.
+    /// The type, for exchanges only.
     pub(crate) kind: Option<ExchangeKind>,
     pub(crate) arguments: RawTable<'a>,
 }
 
-/// A binding as it was written down.
+/// A binding as it was stored.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WrittenBinding<'a> {
     pub(crate) source: u64,
@@ -82,7 +83,7 @@ pub(crate) struct WrittenBinding<'a> {
     pub(crate) arguments: &'a [u8],
 }
 
-/// Reads an exchange; `None` if it is not well-formed.
+/// Decodes an exchange; `None` if it is malformed.
 pub(crate) fn read_exchange<'a>(key: &'a [u8], value: &'a [u8]) -> Option<WrittenEnd<'a>> {
     let (mut end, mut rest) = read_end(key, value)?;
     end.kind = Some(ExchangeKind::from_name(take_text(&mut rest)?)?);
@@ -90,14 +91,14 @@ pub(crate) fn read_exchange<'a>(key: &'a [u8], value: &'a [u8]) -> Option<Writte
     Some(end)
 }
 
-/// Reads a queue; `None` if it is not well-formed.
+/// Decodes a queue; `None` if it is malformed.
 pub(crate) fn read_queue<'a>(key: &'a [u8], value: &'a [u8]) -> Option<WrittenEnd<'a>> {
     let (mut end, rest) = read_end(key, value)?;
     end.arguments = RawTable::check(rest).ok()?;
     Some(end)
 }
 
-/// Reads a binding; `None` if it is not well-formed.
+/// Decodes a binding; `None` if it is malformed.
 pub(crate) fn read_binding(key: &[u8]) -> Option<WrittenBinding<'_>> {
     let (source, rest) = key.split_first_chunk()?;
     let (&[kind], rest) = rest.split_first_chunk()?;
@@ -107,7 +108,7 @@ pub(crate) fn read_binding(key: &[u8]) -> Option<WrittenBinding<'_>> {
     Some(WrittenBinding { source: u64::from_be_bytes(*source), to, routing_key, arguments: rest })
 }
 
-/// Names, each with its length in front: names of AMQP have 255 bytes at most.
+/// Encodes names, each preceded by its length: AMQP names have at most 255 bytes.
 pub(crate) fn key(names: &[&str]) -> Vec<u8> {
     let mut key = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     names.iter().for_each(|name| push_text(&mut key, name));
@@ -135,7 +136,7 @@ fn start_value(number: u64, flags: u8) -> Vec<u8> {
     value
 }
 
-/// The part that exchanges and queues have in common, and what comes behind it.
+/// Decodes the part that exchanges and queues have in common, and returns it with the rest.
 fn read_end<'a>(mut key: &'a [u8], value: &'a [u8]) -> Option<(WrittenEnd<'a>, &'a [u8])> {
     let (vhost, name) = (take_text(&mut key)?, take_text(&mut key)?);
     let (&[FORM], rest) = value.split_first_chunk()? else { return None };
@@ -166,7 +167,7 @@ fn take_text<'a>(from: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(text).ok()
 }
 
-/// First byte of what is written, so that another form can be told from this one.
+/// First byte of an entry, which identifies the version of its format.
 const FORM: u8 = 1;
 const AUTO_DELETE: u8 = 1;
 const INTERNAL: u8 = 2;

@@ -1,47 +1,50 @@
-//! The core of a RabbitMQ-compatible message broker: in memory, and what is to survive a restart also in a [`Store`].
+//! The core of a RabbitMQ-compatible message broker: in memory, with everything that has to survive a restart
+//! also in a [`Store`].
 //!
 //! # Parts
 //!
-//! - [`Broker`]: users and virtual hosts. [`VirtualHost`]: exchanges, queues and bindings by name; what may be done,
-//!   and the error when it may not ([`BrokerError`], to the letter of RabbitMQ 3.10).
-//! - [`Seat`]: a connection in a virtual host, and what its user may do there ([`Permissions`], [`VirtualHostLimits`],
-//!   [`UserLimits`]). [`Policy`]: arguments that the operator gives to queues and exchanges. [`Definitions`]: all of it
-//!   from a file.
-//! - `manage`: what an operator's tools read and change.
-//! - `ledger` and `persistence`: definitions and messages as they are written down, and read back.
-//! - `topology` and `routing`: which queues a message goes to. [`Publisher`] remembers routes and hands messages over
-//!   in batches. [`Message`]: one immutable object for all its queues. [`Tracer`]: what operators see of messages on their way.
-//! - [`Queue`]: ready messages in order, and its consumers, which are whatever implements [`Consumer`].
-//! - `deadlines` and [`Timestamp`]: time, which the caller brings. [`Metrics`]: counters; `rates`: those of single queues
-//!   and exchanges, with rates.
+//! - [`Broker`]: users and virtual hosts. [`VirtualHost`]: exchanges, queues and bindings by name; checks
+//!   each operation, and returns RabbitMQ 3.10's errors to the letter ([`BrokerError`]).
+//! - [`Seat`]: a connection's authorised session in a virtual host, and its user's rights there
+//!   ([`Permissions`], [`VirtualHostLimits`], [`UserLimits`]). [`Policy`]: arguments that the operator gives
+//!   to queues and exchanges. [`Definitions`]: all of these from a file.
+//! - `manage`: the operations of an operator's tools, to read and to change.
+//! - `ledger` and `persistence`: definitions and messages as they are stored and restored.
+//! - `topology` and `routing`: find the queues for a message. [`Publisher`] caches routes and hands messages
+//!   over in batches. [`Message`]: one immutable object for all its queues. [`Tracer`]: reports messages to
+//!   operators.
+//! - [`Queue`]: ready messages in order, and its consumers, which implement [`Consumer`].
+//! - `deadlines` and [`Timestamp`]: time, which the caller passes in. [`Metrics`]: counters; `rates`: those
+//!   of single queues and exchanges, with rates.
 //!
 //! # How to use it
 //!
-//! One [`SessionId`] for each connection, one [`Publisher`] for each channel. What a consumer or `get` has taken
-//! ([`Delivery`]) the session keeps until it is settled, and gives back with [`Queue::ack`], [`Queue::requeue`] or
-//! [`Queue::reject`]; the queue only counts it. At its end a session cancels its consumers, requeues what it holds,
-//! and calls [`VirtualHost::end_session`]. A timer calls [`Broker::expire`] at [`Broker::next_deadline`].
+//! Use one [`SessionId`] for each connection and one [`Publisher`] for each channel. The session stores each
+//! message that a consumer or `get` has taken ([`Delivery`]) until it is settled, and gives it back with
+//! [`Queue::ack`], [`Queue::requeue`] or [`Queue::reject`]; the queue only counts it. At its end a session
+//! cancels its consumers, requeues its unacknowledged deliveries, and calls [`VirtualHost::end_session`]. A
+//! timer calls [`Broker::expire`] at [`Broker::next_deadline`].
 //!
 //! # Lock order
 //!
 //! 1. a queue; 2. a consumer's own lock, taken in [`Consumer::accept`]; 3. the list of deadlines.
 //!
-//! A virtual host's policies may be locked while its topology is taken, never the other way round. Otherwise the lock
-//! of the topology and that of a virtual host's exclusive queues are taken alone: never together with each
-//! other or with a queue's. Nobody may call a queue with a consumer's lock held.
+//! A virtual host's policies may be locked when its topology lock is acquired, never the other way round.
+//! Otherwise the locks of the topology and of a virtual host's exclusive queues are acquired alone: never
+//! together with each other or with a queue's. A queue must not be called with a consumer's lock held.
 //!
-//! # What always holds
+//! # Invariants
 //!
-//! - No input panics, and no lock is held across anything that waits.
-//! - Creating or deleting costs the size of what is created or deleted, whatever else exists; very large deletions
-//!   let others in between.
-//! - Order within a queue is that of publishing; what comes back takes its old place.
-//! - A cached route is used only as long as the topology has not changed.
+//! - No input causes a panic, and no lock is held across anything that waits.
+//! - Creating or deleting costs time in proportion to what is created or deleted, whatever else exists; very
+//!   large deletions yield to others in between.
+//! - The order within a queue is that of publishing; requeued messages take their old positions.
+//! - A cached route is used only as long as the topology is unchanged.
 //!
-//! # What must never be added
+//! # Out of scope
 //!
-//! Sockets, clocks, threads, async, wire frames, front-end protocols. `amqp` is here for field tables, properties and
-//! reply codes.
+//! Sockets, clocks, threads, async, wire frames and front-end protocols must never be added. `amqp` is used
+//! here for field tables, properties and reply codes.
 
 mod arguments;
 mod broker;
@@ -76,7 +79,8 @@ pub use store::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
 pub use store::journal::Lsn;
 pub use store::{Store, Waiter};
 
-/// The version of RabbitMQ that the broker behaves as. Clients, tools and scripts look at it to know what they may ask for.
+/// The version of RabbitMQ whose behaviour the broker follows. Clients, tools and scripts read it to know
+/// which features they may use.
 pub const COMPATIBLE_VERSION: &str = "3.10.8";
 
 pub use arguments::{DeadLettering, Overflow, QueueArguments, QueueKind};
@@ -107,6 +111,7 @@ pub use time::Timestamp;
 pub use users::{Identity, LoginRefused, PasswordHash, UserLimits, UserSpec};
 pub use vhost::{Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost};
 
-/// A connection, as the owner of exclusive queues. The caller numbers its connections and never reuses a number.
+/// Identifies a connection, as the owner of exclusive queues. The caller numbers its connections and never
+/// reuses a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);

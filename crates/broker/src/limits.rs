@@ -1,4 +1,4 @@
-//! Counting what is open against limits.
+//! Counts open connections, channels and queues against limits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ pub struct VirtualHostLimits {
     pub max_queues: Option<u64>,
 }
 
-/// How many of something there are now.
+/// The number of connections, channels or queues that exist now.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(AtomicU64);
 
@@ -23,7 +23,7 @@ impl Tally {
     /// Counts one more.
     ///
     /// # Errors
-    /// The limit, when it is reached; nothing is counted then.
+    /// Returns the limit if it is reached; nothing is counted then.
     pub(crate) fn enter(&self, limit: Option<u64>) -> Result<(), u64> {
         let below = |count: u64| limit.is_none_or(|limit| count < limit).then_some(count + 1);
         match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below) {

@@ -6,31 +6,32 @@ use std::sync::Arc;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-/// Bodies up to this many bytes are copied next to the key and the properties; larger ones stay in the chunks they
-/// arrived in. Below it the copy costs less than the bookkeeping, and does not pin a whole read buffer.
+/// Bodies up to this size in bytes are copied next to the key and the properties; larger ones stay in the
+/// chunks they arrived in. Below it the copy costs less than the bookkeeping, and does not keep a whole read
+/// buffer alive.
 pub const MAX_INLINE_BODY: usize = 1024;
 
-/// Room inside the message itself for key, properties and small body. 16 bytes of body with a usual key fit, so
-/// that such a message is one allocation.
+/// Bytes stored inside the message itself, for key, properties and small body. A body of 16 bytes fits with a
+/// usual key, so that such a message is one allocation.
 const INLINE_BYTES: usize = 56;
 
-/// The weight of a message that says so much and is shared by so many queues.
+/// The weight of a message with `bytes` bytes of content that is shared by `queues` queues.
 fn weight(bytes: usize, queues: usize) -> u32 {
     u32::try_from((bytes + OWN_BYTES) / queues + PLACE_BYTES).unwrap_or(u32::MAX)
 }
 
-/// Bytes that a message takes beside what it says, about.
+/// Bytes that a message takes beside its content, approximately.
 const OWN_BYTES: usize = 128;
 
-/// Bytes that a place in a queue takes.
+/// Bytes of one entry in a queue.
 const PLACE_BYTES: usize = 32;
 
-/// A message body on its way in.
+/// The body of a message to be published.
 #[derive(Debug, Clone, Copy)]
 pub enum Body<'a> {
-    /// Copied: lies in a buffer that is about to be reused.
+    /// A body in a buffer that is about to be reused; it is copied.
     Copied(&'a [u8]),
-    /// Larger than [`MAX_INLINE_BODY`]: the chunks are shared, in order. Smaller: copied.
+    /// Chunks in order: shared if the body is larger than [`MAX_INLINE_BODY`], otherwise copied.
     Chunks(&'a [Bytes]),
 }
 
@@ -49,17 +50,17 @@ impl Body<'_> {
     }
 }
 
-/// A message body on its way out.
+/// The body of a message to be delivered.
 #[derive(Debug, Clone, Copy)]
 pub enum BodyView<'a> {
     /// A small body, in one piece.
     Inline(&'a [u8]),
-    /// A large body, in the pieces it came in; clone them to share them.
+    /// A large body, in the chunks it arrived in; clone them to share them.
     Chunks(&'a [Bytes]),
 }
 
 impl BodyView<'_> {
-    /// The body in one piece, copied.
+    /// Copies the body into one buffer.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {
             Self::Inline(bytes) => bytes.to_vec(),
@@ -68,14 +69,14 @@ impl BodyView<'_> {
     }
 }
 
-/// What the broker itself needs to know of a message's properties, read once when it is published.
+/// The properties that the broker itself needs, read once when the message is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traits {
-    /// delivery_mode 2.
+    /// Whether delivery_mode is 2.
     pub persistent: bool,
-    /// The priority property.
+    /// The priority property, if set.
     pub priority: Option<u8>,
-    /// The expiration property, in milliseconds.
+    /// The expiration property in milliseconds, if set.
     pub expiration: Option<u64>,
 }
 
@@ -88,23 +89,23 @@ pub struct Message {
     key_len: u32,
     properties_end: u32,
     traits: Traits,
-    /// Bytes of memory that one of its queues answers for.
+    /// Bytes of memory charged to each of its queues.
     weight: u32,
-    /// What few messages have, kept apart so that the others stay small.
+    /// Fields that few messages need, boxed so that the others stay small.
     rare: Option<Box<Rare>>,
 }
 
 #[derive(Debug, Default)]
 struct Rare {
-    /// The body, when it is larger than [`MAX_INLINE_BODY`].
+    /// The body, if it is larger than [`MAX_INLINE_BODY`].
     chunks: Vec<Bytes>,
     chunks_len: usize,
-    /// Routing keys from the header BCC, which the properties no longer tell.
+    /// Routing keys from the header BCC, which has been removed from the properties.
     blind_copies: Vec<Box<str>>,
 }
 
 impl Message {
-    /// Puts a message together. `properties` are flags and list as in a content header, and must be well-formed.
+    /// Creates a message. `properties` are flags and list as in a content header, and must be well-formed.
     pub fn new(
         exchange: Arc<str>,
         routing_key: &str,
@@ -132,7 +133,7 @@ impl Message {
         Self { exchange, bytes, key_len, properties_end, traits, weight, rare }
     }
 
-    /// With routing keys that receivers must not see.
+    /// Adds routing keys that receivers must not see.
     #[must_use]
     pub(crate) fn with_blind_copies(mut self, keys: &[&str]) -> Self {
         if !keys.is_empty() {
@@ -141,7 +142,7 @@ impl Message {
         self
     }
 
-    /// Notes how many queues will share it.
+    /// Sets the number of queues that will share it.
     #[inline]
     pub(crate) fn share(&mut self, queues: usize) {
         if queues > 1 {
@@ -149,7 +150,7 @@ impl Message {
         }
     }
 
-    /// Bytes of memory that one of its queues answers for: its place in the queue, and a share of the rest.
+    /// Bytes of memory charged to each of its queues: the queue entry, and a share of the rest.
     #[inline]
     pub(crate) fn weight(&self) -> u64 {
         self.weight.into()
@@ -166,7 +167,7 @@ impl Message {
 
     /// The routing key it was published with.
     pub fn routing_key(&self) -> &str {
-        // Made from a `&str` in `new`.
+        // Copied from a `&str` in `new`.
         std::str::from_utf8(&self.bytes[..self.key_len as usize]).unwrap_or_default()
     }
 
@@ -175,7 +176,7 @@ impl Message {
         &self.bytes[self.property_range()]
     }
 
-    /// Routing key, properties and, if it is small, body, one behind the other.
+    /// Routing key, properties and, if it is small, the body, concatenated.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -196,7 +197,7 @@ impl Message {
         }
     }
 
-    /// What the broker has read from the properties.
+    /// The traits that the broker has read from the properties.
     pub fn traits(&self) -> Traits {
         self.traits
     }

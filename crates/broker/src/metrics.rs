@@ -1,11 +1,11 @@
-//! Counters, as plain atomics that anyone may read at any time.
+//! Counters, as plain atomics that may be read at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What a broker has done since it started, and what it holds now. Each value is exact; two values read one
-        /// after the other need not belong to the same moment.
+        /// Counts of a broker's operations since it started, and of its current contents. Each value is
+        /// exact; two values read one after the other need not belong to the same moment.
         #[derive(Debug, Default)]
         pub struct Metrics {
             $($(#[$doc])* pub $name: Counter,)*
@@ -13,7 +13,7 @@ macro_rules! counters {
         }
 
         impl Metrics {
-            /// All counters by name.
+            /// All counters with their names.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name.get())),*].into_iter()
             }
@@ -30,53 +30,53 @@ counters! {
     messages_enqueued,
     /// Deliveries to consumers.
     messages_delivered,
-    /// Of those: the ones that count as acknowledged once taken.
+    /// The number of these deliveries that need no acknowledgement.
     messages_delivered_auto_ack,
     /// Messages handed out by `get`.
     messages_got,
-    /// Of those: the ones that count as acknowledged once taken.
+    /// The number of these that need no acknowledgement.
     messages_got_auto_ack,
-    /// `get` on an empty queue.
+    /// Calls of `get` on an empty queue.
     gets_empty,
-    /// Of deliveries and gets: those that had been delivered before.
+    /// Deliveries and gets of messages that had been delivered before.
     messages_redelivered,
     /// Messages acknowledged by clients.
     messages_acked,
-    /// Messages that clients gave back to their queue.
+    /// Messages that clients returned to their queue.
     messages_requeued,
     /// Messages that a full queue refused.
     messages_refused,
     /// Messages that were dead-lettered.
     messages_dead_lettered,
-    /// Of those: the ones that a consumer had rejected.
+    /// The number of these that a consumer had rejected.
     messages_dead_lettered_rejected,
-    /// The ones that had expired.
+    /// The number of these that had expired.
     messages_dead_lettered_expired,
-    /// The ones that were too many.
+    /// The number of these that exceeded a length limit.
     messages_dead_lettered_maxlen,
-    /// The ones that had come back too often.
+    /// The number of these that had been redelivered too often.
     messages_dead_lettered_delivery_limit,
-    /// Dead letters dropped because the death of one message had led to too many.
+    /// Dead letters dropped because the death of one message had led to too many letters.
     dead_letters_dropped,
-    /// Ready messages that left memory for the disk, those that never were in a queue's memory aside.
+    /// Ready messages that were moved from memory to disk, except those that never were in a queue's memory.
     messages_paged_out,
-    /// Bytes of their bodies.
+    /// Bytes of the bodies of messages paged out.
     bytes_paged_out,
-    /// Messages that came back from there.
+    /// Messages that were loaded back into memory.
     messages_paged_in,
-    /// Bytes of their bodies.
+    /// Bytes of the bodies of messages paged in.
     bytes_paged_in,
-    /// Times that messages were written so that they can leave memory. Those that the store keeps are there already.
+    /// Writes of messages to disk so that they can leave memory. Messages in the store are on disk already.
     paging_writes,
-    /// Times that messages were read to bring them back.
+    /// Reads of messages from disk to bring them back.
     paging_reads,
-    /// Batches of publishes whose session had to pause until enough had left memory.
+    /// Batches of publishes whose session had to pause until enough messages had left memory.
     paging_pauses,
-    /// Attempts to page that failed. They are repeated.
+    /// Failed attempts to page, which are repeated.
     paging_failures,
     /// Queues that exist.
     queues,
-    /// Declarations of queues that were there, or came to be.
+    /// Declarations of queues, whether they existed or were created.
     queues_declared,
     /// Queues created.
     queues_created,
@@ -90,7 +90,7 @@ counters! {
     consumers,
 }
 
-/// How a client speaks, which metrics are told by.
+/// The protocol of a client, by which publish metrics are split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FrontEnd {
     /// AMQP 0-9-1.
@@ -102,30 +102,30 @@ pub enum FrontEnd {
     Stomp,
 }
 
-/// What the clients of one front end have published.
+/// Counters of the messages that clients of one front end have published.
 #[derive(Debug, Default)]
 pub struct Published {
     /// Messages that reached at least one queue.
     pub routed: Counter,
     /// Messages that reached none.
     pub unroutable: Counter,
-    /// Channels, or what stands for them, that have published and are still there.
+    /// Channels, or their equivalent in other protocols, that have published and still exist.
     pub publishers: Counter,
 }
 
 impl Metrics {
-    /// What the clients of a front end have published; together it is what the counters of all say.
+    /// The counters of one front end; summed over all front ends they equal the total counters.
     pub fn published(&self, by: FrontEnd) -> &Published {
         &self.published[by as usize]
     }
 }
 
-/// A number that goes up, or up and down.
+/// A counter, or a gauge.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// The present value.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Names: what is stripped from them, what is reserved, and how they are made up.
+//! Names of queues and exchanges: sanitising, reserved prefixes, and generation.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::BrokerError;
 
-/// The type of a resource, as RabbitMQ writes it in front of its name.
+/// The type of a resource, as RabbitMQ writes it before its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Resource {
     Queue,
@@ -36,7 +36,7 @@ impl Resource {
     }
 }
 
-/// RabbitMQ takes carriage returns and line feeds out of the names of queues and exchanges.
+/// Strips carriage returns and line feeds from the names of queues and exchanges, as RabbitMQ does.
 pub(crate) fn strip_line_ends(name: &str) -> Cow<'_, str> {
     if name.bytes().any(|byte| matches!(byte, b'\r' | b'\n')) {
         Cow::Owned(name.replace(['\r', '\n'], ""))
@@ -45,22 +45,22 @@ pub(crate) fn strip_line_ends(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// A name for a queue whose client left the choice to the broker: `amq.gen-` and 128 random bits.
+/// A name for a queue whose client left the name to the broker: `amq.gen-` and 128 random bits.
 pub(crate) fn generate_queue_name() -> String {
     generated_name(GENERATED_PREFIX)
 }
 
-/// `prefix` and 128 random bits in 22 digits, as RabbitMQ makes up names for queues and consumer tags.
+/// `prefix` and 128 random bits in 22 digits, as RabbitMQ generates names for queues and consumer tags.
 pub fn generated_name(prefix: &str) -> String {
     static CALLS: AtomicU64 = AtomicU64::new(0);
-    // Keyed with random bits of the operating system, so that names are neither guessable nor repeated after a
-    // restart.
+    // Keyed with random bits from the operating system, so that names are neither guessable nor repeated
+    // after a restart.
     let keys = RandomState::new();
     let call = CALLS.fetch_add(1, Ordering::Relaxed);
     let bits = u128::from(keys.hash_one((call, 0))) << 64 | u128::from(keys.hash_one((call, 1)));
     let mut name = String::with_capacity(prefix.len() + RANDOM_DIGITS);
     name.push_str(prefix);
-    // 21 digits of 6 bits from the top; the last digit holds the 2 bits that are left.
+    // 21 digits of 6 bits from the top; the last digit has the remaining 2 bits.
     for digit in 0..RANDOM_DIGITS {
         let shift = 122 - 6 * digit as i32;
         let bits = if shift >= 0 { bits >> shift } else { bits << -shift };
@@ -71,7 +71,7 @@ pub fn generated_name(prefix: &str) -> String {
 
 const GENERATED_PREFIX: &str = "amq.gen-";
 
-/// 128 bits in base 64.
+/// The digits of 128 bits in base 64.
 const RANDOM_DIGITS: usize = 22;
 
 const BASE64_URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";

@@ -1,9 +1,9 @@
-//! How much of the queues is in memory, and which queues have something to do with the disk.
+//! Accounts for the queues' memory, and for the queues that have work to do on disk.
 //!
-//! Queues count what they hold here, a batch at a time. Above the watermark long queues are asked to let go of messages,
-//! until an eighth less is held. What has to be read or written for that is done by whoever calls [`Broker::page`]: threads,
-//! in a server; no queue is locked meanwhile. Who publishes faster to a long queue than that can be done
-//! [waits](crate::VirtualHost::wait_for_room).
+//! Queues report their memory here, a batch at a time. Above the watermark long queues are asked to page out
+//! messages, until an eighth less is in memory. The disk reads and writes are done by the callers of
+//! [`Broker::page`]: threads, in a server; no queue is locked meanwhile. A publisher to a long queue that is
+//! faster than the disk [waits](crate::VirtualHost::wait_for_room).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,24 +16,24 @@ use crate::broker::Broker;
 use crate::queue::Queue;
 use crate::time::Timestamp;
 
-/// Told that [`Broker::page`] has something to do.
+/// Called when [`Broker::page`] has work to do.
 pub type PagingWaker = Arc<dyn Fn() + Send + Sync>;
 
-/// What the queues of a broker hold, in memory and on disk. Each value is exact but for messages that several queues share:
-/// of these each counts its share.
+/// The messages of a broker's queues, in memory and on disk. Each value is exact except for messages that
+/// several queues share: for these each queue counts its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Held {
     /// Bytes of memory that ready messages take.
     pub resident: u64,
     /// Ready messages that are on disk only.
     pub paged_messages: u64,
-    /// Bytes of their bodies.
+    /// Bytes of the bodies of those messages.
     pub paged_bytes: u64,
-    /// Bytes of memory above which queues let go of messages; `u64::MAX` for never.
+    /// Bytes of memory above which queues page out messages; `u64::MAX` for never.
     pub watermark: u64,
 }
 
-/// A broker's paging. Its locks come behind those of queues.
+/// A broker's paging. Its locks are acquired after those of queues.
 pub(crate) struct Paging {
     resident: AtomicU64,
     paged_messages: AtomicU64,
@@ -42,30 +42,30 @@ pub(crate) struct Paging {
     watermark: u64,
     /// More is in memory than should be.
     presses: AtomicBool,
-    /// The long queues have yet to be asked.
+    /// The long queues have not been asked to page out yet.
     relief: AtomicBool,
     /// Queues that are, or were, long.
     long: Mutex<Vec<Weak<Queue>>>,
     jobs: Mutex<VecDeque<Arc<Queue>>>,
-    /// Who publishes when enough has left memory.
+    /// Publishers that wait until enough has left memory.
     for_room: Mutex<Vec<Arc<dyn Waiter>>>,
     waker: Option<PagingWaker>,
     store: OnceLock<Arc<Store>>,
 }
 
-/// What a queue has counted.
+/// A queue's contribution to the counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub(crate) resident: u64,
     pub(crate) paged_messages: u64,
     pub(crate) paged_bytes: u64,
-    /// Bytes of memory that a long queue can let go of.
+    /// Bytes of memory that a long queue can page out.
     pub(crate) owed: u64,
 }
 
 impl Broker {
-    /// Does one thing that has to be done for paging: reads messages of a queue, or writes some. It waits for the disk. False
-    /// when there is nothing to do.
+    /// Does one step of paging: reads or writes messages of one queue. It blocks on the disk. Returns false
+    /// if there is nothing to do.
     pub fn page(&self, now: Timestamp) -> bool {
         let paging = self.paging();
         paging.relieve();
@@ -74,7 +74,7 @@ impl Broker {
         true
     }
 
-    /// What its queues hold.
+    /// The memory and disk usage of its queues.
     pub fn held(&self) -> Held {
         self.paging().held()
     }
@@ -98,12 +98,12 @@ impl Paging {
         }
     }
 
-    /// From now on there is a disk.
+    /// Enables paging, to the disk of this store.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         let _ = self.store.set(store.clone());
     }
 
-    /// Without one nothing can leave memory.
+    /// The store, without which nothing can be paged out.
     pub(crate) fn store(&self) -> Option<&Arc<Store>> {
         self.store.get()
     }
@@ -118,7 +118,7 @@ impl Paging {
         self.presses.load(Ordering::Relaxed)
     }
 
-    /// A queue holds something else than before. Called under its lock.
+    /// Updates the counts after a queue's contents have changed. Called under the queue's lock.
     #[inline]
     pub(crate) fn count(&self, before: Counted, now: Counted) {
         let resident = change(&self.resident, before.resident, now.resident);
@@ -137,20 +137,21 @@ impl Paging {
         let paid = before.owed != now.owed && change(&self.owed, before.owed, now.owed) == 0;
         let was = (resident + before.resident).wrapping_sub(now.resident);
         if paid || was > self.limit() && resident <= self.limit() {
-            // Both edges are seen by exactly one thread; whoever comes to wait afterwards sees what it has done.
+            // Both edges are seen by exactly one thread; a later waiter sees the counts that this thread has
+            // set.
             let waiting = std::mem::take(&mut *self.for_room.lock());
             waiting.iter().for_each(|waiter| waiter.wake());
         }
     }
 
-    /// Whether far more is in memory than should be, of which something can leave.
+    /// Whether far more is in memory than should be, and some of it can be paged out.
     pub(crate) fn is_behind(&self) -> bool {
         self.presses()
             && self.resident.load(Ordering::Relaxed) > self.limit()
             && self.owed.load(Ordering::Relaxed) > 0
     }
 
-    /// Wakes the waiter when that is over; gives it back if it is.
+    /// Registers a waiter that is woken when paging is no longer behind; returns it if that is already so.
     pub(crate) fn wait_for_room(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
         let mut waiting = self.for_room.lock();
         if !self.is_behind() {
@@ -164,12 +165,12 @@ impl Paging {
         self.watermark.saturating_add(LEEWAY)
     }
 
-    /// A queue has become long. Called under its lock.
+    /// Registers a queue that has become long. Called under its lock.
     pub(crate) fn is_long(&self, queue: &Weak<Queue>) {
         self.long.lock().push(queue.clone());
     }
 
-    /// A queue has something to do. It stands here once at most. Called under its lock.
+    /// Schedules a queue that has work to do, which must not be scheduled already. Called under its lock.
     pub(crate) fn ask(&self, queue: Arc<Queue>) {
         self.jobs.lock().push_back(queue);
         self.wake();
@@ -179,7 +180,7 @@ impl Paging {
         self.jobs.lock().pop_front()
     }
 
-    /// Asks all long queues to let go of messages, if there is a reason.
+    /// Asks all long queues to page out messages, if the watermark was exceeded.
     fn relieve(&self) {
         if !self.relief.swap(false, Ordering::AcqRel) {
             return;
@@ -207,7 +208,7 @@ impl Paging {
     }
 }
 
-/// Puts a queue's new share into a sum, and returns the sum.
+/// Replaces a queue's share in a sum, and returns the sum.
 #[inline]
 fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
     if before <= now {
@@ -217,5 +218,6 @@ fn change(sum: &AtomicU64, before: u64, now: u64) -> u64 {
     }
 }
 
-/// Bytes in memory beyond the watermark from which publishers wait: the disk is kept busy, and the budget all but kept.
+/// Bytes in memory above the watermark beyond which publishers wait: enough to keep the disk busy, and little
+/// above the budget.
 const LEEWAY: u64 = 32 << 20;

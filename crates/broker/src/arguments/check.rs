@@ -1,4 +1,4 @@
-//! Checks of single arguments, in the order and words of RabbitMQ 3.10.
+//! Checks of single arguments, in the order and with the texts of RabbitMQ 3.10.
 
 use amqp::{FieldTable, FieldValue};
 
@@ -8,13 +8,13 @@ use crate::names::Resource;
 
 type Check = fn(&FieldValue, &FieldTable) -> Result<(), String>;
 
-/// Refuses the first argument of a new queue that is not as it should be, and returns the queue's type.
+/// Refuses the first invalid argument of a new queue; otherwise returns the queue's type.
 pub(super) fn check_queue_arguments(
     table: &FieldTable,
     queue: &str,
     vhost: &str,
 ) -> Result<QueueKind, BrokerError> {
-    // RabbitMQ looks at this one before all others, and words it differently.
+    // RabbitMQ checks this argument before all others, and words the error differently.
     check_exchange_name_argument(table, "x-dead-letter-exchange", Resource::Queue, queue, vhost)?;
     check_one(table, "x-queue-type", queue_type, queue, vhost)?;
     let kind = match table.get("x-queue-type").and_then(FieldValue::as_text) {
@@ -36,7 +36,7 @@ pub(super) fn check_queue_arguments(
     }
 }
 
-/// The consumer priority in the arguments of basic.consume.
+/// Validates the arguments of basic.consume and returns the consumer's priority.
 pub(crate) fn check_consumer_priority(
     table: &FieldTable,
     queue: &str,
@@ -182,7 +182,7 @@ fn unacceptable(value: &FieldValue) -> String {
     format!("{{unacceptable_type,{}}}", value.type_name())
 }
 
-/// The longest time to live that RabbitMQ takes, in milliseconds: ten years of 365 days.
+/// The longest time to live that RabbitMQ accepts, in milliseconds: ten years of 365 days.
 pub(crate) const MAX_EXPIRY: i64 = 315_360_000_000;
 
 const QUEUE_CHECKS: &[(&str, Check)] = &[
@@ -203,7 +203,7 @@ const QUEUE_CHECKS: &[(&str, Check)] = &[
     ("x-queue-leader-locator", leader_locator),
 ];
 
-/// Arguments that at least one type of queue knows. Those that another type alone knows are refused.
+/// Arguments known to at least one queue type. A queue of another type refuses them.
 const ALL_ARGUMENTS: &[&str] = &[
     "x-expires",
     "x-message-ttl",

@@ -1,4 +1,4 @@
-//! Whether a redeclaration means the same thing as the first declaration.
+//! Checks that a redeclaration is equivalent to the first declaration.
 
 use std::fmt::Write;
 
@@ -34,7 +34,7 @@ pub(crate) fn check_flag(
     )
 }
 
-/// Compares one property that is always there.
+/// Compares one property that is always present.
 pub(crate) fn check_field(
     key: &str,
     current: &str,
@@ -94,7 +94,7 @@ fn same_value(one: &FieldValue, other: &FieldValue) -> bool {
     }
 }
 
-/// The value as Erlang prints it.
+/// The value as Erlang prints it at the top level.
 pub(crate) fn in_erlang(value: &FieldValue) -> String {
     match value {
         FieldValue::LongString(bytes) | FieldValue::ByteArray(bytes) => {
@@ -124,7 +124,7 @@ pub(crate) fn in_erlang(value: &FieldValue) -> String {
     }
 }
 
-/// The value as Erlang prints it inside of a larger term.
+/// The value as Erlang prints it inside a larger term.
 fn term(value: &FieldValue) -> String {
     match value {
         FieldValue::LongString(_) | FieldValue::ByteArray(_) => format!("<<\"{}\">>", in_erlang(value)),

@@ -23,7 +23,7 @@ pub enum QueueKind {
 }
 
 impl QueueKind {
-    /// The name that RabbitMQ's error texts give it.
+    /// The name by which RabbitMQ's error texts call this type.
     fn erlang_module(self) -> &'static str {
         match self {
             Self::Classic => "rabbit_classic_queue",
@@ -31,7 +31,7 @@ impl QueueKind {
         }
     }
 
-    /// The arguments that take part in the comparison with a redeclaration.
+    /// The arguments that are compared on a redeclaration.
     pub(crate) fn known_arguments(self) -> &'static [&'static str] {
         match self {
             Self::Classic => equivalence::CLASSIC_ARGUMENTS,
@@ -40,10 +40,10 @@ impl QueueKind {
     }
 }
 
-/// What happens to a message when the queue is full (`x-overflow`).
+/// The reaction to a publish when the queue is full (`x-overflow`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Overflow {
-    /// The oldest message makes room.
+    /// The oldest message is dropped to make room.
     #[default]
     DropHead,
     /// The new message is refused.
@@ -52,16 +52,16 @@ pub enum Overflow {
     RejectPublishDlx,
 }
 
-/// Where messages go that a queue drops.
+/// The exchange and routing key to which a queue's dropped messages are republished.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLettering {
     /// `x-dead-letter-exchange`; empty for the default exchange.
     pub exchange: Arc<str>,
-    /// `x-dead-letter-routing-key`; without it messages keep theirs.
+    /// `x-dead-letter-routing-key`; without it messages keep their own.
     pub routing_key: Option<Arc<str>>,
 }
 
-/// A queue's arguments, parsed.
+/// The parsed arguments of a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct QueueArguments {
     /// `x-queue-type`.
@@ -84,7 +84,7 @@ pub struct QueueArguments {
     pub single_active_consumer: bool,
     /// `x-delivery-limit` (quorum).
     pub delivery_limit: Option<u64>,
-    /// `x-queue-mode` is `lazy`: messages leave memory whether or not it is short.
+    /// `x-queue-mode` is `lazy`: messages leave memory even when memory is not short.
     pub lazy: bool,
 }
 
@@ -92,10 +92,10 @@ impl QueueArguments {
     /// Checks and parses the arguments of a new queue.
     ///
     /// # Errors
-    /// 406 `invalid arg 'K' for queue 'q' in vhost '/': …`, as RabbitMQ words it.
+    /// 406 `invalid arg 'K' for queue 'q' in vhost '/': …`, in RabbitMQ's words.
     pub(crate) fn parse(table: &FieldTable, queue: &str, vhost: &str) -> Result<Self, BrokerError> {
         let kind = check::check_queue_arguments(table, queue, vhost)?;
-        // Everything has been checked: what follows only reads.
+        // All arguments have been checked: the code below only reads them.
         let number = |key: &str| table.get(key).and_then(FieldValue::as_integer).map(|n| n.max(0) as u64);
         let text = |key: &str| table.get(key).and_then(FieldValue::as_text);
         let dead_lettering = text("x-dead-letter-exchange").map(|exchange| DeadLettering {

@@ -1,9 +1,9 @@
-//! Arguments in JSON as field tables, with the types that RabbitMQ gives them.
+//! Converts arguments between JSON and field tables, with the types that RabbitMQ uses.
 
 use amqp::{FieldTable, FieldValue};
 use serde_json::{Map, Value};
 
-/// Arguments that came as JSON: whole numbers become 64 bits wide, as RabbitMQ has them.
+/// Converts JSON arguments: integers become 64 bits wide, as in RabbitMQ.
 pub fn table_of(arguments: &Map<String, Value>) -> FieldTable {
     arguments.iter().map(|(key, value)| (key, field_of(value))).collect()
 }
@@ -22,8 +22,8 @@ fn field_of(value: &Value) -> FieldValue {
     }
 }
 
-/// Arguments to be shown as JSON, as RabbitMQ shows them: bytes that are no text become the characters of the same
-/// numbers.
+/// Converts arguments to JSON as RabbitMQ displays them: bytes that are not valid text become the characters
+/// of the same numbers.
 pub fn json_of(table: &FieldTable) -> Value {
     Value::Object(table.iter().map(|(key, value)| (key.to_owned(), value_of(value))).collect())
 }

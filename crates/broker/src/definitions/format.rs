@@ -1,4 +1,4 @@
-//! The form of a definitions file. What it holds beyond the fields below is left unread, as in RabbitMQ.
+//! The format of a definitions file. Fields other than those below are ignored, as in RabbitMQ.
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -24,18 +24,18 @@ pub(super) struct File {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Vhost {
     pub(super) name: String,
-    /// For people.
+    /// For humans only.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) description: String,
-    /// For people.
+    /// For humans only.
     #[serde(default, skip_serializing_if = "Tags::is_empty")]
     pub(super) tags: Tags,
-    /// Switches tracing on or off, as in RabbitMQ. It holds until the broker ends, and is not written down.
+    /// Switches tracing on or off, as in RabbitMQ. It lasts until the broker stops, and is not stored.
     #[serde(default, skip_serializing, deserialize_with = "flag")]
     pub(super) tracing: Option<bool>,
 }
 
-/// True or false, also as text, as over HTTP.
+/// A boolean, also accepted as text, as over HTTP.
 fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -53,12 +53,12 @@ fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct User {
     pub(super) name: String,
-    /// Absent or empty: no password.
+    /// Absent or empty means no password.
     #[serde(default)]
     pub(super) password_hash: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hashing_algorithm: Option<String>,
-    /// In clear, as RabbitMQ takes it too; never written.
+    /// In clear text, which RabbitMQ accepts too; never written.
     #[serde(skip_serializing)]
     pub(super) password: Option<String>,
     #[serde(default)]
@@ -67,7 +67,7 @@ pub(super) struct User {
     pub(super) limits: Limits,
 }
 
-/// A list, or, before RabbitMQ 3.9, one text with commas.
+/// A list, or, before RabbitMQ 3.9, a string with commas.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Tags {
@@ -96,7 +96,7 @@ impl Tags {
     }
 }
 
-/// Limits of a user or a virtual host; a negative one is none.
+/// Limits of a user or a virtual host; a negative limit means no limit.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct Limits {
@@ -134,7 +134,7 @@ pub(super) struct PolicyEntry {
     pub(super) body: PolicyBody,
 }
 
-/// What policies and operator policies have in common.
+/// The fields that policies and operator policies have in common.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct PolicyBody {
@@ -163,7 +163,7 @@ pub(super) struct Parameter {
     pub(super) value: Value,
 }
 
-/// Kept for whoever put it there; nothing here reads it.
+/// Stored for other programs; the broker does not read it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct GlobalParameter {
     pub(super) name: String,
@@ -213,7 +213,7 @@ pub(super) enum DestinationType {
 }
 
 impl File {
-    /// What a new broker has.
+    /// The contents of a new broker.
     pub(super) fn defaults() -> Self {
         let (user, vhost) = (GUEST.to_owned(), "/".to_owned());
         let all = || ".*".to_owned();

@@ -1,5 +1,5 @@
-//! Putting definitions into a broker, in RabbitMQ's order. What exists already is changed (users, permissions,
-//! policies, limits) or left as it is (virtual hosts, queues, exchanges, bindings).
+//! Loads definitions into a broker, in RabbitMQ's order. Existing users, permissions, policies and limits are
+//! changed; existing virtual hosts, queues, exchanges and bindings are left as they are.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Broker {
     /// Loads definitions.
     ///
     /// # Errors
-    /// The first entry that cannot be loaded, and why. The entries before it have been.
+    /// The first entry that cannot be loaded, and the reason. The entries before it have been loaded.
     pub fn load(&self, definitions: &Definitions, now: Timestamp) -> Result<(), DefinitionsError> {
         let file = &definitions.file;
         each(
@@ -141,7 +141,7 @@ impl Broker {
     }
 }
 
-/// Loads the entries of a section, and names the one at fault: `queue 'q' in vhost '/'`.
+/// Loads the entries of a section; an error names the entry at fault: `queue 'q' in vhost '/'`.
 fn each<T>(
     what: &str,
     entries: &[T],
@@ -149,7 +149,7 @@ fn each<T>(
     mut load: impl FnMut(&T) -> Result<(), String>,
 ) -> Result<(), DefinitionsError> {
     for entry in entries {
-        // Before anything has changed.
+        // Checked before anything has changed.
         let (own, vhost) = name(entry);
         let long = [Some(own), vhost].into_iter().flatten().find(|name| name.len() > MAX_NAME);
         let checked = match long {
@@ -168,7 +168,7 @@ fn each<T>(
 }
 
 impl User {
-    /// As it is written down: with the hash in place of the password.
+    /// The user as it is stored: with the hash in place of the password.
     fn at_rest(&self, hash: Option<&PasswordHash>) -> Self {
         let (password_hash, hashing_algorithm) = hash
             .map(PasswordHash::write)
@@ -199,7 +199,7 @@ fn spec_of(user: &User) -> Result<UserSpec, String> {
     })
 }
 
-/// A negative limit is none.
+/// A negative limit means no limit.
 fn limit(most: Option<i64>) -> Option<u64> {
     most.and_then(|most| u64::try_from(most).ok())
 }
@@ -211,7 +211,7 @@ fn set_parameter(vhost: &Arc<VirtualHost>, entry: &Parameter, now: Timestamp) ->
             let definition = PolicyDefinition::parse_operator(&body.definition)?;
             vhost.set_operator_policy(policy_of(&entry.name, &body, definition)?, now);
         }
-        // One entry holds all limits: a second would take their place, and take them away when it goes.
+        // One entry holds all limits: a second one would replace them, and remove them when it is deleted.
         "vhost-limits" if entry.name != "limits" => {
             return Err(format!("vhost-limits are under the name 'limits', not '{}'", entry.name));
         }
@@ -303,8 +303,8 @@ fn raw(arguments: &[u8]) -> Result<RawTable<'_>, String> {
     RawTable::check(arguments).map_err(|error: DecodeError| error.to_string())
 }
 
-/// Longest name or key, as everywhere in AMQP.
+/// The longest name or key, as everywhere in AMQP, in bytes.
 const MAX_NAME: usize = 255;
 
-/// What is defined belongs to no session.
+/// The owner of what is defined: no session.
 const NOBODY: SessionId = SessionId(u64::MAX);

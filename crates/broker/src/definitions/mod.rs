@@ -19,7 +19,7 @@ pub struct Definitions {
     file: File,
 }
 
-/// What is wrong with definitions. `Display` names the entry at fault.
+/// An error in definitions. `Display` names the entry at fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DefinitionsError {
     entry: String,
@@ -30,22 +30,23 @@ impl Definitions {
     /// Reads a definitions file.
     ///
     /// # Errors
-    /// The file is not JSON, or an entry is not of the form it should be.
+    /// The file is not JSON, or an entry is malformed.
     pub fn from_json(bytes: &[u8]) -> Result<Self, DefinitionsError> {
         File::parse(bytes).map(|file| Self { file })
     }
 
-    /// Takes the sections of a definitions file.
+    /// Reads the sections of a definitions file.
     ///
     /// # Errors
-    /// An entry is not of the form it should be.
+    /// An entry is malformed.
     pub fn from_map(sections: &Map<String, Value>) -> Result<Self, DefinitionsError> {
         File::from_map(sections).map(|file| Self { file })
     }
 }
 
 impl Definitions {
-    /// What a new broker has: the virtual host `/`, and RabbitMQ's guest, who may do everything there.
+    /// The contents of a new broker: the virtual host `/`, and RabbitMQ's user guest with full permissions in
+    /// it.
     pub(crate) fn defaults() -> Self {
         Self { file: File::defaults() }
     }

@@ -1,5 +1,6 @@
-//! Definitions to and from the disk. Users, virtual hosts, permissions, parameters and policies are written down in the
-//! form of a definitions file, and read by the same way; exchanges, queues and bindings as [`crate::ledger`] says.
+//! Stores definitions on disk and restores them. Users, virtual hosts, permissions, parameters and policies
+//! are stored in the format of a definitions file and read by the same code; exchanges, queues and bindings
+//! as in [`crate::ledger`].
 
 use std::sync::Arc;
 
@@ -17,12 +18,12 @@ use crate::time::Timestamp;
 use crate::vhost::Restoring;
 
 impl Broker {
-    /// Brings back everything that the store holds, and from now on writes down there what is durable. Called once, before
-    /// anything else is done with the broker, with what the store had when it was opened. Returns how many messages came
-    /// back.
+    /// Restores everything in the store, and from now on stores what is durable. Called once, before anything
+    /// else is done with the broker, with what was recovered when the store was opened. Returns the number of
+    /// restored messages.
     ///
     /// # Errors
-    /// What cannot be read, and why.
+    /// The entry or message that cannot be read, and the reason.
     pub fn restore(
         &self,
         store: &Arc<Store>,
@@ -42,7 +43,8 @@ impl Broker {
         };
         self.load(&Definitions { file }, now)?;
         let mut restoring = Restoring::new(self, store);
-        // A crash may have come between a deletion, of a virtual host too, and that of the last things that go with it.
+        // A crash may have come between a deletion, also of a virtual host, and the deletion of the entries
+        // that belong to it.
         let mut orphans = Vec::new();
         scan(catalogue, Section::Exchanges, |key, value| {
             let exchange = read_exchange(key, value)?;
@@ -76,13 +78,14 @@ impl Broker {
         Ok(restored.resume(now))
     }
 
-    /// Adds what a new broker has: the virtual host `/`, and RabbitMQ's guest, who may do everything there.
+    /// Adds the contents of a new broker: the virtual host `/`, and RabbitMQ's user guest with full
+    /// permissions in it.
     pub fn add_defaults(&self) {
         let added = self.load(&Definitions::defaults(), Timestamp::default());
         debug_assert!(added.is_ok(), "{added:?}");
     }
 
-    /// Writes an entry down, if things are written down.
+    /// Stores an entry, if there is a store.
     pub(super) fn keep_entry<T: Serialize>(
         &self,
         section: Section,
@@ -103,7 +106,7 @@ impl Broker {
     }
 }
 
-/// The entries of a section that are written as in a definitions file.
+/// The entries of a section that are stored as in a definitions file.
 fn entries<T: DeserializeOwned>(catalogue: &Catalogue, section: Section) -> Result<Vec<T>, DefinitionsError> {
     let mut entries = Vec::new();
     scan(catalogue, section, |_, value| {
@@ -113,7 +116,7 @@ fn entries<T: DeserializeOwned>(catalogue: &Catalogue, section: Section) -> Resu
     Ok(entries)
 }
 
-/// Shows each entry of a section to `read`, which answers `None` to one that it cannot make sense of.
+/// Passes each entry of a section to `read`, which returns `None` for an entry that it cannot decode.
 fn scan(
     catalogue: &Catalogue,
     section: Section,
@@ -133,5 +136,5 @@ fn scan(
     }
 }
 
-/// Longest name, as everywhere in AMQP.
+/// The longest name, as everywhere in AMQP, in bytes.
 const MAX_NAME: usize = 255;

@@ -14,7 +14,7 @@ fn event<'a>(properties: &'a [u8], routed_queues: &'a [&'a str]) -> Event<'a> {
     Event { channel: 7, exchange: "e", routing_keys: &["k"], properties, body: Body::Copied(b""), kind }
 }
 
-/// The headers that tell of a message with these properties.
+/// The headers of the report of a message with these properties.
 fn told(properties: Properties<'_>, routed_queues: &[&str]) -> FieldTable {
     let mut encoded = Vec::new();
     properties.encode(&mut encoded);
@@ -29,7 +29,7 @@ fn own_properties(told: &FieldTable) -> &FieldTable {
     }
 }
 
-/// A table in so many others.
+/// A table nested in `depth` others.
 fn nested(depth: usize) -> FieldTable {
     (0..depth).fold(FieldTable::new(), |inner, _| [("n", FieldValue::Table(inner))].into_iter().collect())
 }

@@ -1,4 +1,4 @@
-//! Users, virtual hosts, permissions, parameters and policies as they were defined, to be shown and exported.
+//! Users, virtual hosts, permissions, parameters and policies as they were entered, for display and export.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use parking_lot::RwLock;
 use serde_json::Value;
 use store::catalogue::Section;
 
-/// Entries in the form of a definitions file, by section and names, which is the order they are shown in.
+/// Entries in the format of a definitions file, ordered by section and names as they are displayed.
 #[derive(Default)]
 pub(crate) struct Book {
     entries: RwLock<BTreeMap<(Section, Vec<String>), Value>>,
 }
 
 impl Book {
-    /// Adds an entry, or puts it in the place of one with the same names; then calls `written` before anybody else can
-    /// change the book, so that what is written down elsewhere has the same order. Whether the entry is new.
+    /// Adds an entry, or replaces one with the same names, then calls `written` before any other change to
+    /// the book, so that what is stored elsewhere has the same order. Returns whether the entry is new.
     pub(crate) fn put(&self, section: Section, names: &[&str], entry: Value, written: impl FnOnce()) -> bool {
         let mut entries = self.entries.write();
         let is_new = entries.insert((section, owned(names)), entry).is_none();
@@ -22,7 +22,7 @@ impl Book {
         is_new
     }
 
-    /// Takes an entry out, and calls `written` if it was there.
+    /// Removes an entry, and calls `written` if it existed.
     pub(crate) fn remove(&self, section: Section, names: &[&str], written: impl FnOnce()) -> Option<Value> {
         let mut entries = self.entries.write();
         let removed = entries.remove(&(section, owned(names)))?;
@@ -34,7 +34,7 @@ impl Book {
         self.entries.read().get(&(section, owned(names))).cloned()
     }
 
-    /// The entries whose names begin with these, in order, with their names.
+    /// The entries whose names begin with `prefix`, in order, with their names.
     pub(crate) fn list(&self, section: Section, prefix: &[&str]) -> Vec<(Vec<String>, Value)> {
         let prefix = owned(prefix);
         let entries = self.entries.read();

@@ -1,4 +1,4 @@
-//! Changing and reading definitions one at a time. Whoever changes them brings the changes in order: one at a time.
+//! Reads and changes single definitions. The caller must make changes one at a time.
 
 use std::sync::Arc;
 
@@ -13,17 +13,18 @@ use crate::time::Timestamp;
 use crate::vhost::VirtualHost;
 
 impl Broker {
-    /// Adds an entry of a definitions file's section, or changes the one with its names, at once and for good.
+    /// Adds an entry of a definitions file's section, or changes the one with its names. It takes effect at
+    /// once and is stored.
     ///
     /// # Errors
-    /// What is wrong with it. Nothing has changed then.
+    /// The entry is invalid, and the reason. Nothing has changed then.
     pub fn define(&self, section: Section, entry: Value, now: Timestamp) -> Result<(), DefinitionsError> {
         let file = Map::from_iter([(section.name().to_owned(), Value::Array(vec![entry]))]);
         self.load(&Definitions::from_map(&file)?, now)
     }
 
-    /// An entry, in the form of a definitions file. Its names are, where it has them, those of virtual host, component,
-    /// user, exchange, and its own.
+    /// An entry, in the format of a definitions file. Its names are, as far as they apply, those of virtual
+    /// host, component, user, exchange, and its own, in this order.
     pub fn definition(&self, section: Section, names: &[&str]) -> Option<Value> {
         self.book().get(section, names)
     }
@@ -33,8 +34,8 @@ impl Broker {
         self.book().list(section, prefix).into_iter().map(|(_, entry)| entry).collect()
     }
 
-    /// Takes an entry away, with all that hangs on it: of a user the permissions, of a virtual host everything in it.
-    /// Whether it was there. The caller closes connections.
+    /// Removes an entry with all that depends on it: with a user the permissions, with a virtual host
+    /// everything in it. Returns whether it existed. The caller closes connections.
     pub fn undefine(&self, section: Section, names: &[&str], now: Timestamp) -> bool {
         if self.book().get(section, names).is_none() {
             return false;
@@ -43,7 +44,7 @@ impl Broker {
             (Section::Users, &[user]) => self.forget_user(user),
             (Section::VirtualHosts, &[vhost]) => self.forget_vhost(vhost),
             (Section::Permissions, &[vhost, user]) => {
-                // Without an expression none can be wrong.
+                // This cannot fail, as there is no expression.
                 let _ = self.vhost(vhost).map(|vhost| vhost.set_permissions(user, None));
             }
             (Section::TopicPermissions, &[vhost, user, exchange]) => {
@@ -67,7 +68,7 @@ impl Broker {
         true
     }
 
-    /// To wait for until all that has been defined so far is on disk.
+    /// A ticket that is done when everything defined so far is on disk.
     pub fn last_defined(&self) -> Ticket {
         self.catalogue().map(|catalogue| catalogue.last_noted()).unwrap_or_default()
     }
@@ -79,7 +80,7 @@ impl Broker {
         vhosts
     }
 
-    /// Takes an entry out of the book and off the disk.
+    /// Removes an entry from the book and from the disk.
     fn strike(&self, section: Section, names: &[&str]) {
         self.book().remove(section, names, || {
             if let Some(catalogue) = self.catalogue() {
@@ -100,7 +101,7 @@ impl Broker {
     fn forget_user(&self, user: &str) {
         self.remove_account(user);
         for vhost in self.all_vhosts() {
-            // Without an expression none can be wrong.
+            // This cannot fail, as there is no expression.
             let _ = vhost.set_permissions(user, None);
             for exchange in self.topic_exchanges_of(vhost.name(), user) {
                 vhost.remove_topic_permissions(user, &exchange);

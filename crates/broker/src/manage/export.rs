@@ -11,9 +11,10 @@ use crate::definitions::json_of;
 use crate::vhost::VirtualHost;
 
 impl Broker {
-    /// The sections of a definitions file, of all virtual hosts or of one. With one, as in RabbitMQ, queues, exchanges and bindings do not say
-    /// of which, and users and permissions are left out. What does not survive a restart is not exported, nor are the
-    /// exchanges that every virtual host has.
+    /// The sections of a definitions file, for all virtual hosts or for one. For one, as in RabbitMQ, queues,
+    /// exchanges and bindings do not name it, and users and permissions are left out. Queues, exchanges and
+    /// bindings that do not survive a restart are not exported, nor are the exchanges that every virtual host
+    /// has.
     pub fn export(&self, only: Option<&VirtualHost>) -> Map<String, Value> {
         let mut file = Map::new();
         let prefix: Vec<&str> = only.iter().map(|vhost| vhost.name()).collect();
@@ -58,7 +59,7 @@ impl Broker {
     }
 }
 
-/// RabbitMQ wants one with an empty hash, too.
+/// RabbitMQ expects the algorithm even if the hash is empty.
 fn name_algorithm(user: &mut Value) {
     if let Some(user) = user.as_object_mut() {
         user.entry("hashing_algorithm").or_insert_with(|| json!("rabbit_password_hashing_sha256"));

@@ -1,8 +1,9 @@
-//! What an operator's tools read and change: definitions one at a time ([`change`]), all of them at once ([`export`]),
-//! and what exchanges, queues and bindings there are ([`views`]).
+//! Operations for an operator's tools: single definitions ([`change`]), all of them at once ([`export`]), and
+//! the existing exchanges, queues and bindings ([`views`]).
 //!
-//! Nothing here walks everything under a lock: lists are gathered in steps of bounded size, between which the lock is
-//! released. So a list need not show one moment; what existed throughout is in it once.
+//! No walk over everything happens under one lock: lists are gathered in steps of bounded size, and the lock
+//! is released in between. A list therefore need not be a snapshot; an object that existed throughout is in
+//! it once.
 
 mod book;
 mod change;

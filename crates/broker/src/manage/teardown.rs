@@ -1,11 +1,12 @@
-//! The end of a virtual host.
+//! Deletes the contents of a virtual host.
 
 use store::catalogue::Section;
 
 use crate::ledger::key;
 use crate::vhost::VirtualHost;
 
-/// What is written down under the name of a virtual host; bindings are under numbers that are never given out again.
+/// The sections whose keys begin with the name of a virtual host; bindings are stored under numbers that are
+/// never reused.
 const NAMED: [Section; 6] = [
     Section::Exchanges,
     Section::Queues,
@@ -16,8 +17,9 @@ const NAMED: [Section; 6] = [
 ];
 
 impl VirtualHost {
-    /// Deletes everything in a virtual host that has lost its name. Connections that are still open can declare nothing in
-    /// it any more, nor write anything down for it, so that nothing is left to the next one of that name.
+    /// Deletes everything in a virtual host whose name has been removed. Connections that are still open can
+    /// no longer declare anything in it, nor store anything for it, so nothing is left for a later virtual
+    /// host of that name.
     pub(crate) fn tear_down(&self) {
         let exchanges = self.close();
         if let Some(catalogue) = self.catalogue() {
@@ -26,7 +28,7 @@ impl VirtualHost {
             }
         }
         for queue in self.all_queues() {
-            // Whoever else has deleted it takes it out of the topology.
+            // If it has been deleted elsewhere, that caller takes it out of the topology.
             if queue.delete(false, false).is_ok() {
                 self.forget_queue(&queue);
             }
@@ -63,7 +65,7 @@ mod tests {
         let old = broker.add_vhost("v");
         let queue = old.declare_queue(SessionId(1), &declare, Timestamp(1)).unwrap().queue;
         assert_eq!(written(), 1);
-        // Marked, and not taken out of the topology yet.
+        // Marked as deleted, and not yet taken out of the topology.
         assert!(queue.delete(false, false).is_ok());
         broker.remove_vhost("v");
         old.tear_down();

@@ -1,4 +1,4 @@
-//! What exchanges, queues and bindings there are.
+//! Views of the existing exchanges, queues and bindings.
 
 use std::sync::Arc;
 
@@ -13,32 +13,33 @@ use crate::time::Timestamp;
 use crate::topology::{Destination, Exchange, Topology};
 use crate::vhost::VirtualHost;
 
-/// An exchange as it is shown.
+/// An exchange, for display.
 #[derive(Debug, Clone)]
 pub struct ExchangeView {
     /// Its name; empty for the default exchange.
     pub name: Arc<str>,
-    /// Its type's name.
+    /// The name of its type.
     pub kind: &'static str,
-    /// Survives a restart.
+    /// Whether it survives a restart.
     pub durable: bool,
-    /// Goes with the last binding from it.
+    /// Whether it is deleted with the last binding from it.
     pub auto_delete: bool,
-    /// Clients cannot publish to it.
+    /// Whether clients are refused to publish to it.
     pub internal: bool,
-    /// As they were sent.
+    /// The arguments as they were sent.
     pub arguments: FieldTable,
     flow: Option<Arc<ExchangeFlow>>,
 }
 
 impl ExchangeView {
-    /// Messages published to it, and places in queues that they led to, as of `now`; `None` if nothing was ever published.
+    /// Messages published to it, and messages that queues received from it, as of `now`; `None` if nothing
+    /// was ever published.
     pub fn flow(&self, now: Timestamp) -> Option<(Count, Count)> {
         self.flow.as_ref()?.read(now)
     }
 }
 
-/// What a queue holds at one moment.
+/// The contents of a queue at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QueueView {
     /// Ready messages.
@@ -47,30 +48,30 @@ pub struct QueueView {
     pub unacknowledged: u64,
     /// Bytes of the ready messages' bodies.
     pub ready_bytes: u64,
-    /// Of the ready messages: those that are on disk only.
+    /// The number of ready messages that are on disk only.
     pub paged: u64,
-    /// Consumers.
+    /// The number of consumers.
     pub consumers: u64,
 }
 
-/// A binding as it is shown.
+/// A binding, for display.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BindingView {
-    /// The exchange; empty for the default one.
+    /// The source exchange; empty for the default one.
     pub source: Arc<str>,
     /// The queue or exchange that it leads to.
     pub destination: Arc<str>,
-    /// Which of them.
+    /// The type of the destination.
     pub destination_type: BindingEnd,
     /// The binding key.
     pub routing_key: String,
     /// The arguments.
     pub arguments: FieldTable,
-    /// Both ends survive a restart.
+    /// Whether both ends survive a restart.
     pub durable: bool,
 }
 
-/// What a binding leads to.
+/// The type of a binding's destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BindingEnd {
     /// A queue.
@@ -80,7 +81,7 @@ pub enum BindingEnd {
 }
 
 impl VirtualHost {
-    /// All queues, in no order.
+    /// All queues, in no particular order.
     pub fn all_queues(&self) -> Vec<Arc<Queue>> {
         let (mut all, mut from) = (Vec::new(), Some(0));
         while let Some(at) = from {
@@ -89,7 +90,7 @@ impl VirtualHost {
         all
     }
 
-    /// All exchanges, the default one included, in no order.
+    /// All exchanges including the default one, in no particular order.
     pub fn all_exchanges(&self) -> Vec<ExchangeView> {
         let (mut all, mut from) = (vec![self.default_exchange()], Some(0));
         while let Some(at) = from {
@@ -100,7 +101,7 @@ impl VirtualHost {
         all
     }
 
-    /// The exchange with this name.
+    /// The exchange with this name, if it exists.
     pub fn exchange_view(&self, name: &str) -> Option<ExchangeView> {
         if name.is_empty() {
             return Some(self.default_exchange());
@@ -108,7 +109,7 @@ impl VirtualHost {
         self.with_topology(|topology| topology.exchange(name).map(|(_, exchange)| view_of(exchange)))
     }
 
-    /// The same in all virtual hosts, but for what goes through it.
+    /// The default exchange, which differs between virtual hosts only in its counts.
     fn default_exchange(&self) -> ExchangeView {
         ExchangeView {
             name: "".into(),
@@ -121,7 +122,7 @@ impl VirtualHost {
         }
     }
 
-    /// Messages published in the virtual host, as of `now`. It goes through all exchanges.
+    /// Messages published in the virtual host, as of `now`. It visits all exchanges.
     pub fn published(&self, now: Timestamp) -> Count {
         let total = self.with_topology(|topology| topology.published_before());
         let mut published = Count { total, recent: 0 };
@@ -136,20 +137,20 @@ impl VirtualHost {
         published
     }
 
-    /// The queue with this name, whoever it belongs to: to be shown, not to be used.
+    /// The queue with this name, regardless of its owner: for display only, not for use.
     pub fn find_queue(&self, name: &str) -> Option<Arc<Queue>> {
         self.with_topology(|topology| topology.queue(name).map(|(_, queue)| queue.clone()))
     }
 
-    /// Bindings that somebody made, at most `most` places of the table of bindings from one on; and from which place on
-    /// there may be more.
+    /// Bindings other than those of the default exchange, from at most `most` slots of the table of bindings
+    /// beginning with slot `from`; and the slot from which there may be more.
     pub fn bindings_from(&self, from: usize, most: usize) -> (Vec<BindingView>, Option<usize>) {
         let mut found = Vec::new();
         let next = self.with_topology(|topology| topology.bindings_from(from, most, &mut found));
         (found, next)
     }
 
-    /// The bindings to a queue, without the one that it has from the default exchange; `None` if there is no such queue.
+    /// The bindings to a queue except the one from the default exchange; `None` if there is no such queue.
     pub fn bindings_to_queue(&self, name: &str) -> Option<Vec<BindingView>> {
         let ids = self.with_topology(|topology| {
             let (slot, _) = topology.queue(name)?;
@@ -180,7 +181,7 @@ impl VirtualHost {
         Some(self.resolve(&ids, |binding| &*binding.source == name))
     }
 
-    /// Bindings by their places; a place may have got another binding meanwhile.
+    /// Looks up bindings by slot; a slot may have been reused for another binding in the meantime.
     fn resolve(&self, ids: &[u32], wanted: impl Fn(&BindingView) -> bool) -> Vec<BindingView> {
         let mut found = Vec::new();
         for step in ids.chunks(STEP) {
@@ -194,7 +195,7 @@ impl VirtualHost {
 }
 
 impl Broker {
-    /// The names of the policy and the operator policy that hold for a queue, and what they say together.
+    /// The names of the policy and the operator policy in effect for a queue, and their merged definition.
     pub fn policies_of_queue(
         &self,
         vhost: &VirtualHost,
@@ -250,7 +251,7 @@ impl Topology {
             destination,
             destination_type,
             routing_key: key.to_owned(),
-            // It was checked when it was bound.
+            // It was validated when it was bound.
             arguments: RawTable::check(&arguments).map(|table| table.decode()).unwrap_or_default(),
             durable: durable && source.durable,
         })
@@ -263,5 +264,5 @@ impl Topology {
     }
 }
 
-/// Places looked at with the topology locked: well below a millisecond.
+/// Slots visited with the topology locked: well below a millisecond.
 pub(crate) const STEP: usize = 1000;

@@ -1,4 +1,4 @@
-//! Topic permissions that speak of the client (`{client_id}`), which MQTT clients alone have a name for.
+//! Topic permissions that refer to the client (`{client_id}`), which only MQTT clients have a name for.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,19 +8,20 @@ use parking_lot::Mutex;
 
 use super::Pattern;
 
-/// What stands for the client's name in an expression.
+/// The variable that is replaced with the client's name in an expression.
 const VARIABLE: &str = "{client_id}";
 
-/// Expressions that one client remembers: those for publishing and for subscribing, and their successors should they
-/// be changed meanwhile.
+/// Expressions that one client caches: those for publishing and for subscribing, and their successors if they
+/// are changed in the meantime.
 const MAX_EXPANDED: usize = 4;
 
-/// An expression for topics.
+/// A regular expression for topics.
 #[derive(Clone)]
 pub(super) enum TopicRule {
-    /// The same for all of a user's clients.
+    /// The expression is the same for all of a user's clients.
     Same(Pattern),
-    /// With the client's name in it. For who has none the variable is what it reads, as in RabbitMQ.
+    /// The expression contains the client's name. For a client without a name the variable is taken
+    /// literally, as in RabbitMQ.
     ByClient { text: Arc<str>, nameless: Pattern },
 }
 
