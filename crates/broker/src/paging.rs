@@ -2,8 +2,8 @@
 //!
 //! Queues report their memory here, a batch at a time. Above the watermark long queues are asked to page out
 //! messages, until an eighth less is in memory. The disk reads and writes are done by the callers of
-//! [`Broker::page`]: threads, in a server; no queue is locked meanwhile. A publisher to a long queue that is
-//! faster than the disk [waits](crate::VirtualHost::wait_for_room).
+//! [`Broker::page`]: threads, in a server; no queue is locked meanwhile. A publisher that fills a
+//! long queue faster than that [waits](crate::VirtualHost::wait_for_room).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};

@@ -29,7 +29,7 @@ impl TopicRule {
     /// Reads an expression whose other variables have been replaced.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The text is not a valid expression, and the reason.
     pub(super) fn new(text: &str) -> Result<Self, String> {
         if !text.contains(VARIABLE) {
             return Pattern::of_permission(text).map(Self::Same);
@@ -47,10 +47,10 @@ impl TopicRule {
     }
 }
 
-/// The name of an MQTT client, and the expressions that speak of it.
+/// The name of an MQTT client, and a cache of the expressions that contain it.
 pub(crate) struct ClientName {
     name: Box<str>,
-    /// By their texts before the name was put in; the last used come last.
+    /// Keyed by their texts before the name was put in; the most recently used come last.
     expanded: Mutex<VecDeque<(Arc<str>, Option<Pattern>)>>,
 }
 
@@ -59,7 +59,7 @@ impl ClientName {
         Self { name: name.into(), expanded: Mutex::default() }
     }
 
-    /// Whether an expression matches with the name in it. One that becomes too large matches nothing.
+    /// Whether an expression matches once the name is put in. One that becomes too large matches nothing.
     fn matches(&self, text: &Arc<str>, key: &str) -> bool {
         let mut expanded = self.expanded.lock();
         let known = expanded.iter().position(|(known, _)| Arc::ptr_eq(known, text));

@@ -1,7 +1,7 @@
-//! Who may do what with which queue, exchange and topic of a virtual host (RabbitMQ, "Access Control").
+//! The rights of users to the queues, exchanges and topics of a virtual host (RabbitMQ, "Access Control").
 //!
-//! A [`Grant`] holds the compiled permissions of one user in one virtual host. Sessions and publishers share it, so
-//! that a change reaches them at once; publishers ask it only when they look for a route that they do not know.
+//! A [`Grant`] holds the compiled permissions of one user in one virtual host. Sessions and publishers share
+//! it, so that a change reaches them at once; publishers consult it only when their route cache has no entry.
 
 mod client;
 mod pattern;
@@ -34,7 +34,7 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// Everything is allowed.
+    /// Permissions that allow everything.
     pub fn all() -> Self {
         Self { configure: ".*".into(), write: ".*".into(), read: ".*".into() }
     }
@@ -44,15 +44,15 @@ impl Permissions {
 /// in the expressions stand for the user's and the virtual host's name, `{client_id}` for that of an MQTT client.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TopicPermissions {
-    /// The exchange.
+    /// The name of the exchange.
     pub exchange: String,
-    /// Routing keys to publish with.
+    /// Expression for the routing keys to publish with.
     pub write: String,
-    /// Routing keys to bind with.
+    /// Expression for the routing keys to bind with.
     pub read: String,
 }
 
-/// What somebody wants to do.
+/// The kind of access that an operation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Configure,
@@ -75,9 +75,9 @@ pub(crate) struct Grant {
 
 #[derive(Clone, Default)]
 struct Rules {
-    /// Without them the user has no access to the virtual host at all.
+    /// `None` if the user has no access to the virtual host at all.
     resources: Option<ResourceRules>,
-    /// By exchange. Exchanges that are not named are not restricted.
+    /// Keyed by exchange. Exchanges that are not named are not restricted.
     topics: HashMap<String, TopicRules>,
 }
 
@@ -95,7 +95,7 @@ struct TopicRules {
 }
 
 impl Grants {
-    /// The permissions of a user, which may be none.
+    /// The permissions of a user, which may be empty.
     pub(crate) fn of(&self, user: &str, vhost: &Arc<str>) -> Arc<Grant> {
         if let Some(grant) = self.by_user.read().get(user) {
             return grant.clone();
@@ -105,7 +105,7 @@ impl Grants {
         self.by_user.write().entry(user).or_insert_with(|| Arc::new(new)).clone()
     }
 
-    /// Whether the user has any permissions here.
+    /// Whether the user has any permissions in this virtual host.
     pub(crate) fn may_open(&self, user: &str) -> bool {
         self.by_user.read().get(user).is_some_and(|grant| grant.rules.load().resources.is_some())
     }
@@ -116,7 +116,7 @@ impl Grant {
         &self.user
     }
 
-    /// Sets the permissions, or takes them away.
+    /// Sets the permissions, or removes them.
     pub(crate) fn set(&self, permissions: Option<&Permissions>) -> Result<(), String> {
         let compile = |of: &Permissions| {
             Ok::<_, String>(ResourceRules {
@@ -142,7 +142,7 @@ impl Grant {
         Ok(())
     }
 
-    /// Restricts the topics of one exchange no more.
+    /// Removes the restriction of topics of one exchange.
     pub(crate) fn remove_topic(&self, exchange: &str) {
         self.rules.rcu(|rules| {
             let mut rules = Rules::clone(rules);
@@ -151,7 +151,7 @@ impl Grant {
         });
     }
 
-    /// Refuses what the user may not do with a queue or exchange.
+    /// Refuses an operation on a queue or exchange that the user has no permission for.
     pub(crate) fn check(&self, access: Access, resource: Resource, name: &str) -> Result<(), BrokerError> {
         let name = match (resource, name) {
             (Resource::Exchange, "") => DEFAULT_EXCHANGE,
@@ -170,8 +170,8 @@ impl Grant {
         Err(BrokerError::access(format!("access to {what} refused for user '{}'", self.user)))
     }
 
-    /// Refuses routing keys of a topic exchange that the user may not publish (`Write`) or bind (`Read`) with, as this
-    /// client.
+    /// Refuses a routing key of a topic exchange that the user may not publish (`Write`) or bind (`Read`)
+    /// with as this client.
     pub(crate) fn check_topic(
         &self,
         access: Access,
@@ -192,8 +192,8 @@ impl Grant {
         )))
     }
 
-    /// Puts names in place of variables. Unlike RabbitMQ's they are taken literally, so that a user called `.*` is
-    /// not allowed everything.
+    /// Replaces variables with names. Unlike in RabbitMQ the names are taken literally, so that a user named
+    /// `.*` is not allowed everything.
     fn expand(&self, pattern: &str) -> Result<TopicRule, String> {
         let expanded = pattern
             .replace("{username}", &fancy_regex::escape(&self.user))
@@ -202,7 +202,7 @@ impl Grant {
     }
 }
 
-/// What permissions call the default exchange.
+/// The name of the default exchange in permissions.
 const DEFAULT_EXCHANGE: &str = "amq.default";
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use fancy_regex::{Regex, RegexBuilder};
 
-/// A regular expression that may match anywhere in a name, as Erlang's `re:run/2` does. Look-around is understood,
-/// for `^(?!amq\.)` is what many policies say.
+/// A regular expression that may match anywhere in a name, as Erlang's `re:run/2` does. Look-around is
+/// supported, since many policies use `^(?!amq\.)`.
 #[derive(Clone)]
 pub struct Pattern {
     text: Box<str>,
@@ -14,7 +14,7 @@ pub struct Pattern {
 
 #[derive(Clone)]
 enum Rule {
-    /// `.*`, by far the most common one, without looking at the name.
+    /// `.*`, by far the most common expression, which needs no matching.
     Everything,
     Expression(Box<Regex>),
 }
@@ -23,7 +23,7 @@ impl Pattern {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// What is wrong with it, or that it is too large.
+    /// The expression is invalid, and the reason, or it is too large.
     pub fn new(text: &str) -> Result<Self, String> {
         let rule = match text {
             ".*" | "^.*" | ".*$" | "^.*$" => Rule::Everything,
@@ -38,7 +38,7 @@ impl Pattern {
         Ok(Self { text: text.into(), rule })
     }
 
-    /// Compiles an expression of permissions, where the empty one matches nothing but the empty name.
+    /// Compiles an expression of permissions, where an empty one matches only the empty name.
     pub(super) fn of_permission(text: &str) -> Result<Self, String> {
         Self::new(if text.is_empty() { "^$" } else { text })
     }
@@ -48,7 +48,7 @@ impl Pattern {
         &self.text
     }
 
-    /// Whether it matches. One that takes too many steps does not.
+    /// Whether it matches. An expression that takes too many steps does not match.
     pub fn matches(&self, name: &str) -> bool {
         match &self.rule {
             Rule::Everything => true,
@@ -69,11 +69,11 @@ impl PartialEq for Pattern {
     }
 }
 
-/// Steps that matching with look-around or back-references may take: a few milliseconds, and far more than names of
-/// 255 bytes need unless an expression explodes.
+/// Steps that matching with look-around or back-references may take: a few milliseconds, and far more than
+/// names of 255 bytes need unless backtracking explodes.
 const MAX_STEPS: usize = 100_000;
 
-/// The most that a compiled expression may take in memory.
+/// Most bytes of memory that a compiled expression may take.
 const MAX_COMPILED_BYTES: usize = 1 << 20;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A connection's place in a virtual host, and RabbitMQ's questions before each operation.
+//! A connection's authorised session in a virtual host, with RabbitMQ's permission checks for each operation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,18 +18,19 @@ use crate::vhost::{
     Binding, DeclaredQueue, ExchangeDeclare, QueueDeclare, VirtualHost, check_deletable, check_not_default,
 };
 
-/// A connection in a virtual host: counted against the limits of user and virtual host until it is dropped.
+/// A connection's authorised session in a virtual host, counted against the limits of the user and the
+/// virtual host until it is dropped.
 ///
-/// The virtual host judges whether an operation makes sense; the methods here judge whether the user may ask for it. What
-/// depends on the name alone is a `check_*`, to be called first. What depends on whether something exists, or on what it
-/// is, is asked by the virtual host on the way, so that nobody can change it in between. They refuse in the order of
-/// RabbitMQ 3.10.
+/// The virtual host checks whether an operation is valid; the methods here check whether the user may request
+/// it. A check that depends on the name alone is a `check_*`, to be called first. A check that depends on
+/// whether something exists, or on its type, is called by the virtual host during the operation, so that
+/// nothing can change in between. The methods refuse operations in the order of RabbitMQ 3.10.
 pub struct Seat {
     vhost: Arc<VirtualHost>,
     identity: Identity,
     grant: Arc<Grant>,
     account: Arc<Account>,
-    /// Channels of this connection that are counted.
+    /// Channels of this connection that count against the user's limit.
     channels: AtomicU64,
 }
 
@@ -55,15 +56,15 @@ impl Seat {
         &self.vhost
     }
 
-    /// Who sits here.
+    /// The logged-in user.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Counts a channel.
+    /// Counts an opened channel.
     ///
     /// # Errors
-    /// 530 when the user has as many channels as allowed.
+    /// 530 if the user has reached the limit of channels.
     pub fn open_channel(&self) -> Result<(), BrokerError> {
         let limit = self.account.limits().max_channels;
         let entered = self.account.channels.enter(limit);
@@ -72,17 +73,17 @@ impl Seat {
         Ok(())
     }
 
-    /// Counts a channel out.
+    /// Counts a closed channel.
     pub fn close_channel(&self) {
         self.channels.fetch_sub(1, Ordering::Relaxed);
         self.account.channels.leave(1);
     }
 
-    /// Declares a queue, as [`VirtualHost::declare_queue`]. A passive declaration is allowed to all.
+    /// Declares a queue, as [`VirtualHost::declare_queue`]. A passive declaration needs no permission.
     ///
     /// # Errors
-    /// 403 without configure on the queue, or, if it is to be created with a dead-letter exchange, without read on it and
-    /// write on that exchange; and those of the virtual host.
+    /// 403 without configure on the queue, or, if it is to be created with a dead-letter exchange, without
+    /// read on it and write on that exchange; and the errors of the virtual host.
     pub fn declare_queue(
         &self,
         session: SessionId,
@@ -95,7 +96,7 @@ impl Seat {
         let name = strip_line_ends(declare.name);
         if name.is_empty() {
             check_may_be_server_named(declare)?;
-            // The name will be another one of the same form.
+            // The generated name will differ, but has the same form.
             self.queue(Access::Configure, &generate_queue_name())?;
         } else {
             Resource::Queue.check_reserved(&name)?;
@@ -118,7 +119,7 @@ impl Seat {
         self.queue(Access::Configure, &strip_line_ends(name))
     }
 
-    /// Whether the user may take messages from the queue: consume, get and purge.
+    /// Whether the user may read from the queue: consume, get and purge.
     ///
     /// # Errors
     /// 403 without read.
@@ -126,7 +127,7 @@ impl Seat {
         self.queue(Access::Read, &strip_line_ends(name))
     }
 
-    /// Whether the user may bind or unbind the queue, whatever the type of the exchange is.
+    /// Whether the user may bind or unbind the queue, regardless of the type of the exchange.
     ///
     /// # Errors
     /// 403 without write on the queue and read on the exchange.
@@ -138,7 +139,7 @@ impl Seat {
     /// Binds a queue to an exchange, as [`VirtualHost::bind_queue`].
     ///
     /// # Errors
-    /// 403 without write on the queue and read on the exchange and topic; and those of the virtual host.
+    /// 403 without write on the queue and read on the exchange and topic; and the errors of the virtual host.
     pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.check_bind_queue(binding)?;
         self.vhost.bind_queue_if(session, binding, |kind| self.check_topic(kind, binding))
@@ -147,7 +148,7 @@ impl Seat {
     /// Unbinds a queue from an exchange, as [`VirtualHost::unbind_queue`].
     ///
     /// # Errors
-    /// 403 without write on the queue and read on the exchange and topic; and those of the virtual host.
+    /// 403 without write on the queue and read on the exchange and topic; and the errors of the virtual host.
     pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.check_bind_queue(binding)?;
         self.vhost.unbind_queue_if(session, binding, |kind| self.check_topic(kind, binding))
@@ -156,7 +157,8 @@ impl Seat {
     /// Binds an exchange to another, as [`VirtualHost::bind_exchange`].
     ///
     /// # Errors
-    /// 403 without write on the destination and read on the source and topic; and those of the virtual host.
+    /// 403 without write on the destination and read on the source and topic; and the errors of the virtual
+    /// host.
     pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.check_bind_exchange(binding)?;
         self.vhost.bind_exchange_if(binding, |kind| self.check_topic(kind, binding))
@@ -165,7 +167,8 @@ impl Seat {
     /// Unbinds an exchange from another, as [`VirtualHost::unbind_exchange`].
     ///
     /// # Errors
-    /// 403 without write on the destination and read on the source and topic; and those of the virtual host.
+    /// 403 without write on the destination and read on the source and topic; and the errors of the virtual
+    /// host.
     pub fn unbind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.check_bind_exchange(binding)?;
         self.vhost.unbind_exchange_if(binding, |kind| self.check_topic(kind, binding))
@@ -184,8 +187,8 @@ impl Seat {
         self.exchange(Access::Read, &source)
     }
 
-    /// Asked under the lock under which the binding is made: an exchange may be deleted and declared anew as one of topics at
-    /// any other moment.
+    /// Called under the lock under which the binding is made: otherwise the exchange could be deleted and
+    /// declared anew as a topic exchange in between.
     fn check_topic(&self, kind: ExchangeKind, binding: &Binding<'_>) -> Result<(), BrokerError> {
         if kind != ExchangeKind::Topic {
             return Ok(());
@@ -194,11 +197,12 @@ impl Seat {
         self.grant.check_topic(Access::Read, &source, binding.routing_key, client)
     }
 
-    /// Declares an exchange, as [`VirtualHost::declare_exchange`]. A passive declaration is allowed to all.
+    /// Declares an exchange, as [`VirtualHost::declare_exchange`]. A passive declaration needs no permission.
     ///
     /// # Errors
-    /// 403 without configure on the exchange, or, if it is to be created with an alternate exchange, without read on it and
-    /// write on the other; 403 the default exchange; 503 unknown type; and those of the virtual host.
+    /// 403 without configure on the exchange, or, if it is to be created with an alternate exchange, without
+    /// read on it and write on the other; 403 the default exchange; 503 unknown type; and the errors of the
+    /// virtual host.
     pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
         if declare.passive {
             return self.vhost.declare_exchange(declare);
@@ -219,7 +223,7 @@ impl Seat {
     /// Whether the user may delete the exchange.
     ///
     /// # Errors
-    /// 403 without configure; 403 exchanges that nobody may delete.
+    /// 403 without configure; 403 for exchanges that cannot be deleted.
     pub fn check_delete_exchange(&self, name: &str) -> Result<(), BrokerError> {
         let name = strip_line_ends(name);
         check_deletable(&name, self.vhost.name())?;
@@ -243,7 +247,7 @@ impl Drop for Seat {
     }
 }
 
-/// Queues of type quorum need a name of their own.
+/// Quorum queues cannot be server-named.
 fn check_may_be_server_named(declare: &QueueDeclare<'_>) -> Result<(), BrokerError> {
     let arguments = declare.arguments.decode();
     match arguments.get("x-queue-type").and_then(FieldValue::as_text) {

@@ -6,7 +6,7 @@ use crate::{Broker, BrokerConfig, Permissions, Publish, TopicPermissions, Virtua
 const NOW: Timestamp = Timestamp(1_000);
 const ME: SessionId = SessionId(1);
 
-/// A broker with a user `u`, password `u`, who may configure `c…`, write `w…` and read `r…`.
+/// A broker with a user `u`, password `u`, with permissions to configure `c…`, write `w…` and read `r…`.
 fn broker(limits: UserLimits) -> (Arc<Broker>, Identity) {
     let broker = Broker::new(BrokerConfig::default());
     let password = Some(PasswordHash::new(b"u"));
@@ -52,7 +52,7 @@ fn each_operation_needs_its_own_permission() {
     assert!(seat.bind_exchange(&binding("r", "w")).is_ok());
 }
 
-/// Queues and exchanges `r` and `w`, which the user could not declare.
+/// Declares queues and exchanges `r` and `w`, which the user could not declare.
 fn declare_foreign(seat: &Seat) {
     for name in ["r", "w"] {
         seat.vhost().declare_queue(ME, &QueueDeclare { name, ..Default::default() }, NOW).unwrap();

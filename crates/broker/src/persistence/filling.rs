@@ -1,4 +1,4 @@
-//! A queue, while a start looks at its messages.
+//! Collects the messages of a queue during a restart.
 
 use std::sync::Arc;
 
@@ -8,24 +8,25 @@ use store::pages::Survey;
 use crate::message::Message;
 use crate::queue::{Delivery, NEVER, Queue, Run};
 
-/// Bytes of memory that may still be filled.
+/// Bytes of memory that may still be filled with messages.
 pub(super) struct Room(pub(super) u64);
 
-/// What is known of a queue's messages so far.
+/// The messages of a queue that have been found so far.
 pub(super) struct Filling<'q> {
     pub(super) queue: &'q Arc<Queue>,
     next_position: u64,
-    /// What its segments hold.
+    /// A summary of the messages in its segments.
     segments: Survey,
-    /// Those that are in memory again.
+    /// The messages that have been loaded into memory.
     warm: Vec<Delivery>,
-    /// What its segments hold is not to be in memory.
+    /// The messages in its segments stay on disk.
     segments_are_cold: bool,
-    /// No more is to be.
+    /// All further messages stay on disk.
     is_cold: bool,
-    /// Those that are not, of a queue without priorities, but for its segments.
+    /// The messages that stay on disk, for a queue without priorities, except those in its segments.
     cold: Option<Survey>,
-    /// Position, bytes of body, expiry and priority of the same, of a queue with priorities.
+    /// Position, body size in bytes, expiry and priority of the messages that stay on disk, for a queue with
+    /// priorities.
     ranked: Vec<(u64, u32, u64, u8)>,
 }
 
@@ -38,12 +39,12 @@ impl<'q> Filling<'q> {
         Self { queue, next_position, segments, warm, segments_are_cold, is_cold, cold: None, ranked }
     }
 
-    /// Whether the messages in its segments have to be looked at.
+    /// Whether the messages in its segments have to be read.
     pub(super) fn wants_segments(&self) -> bool {
         self.segments.live > 0 && (!self.segments_are_cold || self.priorities() > 0)
     }
 
-    /// Takes a message that the store has shown.
+    /// Adds a message that the store has read.
     pub(super) fn take(&mut self, message: &Arc<Message>, place: &store::Place, room: &mut Room) {
         let in_segments = self.segments.positions.is_some_and(|(_, last)| place.position <= last);
         self.is_cold |= !in_segments && !room.take(message.weight());
@@ -53,10 +54,11 @@ impl<'q> Filling<'q> {
         if self.is_cold { self.leave(&delivery) } else { self.warm.push(delivery) }
     }
 
-    /// Gives the queue what was found, and returns how much that is.
+    /// Gives the messages to the queue, and returns their number.
     pub(super) fn finish(mut self) -> u64 {
         self.warm.sort_unstable_by_key(|delivery| delivery.position);
-        // The log's order is the queue's, but for a few: everything in memory has to come before everything on disk.
+        // The log's order is the queue's, with a few exceptions: everything in memory must precede everything
+        // on disk.
         let segments = self.segments.positions.filter(|_| self.segments_are_cold && self.priorities() == 0);
         let first = [
             segments.map(|(first, _)| first),
@@ -83,7 +85,7 @@ impl<'q> Filling<'q> {
         messages
     }
 
-    /// Notes a message that stays on disk.
+    /// Records a message that stays on disk.
     fn leave(&mut self, delivery: &Delivery) {
         let (position, bytes) = (delivery.position, delivery.message.body_len());
         let highest = self.priorities();
@@ -106,7 +108,7 @@ impl<'q> Filling<'q> {
 }
 
 impl Room {
-    /// Whether there is so much left.
+    /// Takes `bytes` from the remaining memory; returns whether there were enough.
     fn take(&mut self, bytes: u64) -> bool {
         let left = self.0.checked_sub(bytes);
         self.0 = left.unwrap_or(self.0);
@@ -114,5 +116,5 @@ impl Room {
     }
 }
 
-/// Bytes of memory that a message takes beside its body, usually.
+/// Bytes of memory that a message usually takes beside its body.
 const USUAL_REST: u64 = 192;

@@ -1,4 +1,4 @@
-//! Messages that are written down on their way into queues.
+//! Stores messages on their way into queues.
 
 use std::sync::Arc;
 
@@ -10,25 +10,25 @@ use super::payload::with_parts;
 use crate::message::Message;
 use crate::queue::{Queue, stored_expiry};
 
-/// Which of a batch of messages are in the store, and where.
+/// Records which messages of a batch are in the store, and where.
 pub(crate) struct KeptMessages {
-    /// One for each message of the batch; none at all if nothing of it is kept.
+    /// One entry for each message of the batch; empty if none of them is stored.
     places: SmallVec<[Option<MessageRef>; USUAL_BATCH]>,
-    /// The last of the batch's queues that keeps messages, by its place among them.
+    /// The index of the last of the batch's queues that stores messages.
     last: usize,
-    /// More waits to be written than should.
+    /// The store has more waiting to be written than its limit.
     pub(crate) full: bool,
 }
 
-/// The part of [`KeptMessages`] that is for one queue.
+/// The part of [`KeptMessages`] for one queue.
 pub(crate) struct Kept<'k> {
     places: &'k [Option<MessageRef>],
     last: bool,
-    /// Set while a message of another queue goes here, which is to leave that one at the same moment.
+    /// Set if the message comes from another queue, which it is to leave in the same atomic step.
     transfer: Option<&'k mut Transfer>,
 }
 
-/// Notes what enters one queue.
+/// Records the messages that enter one queue.
 pub(crate) struct Keeping<'k> {
     stored: &'k StoredQueue,
     kept: Kept<'k>,
@@ -36,7 +36,7 @@ pub(crate) struct Keeping<'k> {
 }
 
 impl KeptMessages {
-    /// Writes down what is persistent, if one of the queues is to keep it.
+    /// Stores the persistent messages, if one of the queues stores messages.
     pub(crate) fn keep(store: Option<&Arc<Store>>, queues: &[Arc<Queue>], messages: &[Arc<Message>]) -> Self {
         let mut kept = Self { places: SmallVec::new(), last: 0, full: false };
         let Some(store) = store else { return kept };
@@ -56,19 +56,19 @@ impl KeptMessages {
         kept
     }
 
-    /// What is for the queue at a place. Each queue has to be asked for, in order.
+    /// The part for the queue at index `at`. It has to be called for each queue, in order.
     pub(crate) fn at(&self, at: usize) -> Kept<'_> {
         Kept { places: &self.places, last: at == self.last, transfer: None }
     }
 }
 
 impl<'k> Kept<'k> {
-    /// Makes what enters the queue a part of a transfer.
+    /// Makes the messages that enter the queue part of a transfer.
     pub(crate) fn in_transfer(self, transfer: Option<&'k mut Transfer>) -> Self {
         Self { transfer, ..self }
     }
 
-    /// Begins to fill a queue; `None` if there is nothing to note.
+    /// Begins to enqueue; `None` if there is nothing to store.
     pub(crate) fn begin(self, stored: Option<&'k StoredQueue>) -> Option<Keeping<'k>> {
         let stored = stored.filter(|_| !self.places.is_empty())?;
         Some(Keeping { stored, kept: self, entries: SmallVec::new() })
@@ -76,7 +76,7 @@ impl<'k> Kept<'k> {
 }
 
 impl Keeping<'_> {
-    /// The message at `at` of the batch has got a position.
+    /// Records the position of the message at index `at` of the batch.
     pub(crate) fn takes(&mut self, at: usize, position: u64, expires: u64) {
         if let Some(message) = self.kept.places[at] {
             self.entries.push(Entry {
@@ -88,19 +88,19 @@ impl Keeping<'_> {
         }
     }
 
-    /// The queue does not take the message at `at` of the batch.
+    /// Records that the queue does not take the message at index `at` of the batch.
     pub(crate) fn refuses(&self, at: usize) {
         if let Some(message) = self.kept.places[at].filter(|_| self.kept.last) {
             self.stored.release(message);
         }
     }
 
-    /// The queue takes nothing at all.
+    /// Records that the queue takes no message of the batch.
     pub(crate) fn refuses_all(&self) {
         (0..self.kept.places.len()).for_each(|at| self.refuses(at));
     }
 
-    /// Writes down what was taken. Called under the queue's lock. Returns what to wait for.
+    /// Stores the recorded messages. Called under the queue's lock. Returns the log position to wait for.
     pub(crate) fn write(self) -> Option<Lsn> {
         if self.entries.is_empty() {
             return None;
@@ -112,5 +112,5 @@ impl Keeping<'_> {
     }
 }
 
-/// Messages of a batch that cost no allocation.
+/// Messages of a batch up to which no allocation is needed.
 const USUAL_BATCH: usize = 8;

@@ -1,31 +1,31 @@
-//! What happened to a queue's stored messages, until it is written down.
+//! Changes to a queue's stored messages that have not been written yet.
 
 use smallvec::SmallVec;
 use store::StoredQueue;
 use store::journal::{Lsn, Range};
 
-/// Positions whose messages have left a queue, or were delivered.
+/// Positions of messages that have left a queue, or were delivered.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     settled: Ranges,
-    /// With how often they have been delivered by now: mostly once, all of them.
+    /// Grouped by the number of deliveries so far, which is mostly one for all of them.
     delivered: SmallVec<[(u32, Ranges); 1]>,
 }
 
 type Ranges = SmallVec<[Range; 2]>;
 
 impl Marks {
-    /// The message has left the queue for good.
+    /// Records that the message has left the queue for good.
     pub(crate) fn settled(&mut self, position: u64) {
         add(&mut self.settled, position);
     }
 
-    /// So have all messages from the first to the last position.
+    /// Records that all messages from the first to the last position have left the queue for good.
     pub(crate) fn settled_range(&mut self, first: u64, last: u64) {
         self.settled.push(Range { first, last });
     }
 
-    /// The message has been delivered so many times by now.
+    /// Records that the message has been delivered `count` times so far.
     pub(crate) fn delivered(&mut self, position: u64, count: u32) {
         match self.delivered.iter_mut().find(|(other, _)| *other == count) {
             Some((_, ranges)) => add(ranges, position),
@@ -33,7 +33,7 @@ impl Marks {
         }
     }
 
-    /// Writes them down. Returns what to wait for if messages have left.
+    /// Writes the records to the log. Returns the position to wait for if messages have left.
     pub(crate) fn write(&self, stored: &StoredQueue) -> Option<Lsn> {
         for (count, ranges) in &self.delivered {
             stored.delivered(ranges, *count);

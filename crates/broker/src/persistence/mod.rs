@@ -1,7 +1,7 @@
-//! Messages on disk: how they are written, and how they come back.
+//! Storage of messages on disk, and their restoration.
 //!
-//! A persistent message is written down when it goes to a durable queue of a broker with a store; in memory it is as well. What
-//! becomes of it is noted by its position in the queue.
+//! A persistent message is stored when it enters a durable queue of a broker with a store; it is in memory as
+//! well. Later records refer to it by its position in the queue.
 
 mod filling;
 mod kept;

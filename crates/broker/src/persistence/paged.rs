@@ -1,4 +1,4 @@
-//! Messages between a queue's memory and the disk.
+//! Moves messages between a queue's memory and the disk.
 
 use std::fmt;
 use std::iter::Peekable;
@@ -10,30 +10,30 @@ use store::{StoreError, StoredQueue};
 use super::payload::{Decoder, with_parts};
 use crate::queue::{Delivery, NEVER, Plan, stored_expiry};
 
-/// The front of a run.
+/// Messages loaded from the front of a run.
 pub(crate) struct Loaded {
-    /// In order, and whether the store keeps it.
+    /// The messages in order, each with whether it is in the store.
     pub(crate) deliveries: Vec<(Delivery, bool)>,
-    /// Nothing of the run is left up to this position.
+    /// All messages of the run up to this position have been loaded.
     pub(crate) through: u64,
 }
 
-/// Why messages could not be read or written.
+/// A failure to read or write messages.
 #[derive(Debug)]
 pub(crate) enum PagingError {
     Store(StoreError),
     Pages(PagesError),
-    /// A message has a form that this version does not know.
+    /// A message has a format that this version does not know.
     UnknownForm {
         position: u64,
     },
-    /// There are none.
+    /// No message was found from this position on.
     Missing {
         position: u64,
     },
 }
 
-/// Reads what a plan says. It waits for the disk.
+/// Reads the messages of a plan. It blocks on the disk.
 pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, PagingError> {
     let (mut kept, mut through) = (Vec::new(), plan.last());
     if let Some(stored) = stored.filter(|_| plan.has_stored) {
@@ -65,7 +65,7 @@ pub(crate) fn load(plan: &Plan, stored: Option<&StoredQueue>) -> Result<Loaded, 
     }
 }
 
-/// The next of both parts, and whether it is of the first.
+/// The next message of both parts, and whether it is from the first.
 fn next(
     kept: &mut Peekable<IntoIter<Stored>>,
     written: &mut Peekable<IntoIter<Stored>>,
@@ -82,7 +82,7 @@ fn next(
     message.map(|message| (message, is_kept))
 }
 
-/// The first messages of the plan that are in one place, and up to which position they are all.
+/// The first messages of the plan from one source, and the position up to which they are complete.
 fn part(
     plan: &Plan,
     read: impl Fn(u64, usize) -> Result<Vec<Stored>, PagingError>,
@@ -102,7 +102,7 @@ fn part(
     }
 }
 
-/// Writes those messages down that the store does not keep. It waits for the disk.
+/// Writes messages that are not in the store to `lane`. It blocks on the disk.
 pub(crate) fn write<'d>(
     lane: &QueueSegments,
     deliveries: impl Iterator<Item = &'d Delivery>,
@@ -154,8 +154,8 @@ impl fmt::Display for PagingError {
 
 impl std::error::Error for PagingError {}
 
-/// Read in one go, and held twice for a moment: a disk gives it in about a millisecond.
+/// Bytes read in one go, and held twice for a moment: a disk reads them in about a millisecond.
 const LOAD_BYTES: usize = 1 << 20;
 
-/// The same of small messages.
+/// Messages read in one go, for small ones.
 const LOAD_MESSAGES: u64 = 2048;

@@ -1,4 +1,4 @@
-//! A message as the store keeps it.
+//! The format of a message in the store.
 //!
 //! ```text
 //! u8      form, 1
@@ -10,8 +10,8 @@
 //!         properties, as in a content header
 //!         body, up to the end
 //! ```
-//! Numbers have seven bits in each byte, the lowest first, and the upper bit where more follows; a text is its length and its
-//! bytes. What the broker reads from the properties is read from them again.
+//! Numbers have seven bits in each byte, the lowest first, with the top bit set if more bytes follow; a text
+//! is its length and its bytes. Traits are not stored, but read from the properties again.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::inspect::traits_of;
 use crate::message::{Body, BodyView, Message};
 
-/// Gives the payload of a message to `write`, in parts that are not copied.
+/// Passes the payload of a message to `write`, in parts that are not copied.
 pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R) -> R {
     let mut head: SmallVec<[u8; USUAL_HEAD]> = SmallVec::new();
     head.push(FORM);
@@ -38,7 +38,7 @@ pub(super) fn with_parts<R>(message: &Message, write: impl FnOnce(&[&[u8]]) -> R
     write(&parts)
 }
 
-/// Bytes of the body in a payload: what it counts for where queues are measured.
+/// Bytes of the body in a payload, by which queues are measured.
 pub fn body_bytes(payload: &[u8]) -> u32 {
     let body = || {
         let mut rest = payload.get(1..)?;
@@ -52,14 +52,14 @@ pub fn body_bytes(payload: &[u8]) -> u32 {
     body().and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0)
 }
 
-/// Reads payloads; messages of the same exchange that come one after the other share its name.
+/// Decodes payloads; consecutive messages of the same exchange share its name.
 #[derive(Default)]
 pub(super) struct Decoder {
     exchange: Option<Arc<str>>,
 }
 
 impl Decoder {
-    /// `None` if it is not what [`with_parts`] gives, or gave in an earlier version.
+    /// Decodes a payload; `None` if it was not produced by [`with_parts`] of this or an earlier version.
     pub(super) fn decode(&mut self, mut payload: &[u8]) -> Option<Message> {
         let from = &mut payload;
         let (&[FORM], rest) = from.split_first_chunk()? else { return None };
@@ -122,9 +122,9 @@ fn take_number(from: &mut &[u8]) -> Option<usize> {
     None
 }
 
-/// First byte of what is written, so that another form can be told from this one.
+/// First byte of a payload, which identifies the version of its format.
 const FORM: u8 = 1;
-/// Room on the stack for what stands before the routing key: an exchange's name, and a few bytes more.
+/// Bytes on the stack for the fields before the routing key: an exchange's name, and a few bytes more.
 const USUAL_HEAD: usize = 96;
 /// Lengths are below 2^35: a record is below 4 GiB.
 const MAX_NUMBER_BITS: u32 = 35;

@@ -1,4 +1,4 @@
-//! Bringing messages back into their queues.
+//! Restores messages to their queues.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use crate::definitions::DefinitionsError;
 use crate::queue::Queue;
 use crate::time::Timestamp;
 
-/// Why a broker could not be brought back.
+/// The reason why a broker could not be restored.
 #[derive(Debug)]
 pub enum RestoreError {
-    /// The definitions.
+    /// The definitions cannot be loaded.
     Definitions(DefinitionsError),
     /// A message cannot be read.
     Messages(StoreError),
-    /// A message has a form that this version does not know, in the queue of this name.
+    /// A message in the queue of this name has a format that this version does not know.
     UnknownForm(Arc<str>),
 }
 
-/// Queues that have their messages back, in which time has stood still.
+/// Queues whose messages are back, and in which nothing has expired yet.
 pub(crate) struct Restored {
     queues: Vec<Arc<Queue>>,
     messages: u64,
 }
 
 impl Restored {
-    /// Fills queues, by their numbers on disk, with their messages. Those of other queues are forgotten. Of queues that have
-    /// many only the numbers are brought back: their messages stay on disk until they are wanted.
+    /// Fills queues, keyed by their numbers on disk, with their messages. Messages of other queues are
+    /// forgotten. For queues with many messages only the counts are restored: the messages stay on disk until
+    /// they are needed.
     pub(crate) fn fill(
         store: &Store,
         recovered: Recovered,
@@ -59,14 +60,15 @@ impl Restored {
         Ok(restored)
     }
 
-    /// Lets time go on: messages expire, and what is too long is cut. Returns how many messages came back.
+    /// Applies expiry and length limits. Returns the number of messages restored.
     pub(crate) fn resume(self, now: Timestamp) -> u64 {
         self.queues.iter().for_each(|queue| queue.restored(now));
         self.messages
     }
 }
 
-/// The name of a queue with a message of an unknown form, if there is one.
+/// Reads all messages into `found`. Returns the name of a queue with a message of an unknown format, if there
+/// is one.
 fn read(
     recovered: Recovered,
     found: &mut HashMap<QueueId, Filling<'_>>,
@@ -113,6 +115,6 @@ impl fmt::Display for RestoreError {
 
 impl std::error::Error for RestoreError {}
 
-/// Bytes of memory that a start fills with messages, at most: what a small broker has is in memory as it was, and a large
-/// one starts within seconds.
+/// Most bytes of memory that a start fills with messages: a small broker has all its messages in memory
+/// again, and a large one starts within seconds.
 const WARM_BYTES: u64 = 64 << 20;

@@ -1,4 +1,4 @@
-//! What a policy says: its keys and values, checked as RabbitMQ checks them.
+//! The definition of a policy: its keys and values, validated as in RabbitMQ.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::arguments::{Overflow, QueueKind};
 
-/// The keys of a policy that have an effect here; the others that RabbitMQ knows are taken and change nothing.
+/// The keys of a policy that have an effect here; the others that RabbitMQ knows are accepted and ignored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyDefinition {
     /// `message-ttl` in milliseconds.
@@ -29,9 +29,9 @@ pub struct PolicyDefinition {
     pub delivery_limit: Option<u64>,
     /// `queue-mode`: whether it is `lazy`.
     pub lazy: Option<bool>,
-    /// Says something that classic queues do not know.
+    /// Contains a key that classic queues do not support.
     not_for_classic: bool,
-    /// Says something that quorum queues do not know.
+    /// Contains a key that quorum queues do not support.
     not_for_quorum: bool,
 }
 
@@ -39,7 +39,7 @@ impl PolicyDefinition {
     /// Reads the definition of a policy.
     ///
     /// # Errors
-    /// The key at fault, and why.
+    /// The invalid key, and the reason.
     pub fn parse(entries: &Map<String, Value>) -> Result<Self, String> {
         if entries.is_empty() {
             return Err("no policy provided".into());
@@ -51,10 +51,10 @@ impl PolicyDefinition {
         Ok(definition)
     }
 
-    /// Reads the definition of an operator policy, which knows numbers only.
+    /// Reads the definition of an operator policy, which supports only some of the numeric keys.
     ///
     /// # Errors
-    /// The key at fault, and why.
+    /// The invalid key, and the reason.
     pub fn parse_operator(entries: &Map<String, Value>) -> Result<Self, String> {
         match entries.keys().find(|key| !OPERATOR_KEYS.contains(&key.as_str())) {
             Some(key) => Err(format!("{key}: not recognised in operator policies")),
@@ -122,7 +122,7 @@ const OPERATOR_KEYS: &[&str] = &[
     "delivery-limit",
 ];
 
-/// About replication and memory, of which there is nothing to choose here.
+/// Keys about replication and memory, which have no effect here.
 const WITHOUT_EFFECT: &[&str] = &[
     "consumer-timeout",
     "dead-letter-strategy",

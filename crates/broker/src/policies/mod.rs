@@ -15,19 +15,19 @@ use crate::queue::Queue;
 /// A policy or an operator policy.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// Its name.
+    /// The policy's name.
     pub name: String,
-    /// Which names it applies to.
+    /// Matches the names it applies to.
     pub pattern: Pattern,
-    /// Of the policies that apply, the one with the highest priority alone does.
+    /// Only the matching policy with the highest priority is applied.
     pub priority: i64,
     /// Queues, exchanges, or both.
     pub apply_to: ApplyTo,
-    /// What it says.
+    /// The arguments that it sets.
     pub definition: PolicyDefinition,
 }
 
-/// What a policy applies to.
+/// The types of objects that a policy applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ApplyTo {
     /// Queues and exchanges.
@@ -46,7 +46,7 @@ pub(crate) struct PolicyTable {
     operator: Ranking,
 }
 
-/// Policies, the highest priority first.
+/// Policies in descending order of priority.
 #[derive(Default)]
 struct Ranking(Vec<Policy>);
 
@@ -67,21 +67,22 @@ impl PolicyTable {
         self.operator.0.retain(|policy| policy.name != name);
     }
 
-    /// The names of the policy and the operator policy that hold for a queue.
+    /// The names of the policy and the operator policy in effect for a queue.
     pub(crate) fn names_for(&self, queue: &Queue) -> (Option<String>, Option<String>) {
         let fits = |policy: &&Policy| policy.applies_to_queue(queue.name(), queue.kind());
         let name = |ranking: &Ranking| ranking.0.iter().find(fits).map(|policy| policy.name.clone());
         (name(&self.policies), name(&self.operator))
     }
 
-    /// The name of the policy that holds for an exchange.
+    /// The name of the policy in effect for an exchange.
     pub(crate) fn name_for_exchange(&self, exchange: &str) -> Option<String> {
         let policy = self.policies.0.iter().find(|policy| policy.applies_to_exchange(exchange))?;
         Some(policy.name.clone())
     }
 
-    /// What holds for a queue: its own arguments and what policies add to them. Of two numbers the lower one holds;
-    /// otherwise an argument goes before a policy, and that before an operator policy.
+    /// The arguments in effect for a queue: its own, merged with those of its policies. Of two numbers the
+    /// lower one is used; otherwise an argument takes precedence over a policy, and a policy over an operator
+    /// policy.
     pub(crate) fn arguments_of(&self, queue: &Queue) -> QueueArguments {
         let own = queue.declared_arguments();
         let fits = |policy: &&Policy| policy.applies_to_queue(queue.name(), own.kind);
@@ -116,7 +117,7 @@ impl PolicyTable {
         arguments
     }
 
-    /// The alternate exchange of an exchange: by its arguments, or by policy.
+    /// The alternate exchange of an exchange, from its arguments or by policy.
     pub(crate) fn alternate_of(&self, exchange: &str, arguments: &FieldTable) -> Option<Arc<str>> {
         if let Some(own) = arguments.get("alternate-exchange").and_then(FieldValue::as_text) {
             return Some(own.into());
@@ -135,7 +136,7 @@ impl Ranking {
 }
 
 impl Policy {
-    /// A policy that says something which this type of queue does not know is passed over as a whole.
+    /// A policy with a key that this type of queue does not support does not apply at all.
     fn applies_to_queue(&self, name: &str, kind: QueueKind) -> bool {
         self.apply_to != ApplyTo::Exchanges && self.definition.suits(kind) && self.pattern.matches(name)
     }

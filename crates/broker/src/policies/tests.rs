@@ -97,7 +97,7 @@ fn existing_queues_follow_at_once_and_go_back_when_the_policy_goes() {
     assert!(!queue.is_deleted());
 }
 
-/// Looks at the queue that its messages come from.
+/// A consumer that reads the message count of its own queue.
 struct Onlooker {
     queue: Arc<Queue>,
     seen: Mutex<Vec<u64>>,
