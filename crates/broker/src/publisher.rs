@@ -1,4 +1,4 @@
-//! Publishing: from a message to its queues, with routes remembered and messages handed over in batches.
+//! Publishing: finds the queues of a message, caches routes, and hands messages over in batches.
 
 mod traced;
 
@@ -26,7 +26,7 @@ use crate::time::Timestamp;
 use crate::users::Identity;
 use crate::vhost::{Allowed, Found, VirtualHost};
 
-/// `basic.publish` with its content.
+/// The arguments and content of `basic.publish`.
 #[derive(Debug, Clone, Copy)]
 pub struct Publish<'a> {
     /// The exchange; empty for the default one.
@@ -39,21 +39,21 @@ pub struct Publish<'a> {
     pub body: Body<'a>,
 }
 
-/// What became of the publishes since the last flush: what confirms are made of.
+/// The outcome of the publishes since the last flush, from which confirms are made.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Flushed {
-    /// How many there were. Unroutable ones count; those that ended in an error do not.
+    /// The number of publishes. Unroutable ones count; those that ended in an error do not.
     pub count: u64,
-    /// Which of them, counted from 0 and ascending, a full queue refused (`x-overflow=reject-publish`): these are to
-    /// be nacked, all others acked.
+    /// The publishes, counted from 0 and ascending, that a full queue refused (`x-overflow=reject-publish`):
+    /// these are to be nacked, all others acked.
     pub refused: Vec<u64>,
-    /// What has to be on disk before they are confirmed; `None` if nothing has.
+    /// The log position that has to be on disk before they are confirmed; `None` if they need not wait.
     pub until: Option<Lsn>,
-    /// More waits to be written than should: the session takes no more publishes until [`VirtualHost::wait_for_room`]
-    /// wakes it.
+    /// The backlog of unwritten messages exceeds its limit: the session accepts no more publishes until
+    /// [`VirtualHost::wait_for_room`] wakes it.
     pub full: bool,
-    /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the session has to
-    /// flush again in its next turn, before it takes anything more of its client.
+    /// The turn was over before all queues had their messages ([`sync::work`]). Nothing is reported, and the
+    /// session has to flush again in its next turn, before it processes anything more from its client.
     pub unfinished: bool,
 }
 
@@ -62,89 +62,91 @@ pub struct Flushed {
 pub struct Share {
     /// Its name.
     pub queue: Arc<str>,
-    /// What has to be on disk before it has the message for good.
+    /// The log position that has to be on disk before the queue has the message for good.
     pub until: Lsn,
 }
 
 /// The publishing side of one channel.
 ///
-/// Messages wait in a batch, as long as they take the same route, until [`Publisher::flush`]. The session flushes at
-/// the end of each batch of input, and before anything else it does with a queue, so that it always finds its own
-/// messages there. Dropping the publisher flushes.
+/// Messages wait in a batch, as long as they take the same route, until [`Publisher::flush`]. The session
+/// flushes at the end of each batch of input, and before any other operation on a queue, so that it always
+/// finds its own messages there. Dropping the publisher flushes.
 pub struct Publisher {
     vhost: Arc<VirtualHost>,
     identity: Identity,
     grant: Arc<Grant>,
     routes: RouteCache,
-    /// Messages of [`Publisher::route`] that have not been handed over.
+    /// Messages on [`Publisher::route`] that have not been handed over.
     batch: Vec<Arc<Message>>,
     batch_bytes: usize,
-    /// An earlier batch that some queues of its route have and others do not: set when a turn was over in the middle of
-    /// handing it over, cleared when the last queue has it.
+    /// An earlier batch that only some queues of its route have: set when a turn ends while it is being
+    /// handed over, cleared when the last queue has it.
     handing_over: Option<Box<HandingOver>>,
-    /// Where the last message went.
+    /// The route of the last message.
     route: Option<Arc<Route>>,
     flushed: Flushed,
-    /// Which queue has what it was given when how much is on disk, since the last flush, if that is to be told.
+    /// The log position from which each queue has its message for good, since the last flush, if the caller
+    /// needs it.
     shares: Option<Vec<Share>>,
-    /// What requests are to be answered to.
+    /// The reply queue to put into requests.
     reply_queue: Option<Arc<str>>,
     now: Timestamp,
-    /// What went along routes from the exchange of the last one, and is still to be counted there.
+    /// Messages that went through the exchange of the last route and have not been counted there yet.
     through: Through,
     front_end: FrontEnd,
-    /// It counts among those that have published.
+    /// It is counted among the channels that have published.
     has_published: bool,
-    /// Whose publishes these are, to be told while the virtual host is traced: the connection, and the number of the channel.
+    /// The connection and channel number to which the firehose attributes these publishes.
     connection: Option<(Arc<dyn TracedConnection>, u16)>,
     /// Set by the first publish that is traced, cleared by a flush after tracing has been switched off.
     tracer: Option<Box<Tracer>>,
-    /// What is published now is not to be traced: it has been, or it is itself what tells of a message.
+    /// The current publish is not to be traced: it has been traced already, or it is itself a trace.
     is_told: bool,
-    /// It publishes what tells of messages: to an exchange that is internal, and without being counted.
+    /// It publishes traces: to an internal exchange, and without being counted.
     is_tracer: bool,
 }
 
-/// A batch on its way into the queues of its route.
+/// A batch that is being handed to the queues of its route.
 struct HandingOver {
     route: Arc<Route>,
     batch: Vec<Arc<Message>>,
     kept: KeptMessages,
-    /// The number of the batch's first message among the publishes since the last flush.
+    /// The index of the batch's first message among the publishes since the last flush.
     first: u64,
-    /// How many of the route's queues have it.
+    /// The number of the route's queues that have it.
     done: usize,
-    /// Dead letters of queues, by the queue's place in the route. They go on their way when all queues have the batch, as
-    /// they do where each queue is a process: a queue that gets both has the messages first.
+    /// Dead letters of queues, by the queue's index in the route. They are sent on when all queues have the
+    /// batch, as in RabbitMQ, where each queue is a process: a queue that receives both has the messages
+    /// first.
     letters: Vec<(usize, Vec<DeadLetter>)>,
 }
 
-/// Messages published to an exchange, and places in queues that they led to.
+/// Messages published to an exchange, and queue entries that resulted.
 #[derive(Default)]
 struct Through {
     published: u64,
     enqueued: u64,
 }
 
-/// Where messages with one exchange and routing key, and perhaps the same headers, go.
+/// The queues for messages with one exchange and routing key, and perhaps the same headers.
 struct Route {
     exchange: Arc<str>,
-    /// Of the exchange.
+    /// The counters of the exchange.
     flow: Arc<ExchangeFlow>,
     key: Box<str>,
     queues: Vec<Arc<Queue>>,
-    /// Replies alone do not count as routed (RabbitMQ, "Direct Reply-to").
+    /// False for a route to reply queues only: replies do not count as routed (RabbitMQ, "Direct Reply-to").
     counts: bool,
     scope: Scope,
 }
 
-/// Which messages a route holds for.
+/// The messages for which a route is valid.
 enum Scope {
-    /// One only.
+    /// One message only.
     Once,
-    /// All with its exchange and key.
+    /// All messages with its exchange and key.
     Key,
-    /// Those of them that have exactly these headers, encoded.
+    /// Messages with its exchange and key and exactly these headers, encoded.
     Headers(Box<[u8]>),
 }
 
@@ -173,27 +175,28 @@ impl Publisher {
         }
     }
 
-    /// The same, for a client of this front end.
+    /// Sets the front end that the client uses.
     #[must_use]
     pub fn of(mut self, front_end: FrontEnd) -> Self {
         self.front_end = front_end;
         self
     }
 
-    /// What clients of this front end publish.
+    /// The counters of this front end.
     fn published(&self) -> &Published {
         self.vhost.metrics().published(self.front_end)
     }
 
-    /// The queue that takes the place of [`crate::REPLY_QUEUE`] in reply_to, of the channel's consumer of replies.
+    /// Sets the queue that replaces [`crate::REPLY_QUEUE`] in reply_to: that of the channel's consumer of
+    /// replies.
     pub fn set_reply_queue(&mut self, name: Option<Arc<str>>) {
         self.reply_queue = name;
     }
 
-    /// Finds what [`Publisher::publish`] would find wrong, and publishes nothing.
+    /// Returns the error that [`Publisher::publish`] would return, and publishes nothing.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Publisher::publish`].
     pub fn check(&self, publish: Publish<'_>) -> Result<(), BrokerError> {
         self.check_route(&publish)?;
         with_reply_queue(publish.properties, self.reply_queue.as_deref())?;
@@ -208,11 +211,12 @@ impl Publisher {
         self.vhost.check_publish(&self.grant, client, publish.exchange, publish.routing_key)
     }
 
-    /// Routes a message and puts it into the batch. Returns whether any queue is to get it (queues for replies do not
-    /// count); if not, and the publish was mandatory, the session returns it with 312 NO_ROUTE.
+    /// Routes a message and adds it to the batch. Returns whether any queue will receive it (reply queues do
+    /// not count); if not, and the publish was mandatory, the session returns it with 312 NO_ROUTE.
     ///
     /// # Errors
-    /// 404 no such exchange; 403 an internal exchange, or one that the user may not write to; 406 properties that RabbitMQ refuses; 502 malformed ones.
+    /// 404 no such exchange; 403 an internal exchange, or one that the user may not write to; 406 properties
+    /// that RabbitMQ refuses; 502 malformed ones.
     pub fn publish(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
         self.now = now;
         let generation = self.vhost.generation();
@@ -224,7 +228,7 @@ impl Publisher {
             }
             _ => self.routes.find(publish.exchange, publish.routing_key),
         };
-        // RabbitMQ looks for the exchange before it looks at the properties.
+        // RabbitMQ checks the exchange before the properties.
         if matches!(known, Known::Nothing) {
             self.check_route(&publish)?;
         }
@@ -245,7 +249,7 @@ impl Publisher {
         self.follow(route, publish, &inspected)
     }
 
-    /// Puts a message into the batch, which is of one route.
+    /// Adds a message to the batch, handing over the current batch first if its route is another one.
     fn follow(
         &mut self,
         route: Arc<Route>,
@@ -255,7 +259,7 @@ impl Publisher {
         work::charge(PUBLISH, 1);
         let same = self.route.as_ref().is_some_and(|last| Arc::ptr_eq(last, &route));
         if !same {
-            // A batch is of one route.
+            // All messages of a batch have the same route.
             while !self.batch.is_empty() {
                 self.hand_over();
             }
@@ -296,9 +300,10 @@ impl Publisher {
         Ok(route.counts)
     }
 
-    /// Publishes a message at once, for a publisher who may have to do so again after a crash, and exactly once. Nothing else
-    /// may wait to be flushed. Returns whether any queue is to get it, the report of [`Publisher::flush`], and which durable
-    /// queue has it when: a crash may leave it to the first of them alone. `without` are those that have it already.
+    /// Publishes a message at once, for a publisher that may have to repeat it after a crash and needs
+    /// exactly-once semantics. The batch must be empty. Returns whether any queue will receive it, the report
+    /// of [`Publisher::flush`], and the log position for each durable queue: after a crash only the first of
+    /// them may have it. `without` are the queues that have it already.
     ///
     /// # Errors
     /// As [`Publisher::publish`].
@@ -324,7 +329,7 @@ impl Publisher {
         matched.map(|matched| (matched, flushed, shares))
     }
 
-    /// Along a route of its own, which nobody remembers.
+    /// Publishes along a route of its own, which is not cached.
     fn publish_without(
         &mut self,
         publish: Publish<'_>,
@@ -340,8 +345,8 @@ impl Publisher {
         self.follow(route, publish, &inspected)
     }
 
-    /// Hands what has gathered to its queues, and reports on everything since the last flush. When that does not fit into
-    /// the turn, it is [unfinished](Flushed::unfinished).
+    /// Hands the batch to its queues, and reports on everything since the last flush. If that does not fit
+    /// into the turn, the result is [unfinished](Flushed::unfinished).
     pub fn flush(&mut self, now: Timestamp) -> Flushed {
         self.now = now;
         if !self.hand_over() {
@@ -360,7 +365,7 @@ impl Publisher {
         flushed
     }
 
-    /// The last route, or one before, if it is for these headers.
+    /// The last route, or a cached one, if it is for these headers.
     fn route_by_headers(&self, publish: &Publish<'_>, headers: &[u8]) -> Option<Arc<Route>> {
         match &self.route {
             Some(last) if last.leads(publish.exchange, publish.routing_key, Some(headers)) => {
@@ -370,7 +375,7 @@ impl Publisher {
         }
     }
 
-    /// Looks for the queues, now that the user was allowed at the generation `allowed_at` to publish.
+    /// Finds the queues, for a user who was allowed to publish at generation `allowed_at`.
     fn find_route(
         &mut self,
         publish: &Publish<'_>,
@@ -394,7 +399,7 @@ impl Publisher {
             keys.dedup();
             routes.queues.extend(keys.iter().filter_map(|key| self.vhost.reply_queue(key)));
         }
-        // Reply queues come and go without the topology's knowing.
+        // Reply queues are not part of the topology, so a route to them cannot be cached.
         let scope = match routes.by_headers {
             _ if keys.len() > 1 || routes.by_properties || replies => Scope::Once,
             true if inspected.headers.len() > MAX_HEADERS => Scope::Once,
@@ -403,14 +408,15 @@ impl Publisher {
         };
         let key = publish.routing_key.into();
         let route = Arc::new(Route { exchange, flow, key, queues: routes.queues, counts, scope });
-        // Changed permissions make for a new generation: what was allowed at an older one is not remembered.
+        // Changed permissions start a new generation: a route allowed at an older one is not cached.
         if !matches!(route.scope, Scope::Once) && generation == allowed_at {
             self.routes.insert(&route, generation);
         }
         Ok(route)
     }
 
-    /// Counts what has gone through an exchange: once for all that came together, for others publish to it, too.
+    /// Counts the messages that went through an exchange, once per batch, since other threads update the same
+    /// counters.
     fn count_through(&mut self) {
         let Through { published, enqueued } = std::mem::take(&mut self.through);
         if published > 0
@@ -420,7 +426,8 @@ impl Publisher {
         }
     }
 
-    /// [`Publisher::flush`], however long it takes: for the end of a session, and where nothing can be left for later.
+    /// [`Publisher::flush`], regardless of how long it takes: for the end of a session, and where no work can
+    /// be left for later.
     pub fn flush_all(&mut self, now: Timestamp) -> Flushed {
         loop {
             let flushed = self.flush(now);
@@ -430,16 +437,16 @@ impl Publisher {
         }
     }
 
-    /// Gives the batch to the queues of its route; whether all of them have it. If not, because the turn is over, at least
-    /// one more of them has it than before.
+    /// Hands the batch to the queues of its route; returns whether all of them have it. If not, because the
+    /// turn is over, at least one more of them has it than before.
     pub(crate) fn hand_over(&mut self) -> bool {
-        // As in RabbitMQ, what tells of a message comes before the message.
+        // As in RabbitMQ, the trace of a message precedes the message.
         if let Some(tracer) = &mut self.tracer
             && !tracer.hand_over()
         {
             return false;
         }
-        // What has begun comes first, or later messages would overtake it.
+        // An unfinished batch comes first, or later messages would overtake it.
         if let Some(handing) = self.handing_over.take()
             && !self.go_on(*handing)
         {
@@ -457,13 +464,13 @@ impl Publisher {
         }
         let kept = KeptMessages::keep(self.vhost.store(), &route.queues, &batch);
         self.flushed.full |= kept.full;
-        // The batch holds the latest publishes, one after the other: an unroutable one takes another route.
+        // The batch contains the latest publishes without gaps: an unroutable one takes another route.
         let first = self.flushed.count - count;
         self.go_on(HandingOver { route, batch, kept, first, done: 0, letters: Vec::new() })
     }
 
-    /// Gives the batch that is on its way to one queue after the other, taking each queue's lock once, until all of them
-    /// have it or the turn is over.
+    /// Hands the batch to one queue after the other, taking each queue's lock once, until all of them have it
+    /// or the turn is over.
     fn go_on(&mut self, mut handing: HandingOver) -> bool {
         let last = handing.route.queues.len() - 1;
         loop {
@@ -472,14 +479,14 @@ impl Publisher {
                 break;
             }
             if work::is_turn_over() {
-                // Boxed here: most batches fit into a turn, and most publishers have none under way.
+                // Boxed only here: most batches fit into a turn, and most publishers have none unfinished.
                 self.handing_over = Some(Box::new(handing));
                 return false;
             }
         }
         let HandingOver { route, mut batch, letters, .. } = handing;
         if self.batch.is_empty() {
-            // Its room serves the next batch.
+            // Its allocation is reused for the next batch.
             batch.clear();
             self.batch = batch;
         }
@@ -491,7 +498,7 @@ impl Publisher {
         true
     }
 
-    /// Gives the batch to the next queue of its route.
+    /// Hands the batch to the next queue of its route.
     fn hand_to_next(&mut self, handing: &mut HandingOver) {
         let HandingOver { route, batch, kept, first, done, letters } = handing;
         let at = *done;
@@ -533,12 +540,13 @@ impl Drop for Publisher {
 }
 
 impl Route {
-    /// Whether it is for this exchange and key, and either for these headers or, without any, for whatever headers.
+    /// Whether it is for this exchange and key, and either for these headers or, if `headers` is `None`, for
+    /// any headers.
     fn leads(&self, exchange: &str, key: &str, headers: Option<&[u8]>) -> bool {
         self.headers_in_scope() == Some(headers) && *self.key == *key && *self.exchange == *exchange
     }
 
-    /// `None` if it is for one message only.
+    /// `None` if the route is for one message only.
     fn headers_in_scope(&self) -> Option<Option<&[u8]>> {
         match &self.scope {
             Scope::Once => None,
@@ -548,29 +556,29 @@ impl Route {
     }
 }
 
-/// What is remembered of an exchange and a key.
+/// The result of looking up an exchange and a key in the cache.
 enum Known {
     Nothing,
     Route(Arc<Route>),
-    /// That headers decide.
+    /// The route depends on headers.
     ByHeaders,
 }
 
-/// Routes found before, good as long as the virtual host's topology stays the same.
+/// A cache of routes, valid as long as the virtual host's topology is unchanged.
 #[derive(Default)]
 struct RouteCache {
-    /// By exchange and key. Where headers decide, a route says so, whatever its headers are.
+    /// Keyed by exchange and key. If routing depends on headers, the entry only says so.
     routes: HashTable<Arc<Route>>,
-    /// By headers, too.
+    /// Keyed by exchange, key and headers.
     by_headers: HashTable<Arc<Route>>,
-    /// Queues in all routes.
+    /// Number of queues in all cached routes.
     destinations: usize,
     generation: u64,
     hasher: RandomState,
 }
 
 impl RouteCache {
-    /// Whether the routes still hold. If not, they are forgotten.
+    /// Whether the routes are still valid. If not, the cache is cleared.
     fn is_fresh(&mut self, generation: u64) -> bool {
         let fresh = self.generation == generation;
         if !fresh {
@@ -625,15 +633,15 @@ impl RouteCache {
     }
 }
 
-/// Messages that wait at most for the end of a batch of input, so that deliveries start early and the memory that
-/// they take is bounded.
+/// Most messages that wait for the end of a batch of input, so that deliveries start early and the memory
+/// that they take is bounded.
 const MAX_BATCH: usize = 256;
 
-/// The same in bytes of bodies.
+/// Most bytes of their bodies.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// The same in places in queues: what has to be handed over before something else can be done takes a millisecond at most,
-/// but for a single message that has more queues than this.
+/// Most queue entries that a batch leads to: handing it over before another operation takes at most a
+/// millisecond, except for a single message that has more queues than this.
 const MAX_BATCH_PLACES: usize = 16 * 1024;
 
 /// Nanoseconds charged for looking up a route.
@@ -649,11 +657,11 @@ const ENQUEUE: u32 = 80;
 /// Picoseconds charged for copying a byte of a body.
 const BODY_BYTE: u32 = 150;
 
-/// Routes that one channel remembers; when there are more, it starts anew. About 100 bytes each.
+/// Routes that one channel caches; when there are more, the cache is cleared. About 100 bytes each.
 const MAX_ROUTES: usize = 1024;
 
-/// Queues in the routes that one channel remembers, at 8 bytes each.
+/// Queues in the routes that one channel caches, at 8 bytes each.
 const MAX_DESTINATIONS: usize = 1 << 16;
 
-/// Bytes of headers up to which a route by headers is remembered. Longer ones hardly come again.
+/// Bytes of headers up to which a route by headers is cached. Longer headers rarely recur.
 const MAX_HEADERS: usize = 1024;

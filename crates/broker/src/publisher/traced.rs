@@ -1,4 +1,4 @@
-//! What the firehose is told of publishes: see [`crate::firehose`].
+//! Reports publishes to the firehose: see [`crate::firehose`].
 
 use std::sync::Arc;
 
@@ -21,16 +21,18 @@ impl Publisher {
         publisher
     }
 
-    /// Sets whose publishes these are, as the firehose tells. `channel` is the number of the channel; 1 where a protocol has none.
+    /// Sets the connection and the channel to which the firehose attributes these publishes; `channel` is 1
+    /// if the protocol has no channels.
     pub fn set_connection(&mut self, connection: Arc<dyn TracedConnection>, channel: u16) {
         self.connection = Some((connection, channel));
     }
 
-    /// [`Publisher::check`] of a message that is held until its transaction is committed, and then published by
-    /// [`Publisher::publish_held`]. It is traced now, as by RabbitMQ, whatever becomes of the transaction.
+    /// [`Publisher::check`] of a message that is held until its transaction is committed, and then published
+    /// by [`Publisher::publish_held`]. It is traced now, as in RabbitMQ, whatever the outcome of the
+    /// transaction.
     ///
     /// # Errors
-    /// The same.
+    /// As [`Publisher::check`].
     pub fn hold(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<(), BrokerError> {
         self.check(publish)?;
         if self.vhost.is_traced() {
@@ -39,17 +41,17 @@ impl Publisher {
             let properties = answerable.as_deref().unwrap_or(publish.properties);
             let publish = Publish { properties, ..publish };
             let inspected = inspect(publish.properties, &self.identity)?;
-            // The route is remembered by a publish alone, which follows it.
+            // Only an actual publish caches the route.
             let route = self.find_route(&publish, &inspected, NEVER_ALLOWED)?;
             self.trace(&route, &publish, &inspected);
         }
         Ok(())
     }
 
-    /// [`Publisher::publish`] of a message that was [held](Publisher::hold).
+    /// Publishes a message that was [held](Publisher::hold).
     ///
     /// # Errors
-    /// The same.
+    /// As [`Publisher::publish`].
     pub fn publish_held(&mut self, publish: Publish<'_>, now: Timestamp) -> Result<bool, BrokerError> {
         self.is_told = true;
         let routed = self.publish(publish, now);
@@ -57,13 +59,13 @@ impl Publisher {
         routed
     }
 
-    /// Tells the firehose of a message that takes this route.
+    /// Reports a message that takes this route to the firehose.
     #[cold]
     pub(super) fn trace(&mut self, route: &Route, publish: &Publish<'_>, inspected: &Inspected<'_>) {
         let mut keys: SmallVec<[&str; 4]> = SmallVec::new();
         keys.push(publish.routing_key);
         keys.extend(inspected.copies.iter().chain(&inspected.blind_copies).copied());
-        // RabbitMQ takes the default exchange's keys for queues without looking for them.
+        // For the default exchange RabbitMQ reports the routing keys as queues without looking them up.
         let mut queues: Vec<&str> = match &*route.exchange {
             "" => keys.to_vec(),
             _ => route.queues.iter().map(|queue| &**queue.name()).collect(),
@@ -88,5 +90,5 @@ impl Publisher {
     }
 }
 
-/// No generation: what is found for it is not remembered.
+/// Not a valid generation, so that the route is not cached.
 const NEVER_ALLOWED: u64 = 0;

@@ -1,7 +1,7 @@
-//! A queue's consumers, and whose turn it is.
+//! A queue's consumers, and the order in which they are served.
 //!
-//! There may be very many of them, of one client even, so nothing here looks at all of them: what is done to one costs
-//! at most the logarithm of how many there are.
+//! There may be very many of them, even of one client, so nothing here iterates over all of them: an
+//! operation on one costs at most the logarithm of their number.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,36 +12,36 @@ use slab::Slab;
 use super::delivery::{Consumer, ConsumerId, Room};
 use crate::SessionId;
 
-/// All consumers of a queue.
+/// All consumers of a queue, keyed by slot.
 #[derive(Default)]
 pub(super) struct Consumers {
     entries: Slab<ConsumerEntry>,
-    /// Those that may be served, by priority, the highest first. No ring is empty.
+    /// Consumers that may be served, by priority, the highest first. No ring is empty.
     rings: BTreeMap<Reverse<i64>, Ring>,
-    /// How many came so far.
+    /// The number of consumers that ever joined.
     joined: u64,
-    /// Consumers that keep others out.
+    /// The number of exclusive consumers.
     exclusive: usize,
     single: Option<SingleActive>,
 }
 
-/// Who may be served of a queue with `x-single-active-consumer`.
+/// The consumer that may be served, and its successors, for a queue with `x-single-active-consumer`.
 #[derive(Default)]
 struct SingleActive {
     active: Option<u32>,
-    /// The slots of all others: by priority, then age.
+    /// The slots of all others, ordered by priority, then age.
     waiting: BTreeSet<(Reverse<i64>, u64, u32)>,
 }
 
-/// Consumers of one priority that have room, in the order of their turns. They are linked in a circle by their slots,
-/// so that any of them can leave it.
+/// Consumers of one priority that have room, in the order of their turns. They are linked in a circle by
+/// their slots, so that any of them can leave it.
 struct Ring {
-    /// Whose turn it is.
+    /// The slot of the consumer to be served next.
     head: u32,
     len: usize,
 }
 
-/// One consumer.
+/// A consumer with its state in the queue.
 pub(super) struct ConsumerEntry {
     pub(super) consumer: Arc<dyn Consumer>,
     pub(super) no_ack: bool,
@@ -49,9 +49,9 @@ pub(super) struct ConsumerEntry {
     pub(super) tag: Box<str>,
     pub(super) exclusive: bool,
     pub(super) priority: i64,
-    /// How many came before it.
+    /// The number of consumers that joined before it.
     joined: u64,
-    /// Has said that it takes more.
+    /// It accepts more deliveries.
     has_room: bool,
     /// Its neighbours, while it is in a ring.
     links: Option<Links>,
@@ -76,7 +76,7 @@ impl ConsumerEntry {
         Self { consumer, no_ack, session, tag, exclusive, priority, joined: 0, has_room: false, links: None }
     }
 
-    /// Told apart, by the lower half of its age, from consumers that had the same slot before.
+    /// Its id, distinguished by the lower half of its age from those of earlier consumers in the same slot.
     fn id(&self, slot: u32) -> ConsumerId {
         ConsumerId(self.joined << 32 | u64::from(slot))
     }
@@ -103,7 +103,7 @@ impl Consumers {
         self.single.is_some()
     }
 
-    /// Whether a consumer of this queue may be served.
+    /// Whether a consumer may be served, which only the single active one may be, if there is one.
     pub(super) fn is_active(&self, entry: &ConsumerEntry) -> bool {
         let active = self.single.as_ref().map(|single| single.active);
         active.is_none_or(|active| active.is_some_and(|active| std::ptr::eq(self.get(active), entry)))
@@ -146,7 +146,7 @@ impl Consumers {
         self.exclusive -= usize::from(entry.exclusive);
         if let Some(single) = &mut self.single {
             if single.active == Some(slot) {
-                // The one of the highest priority that has waited longest is next.
+                // The waiting consumer with the highest priority that joined first is next.
                 single.active = single.waiting.pop_first().map(|(_, _, slot)| slot);
                 if let Some(next) = single.active.filter(|&next| self.entries[next as usize].has_room) {
                     self.enlist(next);
@@ -158,7 +158,7 @@ impl Consumers {
         Some(entry)
     }
 
-    /// Notes that a consumer has room; whether it can be served now.
+    /// Records that a consumer has room; returns whether it can be served now.
     pub(super) fn resume(&mut self, id: ConsumerId) -> bool {
         let Some(slot) = self.slot(id) else { return false };
         self.entries[slot as usize].has_room = true;
@@ -169,7 +169,7 @@ impl Consumers {
         eligible
     }
 
-    /// The consumer whose turn it is, and whether no other of its priority has room.
+    /// The next consumer to be served, and whether it is the only one of its priority with room.
     #[inline]
     pub(super) fn next(&self) -> Option<(u32, bool)> {
         let (_, ring) = self.rings.first_key_value()?;
@@ -181,7 +181,7 @@ impl Consumers {
         &self.entries[slot as usize]
     }
 
-    /// Ends the turn of the consumer that [`Consumers::next`] named.
+    /// Ends the turn of the consumer that [`Consumers::next`] returned.
     pub(super) fn served(&mut self, slot: u32, room: Room) {
         match room {
             Room::More => {
@@ -203,7 +203,7 @@ impl Consumers {
         self.entries.get(slot as usize).filter(|entry| entry.id(slot) == id).map(|_| slot)
     }
 
-    /// Lets a consumer have its turns, from the end of the ring on. It may have them already.
+    /// Adds a consumer at the end of its ring, unless it is in it already.
     fn enlist(&mut self, slot: u32) {
         let entry = &self.entries[slot as usize];
         if entry.links.is_some() {
@@ -223,7 +223,7 @@ impl Consumers {
         self.links(next).previous = slot;
     }
 
-    /// Lets a consumer have no more turns. It may have none already.
+    /// Removes a consumer from its ring, if it is in one.
     fn delist(&mut self, slot: u32) {
         let entry = &mut self.entries[slot as usize];
         let Some(Links { previous, next }) = entry.links.take() else { return };
@@ -269,7 +269,7 @@ mod tests {
         ConsumerEntry::new(Arc::new(Nobody), SessionId(1), "", false, false, priority)
     }
 
-    /// What the rules say, in the plainest way.
+    /// The rules in their simplest form.
     struct Model {
         single: bool,
         /// Id, priority, and whether it has room, by age.
@@ -293,7 +293,7 @@ mod tests {
             self.turns.retain(|other| *other != id);
             self.all.retain(|(other, ..)| *other != id);
             if self.active == Some(id) {
-                // Of equals the last is taken, so the oldest has to come last.
+                // Of equals the last is returned, so the oldest has to come last.
                 let next = self.all.iter().rev().max_by_key(|(_, priority, _)| *priority).copied();
                 self.active = next.map(|(id, ..)| id);
                 if let Some((id, _, true)) = next {
@@ -302,7 +302,7 @@ mod tests {
             }
         }
 
-        /// Whose turn it is, and whether it is alone.
+        /// The next consumer, and whether it is the only one of its priority.
         fn next(&self) -> Option<(ConsumerId, bool)> {
             let highest = self.turns.iter().map(|id| self.priority(*id)).max()?;
             let mut group = self.turns.iter().filter(|id| self.priority(**id) == highest);

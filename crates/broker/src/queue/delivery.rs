@@ -1,4 +1,4 @@
-//! How messages leave a queue: consumers, offers and deliveries.
+//! The way of messages out of a queue: consumers, offers and deliveries.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,32 +19,34 @@ use crate::time::Timestamp;
 /// Lock order: the queue calls [`Consumer::accept`] with its own lock held, so a consumer may take its own lock
 /// inside, and must not call any queue with that lock held.
 pub trait Consumer: Send + Sync {
-    /// Takes deliveries from `offer` until there is no more room (prefetch, bytes waiting to be written), and returns
-    /// whether the consumer is now full. It must neither call the queue back nor block.
+    /// Takes deliveries from `offer` until there is no more room (prefetch, bytes waiting to be written), and
+    /// returns whether the consumer is now full. It must neither call the queue back nor block.
     ///
-    /// After [`Room::Full`] the consumer is left alone until [`super::Queue::resume`]. Taking nothing counts as full.
+    /// After [`Room::Full`] the consumer is not called until [`super::Queue::resume`]. Taking nothing counts
+    /// as full.
     fn accept(&self, offer: &mut Offer<'_>) -> Room;
 
-    /// The queue has been deleted, and the consumer with it. Called once, without any lock held.
+    /// Called when the queue, and the consumer with it, has been deleted. Called once, without any lock held.
     fn cancelled(&self);
 
-    /// The number of its channel, to be shown. Called with the queue's lock held.
+    /// The number of its channel, for display. Called with the queue's lock held.
     fn channel(&self) -> u16 {
         0
     }
 
-    /// How many deliveries it may leave unsettled, to be shown; 0 is no limit. Called with the queue's lock held.
+    /// Its limit of unacknowledged deliveries, for display; 0 means no limit. Called with the queue's lock
+    /// held.
     fn prefetch(&self) -> u16 {
         0
     }
 }
 
-/// Whether a consumer takes more.
+/// Whether a consumer accepts more deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// It does.
+    /// It accepts more now.
     More,
-    /// Not before [`super::Queue::resume`].
+    /// It accepts none before [`super::Queue::resume`].
     Full,
 }
 
@@ -52,36 +54,36 @@ pub enum Room {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConsumerId(pub(crate) u64);
 
-/// What `basic.consume` asks for.
+/// The arguments of `basic.consume`.
 pub struct ConsumerSpec<'a> {
-    /// Where deliveries go.
+    /// The receiver of the deliveries.
     pub consumer: Arc<dyn Consumer>,
-    /// Whose it is.
+    /// The session of the consumer.
     pub session: SessionId,
-    /// Its tag, for introspection. That tags are unique on their channel is the session's care.
+    /// Its tag, for introspection. The session must ensure that tags are unique on their channel.
     pub tag: &'a str,
-    /// Deliveries count as acknowledged once taken.
+    /// Whether deliveries count as acknowledged once taken.
     pub no_ack: bool,
-    /// No other consumer may exist beside it.
+    /// Whether the queue may have no other consumer.
     pub exclusive: bool,
-    /// `x-priority` is read from here.
+    /// The source of `x-priority`.
     pub arguments: RawTable<'a>,
 }
 
-/// A message on its way to a client. Unless it was taken with `no_ack`, the session keeps it and gives it back by
-/// [`super::Queue::ack`], [`super::Queue::requeue`] or [`super::Queue::reject`].
+/// A message on its way to a client. Unless it was taken with `no_ack`, the session stores it until it gives
+/// it back by [`super::Queue::ack`], [`super::Queue::requeue`] or [`super::Queue::reject`].
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// Place in the queue: ascending in the order of publishing.
+    /// Position in the queue, ascending in the order of publishing.
     pub(crate) position: u64,
-    /// When the message expires in milliseconds, [`NEVER`] if it does not.
+    /// The time in milliseconds at which the message expires, or [`NEVER`].
     pub(crate) expires: u64,
     pub(crate) message: Arc<Message>,
-    /// How often it was delivered before.
+    /// The number of times it was delivered before.
     pub(crate) deliveries: u32,
 }
 
-/// Stands for no expiry.
+/// Marks a message that does not expire.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 impl Delivery {
@@ -90,8 +92,8 @@ impl Delivery {
         &self.message
     }
 
-    /// The message's properties as a client is to see them. Quorum queues tell in the header `x-delivery-count` how
-    /// often the message was delivered before: always to `basic.get`, and to consumers from the second time on.
+    /// The message's properties as a client sees them. Quorum queues add the header `x-delivery-count`, the
+    /// number of earlier deliveries: always for `basic.get`, and for consumers from the second delivery on.
     pub fn properties(&self, from: QueueKind, by_get: bool) -> Cow<'_, [u8]> {
         let properties = self.message.properties();
         if from != QueueKind::Quorum || (self.deliveries == 0 && !by_get) {
@@ -103,7 +105,7 @@ impl Delivery {
         Cow::Owned(with_headers(&decoded, &headers))
     }
 
-    /// Notes that it was taken, if it is stored: its queue keeps messages, and it is persistent.
+    /// Records that it was taken, if it is persistent, in a queue that stores messages.
     pub(super) fn mark_taken(&self, no_ack: bool, marks: &mut Marks) {
         match no_ack {
             _ if !self.message.traits().persistent => {}
@@ -112,24 +114,24 @@ impl Delivery {
         }
     }
 
-    /// Its place in the queue, ascending in the order of publishing. A durable queue's persistent messages keep theirs over
-    /// a restart.
+    /// Its position in the queue, ascending in the order of publishing. Persistent messages of a durable
+    /// queue keep theirs over a restart.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// When it expires, if it does.
+    /// The time at which it expires, if it does.
     pub fn expires(&self) -> Option<Timestamp> {
         (self.expires != NEVER).then_some(Timestamp(self.expires))
     }
 
-    /// Whether it was delivered before, to whomever.
+    /// Whether it was delivered before, to any consumer.
     pub fn redelivered(&self) -> bool {
         self.deliveries > 0
     }
 }
 
-/// What `basic.get` gives.
+/// The result of `basic.get`.
 #[derive(Debug)]
 pub struct Got {
     /// The message.
@@ -138,35 +140,35 @@ pub struct Got {
     pub remaining: u64,
 }
 
-/// What [`super::Queue::fetch`] came to.
+/// The result of [`super::Queue::fetch`].
 #[derive(Debug)]
 pub enum Fetched {
     /// A message.
     Got(Got),
-    /// There is none.
+    /// The queue is empty.
     Empty,
-    /// The next message is on disk: to be asked again when the waiter is woken.
+    /// The next message is on disk; the caller asks again when the waiter is woken.
     Later,
 }
 
 /// Messages on offer to one consumer.
 pub struct Offer<'a> {
     pub(super) ready: &'a mut ReadyStore,
-    /// In milliseconds, as messages expire.
+    /// The time up to which messages count as expired, in milliseconds.
     pub(super) expired_by: u64,
     pub(super) now: Timestamp,
-    /// How many it may still take in this turn.
+    /// The number of messages that may still be taken in this turn.
     pub(super) allowance: usize,
     pub(super) taken: usize,
     pub(super) redelivered: usize,
     /// Deliveries count as acknowledged once taken.
     pub(super) no_ack: bool,
-    /// Where the queue notes what happens to stored messages, if it keeps them.
+    /// Records the changes to stored messages, if the queue stores messages.
     pub(super) marks: Option<&'a mut Marks>,
 }
 
 impl Offer<'_> {
-    /// Takes the next message; `None` when the queue is empty or others are to have their turn.
+    /// Takes the next message; `None` if the queue is empty or the consumer's turn is over.
     #[expect(clippy::should_implement_trait, reason = "an iterator could be drained by accident")]
     pub fn next(&mut self) -> Option<Delivery> {
         if self.is_over() {
@@ -182,18 +184,18 @@ impl Offer<'_> {
         Some(delivery)
     }
 
-    /// Length in bytes of the body that [`Offer::next`] would give; `None` when it would give nothing. Lets a
+    /// Bytes of the body that [`Offer::next`] would return; `None` if it would return nothing. Lets a
     /// consumer with a limit in bytes decline.
     pub fn peek_len(&self) -> Option<usize> {
         if self.is_over() { None } else { self.ready.front().map(|delivery| delivery.message.body_len()) }
     }
 
-    /// What was taken so far, to be counted, and when.
+    /// The messages taken so far, for counters, and the time.
     pub fn taken(&self) -> (Leaving, Timestamp) {
         (Leaving::delivered(self.taken, self.no_ack, self.redelivered), self.now)
     }
 
-    /// Whether others are to have their turn, or the queue has to drop what has come to its head.
+    /// Whether the consumer's turn is over, or the queue has to drop the message at its head.
     fn is_over(&self) -> bool {
         self.allowance == 0
             || self.taken > 0 && self.ready.front().is_some_and(|next| next.expires <= self.expired_by)
