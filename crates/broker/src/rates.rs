@@ -1,8 +1,9 @@
-//! Counts and their rates, of very many things at which hardly anybody looks.
+//! Counts and their rates, for very many objects that are rarely looked at.
 //!
-//! A rate is what was counted in the last whole tick of five seconds, as a rate per second. Nobody goes through all counts
-//! when a tick ends: whoever counts or looks next finds that it has, and lays aside what the tick before had. So what rests
-//! costs nothing, and its rate is zero once a whole tick has passed with nothing done.
+//! A rate is the count of the last whole tick of five seconds, divided by its length. Nothing visits all
+//! counters when a tick ends: the next thread that counts or reads finds that it has, and saves the count of
+//! the tick before. An idle counter therefore costs nothing, and its rate is zero once a whole tick has
+//! passed with nothing counted.
 
 mod ticks;
 
@@ -11,17 +12,17 @@ use std::ops::{Add, AddAssign};
 use self::ticks::{Rated, SharedRated, TICK};
 use crate::time::Timestamp;
 
-/// A counter as it is shown.
+/// The value of a counter, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
-    /// Since the beginning.
+    /// The count since the beginning.
     pub total: u64,
-    /// In the last whole tick of five seconds.
+    /// The count in the last whole tick of five seconds.
     pub recent: u64,
 }
 
 impl Count {
-    /// Per second.
+    /// The rate per second.
     pub fn rate(self) -> f64 {
         self.recent as f64 * 1000.0 / TICK as f64
     }
@@ -41,8 +42,8 @@ impl AddAssign for Count {
     }
 }
 
-/// What became of messages: of one queue, on one channel, or in a virtual host. As RabbitMQ's `message_stats` of the same
-/// name, so that not everything applies everywhere.
+/// Counters of messages: of one queue, of one channel, or of a virtual host. The names are those of
+/// RabbitMQ's `message_stats`, so not every counter applies to every object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MessageCounts {
     /// Published; for a queue: routed to it, whether or not it was full.
@@ -57,13 +58,13 @@ pub struct MessageCounts {
     pub deliver: Count,
     /// Delivered to consumers that do not.
     pub deliver_no_ack: Count,
-    /// Taken by `get`, to be acknowledged.
+    /// Taken by `get`, with acknowledgement.
     pub get: Count,
-    /// Taken by `get`, and done with.
+    /// Taken by `get`, without acknowledgement.
     pub get_no_ack: Count,
-    /// `get` that found nothing.
+    /// Calls of `get` on an empty queue.
     pub get_empty: Count,
-    /// Of all deliveries and gets: of messages that had been delivered before.
+    /// Deliveries and gets of messages that had been delivered before.
     pub redeliver: Count,
     /// Acknowledged.
     pub ack: Count,
@@ -75,7 +76,7 @@ impl MessageCounts {
         self.deliver + self.deliver_no_ack + self.get + self.get_no_ack
     }
 
-    /// Adds what left a queue, or went to a channel, in the order of [`Leaving`].
+    /// Adds the counters of messages that left a queue, or went to a channel, in the order of [`Leaving`].
     fn add_leaving(&mut self, leaving: [Count; LEAVING]) {
         let [deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack] = leaving;
         self.deliver += deliver;
@@ -106,20 +107,20 @@ impl AddAssign for MessageCounts {
     }
 }
 
-/// How messages leave a queue, all at once: what a step adds to counts.
+/// The amounts that one step adds to the counters of messages leaving a queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Leaving {
     /// Delivered to consumers that acknowledge.
     pub deliver: usize,
     /// Delivered to consumers that do not.
     pub deliver_no_ack: usize,
-    /// Taken by `get`, to be acknowledged.
+    /// Taken by `get`, with acknowledgement.
     pub get: usize,
-    /// Taken by `get`, and done with.
+    /// Taken by `get`, without acknowledgement.
     pub get_no_ack: usize,
-    /// `get` that found nothing.
+    /// Calls of `get` on an empty queue.
     pub get_empty: usize,
-    /// Of all deliveries and gets: of messages that had been delivered before.
+    /// Deliveries and gets of messages that had been delivered before.
     pub redeliver: usize,
     /// Acknowledged.
     pub ack: usize,
@@ -128,7 +129,7 @@ pub struct Leaving {
 const LEAVING: usize = 7;
 
 impl Leaving {
-    /// What one consumer took.
+    /// The messages that one consumer took.
     pub fn delivered(taken: usize, no_ack: bool, redeliver: usize) -> Self {
         let (deliver, deliver_no_ack) = if no_ack { (0, taken) } else { (taken, 0) };
         Self { deliver, deliver_no_ack, redeliver, ..Self::default() }
@@ -140,26 +141,27 @@ impl Leaving {
         Self { get, get_no_ack, redeliver: redelivered.into(), ..Self::default() }
     }
 
-    /// A `get` that found nothing.
+    /// A `get` on an empty queue.
     pub fn got_nothing() -> Self {
         Self { get_empty: 1, ..Self::default() }
     }
 
-    /// So many acknowledged.
+    /// The number of messages that were acknowledged.
     pub fn acked(ack: usize) -> Self {
         Self { ack, ..Self::default() }
     }
 }
 
-/// What enters and leaves a queue or, without what enters, goes to a channel. Its owner locks it.
+/// Counters of the messages that enter and leave a queue or, without those that enter, that go to a channel.
+/// The owner locks them.
 ///
-/// Nothing is kept until something is counted, for there may be millions that rest.
+/// No memory is allocated until something is counted, since there may be millions of idle ones.
 #[derive(Debug, Default)]
 pub struct Passing(Option<Box<Rated<{ LEAVING + 1 }>>>);
 
 impl Passing {
-    /// Counts what has happened at `now`.
-    // Each caller counts one or two kinds: of a call that is inlined nothing is left of the others.
+    /// Adds to the counters at `now`.
+    // Each caller counts one or two kinds: inlining removes the code for the others.
     #[inline(always)]
     pub fn add(&mut self, published: usize, leaving: Leaving, now: Timestamp) {
         let Leaving { deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack } = leaving;
@@ -170,12 +172,12 @@ impl Passing {
         }
     }
 
-    /// What was counted, of something that is gone.
+    /// The final counts of something that is gone.
     pub(crate) fn last_read(&self) -> Option<MessageCounts> {
         self.read(Timestamp(u64::MAX))
     }
 
-    /// As of `now`; `None` if nothing was ever counted.
+    /// The counts as of `now`; `None` if nothing was ever counted.
     pub fn read(&self, now: Timestamp) -> Option<MessageCounts> {
         let [leaving @ .., publish] = self.0.as_ref()?.read(now);
         let mut counts = MessageCounts { publish, ..MessageCounts::default() };
@@ -184,7 +186,7 @@ impl Passing {
     }
 }
 
-/// What is published on a channel. Many may look while one counts.
+/// Counters of publishes on a channel. Many threads may read while one counts.
 #[derive(Debug, Default)]
 pub struct Publishing(SharedRated<4>);
 
@@ -204,7 +206,7 @@ impl Publishing {
         self.0.add([0, 0, returned.into(), (!returned).into()], now);
     }
 
-    /// As of `now`.
+    /// Adds the counts as of `now` to `counts`.
     pub fn add_to(&self, counts: &mut MessageCounts, now: Timestamp) {
         let [publish, confirm, returned, dropped] = self.0.read(now);
         counts.publish += publish;
@@ -214,7 +216,7 @@ impl Publishing {
     }
 }
 
-/// What goes through an exchange: messages published to it, and places in queues that they led to.
+/// Counters of an exchange: messages published to it, and queue entries that resulted.
 #[derive(Debug, Default)]
 pub(crate) struct ExchangeFlow(SharedRated<2>);
 
@@ -228,7 +230,7 @@ impl ExchangeFlow {
         self.0.total(0)
     }
 
-    /// In and out; `None` if nothing was ever published.
+    /// Messages published and enqueued; `None` if nothing was ever published.
     pub(crate) fn read(&self, now: Timestamp) -> Option<(Count, Count)> {
         let [published, enqueued] = self.0.read(now);
         (published.total > 0).then_some((published, enqueued))

@@ -1,4 +1,4 @@
-//! What goes through a queue: messages in, to consumers, and back again.
+//! The flow of messages through a queue: in, to consumers, and back again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,28 +19,28 @@ use crate::persistence::{Keeping, Kept};
 use crate::rates::Leaving;
 use crate::time::Timestamp;
 
-/// What [`Queue::append`] leads to.
+/// The outcome of [`Queue::append`].
 #[derive(Default)]
 pub(crate) struct Appended {
-    /// Dead letters that the caller takes care of.
+    /// Dead letters that the caller has to send on.
     pub(crate) dead: Vec<DeadLetter>,
-    /// There are others, which somebody else takes care of: a caller with nothing left to send on waits for that
-    /// ([`Queue::wait_for_letters`]).
+    /// Other dead letters wait in line for another thread to send them on: a caller with no letters left to
+    /// send waits for that thread ([`Queue::wait_for_letters`]).
     pub(crate) lined_up: bool,
-    /// What to wait for until the messages are on disk.
+    /// The log position to wait for until the messages are on disk.
     pub(crate) until: Option<Lsn>,
-    /// More comes than can leave memory.
+    /// Messages arrive faster than they can leave memory.
     pub(crate) full: bool,
 }
 
-/// Who gives messages to a queue.
+/// The sender of messages to a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sender {
     Publisher,
     Tracer,
     /// A queue that has dropped a message.
     DeadLetters {
-        /// How many more letters may come of it.
+        /// The number of further letters that may result from this one.
         budget: u32,
     },
 }
@@ -55,8 +55,8 @@ impl Sender {
 }
 
 impl Queue {
-    /// Registers a consumer. It starts out full, so that the session can write consume-ok before the first delivery:
-    /// nothing is delivered until [`Queue::resume`].
+    /// Registers a consumer. It starts out full, so that the session can write consume-ok before the first
+    /// delivery: nothing is delivered until [`Queue::resume`].
     ///
     /// # Errors
     /// 403 `… in exclusive use`; 406 for a wrong `x-priority`; 404 when the queue has just been deleted.
@@ -68,7 +68,7 @@ impl Queue {
             return Err(BrokerError::no_queue(&self.name, &self.vhost));
         }
         let consumers = &mut state.consumers;
-        // Quorum queues take no notice of the flag.
+        // Quorum queues ignore the flag.
         let exclusive = spec.exclusive && self.kind() != QueueKind::Quorum;
         let alone = consumers.is_empty() && !consumers.is_single_active();
         if consumers.has_exclusive() || (exclusive && !alone) {
@@ -82,8 +82,8 @@ impl Queue {
         Ok(consumers.insert(entry))
     }
 
-    /// Removes a consumer. Once this returns, it is not called any more. An auto-delete queue goes with its last
-    /// consumer. Unknown consumers are ignored.
+    /// Removes a consumer. Once this returns, the consumer is not called any more. An auto-delete queue is
+    /// deleted with its last consumer. Unknown consumers are ignored.
     pub fn cancel(&self, consumer: ConsumerId, now: Timestamp) {
         let mut state = self.state.lock();
         if state.consumers.remove(consumer).is_none() {
@@ -98,11 +98,11 @@ impl Queue {
                 return;
             }
         }
-        // A consumer that has waited for its turn to be the single active one may be next.
+        // A waiting consumer may have become the single active one.
         self.run(state, Effects::default(), now);
     }
 
-    /// The consumer has room, again or for the first time.
+    /// Records that the consumer has room, again or for the first time, and serves it.
     pub fn resume(&self, consumer: ConsumerId, now: Timestamp) {
         let mut state = self.state.lock();
         if state.consumers.resume(consumer) && !state.ready.is_empty() {
@@ -110,7 +110,7 @@ impl Queue {
         }
     }
 
-    /// Takes the next message. If it is on disk `waiter` is woken when it is worth to ask again.
+    /// Takes the next message. If it is on disk, `waiter` is woken when it is worth asking again.
     pub fn fetch(&self, no_ack: bool, now: Timestamp, waiter: &Arc<dyn Waiter>) -> Fetched {
         match self.take_next(no_ack, now, Some(waiter)) {
             Some(got) => got.map_or(Fetched::Later, Fetched::Got),
@@ -118,12 +118,12 @@ impl Queue {
         }
     }
 
-    /// Takes the next message; `None` when there is none in memory: a broker that pages is asked by [`Queue::fetch`].
+    /// Takes the next message; `None` if none is in memory. With paging, use [`Queue::fetch`] instead.
     pub fn get(&self, no_ack: bool, now: Timestamp) -> Option<Got> {
         self.take_next(no_ack, now, None).flatten()
     }
 
-    /// `None` when there is none, and nothing inside when it is on disk.
+    /// `None` if the queue is empty, and `Some(None)` if the next message is on disk.
     fn take_next(
         &self,
         no_ack: bool,
@@ -143,7 +143,7 @@ impl Queue {
             return Some(None);
         }
         let got = state.ready.pop().map(|delivery| {
-            // What comes to the head may have expired, too, and is not there for anybody any more.
+            // The new head may have expired too, and no longer counts as ready.
             state.drop_expired(now, &mut effects);
             Got { delivery, remaining: state.ready.len() as u64 }
         });
@@ -167,8 +167,8 @@ impl Queue {
         got.map(Some)
     }
 
-    /// Settles deliveries of this queue. Returns how far the log of messages must get so that they do not come back: the end of
-    /// the very record; `None` if none of them is on disk.
+    /// Settles deliveries of this queue. Returns the log position up to which the log must be on disk so that
+    /// they do not come back: the end of their own record; `None` if none of them is on disk.
     pub fn ack(&self, deliveries: Vec<Delivery>, now: Timestamp) -> Option<Lsn> {
         self.metrics.messages_acked.add(deliveries.len());
         let mut state = self.state.lock();
@@ -180,8 +180,8 @@ impl Queue {
         self.settle_stored(deliveries.iter())
     }
 
-    /// Puts deliveries back to where they were, marked as redelivered (reject, nack and recover with requeue, the end
-    /// of a channel). A quorum queue drops what has come back too often.
+    /// Returns deliveries to their old positions, marked as redelivered (reject, nack and recover with
+    /// requeue, the end of a channel). A quorum queue drops messages that have been returned too often.
     pub fn requeue(&self, deliveries: Vec<Delivery>, now: Timestamp) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -204,7 +204,8 @@ impl Queue {
         self.run(state, effects, now);
     }
 
-    /// Drops deliveries (reject and nack without requeue). They go to the dead-letter exchange if there is one.
+    /// Drops deliveries (reject and nack without requeue). They are sent to the dead-letter exchange if there
+    /// is one.
     pub fn reject(&self, deliveries: Vec<Delivery>, now: Timestamp) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -217,7 +218,8 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
-    /// Drops all ready messages, and returns how many there were, and what to wait for so that they do not come back.
+    /// Drops all ready messages. Returns their number, and the log position to wait for so that they do not
+    /// come back.
     pub fn purge(&self) -> (u64, Option<Lsn>) {
         let mut state = self.state.lock();
         let purged = state.ready.take_all();
@@ -228,8 +230,8 @@ impl Queue {
         (purged.len() as u64, self.settle_purged(&purged))
     }
 
-    /// Appends messages in order and serves the consumers. `refused` is told the place in `messages` of each that a
-    /// full queue does not take. `kept` tells which of them are in the store.
+    /// Appends messages in order and serves the consumers. `refused` is called with the index in `messages`
+    /// of each that a full queue does not take. `kept` contains their locations in the store.
     pub(crate) fn append(
         &self,
         messages: impl Iterator<Item = Arc<Message>>,
@@ -252,7 +254,7 @@ impl Queue {
         let spill = self.lets_go();
         for (at, message) in messages.enumerate() {
             if rejecting && state.would_overflow(&message, &arguments) {
-                // Consumers may make room, as they would have had the message come alone.
+                // Consumers may make room, as they would have if the message had come alone.
                 state.pump_arrivals(now, &mut effects);
                 if state.would_overflow(&message, &arguments) {
                     refused(at);
@@ -270,9 +272,9 @@ impl Queue {
             }
             taken += 1;
         }
-        // Before anybody can settle them.
+        // This has to precede any settlement of the messages.
         let until = keeping.and_then(Keeping::write);
-        // RabbitMQ counts what was routed here, and neither dead letters nor what is told to the firehose.
+        // RabbitMQ counts messages routed to the queue, but neither dead letters nor traces.
         effects.published = if sender == Sender::Publisher { taken + refusals } else { 0 };
         self.metrics.messages_enqueued.add(taken);
         self.metrics.messages_refused.add(refusals);
@@ -289,8 +291,8 @@ impl Queue {
         Appended { dead, lined_up, until, full }
     }
 
-    /// Serves consumers and does what that, and `effects`, lead to. The lock is released now and then when very many
-    /// messages have expired.
+    /// Serves consumers, and completes the effects of that and `effects`. The lock is released now and then
+    /// if very many messages have expired.
     pub(super) fn run<'q>(
         &'q self,
         mut state: MutexGuard<'q, QueueState>,
@@ -304,7 +306,8 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
-    /// Drops messages from the head that are too many. The lock is released now and then when they are very many.
+    /// Drops messages from the head that exceed the length limits. The lock is released now and then if there
+    /// are very many.
     pub(super) fn trim<'q>(
         &'q self,
         mut state: MutexGuard<'q, QueueState>,
@@ -330,8 +333,8 @@ impl Queue {
         }
     }
 
-    /// Releases the lock, counts, and returns the dead letters that have somewhere to go, for the caller to send on, or
-    /// whether they stand in line behind others.
+    /// Releases the lock, updates counters, and returns the dead letters that have a destination, for the
+    /// caller to send on, or whether they wait in line behind others.
     fn conclude(
         &self,
         mut state: MutexGuard<'_, QueueState>,
@@ -362,18 +365,19 @@ impl Queue {
         (dead, lined_up)
     }
 
-    /// Held by whoever sends the queue's dead letters on.
+    /// Taken by the thread that sends the queue's dead letters on.
     pub(crate) fn letters_turn(&self) -> MutexGuard<'_, ()> {
         self.letters_turn.lock()
     }
 
-    /// What has lined up behind the letters that the caller has sent on.
+    /// The letters that lined up while the caller sent others on.
     pub(crate) fn next_letters(&self) -> Vec<DeadLetter> {
         self.state.lock().next_letters()
     }
 
-    /// Waits until letters that stand in line have probably been sent on: whoever drops messages shall not run ahead of
-    /// the one who sends them. Never called by one who still has letters of any queue to send.
+    /// Waits until letters in line have probably been sent on: a thread that drops messages must not run
+    /// ahead of the one that sends them. Never called by a thread that still has letters of any queue to
+    /// send.
     pub(crate) fn wait_for_letters(&self) {
         drop(self.letters_turn.lock());
     }

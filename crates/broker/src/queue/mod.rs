@@ -1,9 +1,9 @@
 //! Queues: ready messages in order, consumers in turn, and counts.
 //!
-//! A queue has one lock, held for a batch of messages at a time. Under it consumers are called, and nothing else that
-//! takes a lock, except the broker's list of deadlines. What a step leads to outside of the queue (dead letters, the
-//! queue's own deletion) is done after the lock is released. Dead letters stand in line under it, and one thread at a time
-//! sends them on, so that they leave in order.
+//! A queue has one lock, held for a batch of messages at a time. Consumers are called under it, and nothing
+//! else that takes a lock, except the broker's list of deadlines. Effects outside of the queue (dead letters,
+//! the queue's own deletion) follow after the lock is released. Dead letters line up under it, and one thread
+//! at a time sends them on, so that they leave in order.
 
 mod consumers;
 mod delivery;
@@ -48,56 +48,57 @@ pub struct Queue {
     vhost: Arc<str>,
     properties: QueueProperties,
     declared: QueueArguments,
-    /// `x-expires` in milliseconds, in place of what was declared; 0 for none (`VirtualHost::set_queue_expires`).
+    /// `x-expires` in milliseconds, in place of the declared value; 0 for none
+    /// (`VirtualHost::set_queue_expires`).
     own_expires: AtomicU64,
-    /// What was declared, and what policies make of it.
+    /// The declared arguments merged with those of policies.
     arguments: ArcSwap<QueueArguments>,
-    /// Unlike the name never used again.
+    /// Unlike the name, never reused.
     id: u64,
-    /// The number that a durable queue has on disk.
+    /// The number of a durable queue on disk.
     number: Option<u64>,
-    /// Where it keeps persistent messages, if it is durable and there is a store.
+    /// Storage of persistent messages, if the queue is durable and there is a store.
     stored: Option<StoredQueue>,
-    /// Its place in the topology.
+    /// Its slot in the topology.
     slot: AtomicU32,
     this: Weak<Queue>,
     home: Weak<VirtualHost>,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
-    /// Its arguments say so, which is asked for each batch.
+    /// A copy of the argument, which is read for each batch.
     lazy: AtomicBool,
     /// Set under the lock, read without it.
     deleted: AtomicBool,
     /// Set under the lock, read without it: of very many queues most have no consumer.
     has_consumers: AtomicBool,
     state: Mutex<QueueState>,
-    /// See [`Queue::letters_turn`].
+    /// Locked by [`Queue::letters_turn`].
     letters_turn: Mutex<()>,
 }
 
-/// What a queue was declared as.
+/// The properties that a queue was declared with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueProperties {
-    /// Survives a restart.
+    /// Whether it survives a restart.
     pub durable: bool,
-    /// Goes with its last consumer.
+    /// Whether it is deleted with its last consumer.
     pub auto_delete: bool,
-    /// The only session that may use it, and with which it goes.
+    /// The only session that may use it; it is deleted when that session ends.
     pub owner: Option<SessionId>,
-    /// As they were sent.
+    /// The arguments as they were sent.
     pub arguments: FieldTable,
 }
 
-/// What a queue is made of.
+/// The parts of a new queue.
 pub(crate) struct NewQueue {
     pub(crate) name: Arc<str>,
     pub(crate) vhost: Arc<str>,
     pub(crate) properties: QueueProperties,
     pub(crate) arguments: QueueArguments,
-    /// On disk.
+    /// The number on disk, for a durable queue.
     pub(crate) number: Option<u64>,
-    /// The same queue in the store.
+    /// The storage of the queue, if it is durable and there is a store.
     pub(crate) stored: Option<StoredQueue>,
     pub(crate) home: Weak<VirtualHost>,
     pub(crate) metrics: Arc<Metrics>,
@@ -110,28 +111,28 @@ pub(crate) struct NewQueue {
 pub struct ConsumerInfo {
     /// Its tag.
     pub tag: String,
-    /// Whose it is.
+    /// The session of the consumer.
     pub session: SessionId,
-    /// Deliveries count as acknowledged once taken.
+    /// Whether deliveries count as acknowledged once taken.
     pub no_ack: bool,
-    /// Whether it keeps others out.
+    /// Whether the queue may have no other consumer.
     pub exclusive: bool,
     /// `x-priority`.
     pub priority: i64,
-    /// Whether it is served: of those with `x-single-active-consumer` one alone is.
+    /// Whether it is served: with `x-single-active-consumer` only one consumer is.
     pub active: bool,
     /// The number of its channel.
     pub channel: u16,
-    /// How many deliveries it may leave unsettled; 0 is no limit.
+    /// Its limit of unacknowledged deliveries; 0 means no limit.
     pub prefetch: u16,
 }
 
-/// Why a queue is not deleted.
+/// The reason why a queue is not deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kept {
     InUse,
     NotEmpty,
-    /// Somebody else has deleted it.
+    /// It has been deleted already.
     Gone,
 }
 
@@ -168,17 +169,17 @@ impl Queue {
         &self.name
     }
 
-    /// What it was declared as.
+    /// The properties that it was declared with.
     pub fn properties(&self) -> &QueueProperties {
         &self.properties
     }
 
-    /// Its type, which no policy changes.
+    /// Its type, which policies cannot change.
     pub fn kind(&self) -> QueueKind {
         self.declared.kind
     }
 
-    /// Its arguments, parsed, with what policies add to them.
+    /// Its parsed arguments, merged with those of policies.
     pub fn arguments(&self) -> Arc<QueueArguments> {
         self.arguments.load_full()
     }
@@ -193,13 +194,14 @@ impl Queue {
         Some(self.own_expires.load(Ordering::Relaxed)).filter(|expires| *expires > 0)
     }
 
-    /// Sets its own `x-expires`; whether that is something new.
+    /// Sets its own `x-expires`; returns whether the value is new.
     pub(crate) fn set_own_expires(&self, expires: Option<u64>) -> bool {
         let expires = expires.unwrap_or(0);
         self.own_expires.swap(expires, Ordering::Relaxed) != expires
     }
 
-    /// Its own arguments as they are shown, written down and compared: as they were sent, with the `x-expires` of today.
+    /// Its own arguments for display, storage and comparison: as they were sent, but with the current
+    /// `x-expires`.
     pub fn own_arguments(&self) -> Cow<'_, FieldTable> {
         const KEY: &str = "x-expires";
         let sent = &self.properties.arguments;
@@ -215,7 +217,7 @@ impl Queue {
         Cow::Owned(arguments)
     }
 
-    /// Sets what holds now; whether that is something new.
+    /// Sets the merged arguments; returns whether they differ from the old ones.
     pub(crate) fn set_arguments(&self, arguments: QueueArguments) -> bool {
         if **self.arguments.load() == arguments {
             return false;
@@ -225,7 +227,8 @@ impl Queue {
         true
     }
 
-    /// Does what new arguments ask for at once: the lease begins anew, and what is too long is cut.
+    /// Applies new arguments at once: the lease begins anew, and messages above the length limits are
+    /// dropped.
     pub(crate) fn arguments_changed(&self, now: Timestamp) {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -243,22 +246,22 @@ impl Queue {
         self.state.lock().ready.len() as u64
     }
 
-    /// The place that the next message will have (see [`Delivery::position`]).
+    /// The position that the next message will get (see [`Delivery::position`]).
     pub fn next_position(&self) -> u64 {
         self.state.lock().next_position
     }
 
-    /// Messages delivered and not settled yet.
+    /// Messages delivered and not settled.
     pub fn unacked_count(&self) -> u64 {
         self.state.lock().unacked
     }
 
-    /// Consumers.
+    /// The number of consumers.
     pub fn consumer_count(&self) -> u64 {
         self.state.lock().consumers.len() as u64
     }
 
-    /// Ready messages and consumers, read at the same moment.
+    /// The numbers of ready messages and consumers, read at the same moment.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.ready.len() as u64, state.consumers.len() as u64)
@@ -269,12 +272,12 @@ impl Queue {
         self.consumers_that(|_| true)
     }
 
-    /// Those of its consumers that are of one channel.
+    /// The consumers of one channel.
     pub fn consumers_of(&self, session: SessionId, channel: u16) -> Vec<ConsumerInfo> {
         self.consumers_that(|entry| entry.session == session && entry.consumer.channel() == channel)
     }
 
-    /// Without consumers it is not locked, so that to look through all queues for them keeps nobody waiting.
+    /// A queue without consumers is not locked, so that a search through all queues does not block others.
     fn consumers_that(&self, wanted: impl Fn(&ConsumerEntry) -> bool) -> Vec<ConsumerInfo> {
         if !self.has_consumers.load(Ordering::Acquire) {
             return Vec::new();
@@ -293,7 +296,7 @@ impl Queue {
         state.consumers.iter().filter(|entry| wanted(entry)).map(info).collect()
     }
 
-    /// Whether it has been deleted. A deleted queue takes no message and has none.
+    /// Whether it has been deleted. A deleted queue takes no messages and contains none.
     pub fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::Acquire)
     }
@@ -302,7 +305,7 @@ impl Queue {
         self.id
     }
 
-    /// The number that a durable queue has on disk.
+    /// The number of a durable queue on disk.
     pub(crate) fn number(&self) -> Option<u64> {
         self.number
     }
@@ -311,12 +314,12 @@ impl Queue {
         self.slot.load(Ordering::Relaxed)
     }
 
-    /// Called under the topology's lock, which is what makes the slot visible to others.
+    /// Called under the topology's lock, which makes the slot visible to other threads.
     pub(crate) fn set_slot(&self, slot: u32) {
         self.slot.store(slot, Ordering::Relaxed);
     }
 
-    /// Refuses sessions that the queue does not belong to.
+    /// Refuses access if the queue is exclusive to another session.
     pub(crate) fn check_access(&self, session: SessionId) -> Result<(), BrokerError> {
         match self.properties.owner {
             Some(owner) if owner != session => Err(BrokerError::locked(&self.name, &self.vhost)),
@@ -331,8 +334,8 @@ impl Queue {
         self.schedule(&mut state);
     }
 
-    /// Marks the queue as deleted, unless a condition forbids it; the caller takes it out of the topology. Returns
-    /// the number of messages that were ready.
+    /// Marks the queue as deleted, unless a condition forbids it; the caller takes it out of the topology.
+    /// Returns the number of messages that were ready.
     pub(crate) fn delete(&self, if_unused: bool, if_empty: bool) -> Result<u64, Kept> {
         let state = self.state.lock();
         if state.deleted {
@@ -347,8 +350,8 @@ impl Queue {
         Ok(self.mark_deleted(state))
     }
 
-    /// Does what has fallen due, or so much of it that the lock is not held for long; the rest falls due again at once.
-    /// Returns the number of messages that were dropped.
+    /// Handles deadlines that have passed, but only so much that the lock is not held for long; the rest
+    /// falls due again at once. Returns the number of messages that were dropped.
     pub(crate) fn expire(&self, now: Timestamp) -> usize {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -360,19 +363,19 @@ impl Queue {
             return 0;
         }
         state.retry_paging(now);
-        // Consumers may have been waiting for what is behind the expired messages.
+        // Consumers may have been waiting for messages behind the expired ones.
         state.pump(now, &mut effects);
         let dropped = effects.dead.len();
         self.finish(state, effects, now);
         dropped
     }
 
-    /// Puts the next deadline into the broker's list, if it is earlier than what stands there.
+    /// Puts the next deadline into the broker's list, if it is earlier than the one listed.
     fn schedule(&self, state: &mut QueueState) {
         let lease = self.arguments.load().expires.filter(|_| state.consumers.is_empty());
         let lease = lease.map(|lease| state.last_used.after(lease));
-        // What was left from the last time stands behind other queues that fell due before.
-        // What is being loaded is looked at when it is there.
+        // Messages that the last sweep left over fall due at its time, behind queues that fell due before. A
+        // head that is being loaded is checked once it is in memory.
         let head = if state.ready.is_hungry() { None } else { state.ready.next_expiry() };
         let head = head.map(|at| Timestamp(at).max(state.sweeping.unwrap_or_default()));
         let Some(due) = lease.into_iter().chain(head).chain(state.paging_retry()).min() else { return };
@@ -382,7 +385,7 @@ impl Queue {
         }
     }
 
-    /// Deletes the queue for a reason of its own.
+    /// Deletes the queue when its lease is over or its last consumer has gone.
     fn delete_locked(&self, state: MutexGuard<'_, QueueState>) {
         self.mark_deleted(state);
         if let Some(home) = self.home.upgrade() {

@@ -1,8 +1,8 @@
-//! What a queue does with the disk when it has more messages than memory is to hold.
+//! Moves a queue's messages between memory and disk when there are more than memory is to hold.
 //!
-//! One thing at a time for each queue, by whoever calls [`Broker::page`](crate::Broker::page): a step looks under the lock at
-//! what there is to do, reads or writes without it, and takes in the outcome under it. Whatever happened to the queue
-//! meanwhile, messages that were read or written are told by their positions.
+//! Each queue does one step at a time, in a call of [`Broker::page`](crate::Broker::page): a step checks
+//! under the lock for work, reads or writes without it, and applies the result under it. Since the queue may
+//! have changed in between, messages that were read or written are identified by their positions.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,27 +19,27 @@ use crate::paging::Counted;
 use crate::persistence::{self, Loaded, PagingError};
 use crate::time::Timestamp;
 
-/// Where a queue stands with the disk.
+/// The state of a queue's paging.
 #[derive(Default)]
 pub(super) struct PagingState {
-    /// It stands among those that have something to do, or is doing it.
+    /// It is scheduled for a step, or in the middle of one.
     busy: bool,
-    /// It stands among the long ones.
+    /// It is in the broker's list of long queues.
     listed: bool,
-    /// Bytes that could not go to disk when that was last tried.
+    /// Bytes that could not be paged out by the last attempt.
     stuck: u64,
-    /// Attempts that failed, one after the other.
+    /// The number of consecutive failures.
     failures: u32,
-    /// When to try again after a failure.
+    /// The time of the next attempt after a failure.
     retry_at: Option<Timestamp>,
-    /// What the broker was told.
+    /// The counts that were last reported to the broker.
     counted: Counted,
-    /// Who waits for a message that is on disk.
+    /// Waiters for a message that is on disk.
     waiting: Vec<Arc<dyn Waiter>>,
 }
 
 impl Queue {
-    /// Does one thing that there is to do. It waits for the disk.
+    /// Does one step of paging, if there is any. It blocks on the disk.
     pub(crate) fn page(&self, now: Timestamp) {
         let mut state = self.state.lock();
         let discarded = state.ready.take_discarded();
@@ -58,8 +58,8 @@ impl Queue {
         self.schedule(&mut state);
     }
 
-    /// Tells the broker what the queue holds, and stands in line if there is something to do. Called before the lock is
-    /// released, after whatever changes the messages.
+    /// Reports the queue's contents to the broker, and schedules a step if there is work to do. Called before
+    /// the lock is released, after every change of the messages.
     #[inline]
     pub(super) fn look_at_paging(&self, state: &mut QueueState, now: Timestamp) {
         let counted = state.counted();
@@ -80,7 +80,7 @@ impl Queue {
         }
     }
 
-    /// Asks a long queue to let go of messages; whether it is one still.
+    /// Asks a long queue to page out messages; returns whether it is still long.
     pub(crate) fn is_still_long(&self) -> bool {
         let mut state = self.state.lock();
         state.paging.listed = state.is_long();
@@ -94,7 +94,7 @@ impl Queue {
         state.ready.has_discarded() || may && (state.ready.is_hungry() || state.is_long() && self.lets_go())
     }
 
-    /// Whether messages that can be on disk are not to stay in memory.
+    /// Whether messages that can be on disk are to leave memory.
     #[inline]
     pub(super) fn lets_go(&self) -> bool {
         (self.paging.presses() || self.lazy.load(Ordering::Relaxed)) && self.paging.store().is_some()
@@ -103,7 +103,7 @@ impl Queue {
     fn load(&self, plan: &Plan, now: Timestamp) {
         let loaded = match persistence::load(plan, self.stored()) {
             Ok(loaded) => loaded,
-            // What is damaged has been given up, and there was nothing else.
+            // Damaged messages have been given up, and no others were left.
             Err(PagingError::Missing { .. }) if self.state.lock().paging.failures >= MISSING_ATTEMPTS => {
                 Loaded { deliveries: Vec::new(), through: plan.last() }
             }
@@ -118,7 +118,7 @@ impl Queue {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
         state.paging.succeeded();
-        // Only what came back with a restart has been delivered before.
+        // Only messages restored after a restart can have been delivered before.
         let too_often = |deliveries: u32| limit.is_some_and(|limit| u64::from(deliveries) > limit);
         let dead =
             state.ready.loaded(plan, loaded.deliveries, through, |delivery| too_often(delivery.deliveries));
@@ -165,7 +165,7 @@ impl Queue {
         }
     }
 
-    /// Whether it could be done.
+    /// Writes messages out; returns whether that succeeded.
     fn write_out(&self, to_write: ToWrite, now: Timestamp) -> bool {
         let keeps = self.stored().is_some();
         let unkept = |message: &crate::Message| !(keeps && message.traits().persistent);
@@ -206,14 +206,14 @@ impl Queue {
 
     fn remove(&self, segments: &QueueSegments) {
         if let Err(error) = segments.remove() {
-            // The next start wipes them.
+            // They are deleted by the next start.
             tracing::warn!(%error, "files of messages that are not needed any more cannot be removed");
         }
     }
 }
 
 impl QueueState {
-    /// Who is woken when there is a message in memory, or none at all.
+    /// Registers a waiter that is woken when there is a message in memory, or none at all.
     pub(super) fn wait_for_load(&mut self, waiter: &Arc<dyn Waiter>) {
         self.ready.want_load();
         if !self.paging.waiting.iter().any(|other| Arc::ptr_eq(other, waiter)) {
@@ -221,17 +221,17 @@ impl QueueState {
         }
     }
 
-    /// Who waits for a message, now that there is no point in it.
+    /// Removes and returns the waiters for a message, which no longer need to wait.
     pub(super) fn take_waiting(&mut self) -> Vec<Arc<dyn Waiter>> {
         std::mem::take(&mut self.paging.waiting)
     }
 
-    /// When something that failed is to be tried again.
+    /// The time at which a failed step is to be tried again.
     pub(super) fn paging_retry(&self) -> Option<Timestamp> {
         self.paging.retry_at
     }
 
-    /// What has failed may be tried again.
+    /// Lets a failed step be tried again, if it is time.
     pub(super) fn retry_paging(&mut self, now: Timestamp) {
         self.paging.retry_at = self.paging.retry_at.filter(|at| *at > now);
     }
@@ -241,7 +241,7 @@ impl QueueState {
         self.can_leave() > LONG
     }
 
-    /// Bytes of memory that were not found to be unable to.
+    /// Bytes of memory that can be paged out, without those that the last attempt could not.
     #[inline]
     fn can_leave(&self) -> u64 {
         self.ready.pageable().saturating_sub(self.paging.stuck)
@@ -270,18 +270,18 @@ fn body_bytes<'d>(deliveries: impl Iterator<Item = &'d Delivery>) -> usize {
     deliveries.map(|delivery| delivery.message.body_len()).sum()
 }
 
-/// Bytes of memory up to which a queue is left alone, beside what stays in front in any case: paging costs more than they
-/// are worth.
+/// Bytes of memory up to which a queue is not paged out, apart from those that always stay at the front:
+/// paging costs more than they are worth.
 const LONG: u64 = 128 << 10;
 
-/// Steps of one queue before others have their turn.
+/// Steps of one queue before other queues have their turn.
 const MAX_STEPS: usize = 64;
 
-/// Messages that are not found so often are lost.
+/// Attempts after which messages that cannot be found count as lost.
 const MISSING_ATTEMPTS: u32 = 3;
 
-/// Milliseconds after the first failure.
+/// Milliseconds before the first retry.
 const FIRST_PAUSE: u64 = 100;
 
-/// The longest pause is half a minute, about.
+/// Doublings of the pause between retries; the longest is about half a minute.
 const MAX_DOUBLINGS: u32 = 8;

@@ -1,4 +1,4 @@
-//! What a queue's lock protects, and the steps that are taken under it.
+//! The state protected by a queue's lock, and the steps that are taken under it.
 
 use std::sync::Arc;
 
@@ -17,22 +17,23 @@ use crate::time::Timestamp;
 pub(super) struct QueueState {
     pub(super) ready: ReadyStore,
     pub(super) consumers: Consumers,
-    /// Deliveries that sessions hold.
+    /// The number of deliveries not settled by their sessions.
     pub(super) unacked: u64,
     pub(super) deleted: bool,
-    /// When the queue was last declared, read by `get`, or lost its last consumer (`x-expires`).
+    /// The time at which the queue was last declared, read by `get`, or lost its last consumer (`x-expires`).
     pub(super) last_used: Timestamp,
-    /// Under which time the queue stands in the broker's list of deadlines.
+    /// The time of the queue's entry in the broker's list of deadlines.
     pub(super) scheduled: Option<Timestamp>,
-    /// When [`QueueState::drop_expired`] had to leave some that had expired; `None` once it has got them all.
+    /// Set to the time of a call of [`QueueState::drop_expired`] that had to leave expired messages; `None`
+    /// once there are none.
     pub(super) sweeping: Option<Timestamp>,
-    /// Persistent messages are in the store, too.
+    /// Whether persistent messages are in the store, too.
     keeps: bool,
     pub(super) next_position: u64,
     pub(super) paging: PagingState,
-    /// While somebody sends dead letters on: those that came since, which have to wait for the ones before.
+    /// Set while a thread sends dead letters on: later letters, which have to wait for those.
     letters: Option<Vec<DeadLetter>>,
-    /// What has come and gone.
+    /// Counters of messages that came and went.
     pub(super) passing: Passing,
 }
 
@@ -41,17 +42,18 @@ pub(super) struct QueueState {
 pub(crate) struct DeadLetter {
     pub(crate) message: Arc<Message>,
     pub(crate) reason: DeathReason,
-    /// Of a stored message: its position, which is settled once the letter is on its way.
+    /// The position of a stored message, which is settled once the letter has been sent on.
     pub(crate) stored: Option<u64>,
-    /// Most letters that may come of it, itself included.
+    /// Most letters that may result from it, itself included.
     pub(crate) budget: u32,
 }
 
-/// Most letters that one dead message may lead to by way of queues that drop it in turn. Circles are cut, but full
-/// queues that all dead-letter to each other still have as many ways through them as there are orders of the queues.
+/// Most letters that one dead message may lead to by way of queues that drop it in turn. Cycles are cut, but
+/// full queues that all dead-letter to each other still have as many paths through them as there are orders
+/// of the queues.
 const MAX_LETTERS_OF_A_CAUSE: u32 = 1_000;
 
-/// Why a message was dropped, as the header `x-death` tells.
+/// The reason why a message was dropped, as in the header `x-death`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeathReason {
     Rejected,
@@ -60,18 +62,18 @@ pub(crate) enum DeathReason {
     DeliveryLimit,
 }
 
-/// What a step leads to that must be done, or counted, once the lock is released.
+/// Effects of a step that must be completed, or counted, once the lock is released.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) dead: Vec<DeadLetter>,
-    /// What all of `dead` together may lead to, if a letter is what the step was about.
+    /// Most letters that may result from all of `dead` together, if the step appended a dead letter.
     pub(super) budget: Option<u32>,
-    /// Messages from publishers.
+    /// The number of messages from publishers.
     pub(super) published: usize,
     pub(super) delivered: usize,
     pub(super) delivered_auto_ack: usize,
     pub(super) redelivered: usize,
-    /// What is to be written down.
+    /// Changes to stored messages, to be written.
     pub(super) marks: Marks,
 }
 
@@ -80,13 +82,13 @@ impl Effects {
         self.dead.push(DeadLetter { message, reason, stored, budget: MAX_LETTERS_OF_A_CAUSE });
     }
 
-    /// What was delivered.
+    /// The deliveries, for counters.
     pub(super) fn leaving(&self) -> Leaving {
         let (deliver_no_ack, redeliver) = (self.delivered_auto_ack, self.redelivered);
         Leaving { deliver: self.delivered - deliver_no_ack, deliver_no_ack, redeliver, ..Leaving::default() }
     }
 
-    /// Shares between the letters what they may lead to.
+    /// Splits the budget evenly between the letters.
     pub(super) fn share_budget(&mut self) {
         let Some(budget) = self.budget else { return };
         let share = budget / u32::try_from(self.dead.len()).unwrap_or(u32::MAX).max(1);
@@ -112,7 +114,7 @@ impl QueueState {
         }
     }
 
-    /// Adds a message at the end; with `spill` it may be on disk only. Returns its position, and when it expires.
+    /// Adds a message at the end; with `spill` it may be on disk only. Returns its position and its expiry.
     pub(super) fn push(
         &mut self,
         message: Arc<Message>,
@@ -131,16 +133,16 @@ impl QueueState {
         (position, expires)
     }
 
-    /// Notes that a message was dropped.
+    /// Adds a dropped message to the dead letters.
     pub(super) fn bury(&self, delivery: Delivery, reason: DeathReason, effects: &mut Effects) {
         let Delivery { message, position, .. } = delivery;
         let stored = (self.keeps && message.traits().persistent).then_some(position);
         effects.bury(message, reason, stored);
     }
 
-    /// Lets dead letters stand in line, so that they leave in the order in which they came here whichever thread they
-    /// are dropped by. Returns those that the caller is to send on, and then what [`QueueState::next_letters`] has; none
-    /// if somebody is about it already.
+    /// Lines up dead letters, so that they leave in the order in which they were dropped here, whichever
+    /// thread dropped them. Returns the letters that the caller has to send on, followed by those of
+    /// [`QueueState::next_letters`]; none if another thread is sending already.
     pub(super) fn line_up(&mut self, letters: Vec<DeadLetter>) -> Vec<DeadLetter> {
         match &mut self.letters {
             Some(waiting) => {
@@ -154,7 +156,8 @@ impl QueueState {
         }
     }
 
-    /// What has lined up while letters were sent on. When that is nothing the next ones do not have to wait any more.
+    /// The letters that lined up while others were sent on. If there are none, later letters need not wait
+    /// any more.
     pub(super) fn next_letters(&mut self) -> Vec<DeadLetter> {
         let next = self.letters.as_mut().map(std::mem::take).unwrap_or_default();
         if next.is_empty() {
@@ -163,20 +166,20 @@ impl QueueState {
         next
     }
 
-    /// Where to note what happens to stored messages.
+    /// The record of changes to stored messages, if the queue stores messages.
     pub(super) fn marks<'e>(&self, effects: &'e mut Effects) -> Option<&'e mut Marks> {
         self.keeps.then_some(&mut effects.marks)
     }
 
-    /// Whether one more message would be too many.
+    /// Whether one more message would exceed a length limit.
     pub(super) fn would_overflow(&self, message: &Message, arguments: &QueueArguments) -> bool {
         let bytes = self.ready.bytes() + message.body_len() as u64;
         arguments.max_length.is_some_and(|max| self.ready.len() as u64 + 1 > max)
             || arguments.max_length_bytes.is_some_and(|max| bytes > max)
     }
 
-    /// Drops messages from the head that are too many, up to [`DROP_STEP`] of them; whether there are no more in memory.
-    /// Only ready messages count (RabbitMQ, "Queue Length Limit").
+    /// Drops messages from the head until the length limits are met, at most [`DROP_STEP`] of them; returns
+    /// whether no more in memory have to go. Only ready messages count (RabbitMQ, "Queue Length Limit").
     #[must_use]
     pub(super) fn trim(&mut self, arguments: &QueueArguments, effects: &mut Effects) -> bool {
         for _ in 0..DROP_STEP {
@@ -195,8 +198,8 @@ impl QueueState {
                 || arguments.max_length_bytes.is_some_and(|max| self.ready.bytes() > max))
     }
 
-    /// Drops messages at the head that have expired, up to [`DROP_STEP`] of them; whether there are no more. If there
-    /// are, [`Queue::schedule`](super::Queue) sees to them, unless the caller does.
+    /// Drops expired messages at the head, at most [`DROP_STEP`] of them; returns whether none are left. If
+    /// some are, [`Queue::schedule`](super::Queue) handles them, unless the caller does.
     pub(super) fn drop_expired(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
         for _ in 0..DROP_STEP {
             let Some(delivery) = self.ready.pop_expired(now.0) else {
@@ -209,18 +212,20 @@ impl QueueState {
         false
     }
 
-    /// [Serves consumers](Self::pump) with messages that have come at `now`: what a consumer can take at once has not
-    /// expired, however short its life. Only where older messages have, they are not to slip through.
+    /// [Serves consumers](Self::pump) with messages that have arrived at `now`: a message that a consumer can
+    /// take at once has not expired, however short its lifetime. Only if older messages are expired, these
+    /// must not slip through.
     pub(super) fn pump_arrivals(&mut self, now: Timestamp, effects: &mut Effects) {
         let expired_by = if self.sweeping.is_some() { now } else { JUST_CAME };
         self.serve(expired_by, now, effects);
     }
 
-    /// Gives messages to consumers as long as there are messages, and consumers with room: those of the highest
-    /// priority first, in turn, one message each; a single one takes as many as it likes, up to [`MAX_TURN`].
+    /// Gives messages to consumers as long as there are both messages and consumers with room: to those of
+    /// the highest priority first, in turn, one message each; a single one takes any number up to
+    /// [`MAX_TURN`].
     ///
-    /// What has expired by `now` is dropped when it comes to the head; when that is very much, this ends early and
-    /// returns false.
+    /// Messages that have expired by `now` are dropped when they come to the head; if there are very many,
+    /// this ends early and returns false.
     pub(super) fn pump(&mut self, now: Timestamp, effects: &mut Effects) -> bool {
         self.serve(now, now, effects)
     }
@@ -260,15 +265,17 @@ impl QueueState {
     }
 }
 
-/// A time before every expiry, for messages that have just come.
+/// A time before every expiry, for messages that have just arrived.
 const JUST_CAME: Timestamp = Timestamp(0);
 
-/// Most messages that have expired, or are too many, dropped while the lock is held: well below a millisecond.
+/// Most messages that are dropped, because of expiry or length limits, while the lock is held: well below a
+/// millisecond.
 const DROP_STEP: usize = 512;
 
-/// What it takes to offer messages to a consumer, and for each that it takes, in nanoseconds.
+/// Nanoseconds charged for offering messages to a consumer, and for each message that it takes.
 const OFFER: u32 = 60;
 const DELIVERY: u32 = 60;
 
-/// Most messages that one call of a consumer may take, so that its own lock is released now and then.
+/// Most messages that one call of a consumer may take, so that the consumer's own lock is released now and
+/// then.
 const MAX_TURN: usize = 1024;

@@ -1,4 +1,4 @@
-//! The part of a queue that the store keeps.
+//! The part of a queue that is in the store.
 
 use store::StoredQueue;
 use store::journal::{Lsn, Range, Transfer};
@@ -11,33 +11,35 @@ use crate::persistence::Marks;
 use crate::time::Timestamp;
 
 impl Queue {
-    /// Where it keeps persistent messages.
+    /// Its storage of persistent messages.
     pub(crate) fn stored(&self) -> Option<&StoredQueue> {
         self.stored.as_ref()
     }
 
-    /// A dead letter has arrived in queues that keep it, and the message it was made of has left with the same transfer.
+    /// Records that a dead letter has been stored in its queues, and that in the same transfer the message it
+    /// was made from has left.
     pub(crate) fn letter_transferred(&self, position: u64, transfer: &Transfer) {
-        // Also of a deleted queue: without it the letter would be gone after a restart.
+        // Needed for a deleted queue too: without it the letter would be gone after a restart.
         if let Some(stored) = self.stored() {
             stored.transfer(&[Range::one(position)], transfer);
         }
     }
 
-    /// Dead letters have gone where nothing keeps them, and what they were need not come back.
+    /// Records that dead letters have been sent to queues that do not store them, so that the original
+    /// messages need not come back.
     pub(crate) fn letters_sent(&self, positions: Vec<u64>) {
         let mut marks = Marks::default();
         positions.into_iter().for_each(|position| marks.settled(position));
         self.write_down(&marks);
     }
 
-    /// The queue was deleted, and that was noted in the catalogue.
+    /// Called when the queue has been deleted, and the catalogue has a record of that.
     pub(crate) fn forget_stored(&self) {
         self.stored.iter().for_each(StoredQueue::forget);
     }
 
-    /// Puts back what the store had of it, before anything else is done with the queue: messages, in order, and behind them
-    /// what is on disk only, for each priority.
+    /// Restores the contents of the store, before any other operation on the queue: messages in order,
+    /// followed by the messages that are on disk only, one run for each priority.
     pub(crate) fn restore(&self, deliveries: Vec<Delivery>, runs: Vec<Run>, next_position: u64) {
         let mut state = self.state.lock();
         state.next_position = next_position;
@@ -45,8 +47,8 @@ impl Queue {
         state.ready.restore_runs(runs);
     }
 
-    /// After [`Queue::restore`], when everything else is back, too: what has been delivered too often, is too much or has
-    /// expired is dropped.
+    /// Called after [`Queue::restore`], when everything else is back, too: drops messages that were delivered
+    /// too often, exceed the length limits or have expired.
     pub(crate) fn restored(&self, now: Timestamp) {
         let arguments = self.arguments.load();
         let mut effects = Effects::default();
@@ -61,7 +63,8 @@ impl Queue {
         self.finish(state, effects, now);
     }
 
-    /// Notes that all of these have left for good; what to wait for until that is on disk.
+    /// Records that all of these have left for good; returns the log position to wait for until that is on
+    /// disk.
     pub(super) fn settle_purged(&self, purged: &ReadyStore) -> Option<Lsn> {
         self.stored()?;
         let mut marks = Marks::default();
@@ -70,7 +73,7 @@ impl Queue {
         self.write_down(&marks)
     }
 
-    /// Notes that messages have left for good; what to wait for until that is on disk.
+    /// Records that messages have left for good; returns the log position to wait for until that is on disk.
     pub(super) fn settle_stored<'d>(&self, deliveries: impl Iterator<Item = &'d Delivery>) -> Option<Lsn> {
         self.stored()?;
         let mut marks = Marks::default();
@@ -79,7 +82,7 @@ impl Queue {
     }
 
     pub(super) fn write_down(&self, marks: &Marks) -> Option<Lsn> {
-        // What a deleted queue had is gone as a whole.
+        // The contents of a deleted queue are gone as a whole.
         self.stored().filter(|_| !self.is_deleted()).and_then(|stored| marks.write(stored))
     }
 }
@@ -89,12 +92,12 @@ impl QueueState {
         for delivery in self.ready.extract(|delivery| u64::from(delivery.deliveries) > limit) {
             self.bury(delivery, DeathReason::DeliveryLimit, effects);
         }
-        // What has been delivered is in front; it is looked at when it is loaded.
+        // Messages delivered before are at the front; those on disk are checked when they are loaded.
         self.ready.want_load();
     }
 }
 
-/// When a message expires, as the store writes it: 0 for never.
+/// The expiry of a message as the store writes it: 0 for never.
 pub(crate) fn stored_expiry(expires: u64) -> u64 {
     if expires == NEVER { 0 } else { expires.max(1) }
 }

@@ -1,4 +1,4 @@
-//! What a queue shows of itself.
+//! Views of a queue, for display.
 
 use super::Queue;
 use super::state::QueueState;
@@ -12,13 +12,14 @@ impl Queue {
         self.state.lock().view()
     }
 
-    /// The same, and what came and went as of `now`; `None` if nothing ever did.
+    /// The counts, and the counters of messages that came and went as of `now`; `None` if none ever did.
     pub fn view_counted(&self, now: Timestamp) -> (QueueView, Option<MessageCounts>) {
         let state = self.state.lock();
         (state.view(), state.passing.read(now))
     }
 
-    /// The tag of the consumer that alone is served (`x-single-active-consumer`), and of the one that keeps others out.
+    /// The tag of the single active consumer (`x-single-active-consumer`), and that of the exclusive
+    /// consumer.
     pub fn special_consumers(&self) -> (Option<String>, Option<String>) {
         let state = self.state.lock();
         let active = state.consumers.active_tag().map(str::to_owned);
@@ -52,7 +53,7 @@ mod tests {
     use crate::queue::{Consumer, Offer, Room};
     use crate::{Broker, BrokerConfig, ConsumerSpec, QueueDeclare, SessionId};
 
-    /// Takes nothing on a channel.
+    /// A consumer that takes nothing, on a channel with this number.
     struct On(u16);
 
     impl Consumer for On {

@@ -1,4 +1,4 @@
-//! Counting in ticks.
+//! Counters by tick.
 
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,19 +8,19 @@ use parking_lot::Mutex;
 use super::Count;
 use crate::time::Timestamp;
 
-/// Milliseconds that a rate is about: as often as RabbitMQ takes its samples.
+/// Milliseconds of a tick: RabbitMQ's sampling interval.
 pub(super) const TICK: u64 = 5_000;
 
-/// Counts that one thread at a time adds to.
+/// Counters that one thread at a time adds to.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rated<const N: usize> {
-    /// Up to the present tick.
+    /// The counts up to the current tick.
     before: [u64; N],
-    /// In the present tick. Four thousand million are not reached in five seconds, under one lock.
+    /// The counts in the current tick. Four thousand million are not reached in five seconds, under one lock.
     present: [u32; N],
-    /// In the tick before.
+    /// The counts in the previous tick.
     last: [u32; N],
-    /// The end of the present tick, in milliseconds.
+    /// The end of the current tick, in milliseconds.
     ends: u64,
 }
 
@@ -31,7 +31,7 @@ impl<const N: usize> Default for Rated<N> {
 }
 
 impl<const N: usize> Rated<N> {
-    /// Where to count at `now`.
+    /// The counters to add to at `now`.
     #[inline]
     pub(super) fn present(&mut self, now: Timestamp) -> &mut [u32; N] {
         self.turn(now);
@@ -47,7 +47,8 @@ impl<const N: usize> Rated<N> {
         })
     }
 
-    /// A `now` of a tick before is that of somebody who was late to get the lock: it counts with the present.
+    /// A `now` in an earlier tick comes from a thread that waited for the lock: it counts in the current
+    /// tick.
     #[inline]
     fn turn(&mut self, now: Timestamp) {
         if now.0 >= self.ends {
@@ -66,20 +67,20 @@ impl<const N: usize> Rated<N> {
     }
 }
 
-/// Counts that many threads add to, without waiting for each other but at the end of a tick.
+/// Counters that many threads add to, without waiting for each other except at the end of a tick.
 #[derive(Debug)]
 pub(super) struct SharedRated<const N: usize> {
     counts: [AtomicU64; N],
-    /// The end of the present tick, in milliseconds. Changed with `ticks` locked.
+    /// The end of the current tick, in milliseconds. Changed with `ticks` locked.
     ends: AtomicU64,
     ticks: Mutex<Ticks<N>>,
 }
 
 #[derive(Debug)]
 struct Ticks<const N: usize> {
-    /// The counts where the present tick began.
+    /// The counts at the start of the current tick.
     began: [u64; N],
-    /// What was counted in the tick before.
+    /// The counts in the previous tick.
     last: [u64; N],
 }
 
@@ -103,7 +104,7 @@ impl<const N: usize> SharedRated<N> {
         }
     }
 
-    /// So far of one kind.
+    /// The total so far of the counter at `at`.
     pub(super) fn total(&self, at: usize) -> u64 {
         self.counts[at].load(Ordering::Relaxed)
     }
@@ -136,7 +137,7 @@ impl<const N: usize> SharedRated<N> {
     }
 }
 
-/// Whether `now` is in the tick that follows the one with this end.
+/// Whether `now` is in the tick that follows the one ending at `ends`.
 fn is_next(ends: u64, now: Timestamp) -> bool {
     now.0 - ends < TICK
 }
@@ -149,7 +150,7 @@ fn end_of(now: Timestamp) -> u64 {
 pub(super) mod tests {
     use super::*;
 
-    /// Milliseconds into a tick, of those that follow one that any clock may be in.
+    /// A time `millis` milliseconds into a tick; the ticks follow any that a clock may be in.
     pub(crate) fn at(tick: u64, millis: u64) -> Timestamp {
         Timestamp((tick + 1_000) * TICK + millis)
     }

@@ -1,4 +1,4 @@
-//! Messages of a queue that leave memory, and come back.
+//! Moves messages of a queue from memory to disk and back.
 
 use std::sync::Arc;
 
@@ -8,41 +8,42 @@ use super::level::Level;
 use super::{Plan, ReadyStore, Run};
 use crate::queue::delivery::Delivery;
 
-/// What is not in memory.
+/// The messages that are not in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OnDisk {
     pub(crate) messages: u64,
-    /// Bytes of their bodies.
+    /// Bytes of the bodies of these messages.
     pub(crate) bytes: u64,
 }
 
-/// Messages that have to be written before they can leave memory. They stay until then.
+/// Messages that have to be written before they can leave memory. They stay in memory until then.
 pub(in crate::queue) struct ToWrite {
     level: usize,
     epoch: u64,
-    /// In order; those that the store keeps are among them.
+    /// The messages in order, including those that are in the store.
     pub(in crate::queue) deliveries: Vec<Delivery>,
-    /// Where to.
+    /// The segments to write to.
     pub(in crate::queue) segments: Arc<QueueSegments>,
 }
 
-/// What a step of paging out came to.
+/// The outcome of a step of paging out.
 pub(in crate::queue) enum PagedOut {
-    /// There is nothing (more) that could go.
+    /// No (more) messages can leave memory.
     Nothing,
-    /// These are not needed in memory any more, and are to be dropped when the queue is not locked.
+    /// These messages have left memory, and are to be dropped when the queue is not locked.
     Freed(Vec<Delivery>),
-    /// These have to be written first: [`ReadyStore::written`].
+    /// These messages have to be written first: see [`ReadyStore::written`].
     Write(ToWrite),
 }
 
 impl ReadyStore {
-    /// What is on disk and in the store, as ranges of positions in which nothing else lives.
+    /// The positions of messages on disk that the store has, as ranges that contain no other messages.
     pub(in crate::queue) fn stored_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.levels.iter().filter_map(Level::run).filter(|run| run.stored > 0).flat_map(Run::spans)
     }
 
-    /// Puts what was found on disk behind what is in memory, level by level, of a queue that has just been brought back.
+    /// Puts the runs found on disk behind the messages in memory, level by level, in a queue that is being
+    /// restored.
     pub(in crate::queue) fn restore_runs(&mut self, runs: Vec<Run>) {
         for (level, run) in self.levels.iter_mut().zip(runs) {
             if run.is_empty() {
@@ -56,18 +57,18 @@ impl ReadyStore {
         }
     }
 
-    /// Asks for the front of the run that is next.
+    /// Requests a load of the front of the next run, if the next message is on disk.
     pub(in crate::queue) fn want_load(&mut self) {
         self.hungry |= self.is_cold();
     }
 
-    /// Whether a run should be loaded from.
+    /// Whether a run needs to be loaded from.
     #[inline]
     pub(in crate::queue) fn is_hungry(&self) -> bool {
         self.hungry
     }
 
-    /// What to load next; nothing if that is not needed any more.
+    /// The next load; `None` if it is no longer needed.
     pub(in crate::queue) fn plan_load(&mut self) -> Option<Plan> {
         let epoch = self.epoch;
         let mut levels = self.levels.iter().enumerate().rev();
@@ -76,8 +77,8 @@ impl ReadyStore {
         plan
     }
 
-    /// Takes in what was loaded: all of the run up to `through`, in order, and from which part of the disk. Returns those
-    /// that `which` names: they are taken out.
+    /// Adds loaded messages: all of the run up to `through`, in order, each with whether it is in the store.
+    /// Removes and returns those that `which` selects.
     pub(in crate::queue) fn loaded(
         &mut self,
         plan: &Plan,
@@ -113,7 +114,7 @@ impl ReadyStore {
         out
     }
 
-    /// Lets messages leave memory: those that the store keeps at once, others when they are [written](Self::written).
+    /// Lets messages leave memory: those in the store at once, others when they are [written](Self::written).
     pub(in crate::queue) fn page_out(&mut self, lane: impl Fn() -> Arc<QueueSegments>) -> PagedOut {
         let single = self.levels.len() == 1;
         for at in 0..self.levels.len() {
@@ -138,21 +139,21 @@ impl ReadyStore {
         PagedOut::Nothing
     }
 
-    /// Messages were written, and those of them that are still in the tail leave memory.
+    /// Called when messages have been written: those that are still in the tail leave memory.
     pub(in crate::queue) fn written(&mut self, written: ToWrite) -> Vec<Delivery> {
         let mut freed = written.deliveries;
         let last = freed.last().map(|delivery| delivery.position);
         freed.clear();
         let Some(last) = last.filter(|_| written.epoch == self.epoch) else { return freed };
         let single = self.levels.len() == 1;
-        // A level that was joined meanwhile has given up what it had on disk.
+        // A level that was joined in the meantime no longer uses its segments.
         while self.levels[written.level].next_of_tail().is_some_and(|next| next.position <= last) {
             self.move_to_run(written.level, single, &mut freed);
         }
         freed
     }
 
-    /// Files that nobody needs any more.
+    /// Segments that are not needed any more.
     pub(in crate::queue) fn take_discarded(&mut self) -> Vec<Arc<QueueSegments>> {
         std::mem::take(&mut self.discarded)
     }
@@ -178,7 +179,7 @@ impl OnDisk {
     }
 }
 
-/// Messages that leave memory while the queue is locked: some ten microseconds.
+/// Messages that leave memory while the queue is locked: this takes some ten microseconds.
 const STEP_MESSAGES: usize = 512;
 /// Bytes that are written in one go, and stay in memory meanwhile.
 const STEP_BYTES: u64 = 1 << 20;

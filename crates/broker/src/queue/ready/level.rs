@@ -1,4 +1,4 @@
-//! The messages of one priority.
+//! The ready messages of one priority.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,33 +8,33 @@ use store::pages::QueueSegments;
 use super::run::{Plan, Run};
 use crate::queue::delivery::Delivery;
 
-/// Messages that came back are always older than those that have never left, and rare; so they wait in a tree of
-/// their own in front.
+/// Returned messages are always older than those that have never left, and rare; so they wait in a separate
+/// tree in front of them.
 #[derive(Default)]
 pub(super) struct Level {
     pub(super) returned: BTreeMap<u64, Delivery>,
-    /// All messages that have never left; when the level is split, the first of them.
+    /// The messages that have never left; in a split level, only the first of them.
     head: VecDeque<Delivery>,
     split: Option<Box<Split>>,
 }
 
-/// What comes behind the head. The head is empty only if the run is not.
+/// The part behind the head. The head can only be empty while the run is not.
 #[derive(Default)]
 struct Split {
     run: Run,
     tail: VecDeque<Delivery>,
-    /// Bytes of memory that the head takes.
+    /// Bytes of memory that messages in the head take.
     head_weight: u64,
 }
 
 /// A message that was taken.
 pub(super) struct Popped {
     pub(super) delivery: Delivery,
-    /// It would not have gone to disk.
+    /// It was in the part of the level that is not paged out.
     pub(super) pinned: bool,
-    /// The run should be loaded from.
+    /// The run needs to be loaded from.
     pub(super) hungry: bool,
-    /// The level is to be [joined](Level::join).
+    /// The level has to be [joined](Level::join).
     pub(super) joins: bool,
 }
 
@@ -52,13 +52,13 @@ impl Level {
         self.returned.first_key_value().map(|(_, delivery)| delivery).or_else(|| self.head.front())
     }
 
-    /// Whether there are messages, and the next one is on disk.
+    /// Whether the level has messages, and the next one is on disk.
     #[inline]
     pub(super) fn is_cold(&self) -> bool {
         self.split.is_some() && self.front().is_none()
     }
 
-    /// When a message that is next and on disk expires, at the earliest.
+    /// The earliest time at which the next message expires, if it is on disk.
     pub(super) fn cold_expiry(&self) -> Option<u64> {
         self.split.as_ref().map(|split| split.run.expires)
     }
@@ -88,7 +88,8 @@ impl Level {
         self.returned.values().chain(&self.head).chain(tail)
     }
 
-    /// Takes messages in memory, and returns how many of the bytes of memory were the head's of a split level.
+    /// Removes the selected messages from memory, and returns how many bytes of memory belonged to the head
+    /// of a split level.
     pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool, taken: &mut Vec<Delivery>) -> u64 {
         let mut keep = |delivery: &Delivery| {
             let out = which(delivery);
@@ -106,7 +107,7 @@ impl Level {
         pinned
     }
 
-    /// Whether a message that comes now would follow one that is on disk.
+    /// Whether a message that is added now would follow one on disk.
     #[inline]
     pub(super) fn takes_no_tail(&self) -> bool {
         self.split.as_ref().is_some_and(|split| split.tail.is_empty() && !split.run.is_empty())
@@ -130,7 +131,8 @@ impl Level {
         }
     }
 
-    /// What was found on disk, behind what is in memory. Returns how many bytes of memory are the head's now.
+    /// Adds a run found on disk behind the messages in memory. Returns the bytes of memory that belong to the
+    /// head now.
     pub(super) fn restore_run(&mut self, run: Run) -> u64 {
         let head_weight = weight_of(&self.head);
         self.split = Some(Box::new(Split { run, tail: VecDeque::new(), head_weight }));
@@ -142,7 +144,7 @@ impl Level {
         split.run.plan(at, epoch)
     }
 
-    /// A message of the run is back, behind all that are in the head.
+    /// Adds a loaded message of the run at the end of the head.
     pub(super) fn load(&mut self, delivery: Delivery, weight: u64) {
         if let Some(split) = &mut self.split {
             split.head_weight += weight;
@@ -150,8 +152,8 @@ impl Level {
         self.head.push_back(delivery);
     }
 
-    /// Splits the level, if it is not, behind what its head should have. Returns how many bytes of memory have become the
-    /// head's; nothing if all of it is head.
+    /// Splits the level behind the head's window, if it is not split. Returns the bytes of memory that have
+    /// become part of the head; `None` if all messages fit into the head.
     pub(super) fn split(&mut self) -> Option<u64> {
         if self.split.is_some() {
             return Some(0);
@@ -198,7 +200,7 @@ impl Level {
         Some((delivery, weight))
     }
 
-    /// Where messages are written that the store does not keep.
+    /// The segments for messages that are not in the store.
     pub(super) fn lane(&mut self, new: impl Fn() -> Arc<QueueSegments>) -> Arc<QueueSegments> {
         match &mut self.split {
             Some(split) => split.run.lane.get_or_insert_with(new).clone(),
@@ -206,8 +208,8 @@ impl Level {
         }
     }
 
-    /// If nothing is on disk, and the head is empty or has little: makes one again of what is split. Returns how many
-    /// bytes of memory are not the head's any more, and what has no use any more.
+    /// Joins head and tail if the run is empty. Returns the bytes of memory that no longer count as the
+    /// head's, and the segments that are no longer needed.
     pub(super) fn join(&mut self) -> Option<(u64, Option<Arc<QueueSegments>>)> {
         let split = self.split.take_if(|split| split.run.is_empty())?;
         let Split { run, mut tail, head_weight } = *split;
@@ -227,12 +229,14 @@ fn weight_of(deliveries: &VecDeque<Delivery>) -> u64 {
     deliveries.iter().map(|delivery| delivery.message.weight()).sum()
 }
 
-/// Bytes of memory that stay in front when a level is split: consumers begin with them while the next ones are loaded.
+/// Bytes of memory that stay at the front when a level is split: consumers start with them while more are
+/// loaded.
 const WINDOW: u64 = 64 << 10;
 
-/// A head that has less is loaded to: a consumer takes this in some milliseconds, and a disk gives more in that time.
+/// Bytes below which the head is loaded to: a consumer takes this in some milliseconds, and a disk reads more
+/// in that time.
 const LOW_HEAD: u64 = 512 << 10;
 
-/// Room for messages that an empty queue keeps, so that a steady flow does not allocate; what a backlog needed beyond
-/// it is given back.
+/// Capacity that an empty queue keeps, in messages, so that a steady flow does not allocate; the rest of a
+/// backlog's is freed.
 const KEPT_CAPACITY: usize = 1024;

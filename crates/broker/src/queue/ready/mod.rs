@@ -1,8 +1,9 @@
 //! The messages of a queue that are ready for delivery, in order.
 //!
-//! Each priority has a level. In a short one all messages are in memory. A long one may be split: its head, from which
-//! messages leave, and its tail, to which they come, are in memory, and the run between them is on disk. A run is only loaded
-//! at its front, behind the head, and only grows at its end, by the front of the tail.
+//! Each priority has a level. All messages of a short level are in memory. A long one may be split: its head,
+//! from which messages leave, and its tail, to which they are added, are in memory, and the run between them
+//! is on disk. A run is only loaded from its front, to the end of the head, and only grows at its end, by the
+//! front of the tail.
 
 mod disk;
 mod level;
@@ -23,22 +24,22 @@ pub(crate) use run::{Plan, Run};
 pub(super) struct ReadyStore {
     /// One per priority, ascending; a single one unless the queue has `x-max-priority`.
     levels: Vec<Level>,
-    /// Persistent messages are in the store, too.
+    /// Whether persistent messages are in the store, too.
     keeps: bool,
-    /// Those on disk included, as everywhere.
+    /// The number of messages, including those on disk.
     len: usize,
-    /// Bytes of all bodies.
+    /// Bytes of the bodies of these messages.
     bytes: u64,
     /// Bytes of memory that messages take.
     resident: u64,
-    /// Of these, what does not go to disk: messages that came back, and heads.
+    /// Bytes of memory that are not paged out: returned messages, and heads.
     pinned: u64,
     on_disk: OnDisk,
-    /// A run should be loaded from.
+    /// A run needs to be loaded from.
     hungry: bool,
-    /// Counts how often everything was taken: what was begun before is void.
+    /// The number of calls of `take_all`, each of which invalidates loads and writes under way.
     epoch: u64,
-    /// Files that nobody needs any more.
+    /// Segments that are not needed any more.
     discarded: Vec<Arc<QueueSegments>>,
 }
 
@@ -75,12 +76,12 @@ impl ReadyStore {
         self.resident
     }
 
-    /// Of these, what could go to disk, or a little more.
+    /// Bytes of memory that could be paged out, or a little more.
     pub(super) fn pageable(&self) -> u64 {
         self.resident - self.pinned
     }
 
-    /// Whether any of that is left.
+    /// Whether there are such bytes.
     pub(super) fn can_let_go(&self) -> bool {
         self.pageable() > 0
     }
@@ -89,8 +90,8 @@ impl ReadyStore {
         self.on_disk
     }
 
-    /// Adds a message that is younger than all others. With `spill` it does not stay in memory if the store has it, and
-    /// the one before it is on disk.
+    /// Adds a message that is younger than all others. With `spill` it does not stay in memory if the store
+    /// has it and the message before it is on disk.
     #[inline]
     pub(super) fn push(&mut self, delivery: Delivery, spill: bool) {
         self.len += 1;
@@ -108,7 +109,7 @@ impl ReadyStore {
         }
     }
 
-    /// Puts a message back that has been popped before.
+    /// Puts a message back that was popped before.
     pub(super) fn put_back(&mut self, delivery: Delivery) {
         self.len += 1;
         self.bytes += delivery.message.body_len() as u64;
@@ -136,7 +137,7 @@ impl ReadyStore {
         self.len > 0 && self.front().is_none()
     }
 
-    /// Takes the next message. If it is on disk, the queue gets hungry instead.
+    /// Takes the next message. If it is on disk, a load is requested instead.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Delivery> {
         if self.len == 0 {
@@ -176,8 +177,8 @@ impl ReadyStore {
         }
     }
 
-    /// When the next message expires, or at the earliest if it is on disk. Those behind it have to wait for it, as in
-    /// RabbitMQ, whatever their priority.
+    /// The time at which the next message expires, or the earliest possible one if it is on disk. Messages
+    /// behind it wait for it, as in RabbitMQ, regardless of their priority.
     pub(super) fn next_expiry(&self) -> Option<u64> {
         let expires = match self.front() {
             Some(delivery) => delivery.expires,
@@ -187,7 +188,7 @@ impl ReadyStore {
         (expires != NEVER).then_some(expires)
     }
 
-    /// Takes everything. What is being loaded or written is void.
+    /// Takes everything. Loads and writes under way become void.
     pub(super) fn take_all(&mut self) -> Self {
         let mut empty = Self::new((self.levels.len() - 1) as u8, self.keeps);
         empty.epoch = self.epoch + 1;
@@ -202,7 +203,7 @@ impl ReadyStore {
         self.levels.iter().flat_map(Level::iter)
     }
 
-    /// Takes the messages in memory that `which` names, of a queue that has just been brought back.
+    /// Removes and returns the messages in memory that `which` selects, from a queue that is being restored.
     pub(super) fn extract(&mut self, which: impl Fn(&Delivery) -> bool) -> Vec<Delivery> {
         let mut taken = Vec::new();
         for level in &mut self.levels {
@@ -218,7 +219,7 @@ impl ReadyStore {
         taken
     }
 
-    /// Makes levels one again that have nothing on disk, and nothing left in their head.
+    /// Joins the levels that have nothing on disk.
     fn join_exhausted(&mut self) {
         for level in &mut self.levels {
             if let Some((pinned, lane)) = level.join() {

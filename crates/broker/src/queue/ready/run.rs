@@ -8,24 +8,25 @@ use store::pages::QueueSegments;
 use super::OnDisk;
 use crate::queue::delivery::{Delivery, NEVER};
 
-/// Messages on disk. None of them has been delivered since the broker was started, and everything that lives on disk at
-/// their positions is among them.
+/// Messages on disk. None of them has been delivered since the broker started, and the run includes all
+/// messages that are on disk at its positions.
 pub(crate) struct Run {
-    /// First and last positions, ascending. In a queue without priorities there is only one.
+    /// First and last positions of its spans, ascending. In a queue without priorities there is only one
+    /// span.
     spans: VecDeque<(u64, u64)>,
-    /// Messages that the store keeps.
+    /// The number of messages that are in the store.
     pub(super) stored: u64,
-    /// Messages that are in the lane.
+    /// The number of messages that are in `lane`.
     written: u64,
-    /// Bytes of all bodies.
+    /// Bytes of the bodies of all these messages.
     pub(crate) bytes: u64,
     /// A time before which none of them expires.
     pub(super) expires: u64,
-    /// Where those are that the store does not keep.
+    /// The segments of messages that are not in the store.
     pub(super) lane: Option<Arc<QueueSegments>>,
 }
 
-/// What to load.
+/// A load to be done: of which level, and of which positions.
 pub(crate) struct Plan {
     pub(super) level: usize,
     pub(super) epoch: u64,
@@ -57,8 +58,8 @@ impl Run {
         OnDisk { messages: self.messages(), bytes: self.bytes }
     }
 
-    /// Adds messages that the store keeps, found at a start: so many, with so many bytes of bodies, from the first to the
-    /// last position, behind all others.
+    /// Adds messages in the store, found at a start, behind all others: `messages` messages with `bytes`
+    /// bytes of bodies, between the first and the last position of `span`.
     pub(crate) fn add_stored(&mut self, span: (u64, u64), messages: u64, bytes: u64, expires: u64) {
         self.extend(span, true);
         self.stored += messages;
@@ -66,7 +67,7 @@ impl Run {
         self.expires = self.expires.min(expires);
     }
 
-    /// Adds one message that the store keeps, found at a start, behind all others of its level, of which there are several.
+    /// Adds one message in the store, found at a start, behind all others, in a queue with several levels.
     pub(crate) fn add_one_stored(&mut self, position: u64, bytes: u64, expires: u64) {
         self.extend((position, position), false);
         self.stored += 1;
@@ -89,14 +90,15 @@ impl Run {
         }
     }
 
-    /// A message of the run is in memory again.
+    /// Removes a message that is in memory again.
     pub(super) fn remove(&mut self, delivery: &Delivery, stored: bool) {
         let count = if stored { &mut self.stored } else { &mut self.written };
         *count = count.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(delivery.message.body_len() as u64);
     }
 
-    /// All positions up to this one have been loaded. Returns what should still be there when there is nothing more.
+    /// Removes the positions up to `through`, which have been loaded. If none are left, returns the counts of
+    /// messages that should have been found but were not.
     pub(super) fn passed(&mut self, through: u64) -> OnDisk {
         while let Some(first) = self.spans.front_mut().filter(|first| first.0 <= through) {
             if first.1 > through {
@@ -139,17 +141,17 @@ impl Plan {
         self.next(position) == Some(position)
     }
 
-    /// The last position that is to be loaded.
+    /// The last position to be loaded.
     pub(crate) fn last(&self) -> u64 {
         self.spans.last().map_or(0, |span| span.1)
     }
 
-    /// How many positions from `from` on are worth reading in one go.
+    /// The number of positions from `from` on that are worth reading in one go.
     pub(crate) fn stretch(&self, from: u64, most: u64) -> u64 {
         let end = self.spans.iter().rev().find(|span| span.0 < from.saturating_add(most));
         end.map_or(1, |span| span.1.saturating_sub(from) + 1).clamp(1, most)
     }
 }
 
-/// Stretches that are looked for in one go, where priorities lie between each other.
+/// Spans in one plan, if messages of several priorities alternate.
 const PLANNED_SPANS: usize = 1024;

@@ -11,7 +11,7 @@ fn delivery(position: u64, priority: u8) -> Delivery {
     message(position, priority, true, 5)
 }
 
-/// Of 5 bytes, or so many that a few of them are a long queue.
+/// A message with a body of `bytes` bytes.
 fn message(position: u64, priority: u8, persistent: bool, bytes: usize) -> Delivery {
     let traits = Traits { priority: Some(priority), persistent, ..Traits::default() };
     let message = Message::new("".into(), "k", &[0, 0], Body::Copied(&vec![7; bytes]), traits);
@@ -44,14 +44,14 @@ fn an_expired_message_waits_for_the_one_before_it() {
     assert_eq!(store.pop_expired(20).unwrap().position, 1);
 }
 
-/// A store, what should be in it, and what lies on disk.
+/// A store, a model of its contents, and the contents of the disk.
 struct World {
     store: ReadyStore,
-    /// Positions by level, lowest first, that are ready.
+    /// The ready positions by level, lowest level first.
     model: Vec<BTreeSet<u64>>,
     next: u64,
     out: Vec<Delivery>,
-    /// Of each position, as it was published.
+    /// The messages as they were published, indexed by position.
     published: Vec<Delivery>,
     segments: Arc<store::pages::QueueSegments>,
     writing: Option<ToWrite>,
@@ -87,7 +87,7 @@ impl World {
         usize::from(self.published[position as usize].message.traits().priority.unwrap())
     }
 
-    /// A pop gives what is next, or makes the store hungry when that is on disk.
+    /// A pop returns the next message, or requests a load if it is on disk.
     fn pop(&mut self) {
         let next = self.model.iter().rev().find_map(BTreeSet::first).copied();
         match self.store.pop() {
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// Finds on disk what a run has: everything of the plan that is ready, as far as `most` go.
+    /// Completes a load with the first `most` messages of the plan that are ready.
     fn end_load(&mut self, most: usize) {
         let Some(plan) = self.loading.take() else { return };
         let all: Vec<u64> = self.model[plan.level].iter().copied().filter(|at| plan.contains(*at)).collect();
@@ -161,7 +161,7 @@ impl World {
 }
 
 proptest! {
-    /// Whatever is on disk meanwhile: messages come in their order, each once, and counts are exact.
+    /// Whichever messages are on disk meanwhile, all come in order, each once, and counts are exact.
     #[test]
     fn messages_keep_their_order_however_they_come_and_go(
         highest in 0u8..3,
@@ -185,7 +185,7 @@ proptest! {
             }
             world.check();
         }
-        // All of it comes out in the end.
+        // All messages come out in the end.
         world.writing = None;
         while !world.store.is_empty() {
             world.pop();
@@ -195,7 +195,8 @@ proptest! {
         }
     }
 
-    /// The ranges that a purge settles hold what is on disk and in the store, and nothing that was taken.
+    /// The ranges that a purge settles cover the messages on disk that the store has, and none that were
+    /// taken.
     #[test]
     fn ranges_on_disk_touch_nothing_else(highest in 0u8..3, steps in proptest::collection::vec((0u8..6, 0u8..8), 1..200)) {
         let mut world = World::new(highest);
