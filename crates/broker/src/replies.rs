@@ -1,8 +1,8 @@
-//! Direct reply-to: replies that go straight to whoever asked (RabbitMQ, "Direct Reply-to").
+//! Direct reply-to: replies that go straight to the requester (RabbitMQ, "Direct Reply-to").
 //!
-//! A requester consumes from [`REPLY_QUEUE`] and gets a queue of its own, which is in no topology: it cannot be
-//! declared, bound, read or deleted, and only who knows its name, which holds 128 random bits, can publish to it. Being
-//! a queue, it holds back what the requester's connection has no room for.
+//! A requester consumes from [`REPLY_QUEUE`] and gets a queue of its own, which is in no topology: it cannot
+//! be declared, bound, read or deleted, and publishing to it takes its name, which contains 128 random bits.
+//! Being a queue, it buffers the replies that the requester's connection has no room for.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::names::generated_name;
 use crate::queue::{NewQueue, Queue, QueueProperties};
 use crate::vhost::VirtualHost;
 
-/// What requesters consume from, and write into the property reply_to of their requests.
+/// The name that requesters consume from, and set as the property reply_to of their requests.
 pub const REPLY_QUEUE: &str = "amq.rabbitmq.reply-to";
 
 /// The reply queues of a virtual host, by name. The lock is taken alone.
 pub(crate) type ReplyQueues = RwLock<HashMap<Arc<str>, Arc<Queue>>>;
 
 impl VirtualHost {
-    /// A reply queue for one consumer, which the caller registers with it (with `no_ack`), and closes with
-    /// [`VirtualHost::close_replies`].
+    /// Creates a reply queue for one consumer, which the caller registers with it (with `no_ack`). The caller
+    /// closes it with [`VirtualHost::close_replies`].
     pub fn open_replies(&self) -> Arc<Queue> {
         let name: Arc<str> = generated_name(REPLY_PREFIX).into();
         let queue = Queue::new(NewQueue {
@@ -42,7 +42,7 @@ impl VirtualHost {
                 overflow: Overflow::RejectPublish,
                 ..QueueArguments::default()
             },
-            // It has no place in the topology that it could be taken out of.
+            // It is not in the topology, so nothing has to take it out.
             number: None,
             stored: None,
             home: std::sync::Weak::new(),
@@ -57,12 +57,13 @@ impl VirtualHost {
     /// Forgets a reply queue, after its consumer has been cancelled. Other queues are left alone.
     pub fn close_replies(&self, queue: &Queue) {
         if self.reply_queues().write().remove(&**queue.name()).is_some() {
-            // Nobody else deletes it, and what is in it has nobody to go to.
+            // Only this function deletes it, and its messages have no other recipient.
             let _ = queue.delete(false, false);
         }
     }
 
-    /// Whether a queue.declare, passive or not, finds this name: [`REPLY_QUEUE`] itself, or a reply queue.
+    /// Whether a queue.declare, passive or not, succeeds for this name: [`REPLY_QUEUE`] itself, or an
+    /// existing reply queue.
     pub fn has_replies(&self, name: &str) -> bool {
         name == REPLY_QUEUE || self.reply_queue(name).is_some()
     }
@@ -75,17 +76,18 @@ impl VirtualHost {
     }
 }
 
-/// Whether the name is [`REPLY_QUEUE`] or may be that of a reply queue, whoever holds it.
+/// Whether the name is [`REPLY_QUEUE`] or has the form of a reply queue's, whether or not that exists.
 pub fn is_reply_name(name: &str) -> bool {
     name == REPLY_QUEUE || name.starts_with(REPLY_PREFIX)
 }
 
-/// The properties with the publisher's own reply queue in place of [`REPLY_QUEUE`]; `None` when they need no change.
+/// The properties with [`REPLY_QUEUE`] replaced by the publisher's own reply queue; `None` if they need no
+/// change.
 ///
 /// # Errors
 /// 406 when the publisher's channel has no reply queue; 502 malformed properties.
 pub(crate) fn with_reply_queue(bytes: &[u8], own: Option<&str>) -> Result<Option<Vec<u8>>, BrokerError> {
-    // Most messages have no reply_to: two bytes tell.
+    // Most messages have no reply_to, as two bytes show.
     let flags = bytes.first_chunk().map_or(0, |flags| u16::from_be_bytes(*flags));
     if flags & REPLY_TO_FLAG == 0 {
         return Ok(None);
@@ -106,11 +108,11 @@ const REPLY_PREFIX: &str = "amq.rabbitmq.reply-to.";
 /// The flag of the property reply_to in a content header.
 const REPLY_TO_FLAG: u16 = 1 << 9;
 
-/// Bytes of replies that wait for a requester that does not read. RabbitMQ has no limit; here the replier is told by a
-/// basic.nack, if it asked for confirms.
+/// Most bytes of replies that wait for a requester that does not read. RabbitMQ has no limit; here the
+/// replier receives a basic.nack, if it uses confirms.
 const MAX_REPLY_BYTES: u64 = 64 * 1024 * 1024;
 
-/// The same in messages, for empty ones take memory too.
+/// Most such replies, since empty ones take memory too.
 const MAX_REPLIES: u64 = 256 * 1024;
 
 #[cfg(test)]

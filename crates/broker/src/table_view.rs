@@ -1,9 +1,9 @@
-//! Reading encoded field tables in place, without building anything.
+//! Reads encoded field tables in place, without allocating.
 
 use amqp::wire::Reader;
 
-/// The value of a table's entry, reduced to what RabbitMQ compares: integers of all widths are one class, floats
-/// another, everything else is compared by type and bytes.
+/// The value of a table's entry, reduced to what RabbitMQ compares: integers of all widths are one class,
+/// floats another, everything else is compared by type and bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum ValueView<'a> {
     Void,
@@ -11,16 +11,16 @@ pub(crate) enum ValueView<'a> {
     Float(f64),
     Boolean(bool),
     Text(&'a [u8]),
-    /// The bytes of an array, from which further values can be read.
+    /// The bytes of an array, from which its values can be read.
     Array(&'a [u8]),
     Other(u8, &'a [u8]),
 }
 
-/// The entries of a table.
+/// An iterator over the entries of a table.
 #[derive(Debug, Clone)]
 pub(crate) struct Entries<'a>(Reader<'a>);
 
-/// Reads a table from its bytes, without the length in front. They must have been checked already.
+/// Reads a table from its bytes, without the length prefix. They must have been validated.
 pub(crate) fn entries(table: &[u8]) -> Entries<'_> {
     Entries(Reader::new(table))
 }
@@ -39,7 +39,7 @@ impl<'a> Iterator for Entries<'a> {
         if self.0.rest().is_empty() {
             return None;
         }
-        // The table has been checked: it ends between two entries.
+        // The table has been validated, so the input ends between two entries.
         Some((self.0.read().ok()?, read_value(&mut self.0)?))
     }
 }

@@ -1,10 +1,11 @@
-//! Consistent hash exchanges: each message goes to one binding, the same for the same routing key (or header, or
-//! property), and to each in proportion to its weight, which is its binding key (RabbitMQ, "Consistent Hash Exchange").
+//! Consistent hash exchanges: each message goes to one binding, the same for the same routing key (or header,
+//! or property), and the bindings share messages in proportion to their weights, which are their binding keys
+//! (RabbitMQ, "Consistent Hash Exchange").
 //!
-//! A destination has as many buckets as its weight says, and a jump hash (Lamping and Veach, 2014) picks the bucket:
-//! shares are exact whatever the weights, a new bucket takes its share evenly from all others, and nothing else moves.
-//! A bucket that goes is replaced by the last one, so that unbinding costs its own size; only the keys of these two
-//! move.
+//! The number of a destination's buckets is its weight, and a jump hash (Lamping and Veach, 2014) picks the
+//! bucket: shares are exact for all weights, a new bucket takes its share evenly from all others, and nothing
+//! else moves. A removed bucket is replaced by the last one, so that unbinding costs its own size; only the
+//! keys of these two move.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ pub(crate) struct ConsistentHash {
     members: HashMap<u32, Member, RandomState>,
 }
 
-/// What decides where a message goes.
+/// The part of a message that is hashed.
 #[derive(Debug)]
 enum Hashed {
     RoutingKey,
@@ -43,22 +44,23 @@ enum Property {
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     destination: u32,
-    /// Which of its destination's places names this bucket.
+    /// The index in its destination's `places` that refers to this bucket.
     place: u32,
 }
 
-/// A destination. Its first binding gives the weight, as in RabbitMQ; others wait for their turn to do so.
+/// A destination. Its first binding determines the weight, as in RabbitMQ; others take over when that is
+/// removed.
 #[derive(Debug)]
 struct Member {
     binding: u32,
-    /// Where its buckets are.
+    /// The indexes of its buckets.
     places: Vec<u32>,
-    /// Weights of its other bindings.
+    /// Weights of its other bindings, keyed by binding.
     waiting: BTreeMap<u32, u32>,
 }
 
 impl ConsistentHash {
-    /// For an exchange with arguments that [`check_arguments`] lets pass.
+    /// Creates the table of an exchange whose arguments [`check_arguments`] has accepted.
     pub(super) fn new(arguments: &FieldTable) -> Self {
         let text = |key| arguments.get(key).and_then(FieldValue::as_text);
         let hash_of = match (text(HASH_HEADER), text(HASH_PROPERTY).and_then(Property::from_name)) {
@@ -115,7 +117,7 @@ impl ConsistentHash {
 
     fn hash(&self, routed: Routed<'_>) -> u64 {
         match &self.hash_of {
-            // Those from CC play no part.
+            // Keys from CC are ignored.
             Hashed::RoutingKey => hash_bytes(routed.keys.first().map_or(b"", |key| key.as_bytes())),
             Hashed::Header(name) => {
                 match entries(routed.headers).find(|(found, _)| *found == &**name).map(|(_, value)| value) {
@@ -164,7 +166,7 @@ impl Property {
     }
 }
 
-/// Refuses arguments of a new exchange that say no or two things to hash.
+/// Refuses arguments of a new exchange that name an unknown property, or both a header and a property.
 pub(crate) fn check_arguments(arguments: &FieldTable) -> Result<(), BrokerError> {
     if arguments.get(HASH_HEADER).is_some() && arguments.get(HASH_PROPERTY).is_some() {
         return Err(BrokerError::precondition("hash-header and hash-property are mutually exclusive"));
@@ -177,10 +179,10 @@ pub(crate) fn check_arguments(arguments: &FieldTable) -> Result<(), BrokerError>
     }
 }
 
-/// The weight that a binding key gives.
+/// The weight given by a binding key.
 ///
 /// # Errors
-/// 406 when it is no number, or not between 1 and [`MAX_WEIGHT`].
+/// 406 if it is not a number, or not between 1 and [`MAX_WEIGHT`].
 pub(crate) fn weight_of(key: &str) -> Result<u32, BrokerError> {
     let refuse = |why: String| Err(BrokerError::precondition(format!("The binding key must be {why}")));
     let digits = key.strip_prefix(['+', '-']).unwrap_or(key);
@@ -202,8 +204,8 @@ fn add_buckets(buckets: &mut Vec<Bucket>, destination: u32, weight: u32) -> Vec<
     (first..first + weight).collect()
 }
 
-/// FNV-1a, and a finalizer that spreads it to all bits. Keys must lead to the same place after a restart, which the
-/// hashes of hash tables do not promise.
+/// FNV-1a, with a finalizer that spreads it to all bits. Keys must lead to the same destination after a
+/// restart, which the hashes of hash tables do not guarantee.
 fn hash_bytes(bytes: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     let mut hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, step);

@@ -2,8 +2,8 @@
 
 use hashbrown::HashTable;
 
-/// A counted set of `u32`. One member lies inside; a few lie in a vector; more are found through an index. Adding and
-/// removing cost O(1).
+/// A counted set of `u32`. A single member is stored inline; a few are stored in a vector; more are found
+/// through an index. Adding and removing cost O(1).
 #[derive(Debug)]
 pub(crate) enum IdSet {
     /// One member, or none when the count is 0.
@@ -17,7 +17,7 @@ pub(crate) enum IdSet {
 #[derive(Debug, Default)]
 pub(crate) struct Many {
     members: Vec<(u32, u32)>,
-    /// Positions in `members`; kept above [`MAX_UNINDEXED`] members only.
+    /// Positions in `members`; present only above [`MAX_UNINDEXED`] members.
     index: Option<HashTable<u32>>,
 }
 
@@ -28,7 +28,7 @@ impl Default for IdSet {
 }
 
 impl IdSet {
-    /// Number of different members.
+    /// The number of distinct members.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::One { count, .. } => usize::from(*count > 0),
@@ -40,7 +40,7 @@ impl IdSet {
         self.len() == 0
     }
 
-    /// Adds `id` once more.
+    /// Adds one occurrence of `id`.
     pub(crate) fn insert(&mut self, id: u32) {
         match self {
             Self::One { id: only, count } if *count == 0 => (*only, *count) = (id, 1),
@@ -53,7 +53,7 @@ impl IdSet {
         }
     }
 
-    /// Takes one `id` away; whether there was one.
+    /// Removes one occurrence of `id`; returns whether there was one.
     pub(crate) fn remove(&mut self, id: u32) -> bool {
         match self {
             Self::One { id: only, count } => {
@@ -63,7 +63,7 @@ impl IdSet {
             }
             Self::Many(many) => {
                 let found = many.remove(id);
-                // Gives the memory of a set back that was large once.
+                // Frees the memory of a set that was large once.
                 if many.members.len() <= 1 {
                     let (id, count) = many.members.first().copied().unwrap_or_default();
                     *self = Self::One { id, count };
@@ -73,7 +73,7 @@ impl IdSet {
         }
     }
 
-    /// The members, each once.
+    /// The members, without repetition.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         let (one, many) = match self {
             Self::One { id, count } => ((*count > 0).then_some(*id), &[][..]),
@@ -125,7 +125,7 @@ impl Many {
             }
         }
         self.members.swap_remove(at);
-        // Half of the threshold, so that a set on the edge is not indexed over and over.
+        // Half of the threshold, so that a set near it is not indexed over and over.
         if self.members.len() <= MAX_UNINDEXED / 2 {
             self.index = None;
         }
@@ -142,12 +142,12 @@ impl Many {
     }
 }
 
-/// Members are slot numbers that the broker deals out, so nobody can choose them to collide.
+/// Members are slot numbers assigned by the broker, so clients cannot choose them to collide.
 fn hash(id: u32) -> u64 {
     u64::from(id).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Up to here a scan of the vector (64 bytes, one cache line) is as fast as the index.
+/// Up to this size a scan of the vector (64 bytes, one cache line) is as fast as the index.
 const MAX_UNINDEXED: usize = 8;
 
 #[cfg(test)]

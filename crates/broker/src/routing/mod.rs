@@ -1,7 +1,7 @@
-//! Which bindings of one exchange match a message.
+//! Finds the bindings of one exchange that match a message.
 //!
-//! An exchange keeps each distinct binding key, and each distinct set of arguments, once ([`patterns`]), with the
-//! destinations that it leads to where the type goes by it. What a type adds is how it finds those that match.
+//! An exchange stores each distinct binding key, and each distinct set of arguments, once ([`patterns`]),
+//! with its destinations if the exchange type uses it. Each type adds its own way to find those that match.
 
 mod consistent_hash;
 mod headers;
@@ -24,20 +24,20 @@ use topic::Topic;
 /// The type of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExchangeKind {
-    /// Key equals key.
+    /// The binding key equals the routing key.
     Direct,
-    /// Every binding.
+    /// All bindings match.
     Fanout,
-    /// Keys of words with wildcards.
+    /// The binding key is a pattern of words with wildcards.
     Topic,
-    /// Headers against arguments.
+    /// The binding's arguments match the message's headers.
     Headers,
-    /// One binding each, by a hash and the bindings' weights.
+    /// One binding for each message, chosen by a hash and the bindings' weights.
     ConsistentHash,
 }
 
 impl ExchangeKind {
-    /// The type with this name.
+    /// The type with this name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "direct" => Self::Direct,
@@ -61,25 +61,25 @@ impl ExchangeKind {
     }
 }
 
-/// What routing looks at.
+/// The parts of a message used for routing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Routed<'a> {
-    /// The routing key, and those from the headers CC and BCC.
+    /// The routing key, followed by those from the headers CC and BCC.
     pub(crate) keys: &'a [&'a str],
-    /// The message's headers.
+    /// The message's headers, encoded.
     pub(crate) headers: &'a [u8],
-    /// All its properties, headers included, as in the content header.
+    /// All its properties, including headers, as in the content header.
     pub(crate) properties: &'a [u8],
 }
 
-/// A binding's key and arguments, as numbers of its exchange's [`Router`].
+/// A binding's key and arguments, as numbers in its exchange's [`Router`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Pattern {
     key: u32,
     arguments: u32,
 }
 
-/// The routing table of one exchange. Bindings and destinations are numbers of the topology.
+/// The routing table of one exchange. Bindings and destinations are slot numbers of the topology.
 #[derive(Debug)]
 pub(crate) struct Router {
     keys: Keys,
@@ -87,13 +87,13 @@ pub(crate) struct Router {
     table: Table,
 }
 
-/// Distinct binding keys. A random key of 16 digits, as some clients make up, lies inside.
+/// Distinct binding keys. A random key of 16 digits, as some clients generate, is stored inline.
 type Keys = Patterns<16>;
 
-/// Distinct arguments, sorted by name. Two short headers lie inside, and an `x-match` takes no room.
+/// Distinct arguments, sorted by name. Two short headers are stored inline, and an `x-match` takes no space.
 type Arguments = Patterns<32>;
 
-/// What an exchange type needs to find keys or arguments that match.
+/// The index by which an exchange type finds matching keys or arguments.
 #[derive(Debug)]
 enum Table {
     Direct,
@@ -104,7 +104,7 @@ enum Table {
 }
 
 impl Router {
-    /// For a new exchange; its arguments have been checked.
+    /// Creates the table of a new exchange, whose arguments have been checked.
     pub(crate) fn new(kind: ExchangeKind, arguments: &FieldTable) -> Self {
         let table = match kind {
             ExchangeKind::Direct => Table::Direct,
@@ -116,7 +116,7 @@ impl Router {
         Self { keys: Keys::default(), arguments: Arguments::default(), table }
     }
 
-    /// The numbers of a key and arguments, if any binding has them.
+    /// The numbers of a key and arguments, if a binding has them.
     pub(crate) fn find(&self, key: &str, arguments: &[u8]) -> Option<Pattern> {
         let key = self.keys.number_of(key.as_bytes())?;
         let arguments = match self.table {
@@ -127,22 +127,22 @@ impl Router {
         Some(Pattern { key, arguments })
     }
 
-    /// The numbers of a key and arguments. What is new must get a binding with [`Router::insert`]; it is new only if
-    /// no binding has both.
+    /// The numbers of a key and arguments. New ones must get a binding with [`Router::insert`]; they are new
+    /// only if no binding has both.
     pub(crate) fn intern(&mut self, key: &str, arguments: &[u8]) -> Pattern {
         let key = self.keys.intern(key.as_bytes());
         let arguments = match self.table {
             Table::Headers(_) => self.arguments.intern(&headers::keep(arguments)),
-            // Nearly all bindings have none, and they mean something to a headers exchange only.
+            // Nearly all bindings have no arguments, which only a headers exchange uses.
             _ if arguments.is_empty() => NO_ARGUMENTS,
             _ => self.arguments.intern(arguments),
         };
         Pattern { key, arguments }
     }
 
-    /// The key and the arguments behind the numbers.
+    /// The key and the arguments with these numbers.
     pub(crate) fn bytes(&self, pattern: Pattern) -> (&str, Cow<'_, [u8]>) {
-        // Interned from text.
+        // It was interned from a `&str`.
         let key = std::str::from_utf8(self.keys.bytes(pattern.key)).unwrap_or_default();
         let arguments = match (&self.table, pattern.arguments) {
             (_, NO_ARGUMENTS) => Cow::Borrowed(&[][..]),
@@ -152,7 +152,7 @@ impl Router {
         (key, arguments)
     }
 
-    /// Adds a binding that is not in the table yet.
+    /// Adds a binding that is not in the table.
     pub(crate) fn insert(&mut self, binding: u32, destination: u32, pattern: Pattern) {
         let Pattern { key, arguments } = pattern;
         let (key_leads_to, arguments_lead_to) = self.ends(destination);
@@ -194,7 +194,7 @@ impl Router {
         }
     }
 
-    /// Calls `found` with the destinations that match, some perhaps more than once.
+    /// Calls `found` with the matching destinations, some perhaps more than once.
     pub(crate) fn matches(&self, routed: Routed<'_>, mut found: impl FnMut(u32)) {
         match &self.table {
             Table::Fanout(set) => set.iter().for_each(found),
@@ -213,18 +213,18 @@ impl Router {
         }
     }
 
-    /// Whether a message's headers, too, decide where it goes.
+    /// Whether routing depends on a message's headers.
     pub(crate) fn looks_at_headers(&self) -> bool {
         matches!(self.table, Table::Headers(_))
     }
 
-    /// Whether any other properties, or single headers that differ from message to message, do.
+    /// Whether routing depends on other properties, or on single headers that differ from message to message.
     pub(crate) fn looks_at_properties(&self) -> bool {
         matches!(&self.table, Table::ConsistentHash(table) if table.looks_at_properties())
     }
 
-    /// What the key and what the arguments of a binding lead to. What is of no meaning to the exchange is counted
-    /// only, as so many bindings to one place.
+    /// The destinations of the key and of the arguments of a binding. For the one that the exchange type does
+    /// not use, bindings are only counted, under one destination for all.
     fn ends(&self, destination: u32) -> (u32, u32) {
         match self.table {
             Table::Direct | Table::Topic(_) => (destination, NOWHERE),
@@ -234,13 +234,13 @@ impl Router {
     }
 }
 
-/// The weight that a key says. Keys were checked when they were bound.
+/// The weight given by a key. Keys were checked when they were bound.
 fn weight(keys: &Keys, key: u32) -> u32 {
     std::str::from_utf8(keys.bytes(key)).ok().and_then(|key| weight_of(key).ok()).unwrap_or(1)
 }
 
-/// Stands for no arguments, where they are left out.
+/// Represents empty arguments, which are not stored.
 const NO_ARGUMENTS: u32 = u32::MAX;
 
-/// Any number.
+/// A placeholder destination.
 const NOWHERE: u32 = 0;

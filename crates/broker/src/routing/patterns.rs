@@ -1,7 +1,7 @@
-//! Distinct binding keys, or distinct arguments, of one exchange, as numbers.
+//! Numbers the distinct binding keys, or the distinct arguments, of one exchange.
 //!
-//! A million bindings often share a few keys or argument sets, and then share their memory here; and whatever matches
-//! a message has to be compared once for all bindings that have it.
+//! A million bindings often share a few keys or argument sets, and then share their memory here; and a key or
+//! argument set is compared with a message once for all bindings that have it.
 
 use std::hash::BuildHasher;
 
@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 
 use super::id_set::IdSet;
 
-/// Byte strings with a set of destinations each. Up to `INLINE` bytes need no allocation of their own.
+/// Byte strings with a set of destinations each. Strings of up to `INLINE` bytes need no allocation of their
+/// own.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns<const INLINE: usize> {
     entries: Slab<Entry<INLINE>>,
@@ -32,7 +33,7 @@ impl<const INLINE: usize> Patterns<INLINE> {
         self.numbers.find(hash, |&number| self.bytes(number) == bytes).copied()
     }
 
-    /// The number of a byte string, which is new if it has none yet. A new one must be given a destination.
+    /// The number of a byte string, a new one if it has none. A new number must be given a destination.
     pub(super) fn intern(&mut self, bytes: &[u8]) -> u32 {
         let Self { entries, numbers, hasher } = self;
         let hash = |bytes: &[u8]| hasher.hash_one(bytes);
@@ -57,7 +58,7 @@ impl<const INLINE: usize> Patterns<INLINE> {
         &self.entries[number as usize].destinations
     }
 
-    /// Adds a destination; whether it is the first.
+    /// Adds a destination; returns whether it is the first.
     pub(super) fn insert(&mut self, number: u32, destination: u32) -> bool {
         let destinations = &mut self.entries[number as usize].destinations;
         let first = destinations.is_empty();
@@ -65,14 +66,14 @@ impl<const INLINE: usize> Patterns<INLINE> {
         first
     }
 
-    /// Takes a destination away; whether it was the last. The number then has to be given back.
+    /// Removes a destination; returns whether it was the last. The number then has to be freed with `forget`.
     pub(super) fn remove(&mut self, number: u32, destination: u32) -> bool {
         let destinations = &mut self.entries[number as usize].destinations;
         destinations.remove(destination);
         destinations.is_empty()
     }
 
-    /// Gives a number back that has no destinations any more.
+    /// Frees a number that has no destinations any more.
     pub(super) fn forget(&mut self, number: u32) {
         let hash = self.hasher.hash_one(self.bytes(number));
         if let Ok(entry) = self.numbers.find_entry(hash, |&found| found == number) {

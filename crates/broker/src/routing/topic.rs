@@ -1,9 +1,9 @@
-//! Topic exchanges: keys of words between dots; `*` stands for one word, `#` for any number of them.
+//! Topic exchanges: keys are words separated by dots; `*` stands for one word, `#` for any number of them.
 //!
-//! All patterns form one tree, whose edges lie in a single flat table, so that a node costs the same however many
-//! children it has, and a step down costs one look-up. Where only one pattern goes on, the tree ends: the edge leads
-//! to the pattern itself, and the words that are left are compared one by one. Most patterns with an early word of
-//! their own thus take one edge and no node.
+//! All patterns form one tree, whose edges are in a single flat table, so that a node costs the same
+//! regardless of the number of its children, and a step down costs one look-up. A path ends where only one
+//! pattern continues: the edge leads to the pattern itself, and the remaining words are compared one by one.
+//! Most patterns with a distinctive early word thus take one edge and no node.
 
 use std::hash::BuildHasher;
 
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::Keys;
 
-/// The tree of patterns. They are numbers of the exchange's [`Keys`].
+/// The tree of patterns, which are numbers in the exchange's [`Keys`].
 #[derive(Debug, Default)]
 pub(crate) struct Topic {
     /// Vacant until the first pattern; then slot [`ROOT`] is the root.
@@ -25,7 +25,7 @@ pub(crate) struct Topic {
 
 #[derive(Debug)]
 struct Node {
-    /// The last word on the way here.
+    /// The last word on the path to this node.
     word: SmallVec<[u8; 16]>,
     /// The pattern that ends here, or [`NONE`].
     pattern: u32,
@@ -33,10 +33,10 @@ struct Node {
     children: u32,
 }
 
-/// A step down. Its word is that of the node it leads to, or stands in the pattern it leads to.
+/// A step down. Its word is that of the node it leads to, or part of the pattern it leads to.
 #[derive(Debug)]
 struct Edge {
-    /// Of the node above and the word.
+    /// The hash of the upper node and the word.
     hash: u32,
     from: u32,
     /// A node, or with [`LEAF`] a pattern.
@@ -68,7 +68,7 @@ impl Topic {
         self.nodes[at as usize].pattern = pattern;
     }
 
-    /// Removes a pattern that is in the tree. Called while it still has its bytes.
+    /// Removes a pattern that is in the tree. Must be called while it still has its bytes.
     pub(super) fn remove(&mut self, keys: &Keys, pattern: u32) {
         let words: Words<'_> = words_of(keys.bytes(pattern)).collect();
         let mut path: SmallVec<[(u32, u32); 16]> = SmallVec::new();
@@ -103,9 +103,9 @@ impl Topic {
 
     /// Calls `found` with each pattern that matches, once.
     ///
-    /// Every (node, number of words consumed) is visited at most once: a node below one `#` can be reached with the
-    /// same words left over in many ways only through a further `#`, and for each of those it is remembered from
-    /// where on it has been followed.
+    /// Every pair (node, number of words consumed) is visited at most once: a node below one `#` can be
+    /// reached in several ways with the same words left over only through a further `#`, and for each of
+    /// those the search records the word from which it has been followed.
     pub(super) fn matches(&self, keys: &Keys, key: &str, mut found: impl FnMut(u32)) {
         if self.nodes.is_empty() {
             return;
@@ -134,7 +134,8 @@ impl Topic {
                 None if node.pattern != NONE => found(node.pattern),
                 None => {}
                 Some(&word) => {
-                    // A `*` or `#` in a message's key is a word like any other, which no pattern can ask for.
+                    // A `*` or `#` in a message's key is a word like any other, which no pattern can match
+                    // literally.
                     if node.children & CHILDREN > 0 && flag_of(word) == 0 {
                         step(word);
                     }
@@ -158,7 +159,7 @@ impl Topic {
         }
     }
 
-    /// Where an edge leads, from a node `depth` words down.
+    /// The target of an edge from a node `depth` words down.
     fn step(&self, keys: &Keys, from: u32, depth: usize, word: &[u8]) -> Option<u32> {
         let hash = hash(&self.hasher, from, word);
         let found = self.edges.find(spread(hash), |edge| {
@@ -213,17 +214,17 @@ impl Node {
 }
 
 struct Visit {
-    /// As in [`Edge`].
+    /// The target, as in [`Edge`].
     to: u32,
-    /// How many words of patterns lie above.
+    /// The number of pattern words on the path.
     depth: u32,
-    /// How many words of the key they stand for.
+    /// The number of words of the key that they matched.
     consumed: u32,
     below_hash: bool,
 }
 
-/// Whether the words after that at `depth` may be compared one by one: a pattern is then found at most once. There is
-/// no `#` among them, or it is the last word and there is none before.
+/// Whether the words after that at `depth` may be compared one by one, which finds the pattern at most once:
+/// there is no `#` among them, or it is the last word and there is none before it.
 fn is_simple(words: &[&[u8]], depth: usize) -> bool {
     match words[depth + 1..].iter().position(|word| *word == HASH) {
         None => true,
@@ -244,7 +245,7 @@ fn tail_matches<'a>(tail: impl Iterator<Item = &'a [u8]>, words: &[&[u8]]) -> bo
     words.next().is_none()
 }
 
-/// RabbitMQ takes the empty key for no word at all, not for one empty word.
+/// RabbitMQ treats the empty key as no words, not as one empty word.
 fn words_of(key: &[u8]) -> impl Iterator<Item = &[u8]> {
     let skip = usize::from(key.is_empty());
     key.split(|byte| *byte == b'.').skip(skip)
@@ -254,7 +255,7 @@ fn hash(hasher: &RandomState, from: u32, word: &[u8]) -> u32 {
     (hasher.hash_one((from, word)) >> 32) as u32
 }
 
-/// The table looks at bits of both ends.
+/// The table uses bits from both ends.
 fn spread(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
 }

@@ -25,7 +25,7 @@ impl Tree {
         }
     }
 
-    /// Panics if a pattern is found twice.
+    /// The matching destinations. Panics if a pattern is found twice.
     fn matches(&self, key: &str) -> Vec<u32> {
         let mut patterns = Vec::new();
         self.topic.matches(&self.keys, key, |pattern| patterns.push(pattern));
@@ -46,7 +46,7 @@ impl Tree {
     }
 }
 
-/// The definition, followed word for word.
+/// A literal implementation of the definition.
 fn naive(pattern: &[&str], key: &[&str]) -> bool {
     match (pattern.split_first(), key.split_first()) {
         (None, None) => true,
@@ -86,7 +86,7 @@ fn a_key_with_many_words_and_many_hashes_stays_cheap() {
         let pattern = vec!["#.a"; hashes].join(".");
         tree.insert(&format!("{pattern}.z"), hashes as u32);
     }
-    // Exponential without the memory of what was followed: this would not end.
+    // Exponential if the search did not record what it has followed: this would not end.
     let key = vec!["a"; 127].join(".");
     assert_eq!(tree.matches(&key), [0u32; 0]);
     assert_eq!(tree.matches(&format!("{key}.z")).len(), 60);

@@ -1,23 +1,25 @@
-//! How the arguments of a headers exchange's bindings are kept: without the `x-match` that nearly all of them have.
+//! The compact form of arguments of a headers exchange's bindings: without the `x-match` that nearly all of
+//! them have.
 //!
 //! ```text
 //! u8      what x-match says: 0 when it is not there, otherwise one more than its place in MODES
 //!         the table's other entries
 //! ```
-//! That is sixteen bytes less for each of a million bindings, and the mode is at hand when they are compared.
+//! This saves sixteen bytes for each of a million bindings, and makes the mode directly available to
+//! comparisons.
 
 use smallvec::SmallVec;
 
 use super::X_MATCH;
 use crate::table_view::{ValueView, entries};
 
-/// What `x-match` may say (RabbitMQ, "Headers Exchange").
+/// The valid values of `x-match` (RabbitMQ, "Headers Exchange").
 pub(super) const MODES: [&[u8]; 4] = [b"all", b"any", b"all-with-x", b"any-with-x"];
 
-/// Arguments in the form in which they are kept.
+/// Arguments in compact form.
 pub(in crate::routing) type Kept = SmallVec<[u8; 64]>;
 
-/// Puts arguments, which are sorted by name, into the form in which they are kept.
+/// Converts arguments, which are sorted by name, to compact form.
 pub(in crate::routing) fn keep(arguments: &[u8]) -> Kept {
     let mut kept = Kept::with_capacity(arguments.len() + 1);
     let mut read = entries(arguments);
@@ -38,7 +40,7 @@ pub(in crate::routing) fn keep(arguments: &[u8]) -> Kept {
     kept
 }
 
-/// The arguments that were given to [`keep`].
+/// Restores the arguments that were given to [`keep`].
 pub(in crate::routing) fn given(kept: &[u8]) -> Vec<u8> {
     let (mode, rest) = parts(kept);
     let Some(mode) = mode else { return rest.to_vec() };
@@ -58,7 +60,7 @@ pub(in crate::routing) fn given(kept: &[u8]) -> Vec<u8> {
     given
 }
 
-/// What `x-match` says, and the other entries.
+/// Returns the value of `x-match`, and the other entries.
 pub(super) fn parts(kept: &[u8]) -> (Option<&'static [u8]>, &[u8]) {
     let Some((&mode, rest)) = kept.split_first() else { return (None, kept) };
     (usize::from(mode).checked_sub(1).and_then(|mode| MODES.get(mode).copied()), rest)

@@ -1,20 +1,20 @@
-//! Whether one set of arguments matches one message (RabbitMQ, `rabbit_exchange_type_headers`).
+//! Matches one set of arguments against one message (RabbitMQ, `rabbit_exchange_type_headers`).
 
 use smallvec::SmallVec;
 
 use super::kept;
 use crate::table_view::{ValueView, entries};
 
-/// What a binding's arguments ask for.
+/// The matching rule of a binding.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mode {
-    /// One of the pairs, not all of them.
+    /// Whether one of the pairs suffices; otherwise all have to match.
     pub(super) any: bool,
     /// Whether names that start with `x-` take part. `x-match` itself never does.
     with_x: bool,
 }
 
-/// What arguments, as they are [kept](kept::keep), ask for, and the pairs that take part.
+/// The matching rule of arguments in [compact form](kept::keep), and the pairs that take part.
 pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)>) {
     let (mode, arguments) = kept::parts(kept);
     let mode = Mode::of(mode);
@@ -27,24 +27,24 @@ pub(super) fn asked(kept: &[u8]) -> (Mode, impl Iterator<Item = (&str, Term<'_>)
 /// A message's headers, sorted by name.
 pub(super) struct Headers<'a>(SmallVec<[(&'a str, Term<'a>); 8]>);
 
-/// A value as RabbitMQ compares it. It compares what stands in the bytes, and not their type: numbers of all types by
-/// what they amount to, texts and byte arrays by their bytes. Only within arrays and tables types count.
+/// A value as RabbitMQ compares it: by its bytes, and not by its type. Numbers of all types are compared by
+/// value, texts and byte arrays by their bytes. Types count only within arrays and tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Term<'a> {
-    /// In a binding: whatever the message has there.
+    /// In a binding: matches any value.
     Void,
-    /// Every integer, timestamp, and float that is one.
+    /// An integer, a timestamp, or a float with an integral value.
     Integer(i128),
-    /// The bytes of a float that is no integer.
+    /// The bytes of a float without an integral value.
     Fraction(u64),
     Boolean(bool),
     Bytes(&'a [u8]),
-    /// The bytes of an array, table or decimal, and its type.
+    /// The type and the bytes of an array, table or decimal.
     Structure(u8, &'a [u8]),
 }
 
 impl Mode {
-    /// From arguments as they are [kept](kept::keep).
+    /// Decodes the value of `x-match`, as returned by `kept::parts`.
     fn of(mode: Option<&[u8]>) -> Self {
         let mode = mode.unwrap_or(b"all");
         Self { any: mode.starts_with(b"any"), with_x: mode.ends_with(b"-with-x") }
@@ -56,7 +56,7 @@ impl<'a> Headers<'a> {
     pub(super) fn of(table: &'a [u8]) -> Self {
         let mut headers: SmallVec<[_; 8]> =
             entries(table).map(|(name, value)| (name, Term::of(value))).collect();
-        // Stable: of several with one name, the first counts.
+        // The sort is stable: of several headers with one name, the first counts.
         if !headers.is_sorted_by_key(|(name, _)| *name) {
             headers.sort_by_key(|(name, _)| *name);
         }
@@ -96,12 +96,12 @@ impl<'a> Term<'a> {
                 Self::Integer(seconds.into())
             }
             ValueView::Array(bytes) => Self::Structure(b'A', bytes),
-            // To RabbitMQ both are the empty list.
+            // RabbitMQ represents both as the empty list.
             ValueView::Other(b'F', []) => Self::Structure(b'A', &[]),
             ValueView::Other(letter, bytes) => Self::Structure(letter, bytes),
         }
     }
 }
 
-/// Two to the power of 64: no integer of a table is as large.
+/// Two to the power of 64, which exceeds every integer of a table.
 const BEYOND_INTEGERS: f64 = 18_446_744_073_709_551_616.0;

@@ -1,7 +1,8 @@
 //! Headers exchanges: a binding's arguments are compared with the message's headers.
 //!
-//! Distinct arguments are found through an index: those that ask for *all* their pairs lie under one of them (the
-//! rarest when they were added), those that ask for *any* under each. Candidates are then compared in full.
+//! Distinct arguments are found through an index: those that require *all* their pairs are listed under one
+//! of them (the rarest when they were added), those that require *any* under each. Candidates are then
+//! compared in full.
 
 mod kept;
 mod matching;
@@ -23,30 +24,31 @@ use crate::table_view::{ValueView, entries};
 pub(super) use kept::{given, keep};
 use matching::{Headers as Message, Term, asked};
 
-/// Finds the arguments that match a message. They are numbers of the exchange's [`Arguments`], where they have the form
-/// that [`keep`] gives.
+/// Finds the arguments that match a message. They are numbers of the exchange's [`Arguments`], which stores
+/// them in the form produced by [`keep`].
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     anchors: HashTable<Anchor>,
-    /// Arguments under an anchor that has more than one.
+    /// Sets of arguments for anchors that have more than one.
     crowds: Slab<IdSet>,
-    /// Pairs under anchors that ask for presence only. Without any, nobody has to look for them.
+    /// The number of pairs under anchors that match any value. If it is 0, the search for them is skipped.
     voids: usize,
-    /// Arguments that ask for all of no pairs.
+    /// Arguments that require all of no pairs, which always match.
     always: IdSet,
     hasher: RandomState,
 }
 
-/// What lies under one pair. Eight bytes; most of a million arguments need one each.
+/// The arguments listed under one pair. Eight bytes; most of a million arguments need one each.
 #[derive(Debug)]
 struct Anchor {
-    /// Of the pair. Other pairs with the same hash share the anchor, for candidates are compared anyway.
+    /// The hash of the pair. Other pairs with the same hash share the anchor, since candidates are compared
+    /// anyway.
     hash: u32,
-    /// The only arguments here, or with [`CROWD`] a set of them.
+    /// The only arguments listed here, or with [`CROWD`] the index of a set of them.
     arguments: u32,
 }
 
-/// A pair that may serve as an anchor.
+/// A pair by which arguments may be listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     hash: u32,
@@ -66,7 +68,7 @@ impl Headers {
         }
     }
 
-    /// Called while `number` still has its bytes.
+    /// Must be called while `number` still has its bytes.
     pub(super) fn remove(&mut self, all: &Arguments, number: u32) {
         for pair in self.pairs_of(all.bytes(number)).1 {
             self.take(pair, number);
@@ -74,7 +76,7 @@ impl Headers {
         self.always.remove(number);
     }
 
-    /// Calls `found` with the destinations of all arguments that match.
+    /// Calls `found` with the destinations of all matching arguments.
     pub(super) fn matches(&self, all: &Arguments, headers: &[u8], mut found: impl FnMut(u32)) {
         self.always.iter().for_each(|number| all.destinations(number).iter().for_each(&mut found));
         let message = Message::of(headers);
@@ -85,7 +87,7 @@ impl Headers {
                 self.candidates(all, &message, hash(&self.hasher, name, Term::Void), &mut matched);
             }
         }
-        // Those that ask for any pair may have been found by several.
+        // Arguments that require any pair may have been found by several.
         matched.sort_unstable();
         matched.dedup();
         for number in matched {
@@ -93,7 +95,7 @@ impl Headers {
         }
     }
 
-    /// Adds those that match of the arguments under an anchor.
+    /// Adds the matching arguments under an anchor.
     fn candidates(
         &self,
         all: &Arguments,
@@ -134,7 +136,7 @@ impl Headers {
         }
     }
 
-    /// Removes `number` from under a pair, if it is there.
+    /// Removes `number` from the anchor of a pair, if it is listed there.
     fn take(&mut self, pair: Pair, number: u32) {
         let same = |anchor: &Anchor| anchor.hash == pair.hash;
         let Ok(mut entry) = self.anchors.find_entry(spread(pair.hash), same) else { return };
@@ -147,7 +149,7 @@ impl Headers {
             Some(at) => {
                 let crowd = &mut self.crowds[at];
                 let taken = crowd.remove(number);
-                // Never empty: the last one leaves the crowd and lies in the anchor.
+                // A set has at least two members: a single one is stored in the anchor.
                 let last = if crowd.len() == 1 { crowd.iter().next() } else { None };
                 if let Some(last) = last {
                     entry.get_mut().arguments = last;
@@ -164,7 +166,7 @@ impl Headers {
         anchor.map_or(0, |anchor| anchor.crowd().map_or(1, |crowd| self.crowds[crowd].len()))
     }
 
-    /// Whether any of the pairs will do, and the pairs, without repetition, so that removing undoes inserting.
+    /// Whether any of the pairs suffices, and the pairs without repetition, so that removal undoes insertion.
     fn pairs_of(&self, kept: &[u8]) -> (bool, SmallVec<[Pair; 4]>) {
         let (mode, asked) = asked(kept);
         let pair = |(name, value)| Pair { hash: hash(&self.hasher, name, value), void: value == Term::Void };
@@ -185,7 +187,7 @@ impl Headers {
 }
 
 impl Anchor {
-    /// Where its crowd is, if it has one.
+    /// The index of its set in `crowds`, if it has one.
     fn crowd(&self) -> Option<usize> {
         (self.arguments & CROWD != 0).then_some((self.arguments & !CROWD) as usize)
     }
@@ -195,7 +197,7 @@ fn hash(hasher: &RandomState, name: &str, value: Term<'_>) -> u32 {
     (hasher.hash_one((name, value)) >> 32) as u32
 }
 
-/// The table looks at bits of both ends.
+/// The table uses bits from both ends.
 fn spread(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
 }

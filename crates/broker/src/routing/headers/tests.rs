@@ -129,7 +129,7 @@ fn an_unknown_x_match_is_refused_in_rabbitmqs_words() {
     );
 }
 
-/// The definition, followed word for word.
+/// A literal implementation of the definition.
 fn naive(binding: &[(String, FieldValue)], headers: &[(String, FieldValue)]) -> bool {
     let mode = binding.iter().find(|(name, _)| name == "x-match").and_then(|(_, mode)| mode.as_text());
     let (any, with_x) = match mode {
@@ -148,7 +148,7 @@ fn naive(binding: &[(String, FieldValue)], headers: &[(String, FieldValue)]) -> 
     if any { present.any(|found| found) } else { present.all(|found| found) }
 }
 
-/// Equal to Erlang, for the values below.
+/// Erlang's equality, for the values below.
 fn same(one: &FieldValue, other: &FieldValue) -> bool {
     let number = |value: &FieldValue| match value {
         FieldValue::F32(number) => Some(f64::from(*number)),
@@ -226,7 +226,7 @@ proptest! {
                 .filter(|&at| !removed[at] && naive(&bindings[at], headers))
                 .map(|at| at as u32)
                 .collect();
-            // In whatever order the message has them.
+            // The order of the message's headers does not matter.
             let reversed: FieldTable =
                 headers.iter().rev().map(|(name, value)| (name, value.clone())).collect();
             prop_assert_eq!(found(&index, &all, &reversed.encode()), expected);
