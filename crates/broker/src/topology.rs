@@ -1,9 +1,9 @@
 //! The exchanges, queues and bindings of one virtual host, as one structure under one lock.
 //!
-//! Exchanges, queues and bindings have slot numbers. A queue keeps the list of its bindings, an exchange that of
-//! bindings to it and the set of bindings from it, so that whatever is deleted costs its own size. Keys and arguments
-//! of bindings are kept by the routing tables of the exchanges, once for all bindings that share them, and stand in a
-//! binding as numbers.
+//! Exchanges, queues and bindings have slot numbers. A queue has the list of its bindings, an exchange the
+//! list of bindings to it and the set of bindings from it, so that each deletion costs only its own size.
+//! Keys and arguments of bindings are stored in the routing tables of the exchanges, once for all bindings
+//! that share them, and a binding refers to them by number.
 
 mod walk;
 
@@ -20,7 +20,7 @@ use crate::queue::Queue;
 use crate::rates::ExchangeFlow;
 use crate::routing::{ExchangeKind, Pattern, Routed, Router};
 
-/// What an exchange was declared as.
+/// The properties that an exchange was declared with.
 #[derive(Debug, Clone)]
 pub(crate) struct Exchange {
     pub(crate) name: Arc<str>,
@@ -28,15 +28,15 @@ pub(crate) struct Exchange {
     pub(crate) durable: bool,
     pub(crate) auto_delete: bool,
     pub(crate) internal: bool,
-    /// Where messages go that match no binding: by its arguments or a policy.
+    /// The exchange for messages that match no binding, set by the arguments or a policy.
     pub(crate) alternate: Option<Arc<str>>,
     pub(crate) arguments: FieldTable,
-    /// What goes through it, once something does.
+    /// Counters of its messages, created when there are any.
     pub(crate) flow: OnceLock<Arc<ExchangeFlow>>,
 }
 
 impl Exchange {
-    /// Where to count what goes through it.
+    /// The counters of its messages, created if there are none.
     pub(crate) fn flow(&self) -> Arc<ExchangeFlow> {
         Arc::clone(self.flow.get_or_init(Arc::default))
     }
@@ -63,30 +63,30 @@ impl Destination {
     }
 }
 
-/// The end of a binding by the number that it has on disk.
+/// The end of a binding, identified by its number on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NumberedEnd {
     pub(crate) is_exchange: bool,
     pub(crate) number: u64,
 }
 
-/// What makes a binding the one it is.
+/// The identity of a binding.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BindingKey<'a> {
-    /// Slot of the exchange.
+    /// The slot of the exchange.
     pub(crate) source: u32,
     pub(crate) destination: Destination,
     pub(crate) key: &'a str,
-    /// Encoded and sorted by name; empty when there are none.
+    /// Encoded, and sorted by name; empty if there are none.
     pub(crate) arguments: &'a [u8],
 }
 
-/// Where a message goes.
+/// The queues that a message is routed to.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
-    /// Each queue once.
+    /// The queues, without repetition.
     pub(crate) queues: Vec<Arc<Queue>>,
-    /// Whether other headers might have led elsewhere.
+    /// Whether other headers might have led to other queues.
     pub(crate) by_headers: bool,
     /// Whether other properties might have.
     pub(crate) by_properties: bool,
@@ -94,7 +94,7 @@ pub(crate) struct Routes {
 
 #[derive(Default)]
 pub(crate) struct Topology {
-    /// Where durable things are written down.
+    /// The storage of durable exchanges, queues and bindings.
     ledger: Option<Ledger>,
     exchanges: Slab<ExchangeSlot>,
     exchange_names: HashMap<Arc<str>, u32, RandomState>,
@@ -102,23 +102,23 @@ pub(crate) struct Topology {
     queue_names: HashMap<Arc<str>, u32, RandomState>,
     bindings: Slab<Binding>,
     hasher: RandomState,
-    /// The virtual host is deleted: nothing may be added.
+    /// The virtual host has been deleted: nothing may be added.
     is_closed: bool,
-    /// Messages published to exchanges that are gone.
+    /// Messages published to exchanges that have been deleted.
     published_before: u64,
 }
 
 #[derive(Debug)]
 struct ExchangeSlot {
     exchange: Arc<Exchange>,
-    /// On disk.
+    /// The number on disk, for a durable exchange.
     number: Option<u64>,
     router: Router,
-    /// Bindings from here, by destination and pattern.
+    /// The bindings from this exchange, by destination and pattern.
     outgoing: HashTable<u32>,
-    /// Bindings to here.
+    /// The bindings to this exchange.
     incoming: Vec<u32>,
-    /// Has lost its name, and is losing its bindings.
+    /// It has lost its name, and its bindings are being removed.
     doomed: bool,
 }
 
@@ -133,9 +133,9 @@ struct QueueSlot {
 struct Binding {
     source: u32,
     destination: Destination,
-    /// Key and arguments, as the source knows them.
+    /// Key and arguments, as numbers in the source's router.
     pattern: Pattern,
-    /// Position in the destination's list.
+    /// The index in the destination's list.
     place: u32,
 }
 
@@ -151,12 +151,12 @@ impl Topology {
         Some((slot, &self.exchanges[slot as usize].exchange))
     }
 
-    /// The exchange in a slot that has been looked up under the same lock.
+    /// The exchange in a slot that was looked up under the same lock.
     pub(crate) fn exchange_at(&self, slot: u32) -> &Exchange {
         &self.exchanges[slot as usize].exchange
     }
 
-    /// Sets every exchange's alternate exchange anew.
+    /// Recomputes every exchange's alternate exchange.
     pub(crate) fn set_alternates(&mut self, alternate_of: impl Fn(&Exchange) -> Option<Arc<str>>) {
         for (_, slot) in &mut self.exchanges {
             let alternate = alternate_of(&slot.exchange);
@@ -166,7 +166,7 @@ impl Topology {
         }
     }
 
-    /// All queues, some of which may be on their way out.
+    /// All queues, including some that are being deleted.
     pub(crate) fn queues(&self) -> impl Iterator<Item = &Arc<Queue>> {
         self.queues.iter().map(|(_, slot)| &slot.queue)
     }
@@ -175,7 +175,7 @@ impl Topology {
         self.queue_names.len()
     }
 
-    /// From now on writes down what changes. What is durable and has no number yet is written down at once.
+    /// From now on stores changes. Durable exchanges without a number are stored at once.
     pub(crate) fn keep(&mut self, ledger: Ledger) {
         for (_, slot) in &mut self.exchanges {
             if slot.number.is_none() && slot.exchange.durable {
@@ -187,12 +187,12 @@ impl Topology {
         self.ledger = Some(ledger);
     }
 
-    /// Whether a binding between the two is written down.
+    /// Whether a binding between the two is stored.
     pub(crate) fn is_kept(&self, source: u32, destination: Destination) -> bool {
         self.exchanges[source as usize].number.is_some() && self.number_of(destination).is_some()
     }
 
-    /// The number on disk of an exchange that was written down before it was here.
+    /// Sets the number on disk of an exchange that was already stored.
     pub(crate) fn set_number(&mut self, exchange: u32, number: u64) {
         self.exchanges[exchange as usize].number = Some(number);
     }
@@ -231,7 +231,7 @@ impl Topology {
         slot
     }
 
-    /// Whether bindings lead from the exchange.
+    /// Whether the exchange is the source of any binding.
     pub(crate) fn is_source(&self, exchange: u32) -> bool {
         !self.exchanges[exchange as usize].outgoing.is_empty()
     }
@@ -252,11 +252,11 @@ impl Topology {
         let slot = entry.key() as u32;
         queue.set_slot(slot);
         entry.insert(QueueSlot { queue, incoming: Vec::new() });
-        // May push aside a queue that is being deleted and has not lost its name yet.
+        // May displace a queue that is being deleted and has not lost its name yet.
         self.queue_names.insert(name, slot);
     }
 
-    /// Notes what a queue is declared as, which has changed, if it is there still.
+    /// Stores a queue again after its arguments have changed, if it still exists.
     pub(crate) fn write_queue_down(&self, queue: &Arc<Queue>) {
         if let (Some(ledger), Some(number)) = (&self.ledger, queue.number())
             && self.queue(queue.name()).is_some_and(|(_, found)| Arc::ptr_eq(found, queue))
@@ -265,7 +265,7 @@ impl Topology {
         }
     }
 
-    /// Takes the name from a queue that is to go. What comes back must be given to [`Topology::demolish`].
+    /// Removes the name of a queue to be deleted. The result must be given to [`Topology::demolish`].
     pub(crate) fn doom_queue(&mut self, slot: u32) -> Destination {
         let name = self.queues[slot as usize].queue.name();
         if self.queue_names.get(name) == Some(&slot) {
@@ -279,11 +279,11 @@ impl Topology {
         Destination::queue(slot)
     }
 
-    /// Takes the name from an exchange. What comes back must be given to [`Topology::demolish`].
+    /// Removes the name of an exchange. The result must be given to [`Topology::demolish`].
     pub(crate) fn doom_exchange(&mut self, slot: u32) -> Destination {
         let exchange = &mut self.exchanges[slot as usize];
         exchange.doomed = true;
-        // Walks do not see it from now on, though its bindings may take a while to go.
+        // Walks skip it from now on, though removing its bindings may take a while.
         self.published_before += exchange.exchange.flow.get().map_or(0, |flow| flow.published());
         if let Some(ledger) = self.ledger.as_ref().filter(|_| exchange.number.is_some()) {
             ledger.exchange_deleted(&exchange.exchange.name);
@@ -292,7 +292,7 @@ impl Topology {
         Destination::exchange(slot)
     }
 
-    /// Adds a binding; whether it is new.
+    /// Adds a binding; returns whether it is new.
     pub(crate) fn bind(&mut self, new: BindingKey<'_>) -> bool {
         let Self { exchanges, queues, bindings, hasher, .. } = self;
         let BindingKey { source: from, destination, key, arguments } = new;
@@ -327,8 +327,8 @@ impl Topology {
         self.find(wanted).is_some()
     }
 
-    /// Removes a binding; whether it existed. An exchange that goes with its last binding is doomed and put into
-    /// `doomed`.
+    /// Removes a binding; returns whether it existed. If that was the last binding of an auto-delete
+    /// exchange, the exchange is doomed and added to `doomed`.
     pub(crate) fn unbind(&mut self, old: BindingKey<'_>, doomed: &mut Vec<Destination>) -> bool {
         match self.find(old) {
             None => false,
@@ -339,8 +339,8 @@ impl Topology {
         }
     }
 
-    /// Removes up to `limit` bindings of something doomed, and when none is left the thing itself. Returns how many
-    /// bindings went, and whether all is done.
+    /// Removes up to `limit` bindings of a doomed queue or exchange, and when none is left the queue or
+    /// exchange itself. Returns the number of bindings removed, and whether it is done.
     pub(crate) fn demolish(
         &mut self,
         what: Destination,
@@ -369,13 +369,13 @@ impl Topology {
         (removed, false)
     }
 
-    /// Messages published to exchanges that are gone.
+    /// Messages published to exchanges that have been deleted.
     pub(crate) fn published_before(&self) -> u64 {
         self.published_before
     }
 
-    /// Follows a message from an exchange (`None`: the default exchange) to its queues: through bindings between
-    /// exchanges, whose cycles are harmless, and through alternate exchanges.
+    /// Routes a message from an exchange (`None`: the default exchange) to its queues: through bindings
+    /// between exchanges, whose cycles are harmless, and through alternate exchanges.
     pub(crate) fn route(&self, exchange: Option<u32>, routed: Routed<'_>) -> Routes {
         let mut routes = Routes::default();
         let mut slots: Vec<u32> = Vec::new();
@@ -405,7 +405,8 @@ impl Topology {
                 self.follow(slot, at, &mut seen, &mut pending);
             }
         }
-        // Cheaper than marking what was seen, and leaves no memory behind that grows with the number of queues.
+        // Cheaper than marking visited queues, and leaves no memory allocated that grows with the number of
+        // queues.
         slots.sort_unstable();
         slots.dedup();
         let queues = slots.into_iter().map(|slot| &self.queues[slot as usize].queue);

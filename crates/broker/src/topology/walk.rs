@@ -1,5 +1,4 @@
-//! Looking at everything in a topology, a bounded number of places at a time: whoever walks through releases the lock
-//! in between.
+//! Walks through a topology, a bounded number of slots at a time: the caller releases the lock in between.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,8 +8,8 @@ use super::{Destination, Exchange, Topology};
 use crate::queue::Queue;
 
 impl Topology {
-    /// The queues in at most `most` places from one on that have not been deleted; and from which place on there may be
-    /// more.
+    /// Collects the queues in at most `most` slots beginning with `from`, except deleted ones; returns the
+    /// slot from which there may be more.
     pub(crate) fn queues_from(&self, from: usize, most: usize, into: &mut Vec<Arc<Queue>>) -> Option<usize> {
         let (places, next) = step(from, most, self.queues.capacity());
         let queues = places.filter_map(|place| self.queues.get(place)).map(|slot| &slot.queue);
@@ -18,7 +17,7 @@ impl Topology {
         next
     }
 
-    /// The same for exchanges.
+    /// Like `queues_from`, for exchanges.
     pub(crate) fn exchanges_from(
         &self,
         from: usize,
@@ -31,13 +30,13 @@ impl Topology {
         next
     }
 
-    /// The same for bindings.
+    /// Like `queues_from`, for bindings.
     pub(crate) fn binding_ids(&self, from: usize, most: usize) -> (Vec<u32>, Option<usize>) {
         let (places, next) = step(from, most, self.bindings.capacity());
         (places.filter(|&place| self.bindings.contains(place)).map(|place| place as u32).collect(), next)
     }
 
-    /// Source, destination, key and arguments of a binding, unless an end of it is on its way out.
+    /// Source, destination, key and arguments of a binding, unless one of its ends is being deleted.
     pub(crate) fn binding_parts(&self, id: u32) -> Option<(u32, Destination, &str, Cow<'_, [u8]>)> {
         let binding = self.bindings.get(id as usize)?;
         let source = self.exchanges.get(binding.source as usize).filter(|source| !source.doomed)?;
@@ -49,12 +48,12 @@ impl Topology {
         is_there.then_some((binding.source, binding.destination, key, arguments))
     }
 
-    /// The queue in a slot that has been looked up under the same lock.
+    /// The queue in a slot that was looked up under the same lock.
     pub(crate) fn queue_at(&self, slot: u32) -> &Arc<Queue> {
         &self.queues[slot as usize].queue
     }
 
-    /// The places of the bindings to something: four bytes each, copied.
+    /// The slots of the bindings to a queue or exchange: four bytes each, copied.
     pub(crate) fn incoming(&self, to: Destination) -> Vec<u32> {
         match to.slot() {
             (true, slot) => self.exchanges[slot as usize].incoming.clone(),
@@ -62,7 +61,7 @@ impl Topology {
         }
     }
 
-    /// The places of the bindings from an exchange.
+    /// The slots of the bindings from an exchange.
     pub(crate) fn outgoing(&self, exchange: u32) -> Vec<u32> {
         self.exchanges[exchange as usize].outgoing.iter().copied().collect()
     }
@@ -73,21 +72,21 @@ impl Topology {
         slots.into_iter().map(|slot| self.doom_exchange(slot)).collect()
     }
 
-    /// Takes all names away, for good: nothing may be added from now on. What comes back must be given to
-    /// [`Topology::demolish`], and each queue be deleted.
+    /// Removes all names permanently: nothing may be added from now on. The result must be given to
+    /// [`Topology::demolish`], and each queue must be deleted.
     pub(crate) fn close(&mut self) -> Vec<Destination> {
         self.is_closed = true;
         self.queue_names.clear();
         self.doom_all_exchanges()
     }
 
-    /// Whether nothing may be added any more.
+    /// Whether additions are refused.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed
     }
 }
 
-/// The places of one step, and where the next one begins.
+/// The slots of one step, and the beginning of the next one.
 fn step(from: usize, most: usize, places: usize) -> (Range<usize>, Option<usize>) {
     let end = from.saturating_add(most).min(places);
     (from..end.max(from), (end < places).then_some(end))

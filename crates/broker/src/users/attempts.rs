@@ -1,8 +1,9 @@
-//! A bound on guessing passwords, the same for all protocols.
+//! A limit on guessing passwords, the same for all protocols.
 //!
-//! Failures are counted for each user and address, so that whoever guesses cannot lock the user out elsewhere, nor others
-//! at the same address. A password counts once however often it is tried: many clients may share an address, and one of
-//! them that has not heard of a new password keeps none of the others from logging in.
+//! Failures are counted for each user and address, so that an attacker cannot lock the user out elsewhere,
+//! nor other users at the same address. A password counts once however often it is tried: many clients may
+//! share an address, and one of them that uses an outdated password does not prevent the others from logging
+//! in.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -11,37 +12,37 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Failed logins of late.
+/// Recent failed logins.
 #[derive(Default)]
 pub(crate) struct Attempts {
     failed: Mutex<HashMap<(Option<IpAddr>, String), Failures>>,
-    /// Of the passwords that failed, which are not kept themselves.
+    /// Hashes the failed passwords, which are not stored themselves.
     hasher: RandomState,
 }
 
 struct Failures {
-    /// Of different passwords.
+    /// Hashes of distinct passwords.
     hashes: Vec<u64>,
-    /// Of the first of them.
+    /// The time of the first failure.
     since: Instant,
 }
 
 impl Attempts {
-    /// Whether somebody may try to log in.
+    /// Whether a login may be attempted.
     pub(crate) fn may_try(&self, from: Option<IpAddr>, user: &str, now: Instant) -> bool {
         let failed = self.failed.lock();
         let failures = failed.get(&(from, user.to_owned()));
         failures.is_none_or(|failures| failures.hashes.len() < MOST || failures.is_over(now))
     }
 
-    /// A login has failed.
+    /// Records a failed login.
     pub(crate) fn failed(&self, from: Option<IpAddr>, user: &str, password: &[u8], now: Instant) {
         let mut failed = self.failed.lock();
         if failed.len() >= MOST_KNOWN {
             failed.retain(|_, failures| !failures.is_over(now));
         }
         if failed.len() >= MOST_KNOWN {
-            // Somebody tries very many names. Those that are forgotten may try a little longer.
+            // Somebody tries very many names. Forgetting them all only gives them a little more time.
             failed.clear();
         }
         let none = || Failures { hashes: Vec::new(), since: now };
@@ -67,13 +68,13 @@ impl Failures {
     }
 }
 
-/// Different wrong passwords of a user from an address within [`WINDOW`]: ample for a human, and nothing for a client that
-/// guesses.
+/// Distinct wrong passwords for a user from one address within [`WINDOW`]: ample for a human, and useless for
+/// a client that guesses.
 const MOST: usize = 30;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Pairs remembered, each with a name of at most 255 bytes and [`MOST`] numbers.
+/// Pairs remembered, each with a name of at most 255 bytes and [`MOST`] hashes.
 const MOST_KNOWN: usize = 10_000;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Users and logging in.
+//! Users and logins.
 
 mod attempts;
 mod password;
@@ -16,7 +16,7 @@ pub use password::PasswordHash;
 use crate::limits::Tally;
 use crate::permissions::ClientName;
 
-/// Somebody who has logged in.
+/// A user who has logged in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     name: Arc<str>,
@@ -25,7 +25,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The same user as an MQTT client of this name, which topic permissions may speak of.
+    /// The same user as an MQTT client of this name, which topic permissions may refer to.
     #[must_use]
     pub fn as_client(self, name: &str) -> Self {
         Self { client: Some(Arc::new(ClientName::new(name))), ..self }
@@ -46,18 +46,18 @@ impl Identity {
     }
 }
 
-/// Why a login was refused: for the log. The peer learns only that it was.
+/// The reason why a login was refused, for the log only: the peer only learns that it was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoginRefused {
     /// No user of this name.
     UnknownUser,
-    /// The password is another one, or the user has none.
+    /// The password is wrong, or the user has none.
     WrongPassword,
-    /// The empty password is never right.
+    /// The password is empty, which is never valid.
     BlankPassword,
-    /// The user may only log in from the machine that the broker runs on.
+    /// The user may only log in over the loopback interface.
     LoopbackOnly,
-    /// Too many other passwords were tried for the user from the same address.
+    /// Too many wrong passwords were tried for the user from the same address.
     TooManyAttempts,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for LoginRefused {
 
 impl std::error::Error for LoginRefused {}
 
-/// A user.
+/// A user's account, as the operator defines it.
 #[derive(Debug, Clone)]
 pub struct UserSpec {
     /// The name.
@@ -93,9 +93,9 @@ pub struct UserSpec {
     pub password: Option<PasswordHash>,
     /// Refuse logins that do not come over the loopback interface.
     pub loopback_only: bool,
-    /// `administrator`, `impersonator`, and whatever the operator likes.
+    /// `administrator`, `impersonator`, and any others that the operator chooses.
     pub tags: Vec<String>,
-    /// How many connections and channels the user may have.
+    /// Limits of the user's connections and channels.
     pub limits: UserLimits,
 }
 
@@ -122,7 +122,7 @@ impl UserSpec {
 }
 
 impl UserSpec {
-    /// Somebody who has proved to be this user.
+    /// Logs in a user whose identity has been verified.
     fn log_in(&self, peer_is_loopback: bool) -> Result<Identity, LoginRefused> {
         if self.loopback_only && !peer_is_loopback {
             return Err(LoginRefused::LoopbackOnly);
@@ -144,7 +144,7 @@ pub(crate) struct Users {
     by_name: RwLock<HashMap<String, Arc<Account>>>,
 }
 
-/// A user, and what the user has open now.
+/// A user, with counts of open connections and channels.
 pub(crate) struct Account {
     spec: ArcSwap<UserSpec>,
     pub(crate) connections: Tally,
@@ -162,7 +162,7 @@ impl Account {
 }
 
 impl Users {
-    /// Adds a user, or changes one.
+    /// Adds a user, or changes an existing one.
     pub(crate) fn put(&self, user: UserSpec) {
         let mut users = self.by_name.write();
         if let Some(account) = users.get(&user.name) {
@@ -223,7 +223,7 @@ impl Users {
 pub(crate) mod tests {
     use super::*;
 
-    /// Somebody who has logged in.
+    /// A user who has logged in.
     pub(crate) fn identity(name: &str, impersonator: bool) -> Identity {
         Identity { name: name.into(), impersonator, client: None }
     }

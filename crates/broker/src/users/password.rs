@@ -1,5 +1,5 @@
-//! Passwords at rest, as RabbitMQ keeps them (RabbitMQ, "Credentials and Passwords"): four bytes of salt, then the
-//! digest of salt and password; in base64 where it is written down.
+//! Stored passwords, in RabbitMQ's format (RabbitMQ, "Credentials and Passwords"): four bytes of salt, then
+//! the digest of salt and password; in base64 in files.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -17,7 +17,7 @@ pub struct PasswordHash {
     digest: Box<[u8]>,
 }
 
-/// The digests that RabbitMQ offers and that are still safe to use.
+/// The digests that RabbitMQ supports and that are still safe to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Algorithm {
     Sha256,
@@ -25,17 +25,18 @@ enum Algorithm {
 }
 
 impl PasswordHash {
-    /// The digest of a password, with new salt.
+    /// Computes the digest of a password, with new salt.
     pub fn new(password: &[u8]) -> Self {
-        // Keyed with random bits of the operating system; salt has to differ, and need not be secret.
+        // Keyed with random bits from the operating system; salt has to differ, and need not be secret.
         let salt = (RandomState::new().hash_one(0) as u32).to_le_bytes();
         Self { algorithm: Algorithm::Sha256, salt, digest: Algorithm::Sha256.digest(&salt, password) }
     }
 
-    /// Reads `password_hash` and `hashing_algorithm` of RabbitMQ's definitions; without an algorithm it is SHA-256.
+    /// Parses `password_hash` and `hashing_algorithm` of RabbitMQ's definitions; without an algorithm it is
+    /// SHA-256.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The hash or the algorithm is invalid, and the reason.
     pub fn parse(base64: &str, algorithm: Option<&str>) -> Result<Self, String> {
         let algorithm = match algorithm {
             None | Some("rabbit_password_hashing_sha256") => Algorithm::Sha256,
@@ -71,12 +72,13 @@ impl PasswordHash {
         (STANDARD.encode(bytes), algorithm)
     }
 
-    /// Whether this is the password, in a time that does not tell how much of it is right.
+    /// Whether this is the password, in a time that does not reveal how much of it is right.
     pub(super) fn matches(&self, password: &[u8]) -> bool {
         self.algorithm.digest(&self.salt, password).ct_eq(&self.digest).into()
     }
 
-    /// The work of [`PasswordHash::matches`] for a user that does not exist, so that its time does not tell that.
+    /// Does the work of [`PasswordHash::matches`] for a user that does not exist, so that its time does not
+    /// reveal that.
     pub(super) fn matches_nobody(password: &[u8]) {
         let none = Self {
             algorithm: Algorithm::Sha256,

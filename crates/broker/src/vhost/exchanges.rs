@@ -1,4 +1,4 @@
-//! Exchanges and the bindings between them, and the part of binding that queues share.
+//! Exchanges and the bindings between them, and the binding code that queues share.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -26,8 +26,8 @@ impl VirtualHost {
         self.declare_exchange_if(declare, |_, _| Ok(()))
     }
 
-    /// Declares an exchange, for a user. `may_create` is called with its name and arguments before an exchange is created,
-    /// and not if an exchange of that name is found, which is then not changed.
+    /// Declares an exchange, for a user. `may_create` is called with its name and arguments before an
+    /// exchange is created, but not if an exchange of that name exists, which then stays unchanged.
     pub(crate) fn declare_exchange_if(
         &self,
         declare: &ExchangeDeclare<'_>,
@@ -46,7 +46,7 @@ impl VirtualHost {
         let kind = declare.parse_kind()?;
         check_not_default(name)?;
         let arguments = declare.arguments.decode();
-        // The usual case first: it is there, and nobody has to be kept waiting.
+        // The common case first: the exchange exists, and no write lock is needed.
         if let Some((_, exchange)) = self.topology.read().exchange(name) {
             self.check_equivalent(exchange, kind, declare, &arguments)?;
             return Ok(self.ticket(declare.durable));
@@ -81,10 +81,12 @@ impl VirtualHost {
         Ok(self.ticket(declare.durable))
     }
 
-    /// Deletes an exchange with all its bindings. A missing one is no error. It is gone from the disk when the ticket is done.
+    /// Deletes an exchange with all its bindings. A missing one is not an error. It is gone from the disk
+    /// when the ticket is done.
     ///
     /// # Errors
-    /// 403 the default exchange or one of the standard ones; 406 in use (it has bindings from it) with `if_unused`.
+    /// 403 the default exchange or one of the standard ones; 406 in use (it is the source of bindings) with
+    /// `if_unused`.
     pub fn delete_exchange(&self, name: &str, if_unused: bool) -> Result<Ticket, BrokerError> {
         let name = &*strip_line_ends(name);
         check_deletable(name, &self.name)?;
@@ -111,7 +113,8 @@ impl VirtualHost {
         self.bind_exchange_if(binding, |_| Ok(()))
     }
 
-    /// Binds an exchange to another, for a user. `may_bind` is called with the type of the source, before anything is bound to it.
+    /// Binds an exchange to another, for a user. `may_bind` is called with the type of the source before the
+    /// binding is added.
     pub(crate) fn bind_exchange_if(
         &self,
         binding: &Binding<'_>,
@@ -128,8 +131,8 @@ impl VirtualHost {
         self.add_binding(&mut topology, source, Destination::exchange(destination), binding)
     }
 
-    /// Unbinds an exchange from another. What is missing is no error. The binding is gone from the disk when the ticket is
-    /// done.
+    /// Unbinds an exchange from another. Missing exchanges or bindings are not an error. The binding is gone
+    /// from the disk when the ticket is done.
     ///
     /// # Errors
     /// 403 either is the default exchange.
@@ -137,8 +140,8 @@ impl VirtualHost {
         self.unbind_exchange_if(binding, |_| Ok(()))
     }
 
-    /// Unbinds an exchange from another, for a user. `may_unbind` is called with the type of the source, if both are there, before
-    /// anything is unbound from it.
+    /// Unbinds an exchange from another, for a user. `may_unbind` is called with the type of the source, if
+    /// both exchanges exist, before the binding is removed.
     pub(crate) fn unbind_exchange_if(
         &self,
         binding: &Binding<'_>,
@@ -164,7 +167,7 @@ impl VirtualHost {
         Ok(self.ticket(kept))
     }
 
-    /// Counts, and removes exchanges that have gone with their last binding.
+    /// Updates the counters, and removes exchanges that were deleted with their last binding.
     pub(super) fn after_unbind(&self, removed: bool, doomed: Vec<Destination>) {
         self.metrics.bindings.sub(usize::from(removed));
         self.metrics.exchanges.sub(doomed.len());
@@ -208,7 +211,7 @@ impl VirtualHost {
 }
 
 impl ExchangeDeclare<'_> {
-    /// The type that is asked for.
+    /// The requested type.
     pub(crate) fn parse_kind(&self) -> Result<ExchangeKind, BrokerError> {
         ExchangeKind::from_name(self.kind).ok_or_else(|| BrokerError::Refused {
             code: ReplyCode::CommandInvalid,
@@ -217,7 +220,7 @@ impl ExchangeDeclare<'_> {
     }
 }
 
-/// Whether the exchange's type takes the binding. To be asked before the queue's owner is.
+/// Validates a binding for the exchange's type. Called before the check of the queue's owner.
 pub(super) fn check_binding(
     topology: &Topology,
     source: u32,
@@ -230,7 +233,7 @@ pub(super) fn check_binding(
     }
 }
 
-/// The name of an exchange type as Erlang prints it: quoted if there is more than letters in it.
+/// The name of an exchange type as Erlang prints it: quoted if it contains a hyphen.
 fn as_atom(kind: &str) -> Cow<'_, str> {
     if kind.contains('-') { format!("'{kind}'").into() } else { kind.into() }
 }
@@ -244,7 +247,7 @@ pub(super) fn key_of<'a>(
     BindingKey { source, destination, key: binding.routing_key, arguments }
 }
 
-/// Arguments as part of a binding's identity: encoded, sorted by name.
+/// Arguments as part of a binding's identity: encoded, and sorted by name.
 pub(super) fn canonical(arguments: RawTable<'_>) -> Cow<'_, [u8]> {
     if entries(arguments.bytes()).map(|(name, _)| name).is_sorted_by(|one, next| one < next) {
         return arguments.bytes().into();
@@ -255,7 +258,7 @@ pub(super) fn canonical(arguments: RawTable<'_>) -> Cow<'_, [u8]> {
     entries.into_iter().collect::<FieldTable>().encode().into()
 }
 
-/// Nobody may delete the default exchange and the standard ones.
+/// Refuses the deletion of the default exchange and the standard ones.
 pub(crate) fn check_deletable(exchange: &str, vhost: &str) -> Result<(), BrokerError> {
     check_not_default(exchange)?;
     if exchange.starts_with("amq.") {

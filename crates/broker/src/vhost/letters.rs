@@ -14,16 +14,17 @@ use crate::queue::{DeadLetter, DeathReason, Queue, Sender};
 use crate::routing::Routed;
 use crate::time::Timestamp;
 
-/// What queues have dropped for letters that they were sent.
+/// Dead letters of queues that dropped messages in favour of other dead letters.
 type Pending = VecDeque<(Arc<Queue>, Vec<DeadLetter>)>;
 
-/// What it takes to write a dead letter and to find its queues, in nanoseconds.
+/// Nanoseconds charged for creating a dead letter and finding its queues.
 const LETTER: u32 = 1_500;
 
 impl VirtualHost {
-    /// Routes what `from` has dropped to its dead-letter exchange, and what that makes other queues drop, and so on;
-    /// then what `from` has dropped meanwhile. Called without any lock held, by the one whom the queue gave `dead`. A
-    /// missing exchange swallows the letters.
+    /// Routes the dead letters of `from` to its dead-letter exchange, then those that other queues drop as a
+    /// consequence, and so on; finally the letters that `from` has dropped in the meantime. Called without
+    /// any lock held, by the thread to which the queue gave `dead`. Letters to a missing exchange are
+    /// dropped.
     pub(crate) fn dead_letter(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp) {
         let mut pending = Pending::new();
         let mut dead = dead;
@@ -41,8 +42,8 @@ impl VirtualHost {
         }
     }
 
-    /// Sends on what a queue has dropped for a letter, and what it drops meanwhile. A queue stands in `pending` once at
-    /// most: after that its letters line up.
+    /// Sends on the letters of a queue that received one, and those that it drops in the meantime. A queue is
+    /// in `pending` at most once: after that its letters line up.
     fn send_line(&self, from: &Queue, dead: Vec<DeadLetter>, now: Timestamp, pending: &mut Pending) {
         let mut dead = dead;
         let _turn = from.letters_turn();
@@ -54,8 +55,9 @@ impl VirtualHost {
         }
     }
 
-    /// Sends one letter. Where it is kept, the store notes with the same record that it has arrived and that the message it was
-    /// made of has left: a crash finds one of the two. Returns the position of that message if it is still to be settled.
+    /// Sends one letter. If it is stored, the same record of the store says that it has arrived and that the
+    /// original message has left: after a crash exactly one of the two exists. Returns the position of the
+    /// original message if that has still to be settled.
     fn send_letter(
         &self,
         from: &Queue,
@@ -80,7 +82,7 @@ impl VirtualHost {
         let share = budget / u32::try_from(queues.len()).unwrap_or(u32::MAX).max(1);
         let mut transfer = Transfer::default();
         for (at, queue) in queues.into_iter().enumerate() {
-            // Its confirm, if there was one, has been given; a queue that is full loses the letter.
+            // The original message has already been confirmed, if at all; a full queue loses the letter.
             let kept = kept.at(at).in_transfer(dead.stored.is_some().then_some(&mut transfer));
             let sender = Sender::DeadLetters { budget: share };
             let appended = queue.append(message.iter().cloned(), kept, now, sender, |_| {});

@@ -39,7 +39,7 @@ use crate::routing::{ExchangeKind, Routed};
 use crate::topology::{Destination, Exchange, Routes, Topology};
 use crate::users::Identity;
 
-/// `exchange.declare`.
+/// The arguments of `exchange.declare`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ExchangeDeclare<'a> {
     /// Its name.
@@ -48,28 +48,28 @@ pub struct ExchangeDeclare<'a> {
     pub kind: &'a str,
     /// Only check that it exists.
     pub passive: bool,
-    /// Survives a restart.
+    /// Whether it survives a restart.
     pub durable: bool,
-    /// Goes with the last binding from it.
+    /// Whether it is deleted with the last binding from it.
     pub auto_delete: bool,
-    /// Clients cannot publish to it.
+    /// Whether clients are refused to publish to it.
     pub internal: bool,
-    /// `alternate-exchange` is known.
+    /// Only `alternate-exchange` and the hash arguments are used.
     pub arguments: RawTable<'a>,
 }
 
-/// `queue.declare`.
+/// The arguments of `queue.declare`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QueueDeclare<'a> {
-    /// Its name. When it is empty the broker makes one up.
+    /// Its name. If it is empty, the broker generates one.
     pub name: &'a str,
     /// Only check that it exists.
     pub passive: bool,
-    /// Survives a restart.
+    /// Whether it survives a restart.
     pub durable: bool,
-    /// Belongs to the declaring session and goes with it.
+    /// Whether it belongs to the declaring session and is deleted with it.
     pub exclusive: bool,
-    /// Goes with its last consumer.
+    /// Whether it is deleted with its last consumer.
     pub auto_delete: bool,
     /// See [`crate::QueueArguments`].
     pub arguments: RawTable<'a>,
@@ -84,40 +84,40 @@ pub struct Binding<'a> {
     pub destination: &'a str,
     /// The binding key.
     pub routing_key: &'a str,
-    /// The pattern of a headers exchange; otherwise only part of the binding's identity.
+    /// Matched against headers by a headers exchange; otherwise only part of the binding's identity.
     pub arguments: RawTable<'a>,
 }
 
-/// What `queue.declare-ok` tells.
+/// The contents of `queue.declare-ok`.
 #[derive(Debug, Clone)]
 pub struct DeclaredQueue {
-    /// The queue; its name may have been made up.
+    /// The queue; its name may have been generated.
     pub queue: Arc<Queue>,
-    /// Ready messages in it.
+    /// The number of ready messages.
     pub messages: u64,
-    /// Its consumers.
+    /// The number of its consumers.
     pub consumers: u64,
-    /// When it is on disk, if it is to be.
+    /// A ticket that is done when the queue is on disk, if it is durable.
     pub ticket: Ticket,
 }
 
-/// That [`VirtualHost::check_publish`] has allowed a publish.
+/// Permission for a publish that [`VirtualHost::check_publish`] has granted.
 pub(crate) struct Allowed<'a> {
     pub(crate) grant: &'a Grant,
     pub(crate) client: Option<&'a ClientName>,
     pub(crate) routing_key: &'a str,
-    /// The generation at which it was asked, or an earlier one.
+    /// The generation at which it was granted, or an earlier one.
     pub(crate) at: u64,
-    /// The broker itself publishes, to an exchange of its own: nothing was asked, nor is it.
+    /// The broker itself publishes, to an exchange of its own, which needs no permission.
     pub(crate) may_be_internal: bool,
 }
 
-/// What [`VirtualHost::route`] finds.
+/// The result of [`VirtualHost::route`].
 pub(crate) struct Found {
     pub(crate) exchange: Arc<str>,
     pub(crate) flow: Arc<ExchangeFlow>,
     pub(crate) routes: Routes,
-    /// That it holds for.
+    /// The generation for which the routes are valid.
     pub(crate) generation: u64,
 }
 
@@ -126,28 +126,29 @@ pub struct VirtualHost {
     name: Arc<str>,
     /// The broker's name.
     node: Arc<str>,
-    /// What is published and delivered is told to the firehose. Switched by operators, and off after a start.
+    /// Whether publishes and deliveries are reported to the firehose. Set by operators, and off after a
+    /// start.
     traced: AtomicBool,
-    /// Where durable things are written down, if anywhere.
+    /// The store for durable objects and messages, if any.
     store: OnceLock<Arc<Store>>,
     topology: RwLock<Topology>,
-    /// Goes up with every change of the topology, before its lock is released. Routes found at one value hold until
-    /// the next.
+    /// Incremented with every change of the topology, before its lock is released. Routes found at one value
+    /// are valid until the next.
     generation: AtomicU64,
-    /// Exclusive queues by owner, so that a session's end costs only what it owned.
+    /// Exclusive queues by owner, so that the end of a session costs only the number of its queues.
     exclusive: Mutex<HashMap<SessionId, HashMap<u64, Arc<Queue>>>>,
     replies: ReplyQueues,
     grants: Grants,
     policies: RwLock<PolicyTable>,
     limits: RwLock<VirtualHostLimits>,
-    /// Connections that have it open.
+    /// Connections that have the virtual host open.
     connections: Tally,
     metrics: Arc<Metrics>,
     deadlines: Arc<Deadlines>,
     paging: Arc<Paging>,
-    /// What goes through the default exchange, which is not in the topology.
+    /// Counters of the default exchange, which is not in the topology.
     default_flow: Arc<ExchangeFlow>,
-    /// What came and went in queues that are gone.
+    /// Counters of messages in queues that have been deleted.
     gone: Mutex<MessageCounts>,
 }
 
@@ -201,25 +202,26 @@ impl VirtualHost {
         &self.name
     }
 
-    /// Writes down what is durable, from now on. What is here already was read from there, but for the standard exchanges
-    /// of a new virtual host.
+    /// From now on stores what is durable. Existing objects were read from the store, except for the standard
+    /// exchanges of a new virtual host.
     pub(crate) fn keep(&self, store: &Arc<Store>) {
         self.topology.write().keep(Ledger::new(store.catalogue().clone(), self.name.clone()));
         let _ = self.store.set(store.clone());
     }
 
-    /// Where durable things are written down, if anywhere.
+    /// The store for durable objects and messages, if any.
     pub fn store(&self) -> Option<&Arc<Store>> {
         self.store.get()
     }
 
-    /// Whether publishers need not pause: neither waits too much to be written, nor have long queues too much in memory.
+    /// Whether publishers may proceed: neither the backlog of unwritten messages nor the memory of long
+    /// queues exceeds its limit.
     pub fn has_room(&self) -> bool {
         self.store().is_none_or(|store| store.has_room()) && !self.paging.is_behind()
     }
 
-    /// Wakes `waiter` when it is worth to ask again whether publishers [need not pause](Self::has_room); at once if they
-    /// need not.
+    /// Wakes `waiter` when it is worth asking again whether publishers [may proceed](Self::has_room); at once
+    /// if they may.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         let Some(waiter) = self.paging.wait_for_room(waiter) else { return };
         match self.store() {
@@ -228,37 +230,39 @@ impl VirtualHost {
         }
     }
 
-    /// The part of it that is about definitions.
+    /// The part of the store that holds definitions.
     pub fn catalogue(&self) -> Option<&Arc<Catalogue>> {
         self.store().map(|store| store.catalogue())
     }
 
-    /// To wait for until everything that has been written down so far is on disk, if the operation was about something
+    /// A ticket that is done when everything stored so far is on disk, if the operation concerned something
     /// durable.
     fn ticket(&self, durable: bool) -> Ticket {
         self.catalogue().filter(|_| durable).map(|catalogue| catalogue.last_noted()).unwrap_or_default()
     }
 
-    /// A publisher, for one channel. It publishes what the user may publish.
+    /// Creates a publisher, for one channel. It enforces the user's permissions.
     pub fn publisher(self: &Arc<Self>, identity: &Identity) -> Publisher {
         Publisher::new(self.clone(), identity.clone(), self.grant(identity.user()))
     }
 
-    /// Whether what is published and delivered here is traced.
+    /// Whether publishes and deliveries are traced.
     #[inline]
     pub fn is_traced(&self) -> bool {
-        // Whoever is told that it has been switched hears so over a connection, which is later than any other thread sees it.
+        // Relaxed suffices: whoever is told of the switch hears of it over a connection, long after other
+        // threads can see it.
         self.traced.load(Ordering::Relaxed)
     }
 
-    /// Switches tracing on or off. It is not kept over a restart, as in RabbitMQ.
+    /// Switches tracing on or off. As in RabbitMQ, the setting is lost on restart.
     pub fn set_traced(&self, traced: bool) {
         if self.traced.swap(traced, Ordering::Relaxed) != traced {
             tracing::info!(vhost = &*self.name, "tracing was switched {}", if traced { "on" } else { "off" });
         }
     }
 
-    /// What tells the firehose of the messages that a client is given, over a connection that operators see or none.
+    /// Creates a tracer of the messages that a client receives; `connection` is `None` if operators see no
+    /// connection for it.
     pub fn tracer(
         self: &Arc<Self>,
         identity: &Identity,
@@ -295,7 +299,7 @@ impl VirtualHost {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Refuses to publish to an exchange that is missing or internal, or that the user may not publish to.
+    /// Refuses to publish to an exchange that is missing or internal, or for which the user lacks permission.
     pub(crate) fn check_publish(
         &self,
         grant: &Grant,
@@ -323,9 +327,9 @@ impl VirtualHost {
         }
     }
 
-    /// The name of the exchange, the queues that a message published to it goes to, and the generation for which
-    /// that holds. If that is not the one at which the user was allowed to publish, the question is asked again: the
-    /// exchange may be another one by now, of topics that the user may not write.
+    /// The name of the exchange, the queues that a message published to it goes to, and the generation for
+    /// which that is valid. If that is not the one at which the user was granted permission, the check is
+    /// repeated: the exchange may be another one by now, with topics that the user may not write.
     pub(crate) fn route(
         &self,
         exchange: &str,
@@ -346,7 +350,7 @@ impl VirtualHost {
         Ok(Found { exchange, flow, routes: topology.route(slot, routed), generation })
     }
 
-    /// `None` for the default exchange.
+    /// The slot of the exchange; `None` for the default exchange.
     fn publish_slot(
         &self,
         topology: &Topology,
@@ -365,20 +369,22 @@ impl VirtualHost {
         Ok(Some(slot))
     }
 
-    /// Makes routes found so far void. Called with the topology's write lock held.
+    /// Invalidates cached routes. Called with the topology's write lock held.
     fn topology_changed(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Removes what has lost its name, with all its bindings, and what goes with those. The lock is released now and
-    /// then, so that others do not wait for something with very many bindings.
+    /// Removes doomed queues and exchanges, with all their bindings, and exchanges that are deleted with
+    /// those. The lock is released now and then, so that other threads do not wait for the removal of very
+    /// many bindings.
     fn demolish(&self, mut doomed: Vec<Destination>) {
         while let Some(what) = doomed.pop() {
             let mut topology = self.topology.write();
             let mut more = Vec::new();
             let (bindings, done) = topology.demolish(what, DEMOLITION_CHUNK, &mut more);
             self.topology_changed();
-            // Fair, or this thread would have the next chunk done before a waiting publisher has woken up.
+            // Fair unlocking; otherwise this thread would finish the next chunk before a waiting publisher
+            // has woken up.
             RwLockWriteGuard::unlock_fair(topology);
             self.metrics.bindings.sub(bindings);
             self.metrics.exchanges.sub(more.len());
@@ -399,7 +405,7 @@ impl fmt::Debug for VirtualHost {
 /// Bindings removed in one go, with the topology locked: about a millisecond.
 const DEMOLITION_CHUNK: usize = 1000;
 
-/// Name, type, and whether it is internal, of the exchanges that every virtual host has.
+/// Name, type and `internal` flag of the exchanges that every virtual host has.
 const STANDARD_EXCHANGES: &[(&str, ExchangeKind, bool)] = &[
     ("amq.direct", ExchangeKind::Direct, false),
     ("amq.fanout", ExchangeKind::Fanout, false),

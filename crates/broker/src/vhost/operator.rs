@@ -1,4 +1,4 @@
-//! What the operator sets for a virtual host: permissions, policies and limits.
+//! The operator's settings for a virtual host: permissions, policies and limits.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::policies::Policy;
 use crate::time::Timestamp;
 
 impl VirtualHost {
-    /// Sets the permissions of a user, or takes them away. They hold at once, also for open connections; those stay
-    /// open.
+    /// Sets the permissions of a user, or removes them. They take effect at once, also for open connections;
+    /// those stay open.
     ///
     /// # Errors
-    /// Which expression is wrong, and how. Nothing has changed then.
+    /// The expression that is invalid, and the reason. Nothing has changed then.
     pub fn set_permissions(&self, user: &str, permissions: Option<&Permissions>) -> Result<(), String> {
         self.grant(user).set(permissions)?;
         self.forget_routes();
@@ -24,14 +24,14 @@ impl VirtualHost {
     /// Restricts the topics of a user on one exchange.
     ///
     /// # Errors
-    /// Which expression is wrong, and how. Nothing has changed then.
+    /// The expression that is invalid, and the reason. Nothing has changed then.
     pub fn set_topic_permissions(&self, user: &str, permissions: &TopicPermissions) -> Result<(), String> {
         self.grant(user).set_topic(permissions)?;
         self.forget_routes();
         Ok(())
     }
 
-    /// Adds a policy, or changes the one with its name. Existing queues and exchanges follow it at once.
+    /// Adds a policy, or changes the one with its name. It applies to existing queues and exchanges at once.
     pub fn set_policy(self: &Arc<Self>, policy: Policy, now: Timestamp) {
         self.policies.write().set(policy);
         self.apply_policies(now);
@@ -49,7 +49,7 @@ impl VirtualHost {
         self.apply_policies(now);
     }
 
-    /// Sets how many connections and queues there may be. What is there already stays.
+    /// Sets the limits of connections and queues. Existing ones stay.
     pub fn set_limits(&self, limits: VirtualHostLimits) {
         *self.limits.write() = limits;
     }
@@ -66,7 +66,7 @@ impl VirtualHost {
         self.grants.of(user, &self.name)
     }
 
-    /// Whether the user has permissions here.
+    /// Whether the user has permissions in this virtual host.
     pub(crate) fn may_open(&self, user: &str) -> bool {
         self.grants.may_open(user)
     }
@@ -88,8 +88,8 @@ impl VirtualHost {
         }
     }
 
-    /// Gives every queue and exchange what the policies now say. Whoever is declared meanwhile waits for it, or has
-    /// been found.
+    /// Applies the current policies to every queue and exchange. A concurrent declaration either waits for
+    /// this, or precedes it and is included.
     pub(super) fn apply_policies(&self, now: Timestamp) {
         let policies = self.policies.read();
         let mut topology = self.topology.write();
@@ -105,7 +105,7 @@ impl VirtualHost {
         }
     }
 
-    /// Makes publishers ask for permission again.
+    /// Makes publishers check permissions again.
     pub(super) fn forget_routes(&self) {
         let topology = self.topology.write();
         self.topology_changed();

@@ -1,4 +1,4 @@
-//! Queues, their bindings, and whose they are.
+//! Queues, their bindings and their owners.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl VirtualHost {
         self.declare_queue_if(session, declare, now, |_, _| Ok(()))
     }
 
-    /// Declares a queue, for a user. `may_create` is called with its name and arguments before a queue is created, and not
-    /// if a queue of that name is found, which is then not changed.
+    /// Declares a queue, for a user. `may_create` is called with its name and arguments before a queue is
+    /// created, but not if a queue of that name exists, which then stays unchanged.
     pub(crate) fn declare_queue_if(
         self: &Arc<Self>,
         session: SessionId,
@@ -44,7 +44,7 @@ impl VirtualHost {
     ) -> Result<DeclaredQueue, BrokerError> {
         let stripped = strip_line_ends(declare.name);
         if declare.passive {
-            // The empty name is a name like any other here, not the last queue declared.
+            // The empty name is an ordinary name here; it does not stand for the last queue declared.
             let queue = self.queue(session, &stripped).map_err(|error| match error {
                 BrokerError::NoPreviousQueue => BrokerError::no_queue(&stripped, &self.name),
                 error => error,
@@ -58,11 +58,11 @@ impl VirtualHost {
             Resource::Queue.check_reserved(&stripped)?;
             stripped.into_owned()
         };
-        // What goes with its connection cannot survive a restart; asked for both, RabbitMQ says nothing and forgets
-        // the latter.
+        // An exclusive queue cannot survive a restart; if a client asks for both, RabbitMQ silently ignores
+        // `durable`.
         let declare = &QueueDeclare { durable: declare.durable && !declare.exclusive, ..*declare };
         let arguments = declare.arguments.decode();
-        // The usual case first: it is there, and nobody has to be kept waiting.
+        // The common case first: the queue exists, and no write lock is needed.
         let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());
         if let Some(queue) = found {
             return self.redeclare(queue, session, declare, &arguments, now);
@@ -72,7 +72,7 @@ impl VirtualHost {
         self.create_queue(session, &name, declare, arguments, now)
     }
 
-    /// Creates a queue, unless somebody else has done so meanwhile.
+    /// Creates a queue, unless another thread has done so in the meantime.
     fn create_queue(
         self: &Arc<Self>,
         session: SessionId,
@@ -117,7 +117,7 @@ impl VirtualHost {
         self.topology_changed();
         drop(topology);
         drop(policies);
-        // Not before the queue stands in the topology, for its lease may be over at once.
+        // Only now that the queue is in the topology, since its lease may expire at once.
         queue.touch(now);
         self.metrics.queues.add(1);
         self.metrics.queues_declared.add(1);
@@ -128,8 +128,9 @@ impl VirtualHost {
         Ok(DeclaredQueue { queue, messages: 0, consumers: 0, ticket: self.ticket(declare.durable) })
     }
 
-    /// Deletes a queue with its messages, consumers and bindings; returns the number of ready messages it had, and when it
-    /// is gone from the disk. A missing queue is no error, and had none.
+    /// Deletes a queue with its messages, consumers and bindings; returns the number of ready messages it
+    /// had, and a ticket that is done when it is gone from the disk. A missing queue is not an error, and
+    /// counts as empty.
     ///
     /// # Errors
     /// 405 another session's; 406 in use or not empty, with `if_unused` or `if_empty`; 540 either of them for a queue
@@ -182,7 +183,8 @@ impl VirtualHost {
         self.bind_queue_if(session, binding, |_| Ok(()))
     }
 
-    /// Binds a queue, for a user. `may_bind` is called with the type of the exchange, before anything is bound to it.
+    /// Binds a queue, for a user. `may_bind` is called with the type of the exchange before the binding is
+    /// added.
     pub(crate) fn bind_queue_if(
         &self,
         session: SessionId,
@@ -200,8 +202,8 @@ impl VirtualHost {
         self.add_binding(&mut topology, source, Destination::queue(slot), binding)
     }
 
-    /// Unbinds a queue from an exchange. What is missing is no error. The binding is gone from the disk when the ticket is
-    /// done.
+    /// Unbinds a queue from an exchange. A missing queue, exchange or binding is not an error. The binding is
+    /// gone from the disk when the ticket is done.
     ///
     /// # Errors
     /// 403 the default exchange; 405 another session's queue.
@@ -209,8 +211,8 @@ impl VirtualHost {
         self.unbind_queue_if(session, binding, |_| Ok(()))
     }
 
-    /// Unbinds a queue, for a user. `may_unbind` is called with the type of the exchange, if there is one, before anything is
-    /// unbound from it.
+    /// Unbinds a queue, for a user. `may_unbind` is called with the type of the exchange, if that exists,
+    /// before the binding is removed.
     pub(crate) fn unbind_queue_if(
         &self,
         session: SessionId,
@@ -239,8 +241,8 @@ impl VirtualHost {
         Ok(self.ticket(kept))
     }
 
-    /// Drops the ready messages of a queue, and returns how many there were, and what to wait for so that they do not come
-    /// back.
+    /// Drops the ready messages of a queue, and returns their number, and the log position to wait for so
+    /// that they do not come back.
     ///
     /// # Errors
     /// 404 missing; 405 another session's.
@@ -248,7 +250,7 @@ impl VirtualHost {
         Ok(self.queue(session, name)?.purge())
     }
 
-    /// The queue with this name, to consume or get from.
+    /// The queue with this name, for consuming or getting from it.
     ///
     /// # Errors
     /// 404 missing; 405 another session's.
@@ -260,15 +262,15 @@ impl VirtualHost {
         Ok(queue)
     }
 
-    /// Changes the `x-expires` of a queue, in milliseconds, and begins its lease anew: for a front end whose queues last as long
-    /// as something of its own, whose time may change. Returns what to wait for.
+    /// Changes the `x-expires` of a queue, in milliseconds, and begins its lease anew: for a front end whose
+    /// queues live as long as its sessions, whose lifetime may change. Returns a ticket to wait for.
     pub fn set_queue_expires(&self, queue: &Arc<Queue>, expires: Option<u64>, now: Timestamp) -> Ticket {
         if !queue.set_own_expires(expires) {
             return Ticket::default();
         }
         let policies = self.policies.read();
         queue.set_arguments(policies.arguments_of(queue));
-        // While it is read, the queue cannot lose its name.
+        // Under the read lock the queue cannot lose its name.
         self.topology.read().write_queue_down(queue);
         drop(policies);
         queue.touch(now);
@@ -285,8 +287,8 @@ impl VirtualHost {
         }
     }
 
-    /// Takes a queue that has been marked as deleted out of the topology: this very one, even if another queue has
-    /// its name by now. Called by whoever has marked it, once.
+    /// Takes a queue that has been marked as deleted out of the topology: exactly this one, even if another
+    /// queue has its name by now. Called once, by the thread that has marked it.
     pub(crate) fn forget_queue(&self, queue: &Queue) {
         self.metrics.queues.sub(1);
         self.metrics.queues_deleted.add(1);

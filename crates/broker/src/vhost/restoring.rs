@@ -1,4 +1,4 @@
-//! Putting exchanges, queues and bindings back as they were written down, many at a time.
+//! Restores exchanges, queues and bindings from the store, many at a time.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,20 +15,20 @@ use crate::queue::{NewQueue, Queue, QueueProperties};
 use crate::time::Timestamp;
 use crate::topology::{BindingKey, Destination, Exchange, NumberedEnd, Topology};
 
-/// Puts exchanges and queues back.
+/// Restores exchanges and queues.
 pub(crate) struct Restoring<'b> {
     broker: &'b Broker,
     store: &'b Store,
     vhosts: Vec<Arc<VirtualHost>>,
-    /// Their places in `vhosts`.
+    /// The indexes in `vhosts`, by name.
     places: HashMap<String, usize>,
-    /// The virtual host, by its place, and the slot of everything that is back.
+    /// The index of the virtual host and the slot, for everything restored so far.
     ends: HashMap<NumberedEnd, (usize, Destination)>,
-    /// By their numbers.
+    /// Queues by their numbers on disk.
     queues: HashMap<u64, Arc<Queue>>,
 }
 
-/// Puts bindings back, once their ends are.
+/// Restores bindings, after exchanges and queues.
 pub(crate) struct RestoringBindings {
     vhosts: Vec<Arc<VirtualHost>>,
     ends: HashMap<NumberedEnd, (usize, Destination)>,
@@ -40,14 +40,14 @@ impl<'b> Restoring<'b> {
         Self { broker, store, vhosts: Vec::new(), places, ends, queues }
     }
 
-    /// `None` if it cannot be.
+    /// Restores an exchange; `None` if that is impossible.
     pub(crate) fn exchange(&mut self, written: &WrittenEnd<'_>) -> Option<()> {
         let at = self.vhost(written.vhost)?;
         let vhost = &self.vhosts[at];
         let arguments = written.arguments.decode();
         let alternate = vhost.policies.read().alternate_of(written.name, &arguments);
         let mut topology = vhost.topology.write();
-        // A new virtual host has the standard ones.
+        // A new virtual host already has the standard ones.
         let found = topology.exchange(written.name).map(|(slot, _)| slot);
         let kind = written.kind?;
         let slot = found.unwrap_or_else(|| {
@@ -69,7 +69,7 @@ impl<'b> Restoring<'b> {
         Some(())
     }
 
-    /// `None` if it cannot be.
+    /// Restores a queue; `None` if that is impossible.
     pub(crate) fn queue(&mut self, written: &WrittenEnd<'_>, now: Timestamp) -> Option<()> {
         let at = self.vhost(written.vhost)?;
         let vhost = &self.vhosts[at];
@@ -102,7 +102,7 @@ impl<'b> Restoring<'b> {
         Some(())
     }
 
-    /// For the bindings, and the queues by their numbers.
+    /// Continues with the bindings; also returns the queues by their numbers on disk.
     pub(crate) fn into_bindings(self) -> (RestoringBindings, HashMap<u64, Arc<Queue>>) {
         (RestoringBindings { vhosts: self.vhosts, ends: self.ends }, self.queues)
     }
@@ -119,7 +119,7 @@ impl<'b> Restoring<'b> {
 }
 
 impl RestoringBindings {
-    /// Puts a binding back; false if one of its ends is gone.
+    /// Restores a binding; returns false if one of its ends is gone.
     pub(crate) fn bind(&mut self, written: &WrittenBinding<'_>) -> bool {
         let source = NumberedEnd { is_exchange: true, number: written.source };
         let ends = self.ends.get(&source).zip(self.ends.get(&written.to));
@@ -137,7 +137,7 @@ impl RestoringBindings {
         true
     }
 
-    /// Lets routes be found anew.
+    /// Invalidates cached routes.
     pub(crate) fn finish(self) {
         for vhost in self.vhosts {
             let topology: RwLockWriteGuard<'_, Topology> = vhost.topology.write();
