@@ -1,7 +1,7 @@
-//! What routing and binding cost, with one, a thousand and a million bindings on the exchange.
+//! The cost of routing and binding, with one, a thousand and a million bindings on the exchange.
 //!
-//! `cargo bench -p broker`. Each publish takes a routing key that was not used lately, so that no route is
-//! remembered and every message is routed afresh; it matches one binding. A consumer throws the messages away.
+//! `cargo bench -p broker`. Each publish uses a routing key that was not used recently, so that no route is
+//! cached and every message is routed anew; it matches one binding. A consumer discards the messages.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ struct Bench {
     kind: &'static str,
 }
 
-/// One binding's key and arguments.
+/// The key and arguments of one binding.
 fn pattern(kind: &str, number: u32) -> (String, Vec<u8>) {
     match kind {
         "headers" => {
@@ -113,7 +113,7 @@ fn routing(criterion: &mut Criterion) {
         for size in SIZES {
             (bound..size).for_each(|number| bench.bind(number));
             bound = size;
-            // A stride prime to all sizes visits every key before any comes back.
+            // A stride coprime to all sizes visits every key before any repeats.
             let mut number = 0;
             group.bench_function(BenchmarkId::new("publish", size), |bencher| {
                 bencher.iter(|| {

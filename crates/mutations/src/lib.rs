@@ -1,11 +1,11 @@
-//! Bodies of fuzz targets on a small corpus and some thousand mutations of it, without nightly and the same every time. A
-//! dev-dependency of the codecs, and of nothing that is shipped.
+//! Runs the bodies of fuzz targets on a small corpus and some thousand mutations of it, on stable Rust and
+//! deterministically. A dev-dependency of the codecs only.
 
-/// Calls `body` with each seed of a corpus, and with `count` mutations of them. `telling` are bytes that mean something to
-/// the format, which chance would seldom hit.
+/// Calls `body` with each seed of a corpus, and with `count` mutations of them. `telling` are bytes that are
+/// significant in the format, which chance would seldom hit.
 ///
 /// # Panics
-/// When `body` does, or there is no seed.
+/// If `body` panics, or there is no seed.
 pub fn hold_on(corpus: &[Vec<u8>], count: usize, telling: &[u8], body: impl Fn(&[u8])) {
     corpus.iter().for_each(|seed| body(seed));
     let mut random = Random::new(0x9E37_79B9_7F4A_7C15);
@@ -18,7 +18,7 @@ pub fn hold_on(corpus: &[Vec<u8>], count: usize, telling: &[u8], body: impl Fn(&
     }
 }
 
-/// Bytes that a mutation repeats at most, so that inputs do not grow without end.
+/// Most bytes that a mutation repeats, so that inputs do not grow without bound.
 const LONGEST_REPEAT: usize = 4096;
 
 fn mutate(input: &mut Vec<u8>, telling: &[u8], random: &mut Random) {
@@ -26,7 +26,7 @@ fn mutate(input: &mut Vec<u8>, telling: &[u8], random: &mut Random) {
     match random.below(6) {
         0 => input.truncate(at),
         1 => input.insert(at, random.byte()),
-        // A part of it comes again.
+        // Repeats a part of the input.
         2 => {
             let from = at - random.below((at + 1).min(LONGEST_REPEAT));
             drop(input.splice(at.., input.clone().into_iter().skip(from)));
@@ -41,17 +41,17 @@ fn mutate(input: &mut Vec<u8>, telling: &[u8], random: &mut Random) {
     }
 }
 
-/// Xorshift: the same sequence every time.
+/// An xorshift generator: deterministic.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of a seed, which is not 0.
+    /// Creates the sequence of a seed, which must not be 0.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A number below `bound`; 0 if that is 0.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }

@@ -1,49 +1,50 @@
-//! Loom's primitives, with the interface of those that they stand for.
+//! Loom's primitives, with the interface of those that they replace.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::task::Waker;
 
-/// Runs `test` in every order in which its threads can meet, with up to `preemptions` switches between them that they did
-/// not ask for: nearly all mistakes show with two or three (Musuvathi and Qadeer, "Iterative Context Bounding", 2007).
+/// Runs `test` with every interleaving of its threads that has at most `preemptions` involuntary switches
+/// between them: two or three reveal nearly all mistakes (Musuvathi and Qadeer, "Iterative Context Bounding",
+/// 2007).
 ///
 /// # Panics
-/// When `test` does, or when all of its threads wait for ever.
+/// If `test` panics, or if all of its threads deadlock.
 pub fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(test);
 }
 
-/// parking_lot's mutex: no poison.
+/// The interface of parking_lot's mutex: without poisoning.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(loom::sync::Mutex<T>);
 
-/// Its guard.
+/// The guard of [`Mutex`].
 pub type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
 
 impl<T> Mutex<T> {
-    /// A mutex.
+    /// Creates a mutex.
     pub fn new(value: T) -> Self {
         Self(loom::sync::Mutex::new(value))
     }
 
-    /// Locks it.
+    /// Locks the mutex.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// parking_lot's lock for readers and writers.
+/// The interface of parking_lot's reader-writer lock.
 #[derive(Debug, Default)]
 pub struct RwLock<T>(loom::sync::RwLock<T>);
 
-/// Its guard for a writer.
+/// The guard of a writer.
 #[derive(Debug)]
 pub struct RwLockWriteGuard<'a, T>(loom::sync::RwLockWriteGuard<'a, T>);
 
 impl<T> RwLock<T> {
-    /// A lock.
+    /// Creates a lock.
     pub fn new(value: T) -> Self {
         Self(loom::sync::RwLock::new(value))
     }
@@ -60,7 +61,7 @@ impl<T> RwLock<T> {
 }
 
 impl<T> RwLockWriteGuard<'_, T> {
-    /// Unlocks it. Who is next is up to loom, which tries everybody.
+    /// Unlocks it. Loom chooses the next thread, and tries each of them.
     pub fn unlock_fair(self) {
         drop(self);
     }
@@ -80,22 +81,22 @@ impl<T> DerefMut for RwLockWriteGuard<'_, T> {
     }
 }
 
-/// The crate atomic-waker's, as far as its users can tell.
+/// The part of the interface of atomic-waker's type that is used.
 #[derive(Debug, Default)]
 pub struct AtomicWaker(Mutex<Option<Waker>>);
 
 impl AtomicWaker {
-    /// One that wakes nobody yet.
+    /// Creates one without a registered waker.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whom to wake from now on.
+    /// Registers the waker to be woken from now on.
     pub fn register(&self, waker: &Waker) {
         *self.0.lock() = Some(waker.clone());
     }
 
-    /// Wakes whoever has registered.
+    /// Wakes the registered waker, if there is one.
     pub fn wake(&self) {
         let waker = self.0.lock().take();
         if let Some(waker) = waker {

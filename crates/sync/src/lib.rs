@@ -1,12 +1,13 @@
-//! Locks, atomics and wakers of the code that many threads run through at once.
+//! Locks, atomics and wakers for code that many threads run at once.
 //!
-//! They are parking_lot's, the standard library's and atomic-waker's. With the feature `loom` they are loom's instead,
-//! with the same interface, so that a test can run the real code through every interleaving that the memory model
-//! allows (`make loom`). Such a build does nothing but that.
+//! They are those of parking_lot, the standard library and atomic-waker. With the feature `loom` they are
+//! loom's instead, with the same interface, so that a test can run the real code through every interleaving
+//! that the memory model allows (`make loom`). Such a build is for these tests only.
 //!
-//! [`work`] counts what a thread does in its turn, so that no connection keeps the others waiting.
+//! [`work`] accounts for the work that a thread does in its turn, so that no connection keeps the others
+//! waiting.
 //!
-//! What must never be added: anything that is not needed in both worlds.
+//! Out of scope: anything that is not needed both with and without loom.
 
 #[cfg(feature = "loom")]
 mod explored;
@@ -22,7 +23,7 @@ pub use atomic_waker::AtomicWaker;
 #[cfg(not(feature = "loom"))]
 pub use parking_lot::{Mutex, MutexGuard, RwLock, RwLockWriteGuard};
 
-/// Atomics.
+/// The atomic types.
 pub mod atomic {
     #[cfg(feature = "loom")]
     pub use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -1,37 +1,38 @@
-//! How much work a thread does before others get their turn.
+//! Limits the work that a thread does before others get their turn.
 //!
-//! A *turn* is one poll of a connection's task. Whoever does work on behalf of a connection charges it here, in nanoseconds
-//! that it takes on the machine on which the charges were measured (two cores at 2.5 GHz): a message routed, a queue
-//! appended to, a delivery written, bytes copied. Work is charged and not timed, so that a turn ends at the same place
-//! whatever else the machine does, in tests as in production.
+//! A *turn* is one poll of a connection's task. Code that does work on behalf of a connection charges it
+//! here, in nanoseconds that it takes on the machine on which the charges were measured (two cores at 2.5
+//! GHz): a message routed, a queue appended to, a delivery written, bytes copied. Work is charged and not
+//! timed, so that a turn ends at the same point regardless of other load on the machine, in tests as in
+//! production.
 //!
-//! Code with a loop over work of others' making (frames of a client, queues of a route, consumers of a queue) asks
-//! [`is_turn_over`] and leaves the rest to the connection's next turn. Outside of a turn, as on the threads of the disk
-//! and in tests that call a session directly, a turn is never over.
+//! A loop whose length others control (frames of a client, queues of a route, consumers of a queue) checks
+//! [`is_turn_over`] and leaves the rest to the connection's next turn. Outside of a turn, as on the threads
+//! of the disk and in tests that call a session directly, a turn is never over.
 //!
-//! An example: a fanout exchange has 100,000 queues, and an append costs 100 ns. Of a message published there 5,000 queues
-//! get theirs in the first turn, [`TURN`] is used up, and the other 95,000 follow in 19 more turns, between which everybody
-//! else who is ready has one.
+//! An example: a fanout exchange has 100,000 queues, and an append costs 100 ns. A message published there
+//! reaches 5,000 queues in the first turn, when [`TURN`] is used up, and the other 95,000 in 19 more turns,
+//! between which all other ready tasks run.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-/// What a turn may cost, in nanoseconds: long enough that the price of changing tasks (some microseconds) disappears, and
-/// short enough that a hundred busy connections on two cores come round in 25 ms.
+/// The budget of a turn, in nanoseconds: long enough that the cost of switching tasks (some microseconds) is
+/// negligible, and short enough that a hundred busy connections on two cores take turns within 25 ms.
 pub const TURN: u32 = 500_000;
 
 thread_local! {
-    /// What is left of this thread's turn; below zero once it is over.
+    /// The rest of this thread's turn, in nanoseconds; below zero once it is over.
     static LEFT: Cell<i64> = const { Cell::new(NO_TURN) };
 }
 
-/// No turn is under way: nothing that is charged can use this up.
+/// The value outside of a turn, which no charge can use up.
 const NO_TURN: i64 = i64::MAX;
 
-/// The thread's turn, which lasts until this is dropped.
+/// The thread's turn, which lasts until this value is dropped.
 #[derive(Debug)]
 pub struct Turn {
-    /// Stays on its thread.
+    /// Keeps the value on its thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -43,7 +44,7 @@ impl Turn {
         Self { _thread: PhantomData }
     }
 
-    /// What was charged since the turn began, in nanoseconds.
+    /// Nanoseconds charged since the turn began.
     pub fn spent(&self) -> u64 {
         (i64::from(TURN) - LEFT.get()).unsigned_abs()
     }
@@ -65,27 +66,28 @@ pub fn charge(each: u32, count: usize) {
     });
 }
 
-/// Charges the copying of bytes, `each` in picoseconds for a byte.
+/// Charges the copying of bytes; `each` is in picoseconds per byte.
 #[inline]
 pub fn charge_bytes(each: u32, bytes: usize) {
     charge(1, (bytes as u64).saturating_mul(u64::from(each)) as usize / 1000);
 }
 
-/// The part of `whole` that corresponds to what is left of this thread's turn: all of it outside of a turn.
+/// The part of `whole` that corresponds to the rest of this thread's turn: all of it outside of a turn.
 pub fn share_left(whole: usize) -> usize {
     let left = LEFT.get().clamp(0, i64::from(TURN)) as u64;
     (whole as u64 * left / u64::from(TURN)) as usize
 }
 
-/// Whether so little of this thread's turn is left that another read from a socket would not be worth its system call.
+/// Whether so little of this thread's turn is left that another read from a socket is not worth its system
+/// call.
 pub fn is_turn_nearly_over() -> bool {
     LEFT.get() < i64::from(TURN / WORTH_A_READ)
 }
 
-/// The part of a turn that is worth a system call of its own.
+/// The divisor of [`TURN`] that gives the part worth a system call of its own.
 const WORTH_A_READ: u32 = 4;
 
-/// Whether this thread's turn has used up what it may cost.
+/// Whether this thread's turn has used up its budget.
 #[inline]
 pub fn is_turn_over() -> bool {
     LEFT.get() <= 0

@@ -1,14 +1,14 @@
-//! What operators see of a queue, an exchange and a virtual host: how much goes through, and how fast.
+//! The counters that operators see of a queue, an exchange and a virtual host: totals and rates.
 
 use amqp::{FieldValue, Properties};
 use broker::*;
 
 use crate::world::{ME, Recorder, World, binding, raw, spec, table, world};
 
-/// Milliseconds after which a rate is about what was done before.
+/// Milliseconds of a tick, whose counts a rate is computed from.
 const TICK: u64 = 5_000;
 
-/// Publish, deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver, ack.
+/// The totals of publish, deliver, deliver_no_ack, get, get_no_ack, get_empty, redeliver and ack.
 fn totals(world: &World, queue: &Queue) -> Option<[u64; 8]> {
     let counts = queue.view_counted(world.now).1?;
     let MessageCounts {
@@ -20,7 +20,7 @@ fn totals(world: &World, queue: &Queue) -> Option<[u64; 8]> {
     )
 }
 
-/// In and out, and how much of it in the last tick.
+/// Messages published and enqueued: in total, and in the last tick.
 fn flow(world: &World, exchange: &str) -> Option<((u64, u64), (u64, u64))> {
     let (published, enqueued) = world.vhost.exchange_view(exchange).unwrap().flow(world.now)?;
     Some(((published.total, enqueued.total), (published.recent, enqueued.recent)))

@@ -70,8 +70,8 @@ fn a_second_death_counts_up_and_comes_first() {
     assert_eq!(summary, [("two".into(), Some(2)), ("one".into(), Some(2))]);
 }
 
-/// What the header says of each death after one of queue `one` by rejection, if the publisher had sent these: queue, and
-/// count if any.
+/// The queue and count, if any, of each death in the header after one rejection from queue `one`, if the
+/// publisher had sent the deaths in `sent`.
 fn deaths_after(sent: &[(&str, Option<i64>)]) -> Vec<(String, Option<i64>)> {
     let mut world = world();
     let one = world.queue_with("one", &dead_letter_to("two"));
@@ -100,7 +100,7 @@ fn deaths_of_the_old_form_are_merged_and_counted() {
     let expected = |deaths: &[(&str, Option<i64>)]| -> Vec<(String, Option<i64>)> {
         deaths.iter().map(|(queue, count)| ((*queue).to_owned(), *count)).collect()
     };
-    // As RabbitMQ 3.10.8 counts.
+    // The counts of RabbitMQ 3.10.8.
     for (sent, left) in [
         (&[("one", None), ("one", None)][..], &[("one", Some(3))][..]),
         (
@@ -119,7 +119,7 @@ fn deaths_of_the_old_form_are_merged_and_counted() {
 
 #[test]
 fn very_many_deaths_are_merged_at_the_cost_of_their_number() {
-    // With a search through all for each this would take many minutes.
+    // If each death required a search through all, this would take many minutes.
     let names: Vec<String> = (0..50_000).map(|number| number.to_string()).collect();
     let sent: Vec<_> = names.iter().map(|name| (&**name, None)).collect();
     assert_eq!(deaths_after(&sent).len(), names.len() + 1);

@@ -1,4 +1,4 @@
-//! Persistent messages of durable queues outlive the process, and a loss of power.
+//! Persistent messages of durable queues survive a restart and a power failure.
 
 use std::collections::BTreeSet;
 
@@ -124,7 +124,7 @@ fn a_dead_letter_is_in_one_place_wherever_the_power_fails() {
         kept.publish("", "q", "m");
         kept.sync();
         queue.reject(vec![kept.world.get(&queue)], kept.world.now);
-        // The kernel has written whatever it liked of the last round.
+        // The kernel has written an arbitrary part of the last round.
         kept.disk.set_faults(Faults { sync: 500, write: 300, names: 0 });
         kept.rounds.step();
         let found = kept.crash();
@@ -221,8 +221,8 @@ fn a_disk_that_fails_confirms_nothing_and_what_was_published_is_there_once_it_wo
     assert_eq!(kept.crash().drain("q"), ["m"]);
 }
 
-/// Random publishes and settlements, with the power failing now and then: what was on disk is there, in order, and what was
-/// settled on disk is not.
+/// Random publishes and settlements, with occasional power failures: everything that was on disk is there, in
+/// order, and everything whose settlement was on disk is not.
 #[test]
 fn no_confirmed_message_is_lost_and_none_settled_comes_back() {
     for seed in 0..4 {
@@ -230,7 +230,7 @@ fn no_confirmed_message_is_lost_and_none_settled_comes_back() {
     }
 }
 
-/// The same of long messages, most of which are on disk only.
+/// The same with long messages, most of which are on disk only.
 #[test]
 fn no_confirmed_message_is_lost_while_most_are_paged_out() {
     for seed in 0..8 {
@@ -243,7 +243,7 @@ fn random_life(seed: u64, mut kept: Kept, bytes: usize) {
     kept.durable("q", &[]);
     kept.sync();
     let (mut next, mut held) = (0u32, Vec::<Delivery>::new());
-    // By number: published, known to be on disk, settled, known to be settled on disk.
+    // By message number: published, known to be on disk, settled, settlement known to be on disk.
     let (mut published, mut confirmed) = (BTreeSet::new(), BTreeSet::new());
     let (mut settled, mut gone) = (BTreeSet::new(), BTreeSet::new());
     let number = |delivery: &Delivery| text(delivery).trim_end().parse::<u32>().unwrap();
@@ -296,7 +296,8 @@ fn random_life(seed: u64, mut kept: Kept, bytes: usize) {
                 let back: Vec<_> = there.intersection(&gone).collect();
                 assert!(back.is_empty(), "seed {seed}: back {back:?}");
                 queue.requeue(found, kept.world.now);
-                // What was neither confirmed nor found never was; what was found unsettled is not settled.
+                // Messages neither confirmed nor found count as never published; messages found count as not
+                // settled.
                 published.clone_from(&there);
                 confirmed.clear();
                 settled.retain(|one| !there.contains(one));

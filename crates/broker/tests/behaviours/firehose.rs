@@ -1,5 +1,5 @@
-//! What is published and delivered is told to whoever binds a queue to `amq.rabbitmq.trace`. That what is told is RabbitMQ's is
-//! asked with RabbitMQ beside it, by `tests/blackbox/firehose.py`.
+//! Publishes and deliveries are reported to the queues bound to `amq.rabbitmq.trace`.
+//! `tests/blackbox/firehose.py` compares the reports with those of RabbitMQ.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl TracedConnection for Named {
     }
 }
 
-/// A world that is traced, and the queue that hears of it.
+/// A world that is traced, and the queue that receives the traces.
 fn traced() -> (World, Arc<Queue>) {
     let mut world = world();
     let hears = world.queue("hears");
@@ -29,7 +29,7 @@ fn traced() -> (World, Arc<Queue>) {
     (world, hears)
 }
 
-/// Routing keys and bodies of what was heard.
+/// Routing keys and bodies of the traces received.
 fn heard(world: &World, hears: &Queue) -> Vec<(String, String)> {
     let got = std::iter::from_fn(|| hears.get(true, world.now));
     got.map(|got| (got.delivery.message().routing_key().to_owned(), text(&got.delivery))).collect()
@@ -39,7 +39,7 @@ fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
     pairs.iter().map(|(key, body)| ((*key).to_owned(), (*body).to_owned())).collect()
 }
 
-/// What tells of deliveries to a client.
+/// A tracer of deliveries to a client.
 fn tracer(world: &World) -> Tracer {
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
     world.vhost.tracer(&guest, Some(&Named))
@@ -77,7 +77,7 @@ fn a_publish_is_told_with_its_exchange_keys_and_queues() {
 #[test]
 fn a_message_is_told_of_before_its_queues_have_it() {
     let (mut world, hears) = traced();
-    // Both get it, so that its order shows.
+    // The queue receives both, which shows their order.
     world.bind("hears", "amq.fanout", "");
     world.publish("amq.fanout", "", "body");
     assert_eq!(heard(&world, &hears), pairs(&[("publish.amq.fanout", "body"), ("", "body")]));

@@ -1,4 +1,4 @@
-//! A world on a disk, whose rounds and paging the test does itself.
+//! A world with a simulated disk; the test itself runs the rounds of writing and the paging.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -50,7 +50,7 @@ fn start(disk: SimDisk, now: Timestamp, watermark: u64) -> Kept {
     Kept { world: World { broker, vhost, publisher, now }, disk, store, rounds, watermark }
 }
 
-/// So small that messages move to segments of their queue soon.
+/// Opens the store with segments so small that messages soon move to their queue's segments.
 fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
     let settings = StoreSettings {
         weigh: body_bytes,
@@ -61,7 +61,7 @@ fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }
 
-/// With room for everything in memory.
+/// A world with room for all messages in memory.
 pub(crate) fn kept(seed: u64) -> Kept {
     paging(seed, u64::MAX)
 }
@@ -101,28 +101,28 @@ impl Kept {
         publisher.flush(*now)
     }
 
-    /// Does rounds until nothing is left to do.
+    /// Runs rounds until nothing is left to write.
     pub(crate) fn sync(&mut self) {
         while !matches!(self.rounds.step(), Step::Idle) {}
     }
 
-    /// Moves what it can out of the journal.
+    /// Moves all that it can out of the journal.
     pub(crate) fn retire(&mut self) {
         self.sync();
         while matches!(self.rounds.retire(), Retirement::Done) {}
     }
 
-    /// Does what there is to do for paging; whether that was anything.
+    /// Pages until there is nothing left to do; returns whether there was anything.
     pub(crate) fn page(&self) -> bool {
         std::iter::from_fn(|| self.world.broker.page(self.world.now).then_some(())).count() > 0
     }
 
-    /// The power fails, and comes back.
+    /// Simulates a power failure and a restart.
     pub(crate) fn crash(&self) -> Self {
         start(self.disk.crash(), self.world.now, self.watermark)
     }
 
-    /// The next message, wherever it is.
+    /// Takes the next message, from memory or disk.
     pub(crate) fn fetch(&self, queue: &Queue, no_ack: bool) -> Option<Delivery> {
         loop {
             let told = Arc::new(Told::default());
@@ -138,7 +138,7 @@ impl Kept {
         }
     }
 
-    /// Takes all that is ready, acknowledged at once.
+    /// Takes all ready messages without acknowledgement.
     pub(crate) fn drain(&self, queue: &str) -> Vec<String> {
         let queue = self.queue(queue);
         std::iter::from_fn(|| self.fetch(&queue, true)).map(|delivery| text(&delivery)).collect()

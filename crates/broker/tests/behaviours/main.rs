@@ -1,24 +1,24 @@
-//! What applications written for RabbitMQ rely on, and brokers often get wrong.
+//! Behaviours that applications written for RabbitMQ rely on, and that brokers often get wrong.
 //!
 //! | behaviour | tests in |
 //! |---|---|
 //! | confirms: unroutable is acked, refused by a full queue is nacked, a deleted queue is no reason to nack | `confirms` |
 //! | deliveries are not repeated or lost by prefetch, priorities, cancelling | `consuming` |
-//! | what goes through is counted, with rates | `counting` |
-//! | requeue restores the place and marks as redelivered | `requeue_order` |
+//! | messages are counted, with rates | `counting` |
+//! | requeue restores the position and marks as redelivered | `requeue_order` |
 //! | exclusive queues belong to a session and go with it | `exclusive_queues` |
 //! | declare, passive, redeclare, names, delete with conditions | `declaring` |
 //! | bindings, exchanges that go with them, cycles, duplicates, the default exchange | `bindings` |
 //! | CC and BCC, alternate exchanges, headers, user-id, expiration | `routing` |
-//! | length limits and what they refuse or drop | `length_limits` |
+//! | length limits, which refuse or drop messages | `length_limits` |
 //! | time to live, of messages and queues | `expiry` |
 //! | dead letters, and their header | `dead_letters` |
 //! | quorum queues count deliveries and limit them | `quorum_queues` |
 //! | consistent hash exchanges | `consistent_hash` |
-//! | persistent messages of durable queues outlive a loss of power | `durable_messages` |
-//! | messages leave memory for the disk, and come back in their place | `paging` |
-//! | what operators' tools read and change | `managing` |
-//! | the firehose tells of what is published and delivered | `firehose` |
+//! | persistent messages of durable queues survive a power failure | `durable_messages` |
+//! | messages leave memory for the disk, and come back in their positions | `paging` |
+//! | operators' tools read and change definitions | `managing` |
+//! | the firehose reports publishes and deliveries | `firehose` |
 //! | many threads at once | `many_threads` |
 
 mod bindings;

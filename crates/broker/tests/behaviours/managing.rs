@@ -1,4 +1,4 @@
-//! What an operator's tools read and change.
+//! Operations of an operator's tools, to read and to change.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -82,7 +82,7 @@ fn a_deleted_virtual_host_takes_everything_with_it() {
     assert!(!broker.undefine(Section::VirtualHosts, &["v"], NOW), "it is gone");
 }
 
-/// Names of what is on disk in a section, but for the standard exchanges.
+/// Names of the entries on disk in a section, except those of the standard exchanges.
 fn written(store: &Store, section: Section) -> Vec<String> {
     let mut found = Vec::new();
     store.catalogue().scan(section, |key, _| found.push(key.escape_ascii().to_string())).unwrap();
@@ -141,7 +141,7 @@ fn what_others_have_written_down_for_a_deleted_virtual_host_is_gone_and_nothing_
         assert!(vhost.note(|catalogue| catalogue.put(section, b"\x01vc".to_vec(), Vec::new())).is_some());
         assert!(other.note(|catalogue| catalogue.put(section, b"\x02vac".to_vec(), Vec::new())).is_some());
     }
-    // Some of it on disk already, and some not.
+    // Some of the entries are on disk already, and some are not.
     kept.sync();
     vhost.note(|catalogue| catalogue.put(sections[0], b"\x01vd".to_vec(), Vec::new()));
     assert!(broker.undefine(Section::VirtualHosts, &["v"], NOW));

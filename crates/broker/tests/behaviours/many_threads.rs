@@ -12,7 +12,7 @@ use crate::world::*;
 const PUBLISHERS: u64 = 3;
 const MESSAGES: u64 = 4_000;
 
-/// Requeues every third message the first time, acknowledges the rest, from another thread, as sessions do.
+/// Requeues every third message once and acknowledges the rest, from another thread, as sessions do.
 struct Worker {
     queue: Arc<Queue>,
     inbox: Mutex<Vec<Delivery>>,
@@ -54,7 +54,7 @@ fn work(worker: &Worker, id: ConsumerId, seen: &Mutex<Vec<String>>, settled: &At
     }
 }
 
-/// Declares, binds, publishes to and deletes things of its own beside the others.
+/// Declares, binds to, publishes to and deletes its own queues and exchanges, concurrently with the others.
 fn disturb(world: &World, number: u64, stop: &AtomicBool) {
     let session = SessionId(100 + number);
     let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
@@ -182,7 +182,7 @@ fn many_exclusive_queues_vanish_while_others_publish() {
     assert_eq!((world.broker.metrics().queues.get(), world.broker.metrics().bindings.get()), (1, 1));
 }
 
-/// Takes a message only once everybody else is at theirs.
+/// Takes a message only once all other consumers have reached theirs.
 struct Rendezvous(Arc<Barrier>);
 
 impl Consumer for Rendezvous {
@@ -212,7 +212,7 @@ fn ten_queues_are_served_at_the_same_moment_and_none_is_left_behind() {
         let guest = world.broker.authenticate("guest", b"guest", true).unwrap();
         let mut publisher = world.vhost.publisher(&guest);
         let done = done.clone();
-        // Not scoped: were they to wait for one another, the test should fail rather than wait with them.
+        // Not scoped: if the threads wait for one another, the test should fail rather than wait with them.
         thread::spawn(move || {
             for _ in 0..100 {
                 let body = Body::Copied(b"m");
@@ -228,8 +228,8 @@ fn ten_queues_are_served_at_the_same_moment_and_none_is_left_behind() {
     }
 }
 
-/// Holds up whoever sends letters to its queue until another thread has dropped its message as well, and has had every
-/// chance to send that on.
+/// Holds up the thread that sends letters to its queue until another thread has dropped its message as well,
+/// and has had every chance to send that letter on.
 struct Gate {
     entered: mpsc::SyncSender<()>,
     dropping: Arc<Queue>,

@@ -1,4 +1,4 @@
-//! Messages of long queues leave memory for the disk, and come back in their place.
+//! Messages of long queues leave memory for the disk, and come back in their positions.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use broker::*;
 use crate::kept::{Kept, Told, paging};
 use crate::world::*;
 
-/// Bytes of a body: hundreds of them are a long queue.
+/// Bytes of a body: hundreds of them make a long queue.
 const BODY: usize = 2000;
 pub(crate) const MANY: usize = 600;
 
@@ -20,7 +20,7 @@ pub(crate) fn bodies(numbers: impl IntoIterator<Item = usize>) -> Vec<String> {
     numbers.into_iter().map(body).collect()
 }
 
-/// Persistent ones and others, in stretches.
+/// Alternates between stretches of persistent and transient messages.
 fn is_persistent(number: usize) -> bool {
     !(number / 7).is_multiple_of(3)
 }
@@ -188,7 +188,7 @@ fn who_waits_is_told_when_the_queue_is_purged_or_deleted() {
         }
         assert_eq!(told.times(), 1);
         assert!(matches!(queue.fetch(true, kept.world.now, &waiter), Fetched::Empty));
-        // The load that was asked for finds nothing to do.
+        // The load that was requested has nothing to do.
         kept.page();
         assert_eq!((queue.message_count(), files_of_transient(&kept)), (0, 0));
     }
@@ -214,7 +214,7 @@ fn expired_messages_on_disk_are_dead_lettered_in_their_order() {
     let (mut kept, queue) = backlog(9, &arguments);
     let dead = kept.durable("dead", &[]);
     kept.world.now = kept.world.now.after(1000);
-    // As a server does: what falls due, and what that asks of the disk.
+    // As in a server: handles due deadlines, and the disk work that they cause.
     while queue.message_count() > 0 {
         kept.world.wait(0);
         assert!(kept.page());
@@ -250,7 +250,7 @@ fn a_full_queue_refuses_what_is_too_much_though_most_of_it_is_on_disk() {
     assert_eq!(kept.drain("q"), bodies(1..=MANY));
 }
 
-/// After a crash of what is on disk: in the journal, or in segments of its own.
+/// Restarts after a crash, with the messages on disk either in the journal or in the queue's own segments.
 fn restart(mut kept: Kept, retired: bool) -> Kept {
     if retired {
         kept.retire()
@@ -265,7 +265,7 @@ fn a_restart_brings_back_numbers_and_leaves_the_messages_on_disk() {
     for retired in [false, true] {
         let (kept, queue) = backlog(12, &[]);
         let taken: Vec<_> = std::iter::from_fn(|| kept.fetch(&queue, false)).take(25).collect();
-        // Here and there, so that a start has to count within a segment.
+        // Scattered, so that a start has to count within a segment.
         let (acked, left): (Vec<_>, Vec<_>) =
             taken.into_iter().partition(|delivery| text(delivery).trim_end().ends_with('3'));
         queue.ack(acked, kept.world.now);

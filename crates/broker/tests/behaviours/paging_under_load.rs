@@ -1,4 +1,4 @@
-//! Paging while others go on, and while the disk does not: what cannot be read or written, who publishes too fast, and many
+//! Paging under load, and with a failing disk: read and write errors, publishers that are too fast, and many
 //! threads at once.
 
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::paging::{
 };
 use crate::world::*;
 
-/// Bytes of a body: some of them are more than may wait to leave memory.
+/// Bytes of a body: a few of them exceed the limit of messages waiting to leave memory.
 const LARGE: usize = 2 << 20;
 
-/// Publishes large messages, which are not persistent, until it is told to pause; how many.
+/// Publishes large transient messages until it has to pause; returns their number.
 fn publish_until_full(kept: &mut Kept) -> usize {
     let body = "x".repeat(LARGE);
     let count = (1..100).find(|_| kept.publish_with("", "q", &body, properties(0)).full);
@@ -122,7 +122,8 @@ fn what_cannot_be_written_stays_in_memory() {
     assert_eq!(kept.drain("q"), bodies(0..MANY));
 }
 
-/// Publishers, consumers, purges and the threads that page, all at once: what is left in the end is there, in order.
+/// Publishers, consumers, purges and paging threads all at once: the messages left in the end are there, in
+/// order.
 #[test]
 fn many_threads_publish_take_purge_and_page() {
     let kept = paging(18, 300 << 10);

@@ -1,4 +1,4 @@
-//! Permissions hold whatever others declare and delete at the same moment.
+//! Permissions hold regardless of concurrent declarations and deletions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,10 +8,10 @@ use broker::*;
 
 use crate::world::*;
 
-/// Rounds of declaring and deleting: each is an opportunity for the other thread.
+/// Rounds of declaring and deleting: each is an opportunity for a race.
 const ROUNDS: usize = 20_000;
 
-/// A seat of a user who may do everything but write to the exchange `secret`.
+/// The session of a user who may do everything but write to the exchange `secret`.
 fn limited(world: &World) -> Seat {
     let password = Some(PasswordHash::new(b"u"));
     world.broker.put_user(UserSpec { name: "u".into(), password, ..UserSpec::guest() });
@@ -21,7 +21,7 @@ fn limited(world: &World) -> Seat {
     world.broker.seat(&identity, "/").unwrap()
 }
 
-/// Runs `attempt` again and again while `disturb` is run [`ROUNDS`] times.
+/// Runs `attempt` repeatedly while `disturb` is run [`ROUNDS`] times.
 fn race(disturb: impl Fn(), attempt: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What distinguishes a quorum queue on one node: deliveries are counted, shown and limited.
+//! The behaviour of quorum queues on a single node: deliveries are counted, shown and limited.
 
 use amqp::{FieldValue, Properties};
 use broker::*;

@@ -1,5 +1,5 @@
-//! An argument that is given twice has one value for permissions, for what the broker does, and for what operators are shown:
-//! the first, as in RabbitMQ.
+//! An argument that is given twice has one value for permissions, for the broker's behaviour, and for
+//! display: the first, as in RabbitMQ.
 
 use amqp::wire::Writer;
 use amqp::{FieldValue, Properties};
@@ -7,7 +7,7 @@ use broker::*;
 
 use crate::world::*;
 
-/// A table in which `key` stands twice.
+/// A table that contains `key` twice.
 fn twice(key: &str, first: &FieldValue, second: &FieldValue) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = Writer::new(&mut bytes);

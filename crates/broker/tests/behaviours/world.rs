@@ -1,4 +1,4 @@
-//! A broker to play with, and a consumer that writes down what it gets.
+//! A broker for tests, and a consumer that records its deliveries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ impl World {
         self.vhost.declare_queue(ME, &declare, self.now)
     }
 
-    /// A queue without any property.
+    /// Declares a queue without any properties.
     pub(crate) fn queue(&self, name: &str) -> Arc<Queue> {
         self.declare(QueueDeclare { name, ..Default::default() }).unwrap().queue
     }
@@ -49,7 +49,7 @@ impl World {
         self.vhost.bind_queue(ME, &binding(exchange, queue, key)).unwrap();
     }
 
-    /// Publishes and flushes; whether any queue took it.
+    /// Publishes and flushes; returns whether any queue took the message.
     pub(crate) fn publish(&mut self, exchange: &str, key: &str, body: &str) -> bool {
         self.try_publish(exchange, key, body, Properties::default()).unwrap()
     }
@@ -74,7 +74,7 @@ impl World {
         bodies.iter().for_each(|body| assert!(self.publish("", queue, body)));
     }
 
-    /// Takes all that is ready, acknowledged at once.
+    /// Takes all ready messages without acknowledgement.
     pub(crate) fn drain(&self, queue: &Queue) -> Vec<String> {
         std::iter::from_fn(|| queue.get(true, self.now)).map(|got| text(&got.delivery)).collect()
     }
@@ -83,7 +83,7 @@ impl World {
         queue.get(false, self.now).expect("a message").delivery
     }
 
-    /// Lets time pass, and the broker do what falls due.
+    /// Advances the clock, and lets the broker handle due deadlines.
     pub(crate) fn wait(&mut self, millis: u64) {
         self.now = self.now.after(millis);
         while self.broker.next_deadline().is_some_and(|due| due <= self.now) {
@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// A consumer with room for `room` messages, which begins at once.
+    /// Registers a consumer with room for `room` messages, which starts at once.
     pub(crate) fn consume(&self, queue: &Queue, room: usize, priority: i32) -> (ConsumerId, Arc<Recorder>) {
         let recorder = Recorder::new(room);
         let id =
@@ -101,7 +101,7 @@ impl World {
     }
 }
 
-/// Writes down what it gets, as long as it has room.
+/// Records its deliveries, as long as it has room.
 pub(crate) struct Recorder {
     pub(crate) room: Mutex<usize>,
     pub(crate) got: Mutex<Vec<Delivery>>,
@@ -170,7 +170,7 @@ pub(crate) fn raw(bytes: &[u8]) -> RawTable<'_> {
     RawTable::check(bytes).unwrap()
 }
 
-/// Code and text of a refusal.
+/// The reply code and text of a refusal.
 pub(crate) fn refusal<T>(result: Result<T, BrokerError>) -> (u16, String) {
     match result {
         Ok(_) => panic!("not refused"),

@@ -1,6 +1,6 @@
-//! What many threads do to one broker, in every order in which they can meet (`make loom`).
+//! Operations of several threads on one broker, in every possible interleaving (`make loom`).
 //!
-//! Whoever waits for a word that never comes waits for ever, which the model reports.
+//! A thread that waits for a notification that never comes waits forever, which the model reports.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn publish(publisher: &mut Publisher, exchange: &str, key: &str, expiration: Opt
     publisher.flush(NOW);
 }
 
-/// Holds one delivery at a time.
+/// A consumer that accepts one delivery at a time.
 struct OneByOne {
     inbox: Mutex<Inbox>,
     came: Notify,
@@ -121,7 +121,7 @@ fn a_consumer_resumed_while_messages_come_gets_them_all() {
     });
 }
 
-/// Publishes while a queue is bound, with the route to the others known from before or not.
+/// Publishes while a queue is bound, with the route to the other queues cached or not.
 fn publish_while_binding(known: bool) {
     let World { vhost, mut publisher, .. } = world(None);
     declare(&vhost, "a");
