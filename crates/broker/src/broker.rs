@@ -56,7 +56,6 @@ pub struct Broker {
     node: Arc<str>,
     vhosts: RwLock<HashMap<String, Arc<VirtualHost>>>,
     users: Users,
-    /// Recent failed logins.
     attempts: Attempts,
     /// Definitions as they were entered.
     book: Book,
@@ -72,7 +71,7 @@ pub struct Broker {
 type VhostWatcher = Box<dyn Fn(&str) + Send + Sync>;
 
 impl Broker {
-    /// Creates a broker.
+    /// Creates a broker, with its default users and virtual hosts if [`BrokerConfig::defaults`] is set.
     pub fn new(config: BrokerConfig) -> Arc<Self> {
         let broker = Arc::new(Self {
             node: config.node.into(),

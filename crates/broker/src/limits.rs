@@ -32,7 +32,7 @@ impl Tally {
         }
     }
 
-    /// Counts `count` less.
+    /// Subtracts `count`.
     pub(crate) fn leave(&self, count: u64) {
         self.0.fetch_sub(count, Ordering::Relaxed);
     }

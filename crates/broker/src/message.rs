@@ -36,7 +36,7 @@ pub enum Body<'a> {
 }
 
 impl Body<'_> {
-    /// Length in bytes.
+    /// Length in bytes, summed over all chunks.
     pub fn len(&self) -> usize {
         match self {
             Self::Copied(bytes) => bytes.len(),
@@ -181,7 +181,7 @@ impl Message {
         &self.bytes
     }
 
-    /// The body.
+    /// The body, in one piece if it is small.
     pub fn body(&self) -> BodyView<'_> {
         match self.large() {
             None => BodyView::Inline(&self.bytes[self.properties_end as usize..]),

@@ -60,7 +60,7 @@ pub struct Flushed {
 /// A durable queue that was given a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// Its name.
+    /// The name of the queue.
     pub queue: Arc<str>,
     /// The log position that has to be on disk before the queue has the message for good.
     pub until: Lsn,

@@ -42,7 +42,7 @@ impl ExchangeView {
 /// The contents of a queue at one moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QueueView {
-    /// Ready messages.
+    /// The number of ready messages.
     pub ready: u64,
     /// Messages delivered and not settled.
     pub unacknowledged: u64,
@@ -65,7 +65,7 @@ pub struct BindingView {
     pub destination_type: BindingEnd,
     /// The binding key.
     pub routing_key: String,
-    /// The arguments.
+    /// The binding's arguments, decoded.
     pub arguments: FieldTable,
     /// Whether both ends survive a restart.
     pub durable: bool,
@@ -74,9 +74,9 @@ pub struct BindingView {
 /// The type of a binding's destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BindingEnd {
-    /// A queue.
+    /// The binding leads to a queue.
     Queue,
-    /// An exchange.
+    /// The binding leads to an exchange.
     Exchange,
 }
 

@@ -25,11 +25,11 @@ use crate::names::Resource;
 /// expression allows nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Permissions {
-    /// Declare and delete.
+    /// Expression for the resources to declare and delete.
     pub configure: String,
-    /// Publish, and bind as a destination.
+    /// Expression for the resources to publish to, and to bind as a destination.
     pub write: String,
-    /// Consume, get, purge, and bind as a source.
+    /// Expression for the resources to consume, get and purge, and to bind as a source.
     pub read: String,
 }
 

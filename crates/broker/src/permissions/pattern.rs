@@ -43,7 +43,7 @@ impl Pattern {
         Self::new(if text.is_empty() { "^$" } else { text })
     }
 
-    /// The expression.
+    /// The source text of the expression.
     pub fn text(&self) -> &str {
         &self.text
     }

@@ -51,7 +51,7 @@ impl Seat {
         Ok(Self { vhost, identity, grant, account, channels: AtomicU64::new(0) })
     }
 
-    /// The virtual host.
+    /// The virtual host that the connection has open.
     pub fn vhost(&self) -> &Arc<VirtualHost> {
         &self.vhost
     }

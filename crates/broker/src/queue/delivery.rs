@@ -87,7 +87,7 @@ pub struct Delivery {
 pub(crate) const NEVER: u64 = u64::MAX;
 
 impl Delivery {
-    /// The message.
+    /// The message, shared with the other queues it was routed to.
     pub fn message(&self) -> &Arc<Message> {
         &self.message
     }
@@ -143,7 +143,7 @@ pub struct Got {
 /// The result of [`super::Queue::fetch`].
 #[derive(Debug)]
 pub enum Fetched {
-    /// A message.
+    /// The queue had a message in memory.
     Got(Got),
     /// The queue is empty.
     Empty,

@@ -117,7 +117,7 @@ pub struct ConsumerInfo {
     pub no_ack: bool,
     /// Whether the queue may have no other consumer.
     pub exclusive: bool,
-    /// `x-priority`.
+    /// `x-priority`, 0 by default.
     pub priority: i64,
     /// Whether it is served: with `x-single-active-consumer` only one consumer is.
     pub active: bool,
@@ -267,7 +267,7 @@ impl Queue {
         (state.ready.len() as u64, state.consumers.len() as u64)
     }
 
-    /// Its consumers.
+    /// All consumers of the queue.
     pub fn consumers(&self) -> Vec<ConsumerInfo> {
         self.consumers_that(|_| true)
     }

@@ -73,7 +73,7 @@ impl<const INLINE: usize> Patterns<INLINE> {
         destinations.is_empty()
     }
 
-    /// Frees a number that has no destinations any more.
+    /// Frees a number that has no destinations left.
     pub(super) fn forget(&mut self, number: u32) {
         let hash = self.hasher.hash_one(self.bytes(number));
         if let Ok(entry) = self.numbers.find_entry(hash, |&found| found == number) {

@@ -87,7 +87,7 @@ impl std::error::Error for LoginRefused {}
 /// A user's account, as the operator defines it.
 #[derive(Debug, Clone)]
 pub struct UserSpec {
-    /// The name.
+    /// The name, by which the account is identified.
     pub name: String,
     /// The password's hash; without one nobody can log in with a password.
     pub password: Option<PasswordHash>,

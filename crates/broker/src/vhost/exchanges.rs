@@ -20,8 +20,8 @@ impl VirtualHost {
     /// Declares an exchange. A durable one is on disk when the ticket is done.
     ///
     /// # Errors
-    /// 503 unknown type; 403 the default exchange or a reserved name; 404 passive and missing; 406 inequivalent
-    /// arguments; 530 the virtual host has been deleted.
+    /// 503 unknown type; 403 the default exchange or a reserved name; 404 passive and missing; 406
+    /// inequivalent or invalid arguments; 530 the virtual host has been deleted.
     pub fn declare_exchange(&self, declare: &ExchangeDeclare<'_>) -> Result<Ticket, BrokerError> {
         self.declare_exchange_if(declare, |_, _| Ok(()))
     }
@@ -108,7 +108,8 @@ impl VirtualHost {
     /// Binds an exchange to another. A binding between durable ends is on disk when the ticket is done.
     ///
     /// # Errors
-    /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match`.
+    /// 404 either is missing; 403 either is the default exchange; 406 an unknown `x-match` or an invalid
+    /// weight.
     pub fn bind_exchange(&self, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.bind_exchange_if(binding, |_| Ok(()))
     }
@@ -211,7 +212,7 @@ impl VirtualHost {
 }
 
 impl ExchangeDeclare<'_> {
-    /// The requested type.
+    /// The requested type; an unknown one is refused with 503.
     pub(crate) fn parse_kind(&self) -> Result<ExchangeKind, BrokerError> {
         ExchangeKind::from_name(self.kind).ok_or_else(|| BrokerError::Refused {
             code: ReplyCode::CommandInvalid,

@@ -249,8 +249,8 @@ impl VirtualHost {
     /// Whether publishes and deliveries are traced.
     #[inline]
     pub fn is_traced(&self) -> bool {
-        // Relaxed suffices: whoever is told of the switch hears of it over a connection, long after other
-        // threads can see it.
+        // Relaxed suffices: clients learn of the switch over a connection, long after other threads can see
+        // it.
         self.traced.load(Ordering::Relaxed)
     }
 

@@ -22,8 +22,8 @@ impl VirtualHost {
     /// Declares a queue.
     ///
     /// # Errors
-    /// 403 a reserved name; 404 passive and missing; 405 another session's; 406 inequivalent or wrong arguments; 530 the
-    /// virtual host has been deleted.
+    /// 403 a reserved name; 404 passive and missing; 405 the queue is exclusive to another session; 406
+    /// inequivalent or invalid arguments; 530 the virtual host has been deleted.
     pub fn declare_queue(
         self: &Arc<Self>,
         session: SessionId,
@@ -133,8 +133,8 @@ impl VirtualHost {
     /// counts as empty.
     ///
     /// # Errors
-    /// 405 another session's; 406 in use or not empty, with `if_unused` or `if_empty`; 540 either of them for a queue
-    /// of type quorum.
+    /// 405 the queue is exclusive to another session; 406 in use or not empty, with `if_unused` or
+    /// `if_empty`; 540 either of these conditions for a quorum queue.
     pub fn delete_queue(
         &self,
         session: SessionId,
@@ -177,8 +177,8 @@ impl VirtualHost {
     /// Binds a queue to an exchange. A binding between durable ends is on disk when the ticket is done.
     ///
     /// # Errors
-    /// 403 the default exchange; 404 either is missing, the exchange named first; 405 another session's queue; 406
-    /// an unknown `x-match`.
+    /// 403 the default exchange; 404 either is missing, the exchange named first; 405 the queue is exclusive
+    /// to another session; 406 an unknown `x-match` or an invalid weight.
     pub fn bind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.bind_queue_if(session, binding, |_| Ok(()))
     }
@@ -206,7 +206,7 @@ impl VirtualHost {
     /// gone from the disk when the ticket is done.
     ///
     /// # Errors
-    /// 403 the default exchange; 405 another session's queue.
+    /// 403 the default exchange; 405 the queue is exclusive to another session.
     pub fn unbind_queue(&self, session: SessionId, binding: &Binding<'_>) -> Result<Ticket, BrokerError> {
         self.unbind_queue_if(session, binding, |_| Ok(()))
     }
@@ -245,7 +245,7 @@ impl VirtualHost {
     /// that they do not come back.
     ///
     /// # Errors
-    /// 404 missing; 405 another session's.
+    /// 404 missing; 405 the queue is exclusive to another session.
     pub fn purge(&self, session: SessionId, name: &str) -> Result<(u64, Option<Lsn>), BrokerError> {
         Ok(self.queue(session, name)?.purge())
     }
@@ -253,7 +253,7 @@ impl VirtualHost {
     /// The queue with this name, for consuming or getting from it.
     ///
     /// # Errors
-    /// 404 missing; 405 another session's.
+    /// 404 missing; 405 the queue is exclusive to another session.
     pub fn queue(&self, session: SessionId, name: &str) -> Result<Arc<Queue>, BrokerError> {
         let name = strip_line_ends(name);
         let found = self.topology.read().queue(&name).map(|(_, queue)| queue.clone());

@@ -2,7 +2,7 @@
 //! them have.
 //!
 //! ```text
-//! u8      what x-match says: 0 when it is not there, otherwise one more than its place in MODES
+//! u8      the value of x-match: 0 if absent, otherwise one more than its index in MODES
 //!         the table's other entries
 //! ```
 //! This saves sixteen bytes for each of a million bindings, and makes the mode directly available to
