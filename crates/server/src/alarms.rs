@@ -1,8 +1,9 @@
-//! Resource alarms: while one stands, whoever publishes is not read any further.
+//! Resource alarms: while one is raised, publishing connections are not read.
 //!
-//! As in RabbitMQ (<https://www.rabbitmq.com/docs/alarms>): a connection is blocked by the first message that it publishes
-//! while an alarm stands, and hears of it then if it knows `connection.blocked`; who only consumes never notices. Blocked
-//! connections are woken when the last alarm is cleared; raising one wakes nobody.
+//! As in RabbitMQ (<https://www.rabbitmq.com/docs/alarms>), a connection is blocked by the first message that
+//! it publishes while an alarm is raised, and is notified then if it supports `connection.blocked`; a
+//! connection that only consumes is not affected. Blocked connections are woken when the last alarm is cleared;
+//! raising one wakes nobody.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use transport::Outbox;
 
-/// What this machine can run out of.
+/// A resource of this machine that can run out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
     /// Memory.
@@ -20,17 +21,18 @@ pub enum Resource {
     Disk,
 }
 
-/// The alarms that stand, and the connections that they block. Shared by the connections of a server and whoever measures
-/// its resources.
+/// The raised alarms and the connections that they block. Shared by the connections of a server and the code
+/// that measures its resources.
 #[derive(Debug, Default)]
 pub struct Alarms {
-    /// A bit for each resource. Changed with `blocked` locked, so that no connection waits for a change that has been.
+    /// One bit per resource. Changed with `blocked` locked, so that no connection waits for an alarm that has
+    /// already been cleared.
     raised: AtomicU8,
     blocked: Mutex<HashMap<u64, Arc<Outbox>>>,
     next_id: AtomicU64,
 }
 
-/// A connection's place among the blocked ones, until dropped.
+/// Registration of a blocked connection, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     alarms: Arc<Alarms>,
@@ -38,13 +40,14 @@ pub(crate) struct Blocked {
 }
 
 impl Alarms {
-    /// Raises the alarm for a resource; returns whether it did not stand before.
+    /// Raises the alarm for a resource; returns whether it was newly raised.
     pub fn raise(&self, resource: Resource) -> bool {
         let _blocked = self.blocked.lock();
         self.raised.fetch_or(bit(resource), Ordering::Release) & bit(resource) == 0
     }
 
-    /// Clears the alarm for a resource; returns whether it stood before. Connections go on when none stands any more.
+    /// Clears the alarm for a resource; returns whether it was raised. Blocked connections go on once no alarm
+    /// is left.
     pub fn clear(&self, resource: Resource) -> bool {
         let blocked = self.blocked.lock();
         let before = self.raised.fetch_and(!bit(resource), Ordering::Release);
@@ -57,24 +60,24 @@ impl Alarms {
         true
     }
 
-    /// Whether the alarm for a resource stands.
+    /// Whether the alarm for a resource is raised.
     pub fn is_raised(&self, resource: Resource) -> bool {
         self.raised.load(Ordering::Acquire) & bit(resource) != 0
     }
 
-    /// Connections that have been told to wait and do not go on yet.
+    /// Number of connections that are blocked.
     pub fn blocked_connections(&self) -> usize {
         self.blocked.lock().len()
     }
 
-    /// Whether any alarm stands.
+    /// Whether any alarm is raised.
     #[inline]
     pub(crate) fn stand(&self) -> bool {
         self.raised.load(Ordering::Acquire) != 0
     }
 
-    /// Notes that a connection waits: its outbox is nudged when no alarm stands any more. `None` if none stands now.
-    /// With it the reason, in RabbitMQ's words.
+    /// Registers a blocked connection, whose outbox is nudged when no alarm is left. Returns the registration
+    /// and the reason in RabbitMQ's words, or `None` if no alarm is raised now.
     pub(crate) fn block(self: &Arc<Self>, outbox: &Arc<Outbox>) -> Option<(Blocked, &'static str)> {
         let mut blocked = self.blocked.lock();
         let reason = reason(self.raised.load(Ordering::Relaxed))?;
@@ -89,7 +92,7 @@ impl Drop for Blocked {
         let mut blocked = self.alarms.blocked.lock();
         blocked.remove(&self.id);
         if blocked.is_empty() {
-            // There may have been many.
+            // The map may have grown large.
             blocked.shrink_to_fit();
         }
     }

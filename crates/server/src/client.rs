@@ -1,4 +1,4 @@
-//! What a connection's protocol has to be for the server to run it.
+//! The interface through which the server runs a connection's protocol.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::limits::Place;
 use crate::registry::Arrival;
 use crate::server::Shared;
 
-/// A protocol that is spoken with clients.
+/// A protocol spoken with clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Spoken {
     /// AMQP 0-9-1.
@@ -22,7 +22,7 @@ pub(crate) enum Spoken {
 }
 
 impl Spoken {
-    /// Its name, as URLs begin with it.
+    /// The protocol's name as a URL scheme.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Amqp => "amqp",
@@ -34,22 +34,24 @@ impl Spoken {
 
 /// The server's end of one client's connection.
 pub(crate) trait Client: Protocol + Send + Sized + 'static {
-    /// A connection on which nothing has come. Its output goes to `outbox`; `now` is when it was accepted.
+    /// Creates a connection that has received nothing yet. Its output goes to `outbox`; `now` is when it was
+    /// accepted.
     fn new(shared: Arc<Shared>, id: u64, peer: Peer, outbox: Arc<Outbox>, place: Place, now: Instant)
     -> Self;
-    /// The client has a verified certificate, which stands for `user`. Before the first input.
+    /// Offers login by the client's verified certificate, which stands for `user`. Called before the first
+    /// input.
     fn offer_external(&mut self, user: Arc<str>);
-    /// Where the client has come to. Before the first input.
+    /// Notes where the connection came from and to. Called before the first input.
     fn arrived(&mut self, arrival: Arrival);
-    /// Keeps the account of the connection for the access log, if there is one.
+    /// Sets the connection's access-log record, if there is an access log.
     fn keep_record(&mut self, record: Option<Box<AccessRecord>>);
-    /// What the access log is told in the end.
+    /// Takes the access-log record when the connection has ended.
     fn take_record(&mut self) -> Option<Box<AccessRecord>>;
     /// Why the connection ended, if its protocol knows.
     fn take_reason(&mut self) -> Option<String>;
 }
 
-/// Says that a connection, which has all of it as methods of its own, is a [`Client`].
+/// Implements [`Client`] for a connection that has all of its methods as inherent methods.
 macro_rules! is_client {
     ($connection:ty) => {
         impl crate::client::Client for $connection {

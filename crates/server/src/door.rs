@@ -1,4 +1,4 @@
-//! The one door between front ends and back ends: the embedded broker, or the upstream pool.
+//! The single entry from front ends to the backends: the embedded broker or the upstream pool.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,16 +14,16 @@ use crate::amqp::session::Session;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
-/// What clients are joined to.
+/// The backend that clients are joined to.
 #[derive(Clone)]
 pub enum Door {
     /// The broker in this process.
     Broker(Arc<Broker>),
-    /// Shared connections to a broker elsewhere.
+    /// Shared connections to another broker.
     Upstream(Arc<proxy::Pool>),
 }
 
-/// Who wants in.
+/// The client that logs in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client {
     /// The connection's number.
@@ -31,23 +31,24 @@ pub(crate) struct Client {
     pub(crate) peer: Peer,
 }
 
-/// A login that was accepted, until a virtual host is opened with it.
+/// An accepted login, held until a virtual host is opened with it.
 pub(crate) enum Login {
     Broker(Identity),
     Upstream(proxy::Login),
 }
 
-/// Why there is no login.
+/// The reason why a login failed.
 pub(crate) enum LoginError {
-    /// The credentials are not good; the text of the 403.
+    /// The credentials were refused; holds the text of the 403.
     Refused(String),
-    /// Nobody could tell. With 320 CONNECTION_FORCED because no upstream answers.
+    /// The credentials could not be checked. 320 CONNECTION_FORCED if no upstream answers.
     Failed(Fault),
 }
 
 impl Door {
-    /// Whether a verified client certificate is a login here. An upstream would have to see the certificate itself, with
-    /// a proof that only the client can make: there it is one only if the pool knows other credentials for it.
+    /// Whether a verified client certificate can log a client in. An upstream would need the certificate itself
+    /// and a proof of possession that only the client can make, so there it works only if the pool has other
+    /// credentials for it.
     pub(crate) fn takes_external(&self) -> bool {
         match self {
             Self::Broker(_) => true,
@@ -55,8 +56,8 @@ impl Door {
         }
     }
 
-    /// Whether there is somebody behind the door for a client that has said nothing yet; `None` when only
-    /// [`Self::ask_answers`] can tell.
+    /// Whether the backend serves a client that has not sent anything yet; `None` if only [`Self::ask_answers`]
+    /// can find out.
     pub(crate) fn answers(&self) -> Option<bool> {
         match self {
             Self::Broker(_) => Some(true),
@@ -64,7 +65,7 @@ impl Door {
         }
     }
 
-    /// The same, asking the upstream when that is not known.
+    /// Like [`Self::answers`], but asks the upstream if that is not known.
     pub(crate) async fn ask_answers(&self) -> bool {
         match self {
             Self::Broker(_) => true,
@@ -72,7 +73,7 @@ impl Door {
         }
     }
 
-    /// Judges credentials where that takes no waiting.
+    /// Checks credentials if that takes no waiting; returns `None` otherwise.
     pub(crate) fn login_now(
         &self,
         credentials: &Credentials,
@@ -86,7 +87,7 @@ impl Door {
         if !matches!(mechanism, Mechanism::Plain | Mechanism::AmqPlain) {
             return Some(Err(LoginError::Refused(mechanism.refusal_text())));
         }
-        // Acting as somebody else (SASL authzid) is not something that a password can prove.
+        // A password does not prove the right to act as another user (SASL authzid).
         if credentials.authorize_as.as_deref().is_some_and(|other| other != credentials.username) {
             return Some(Err(LoginError::Refused(mechanism.refusal_text())));
         }
@@ -99,7 +100,7 @@ impl Door {
         }))
     }
 
-    /// Judges credentials by asking the upstream.
+    /// Checks credentials by asking the upstream.
     pub(crate) async fn login(&self, credentials: Credentials, client: Client) -> Result<Login, LoginError> {
         match self {
             Self::Broker(_) => self.login_now(&credentials, client).unwrap_or_else(|| {
@@ -134,7 +135,7 @@ impl Door {
         Ok(Box::new(session))
     }
 
-    /// What has gone of what an open connection needs, its virtual host or its user: why it is to be closed.
+    /// Returns why an open connection is to be closed: its virtual host or its user has been deleted.
     pub(crate) fn missing(&self, connection: &OpenConnection) -> Option<String> {
         let Self::Broker(broker) = self else { return None };
         if broker.vhost(connection.vhost()).is_none() {
@@ -172,7 +173,8 @@ impl Door {
     }
 }
 
-/// Lets in the user that a verified certificate stands for. What the client says itself does not matter, as in RabbitMQ.
+/// Logs in the user that a verified certificate stands for. The client's own response is ignored, as in
+/// RabbitMQ.
 fn login_external(broker: &Broker, credentials: &Credentials, client: Client) -> Result<Login, LoginError> {
     let judged = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
     judged.map(Login::Broker).map_err(|why| {
@@ -181,7 +183,8 @@ fn login_external(broker: &Broker, credentials: &Credentials, client: Client) ->
     })
 }
 
-/// Milliseconds since 1970 that never go backwards: wall time when the process started, and a monotonic clock.
+/// Milliseconds since 1970 that never go backwards: the wall clock at the start of the process plus a monotonic
+/// clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     started: Instant,

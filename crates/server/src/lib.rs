@@ -1,23 +1,25 @@
-//! Listeners and sessions: a transport, a protocol and a back end are joined here.
+//! Listeners and sessions: this crate joins transport, protocol and backend.
 //!
 //! - [`Server`]: accepts connections within [`Limits`], runs them, and drains them.
-//! - [`Door`]: the one door to the back ends, the embedded [`broker::Broker`] or the upstream [`proxy::Pool`].
-//! - [`Preface`]: what stands in front of the protocol: the PROXY protocol, TLS.
-//! - [`WebSocketConfig`]: AMQP inside of WebSockets, for browsers.
-//! - [`AccessLog`]: who connected, and why it ended.
-//! - [`Relay`]: any TCP server inside of WebSockets.
-//! - [`Alarms`]: whether publishers have to wait, for want of memory or disk.
+//! - [`Door`]: the single entry to the backends, the embedded [`broker::Broker`] or the upstream
+//!   [`proxy::Pool`].
+//! - [`Preface`]: the PROXY protocol and TLS, which precede the client's protocol.
+//! - [`WebSocketConfig`]: AMQP inside WebSockets, for browsers.
+//! - [`AccessLog`]: logs each connection's start, and its end with the reason.
+//! - [`Relay`]: any TCP server inside WebSockets.
+//! - [`Alarms`]: make publishers wait when memory or disk runs short.
 //! - `mqtt`: MQTT clients of the embedded broker, and their sessions ([`MqttConfig`]).
 //! - `stomp`: STOMP clients of the embedded broker.
-//! - [`OpenConnection`]: a connection as operators see it, and close it.
-//! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session behind the door.
+//! - [`OpenConnection`]: a connection as operators see and close it.
+//! - `amqp`: AMQP 0-9-1 clients: the connection ([`transport::Protocol`]) and its session on a backend.
 //!
-//! What always holds: a client that cannot be served ends alone, with its protocol's own error; nothing that a client
-//! sends is answered by another client's task.
+//! Invariants: a client that cannot be served ends alone, with its protocol's own error; no client's input is
+//! answered by another client's task.
 //!
 //! Lock order: a queue of the broker, then a channel's deliveries, then an outbox.
 //!
-//! What must never be added: command-line arguments, HTTP beyond the upgrade to WebSocket and the files next to it.
+//! Out of scope: command-line arguments, and HTTP beyond the upgrade to WebSocket and the files served next to
+//! it.
 
 mod access;
 mod alarms;

@@ -1,4 +1,4 @@
-//! Where connections come in: TCP and Unix sockets.
+//! The sockets on which connections come in: TCP and Unix sockets.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use tokio::net::{UnixListener, UnixStream};
 use transport::{Peer, Stream, TcpListeners};
 
-/// Bound sockets.
+/// Bound sockets of one listener.
 #[derive(Debug)]
 pub enum Listener {
     /// TCP.
     Tcp(TcpListeners),
-    /// A Unix socket, and its file, which goes with the listener.
+    /// A Unix socket, and its file, which is removed with the listener.
     Unix(UnixListener, SocketFile),
 }
 
@@ -22,7 +22,7 @@ pub struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody else may have removed it already.
+        // Another process may have removed it already.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -31,16 +31,15 @@ impl Listener {
     /// Binds TCP ports: see [`TcpListeners::bind`].
     ///
     /// # Errors
-    /// When one of them cannot be bound.
+    /// Fails if one of them cannot be bound.
     pub async fn bind_tcp(places: &[(&str, u16)]) -> io::Result<Self> {
         TcpListeners::bind(places).await.map(Self::Tcp)
     }
 
-    /// Binds a Unix socket at `path`. A socket file that a killed process left there is replaced; one that somebody
-    /// listens on is not.
+    /// Binds a Unix socket at `path`. A socket file left behind by a killed process is replaced; one that a
+    /// process still listens on is not.
     ///
-    /// # Errors
-    /// When the address is in use, or the file cannot be made.
+    /// # Errors Fails if the address is in use or the file cannot be created.
     pub async fn bind_unix(path: &Path) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path).await => {
@@ -55,7 +54,7 @@ impl Listener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// Of that one connection, or a shortage of descriptors; the listener remains usable.
+    /// Fails for that one connection, or for lack of file descriptors; the listener remains usable.
     pub async fn accept(&self) -> io::Result<(Stream, Peer)> {
         match self {
             Self::Tcp(listener) => {
@@ -70,7 +69,7 @@ impl Listener {
     }
 }
 
-/// Whether `path` is a socket that nobody listens on.
+/// Whether `path` is a socket that no process listens on.
 async fn is_left_over(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     is_socket

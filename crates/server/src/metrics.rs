@@ -1,4 +1,4 @@
-//! Counters of the front end, as plain atomics that anyone may read at any time.
+//! Counters of the front end, as plain atomics that can be read at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use broker::FrontEnd;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What the listeners and sessions have done since the process started.
+        /// Counters of the listeners and sessions since the process started.
         #[derive(Debug, Default)]
         pub struct Metrics {
             $($(#[$doc])* pub $name: Counter,)*
@@ -26,7 +26,7 @@ counters! {
     logins_refused,
     /// Channels opened.
     channels_opened,
-    /// Channels closed, by whichever side or with their connection.
+    /// Channels closed by either side or with their connection.
     channels_closed,
     /// Bytes received from clients.
     bytes_received,
@@ -34,28 +34,28 @@ counters! {
     messages_returned,
 }
 
-/// What the clients of one front end are told about their messages.
+/// Counters of the confirms that one front end sends to its publishers.
 #[derive(Debug, Default)]
 pub struct Confirms {
-    /// Messages published with confirms on, or what stands for them.
+    /// Messages whose publisher asked for a confirm, or for its equivalent in the protocol.
     pub wanted: Counter,
     /// Messages confirmed to their publishers.
     pub given: Counter,
 }
 
 impl Metrics {
-    /// Of the clients of a front end.
+    /// The counters of one front end.
     pub fn confirms(&self, of: FrontEnd) -> &Confirms {
         &self.confirms[of as usize]
     }
 }
 
-/// A number that goes up.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// The present value.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-/// Addresses with a prefix in common (CIDR), such as `10.0.0.0/8`, or one address.
+/// A range of addresses with a common prefix (CIDR), such as `10.0.0.0/8`, or a single address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -12,10 +12,10 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether `ip` is one of the addresses. IPv4 addresses in IPv6 form are the IPv4 addresses.
+    /// Whether `ip` is in the range. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let same = |a: u128, b: u128, bits: u32| {
-            // A shift by all 128 bits is none; then any address will do.
+            // A shift by all 128 bits overflows; the prefix is empty then, and every address matches.
             (a ^ b).checked_shr(bits - u32::from(self.prefix)).unwrap_or(0) == 0
         };
         match (self.address, ip.to_canonical()) {

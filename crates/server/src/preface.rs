@@ -1,4 +1,4 @@
-//! What stands in front of the protocol on a listener's connections: the PROXY protocol, then TLS.
+//! The bytes that precede the protocol on a listener's connections: the PROXY protocol, then TLS.
 
 use std::fmt;
 use std::io;
@@ -11,24 +11,24 @@ use transport::{Peer, Stream};
 
 use crate::network::Network;
 
-/// What clients of a listener bring in front of their protocol.
+/// The layers that precede the protocol of a listener's clients.
 #[derive(Debug, Clone, Default)]
 pub struct Preface {
-    /// Load balancers that tell whom they speak for.
+    /// Load balancers that name the client they connect for.
     pub proxies: Option<Arc<TrustedProxies>>,
-    /// TLS, behind the header if there is one.
+    /// TLS, after the PROXY header if there is one.
     pub tls: Option<Arc<ServerTls>>,
 }
 
-/// Who sends headers of the PROXY protocol, and is believed. Their connections all begin with a header; those of others
-/// never do.
+/// Peers that are trusted to send headers of the PROXY protocol. Every connection of theirs begins with a
+/// header; a connection of any other peer never does.
 #[derive(Debug, Clone)]
 pub struct TrustedProxies {
-    /// Which versions they use.
+    /// The protocol versions that they use.
     pub accepted: Accepted,
-    /// Where they are.
+    /// Their addresses.
     pub networks: Vec<Network>,
-    /// Whether clients of Unix sockets are among them.
+    /// Whether clients of Unix sockets are trusted too.
     pub unix: bool,
 }
 
@@ -41,7 +41,7 @@ impl TrustedProxies {
     }
 }
 
-/// A connection that has its preface behind it.
+/// A connection that has passed its preface.
 #[derive(Debug)]
 pub(crate) struct Passed {
     pub(crate) stream: Stream,
@@ -49,14 +49,14 @@ pub(crate) struct Passed {
     pub(crate) external: Option<Arc<str>>,
 }
 
-/// Why a connection did not get to its protocol.
+/// The reason why a connection did not reach its protocol.
 #[derive(Debug)]
 pub(crate) enum PrefaceError {
-    /// A header came from a peer that is not trusted to send one.
+    /// A peer that is not trusted sent a header.
     HeaderFromStranger,
-    /// The header that has to be there is not, or is none.
+    /// The mandatory header is missing or malformed.
     Header(proxy_protocol::ParseError),
-    /// The peer went away, or TLS failed.
+    /// The peer disconnected, or TLS failed.
     Io(io::Error),
 }
 
@@ -79,17 +79,18 @@ impl From<io::Error> for PrefaceError {
 }
 
 impl Preface {
-    /// Nothing but the protocol itself.
+    /// Whether connections begin with their protocol at once.
     pub(crate) fn is_empty(&self) -> bool {
         self.proxies.is_none() && self.tls.is_none()
     }
 
-    /// Whether the peer speaks for others, so that only its header will tell who connects.
+    /// Whether the peer is a proxy, so that only its header tells the client's address.
     pub(crate) fn is_from_proxy(&self, peer: Peer) -> bool {
         self.proxies.as_ref().is_some_and(|proxies| proxies.includes(peer))
     }
 
-    /// Takes the header from a trusted peer, and tells who is behind it. Makes sure that nobody else sends one.
+    /// Reads the header of a trusted peer and returns the client that it names. Rejects a header from any other
+    /// peer.
     pub(crate) async fn real_peer(&self, stream: &mut Stream, peer: Peer) -> Result<Peer, PrefaceError> {
         let Some(proxies) = &self.proxies else { return Ok(peer) };
         if !proxies.includes(peer) {
@@ -103,7 +104,7 @@ impl Preface {
         })
     }
 
-    /// The TLS handshake, where there is TLS.
+    /// Performs the TLS handshake if the listener uses TLS.
     pub(crate) async fn secure(&self, stream: Stream) -> Result<Passed, PrefaceError> {
         let Some(tls) = &self.tls else { return Ok(Passed { stream, external: None }) };
         let accepted = tls.accept(stream).await?;
@@ -111,7 +112,7 @@ impl Preface {
     }
 }
 
-/// Reads a header, and nothing that follows it.
+/// Reads a header and not a byte beyond it.
 async fn read_header(stream: &mut Stream, accepted: Accepted) -> Result<Header, PrefaceError> {
     let mut input = Vec::new();
     loop {
@@ -119,7 +120,7 @@ async fn read_header(stream: &mut Stream, accepted: Accepted) -> Result<Header, 
             Parsed::Complete { header, .. } => return Ok(header),
             Parsed::Incomplete(missing) => {
                 let begin = input.len();
-                // The first byte by itself: a peer that sends something else hears so at once.
+                // Reads the first byte alone, so that a peer that sends something else gets its error at once.
                 input.resize(begin + if begin == 0 { 1 } else { missing }, 0);
                 stream.read_exact(&mut input[begin..]).await.map_err(closed_early)?;
             }

@@ -1,6 +1,6 @@
-//! The connections that are open and their channels, to be shown to operators, and closed by them.
+//! The open connections and their channels, for operators to list and close.
 //!
-//! A connection and its channels write down what changes as it changes, in atomics; whoever looks takes no lock that a
+//! A connection and its channels record changes in atomics as they happen; readers never hold a lock that a
 //! session needs for more than a moment.
 
 mod bytes;
@@ -37,10 +37,10 @@ pub struct OpenConnection {
     /// Milliseconds since 1970.
     connected_at: u64,
     negotiated: Negotiated,
-    /// Encoded, which takes the least memory: few are ever looked at.
+    /// Encoded, which takes the least memory: few are ever read.
     client_properties: Box<[u8]>,
     received: AtomicU64,
-    /// By number. Most connections have one, for which a tree would take more.
+    /// Sorted by number. Most connections have one channel, for which a tree would take more memory.
     channels: Mutex<Vec<Arc<OpenChannel>>>,
     outbox: Arc<Outbox>,
     byte_rates: ByteRates,
@@ -48,26 +48,26 @@ pub struct OpenConnection {
     close_reason: Mutex<Option<Box<str>>>,
 }
 
-/// Where a connection came from, and to.
+/// The two ends of a connection and how it was made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     pub(crate) peer: Peer,
-    /// Our end; `None` for a Unix socket.
+    /// The server's end; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) tls: bool,
-    /// It came as a WebSocket.
+    /// Whether it came as a WebSocket.
     pub(crate) websocket: bool,
 }
 
-/// What a connection that has been opened tells about itself.
+/// The properties of a connection that is being opened.
 pub(crate) struct Opening<'a> {
     pub(crate) id: u64,
     pub(crate) arrival: Arrival,
-    /// As RabbitMQ names it, with its version.
+    /// The protocol with its version, as RabbitMQ names it.
     pub(crate) protocol: &'static str,
     pub(crate) user: &'a str,
     pub(crate) vhost: &'a str,
-    /// The SASL name of how the user has logged in; empty where the protocol has no such thing.
+    /// SASL name of the login mechanism; empty if the protocol has none.
     pub(crate) mechanism: &'static str,
     /// Milliseconds since 1970.
     pub(crate) connected_at: u64,
@@ -88,33 +88,33 @@ pub(crate) struct OpenChannel {
     publishing: OnceLock<Box<Publishing>>,
 }
 
-/// What a channel is about at one moment.
+/// The state of a channel at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelStatus {
-    /// Its number.
+    /// The channel's number.
     pub number: u16,
-    /// `basic.qos` for consumers to come; 0 is no limit.
+    /// `basic.qos` for future consumers; 0 is no limit.
     pub prefetch: u16,
     /// `basic.qos` of the channel as a whole; 0 is no limit.
     pub global_prefetch: u16,
-    /// Publishes are confirmed.
+    /// Whether publishes are confirmed.
     pub confirms: bool,
-    /// Publishes and acknowledgements are committed.
+    /// Whether publishes and acknowledgements are transactional.
     pub transactional: bool,
-    /// Its consumers.
+    /// Number of consumers.
     pub consumers: usize,
-    /// Deliveries that have not been settled.
+    /// Number of deliveries not yet settled.
     pub unacknowledged: usize,
 }
 
-/// A connection's place in the registry, given back when dropped.
+/// A connection's entry in the registry, removed when dropped.
 pub(crate) struct Registered {
     registry: Arc<Registry>,
     connection: Arc<OpenConnection>,
 }
 
 impl Registry {
-    /// All connections, in the order in which they came. The lock is released every [`STEP`] connections.
+    /// All connections in the order of their arrival. The lock is released every [`STEP`] connections.
     pub(crate) fn all(&self) -> Vec<Arc<OpenConnection>> {
         let (mut all, mut after) = (Vec::new(), Bound::Unbounded);
         loop {
@@ -152,7 +152,7 @@ impl Drop for Registered {
 }
 
 impl Arrival {
-    /// What is known before it is told more.
+    /// An arrival of which only the peer is known yet.
     pub(crate) fn of(peer: Peer) -> Self {
         Self { peer, local: None, tls: false, websocket: false }
     }
@@ -180,17 +180,17 @@ impl OpenConnection {
         })
     }
 
-    /// Its number, which is also that of its session.
+    /// The connection's number, which is also its session's.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Where the client is.
+    /// The client's address.
     pub fn peer(&self) -> Peer {
         self.arrival.peer
     }
 
-    /// Our end of the connection; `None` for a Unix socket.
+    /// The server's end of the connection; `None` for a Unix socket.
     pub fn local(&self) -> Option<SocketAddr> {
         self.arrival.local
     }
@@ -210,12 +210,12 @@ impl OpenConnection {
         self.arrival.websocket
     }
 
-    /// Its protocol, as RabbitMQ names it, with the version.
+    /// Its protocol with the version, as RabbitMQ names it.
     pub fn protocol(&self) -> &'static str {
         self.protocol
     }
 
-    /// Who has logged in.
+    /// The user that has logged in.
     pub fn user(&self) -> &str {
         &self.user
     }
@@ -225,22 +225,22 @@ impl OpenConnection {
         &self.vhost
     }
 
-    /// How the user has logged in, by its SASL name.
+    /// SASL name of the mechanism by which the user logged in.
     pub fn mechanism(&self) -> &'static str {
         self.mechanism
     }
 
-    /// When, in milliseconds since 1970.
+    /// When it was opened, in milliseconds since 1970.
     pub fn connected_at(&self) -> u64 {
         self.connected_at
     }
 
-    /// The limits that client and server have agreed on.
+    /// The limits that client and server agreed on.
     pub fn negotiated(&self) -> Negotiated {
         self.negotiated
     }
 
-    /// What the client tells about itself.
+    /// The client-properties that the client sent.
     pub fn client_properties(&self) -> FieldTable {
         RawTable::check(&self.client_properties).map(|table| table.decode()).unwrap_or_default()
     }
@@ -255,7 +255,7 @@ impl OpenConnection {
         self.outbox.sent()
     }
 
-    /// Bytes that wait for the client to take them.
+    /// Bytes queued for the client and not yet written.
     pub fn backlog(&self) -> usize {
         self.outbox.backlog()
     }
@@ -266,31 +266,32 @@ impl OpenConnection {
         channels.iter().map(|channel| channel.status()).collect()
     }
 
-    /// The same, and what went through each as of `now`; `None` if nothing ever did.
+    /// Like [`Self::channels`], with each channel's message counts as of `now`; `None` for a channel without
+    /// any.
     pub fn channels_counted(&self, now: Timestamp) -> Vec<(ChannelStatus, Option<MessageCounts>)> {
         let channels = self.channels.lock().clone();
         channels.iter().map(|channel| (channel.status(), channel.counts(now))).collect()
     }
 
-    /// Bytes that came from the client and went to it, per second, since somebody last asked some seconds ago; zero when
-    /// asked for the first time.
+    /// Bytes per second received from and sent to the client since the previous call, if that was some seconds
+    /// ago; zero at the first call.
     pub fn byte_rates(&self, now: Timestamp) -> (f64, f64) {
         self.byte_rates.look(self.received(), self.sent(), now)
     }
 
-    /// How many channels it has.
+    /// The number of its channels.
     pub fn channel_count(&self) -> usize {
         self.channels.lock().len()
     }
 
-    /// Lets the client be told 320 CONNECTION_FORCED with this text.
+    /// Asks the connection to close itself with 320 CONNECTION_FORCED and this text.
     pub fn close(&self, reason: &str) {
         *self.close_reason.lock() = Some(reason.into());
         self.asked_to_close.store(true, Ordering::Release);
         self.outbox.nudge();
     }
 
-    /// Why it is to be closed, if somebody wants that.
+    /// Takes the reason of a requested close, if there is one.
     pub(crate) fn take_close_reason(&self) -> Option<Box<str>> {
         if !self.asked_to_close.load(Ordering::Acquire) {
             return None;
@@ -308,7 +309,7 @@ impl OpenConnection {
         channels.insert(at, channel);
     }
 
-    /// The connection ends, and its channels with it. Each may still be said to be closed, which costs nothing then.
+    /// Removes all channels when the connection ends. A later `channel_closed` for one of them costs nothing.
     pub(crate) fn all_channels_closed(&self) {
         *self.channels.lock() = Vec::new();
     }
@@ -331,12 +332,12 @@ fn name_of(peer: Peer, local: Option<SocketAddr>, id: u64) -> String {
     match (peer, local) {
         (Peer::Ip(peer), Some(local)) => format!("{} -> {}", canonical(peer), canonical(local)),
         (Peer::Ip(peer), None) => format!("{} -> unix #{id}", canonical(peer)),
-        // Unix sockets have no port that would tell them apart.
+        // Unix sockets have no port that would distinguish them.
         (Peer::Unix, _) => format!("unix #{id}"),
     }
 }
 
-/// An address as it is shown: who comes over IPv4 to a listener of both families has an address of IPv4.
+/// An address for display: an IPv4 client of a dual-stack listener has its IPv4 address.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -358,7 +359,7 @@ impl OpenChannel {
         self.number
     }
 
-    /// What is published on it.
+    /// The channel's counters for published messages.
     pub(crate) fn publishing(&self) -> &Publishing {
         self.publishing.get_or_init(Box::default)
     }
@@ -387,7 +388,7 @@ impl OpenChannel {
     }
 }
 
-/// Connections copied with the lock held: some microseconds.
+/// Connections copied per hold of the lock, which takes some microseconds.
 const STEP: usize = 1000;
 
 #[cfg(test)]

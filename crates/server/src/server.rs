@@ -1,4 +1,4 @@
-//! Accepting connections, and letting them go.
+//! Accepts connections and drains them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -31,17 +31,17 @@ use crate::registry::{Arrival, OpenConnection, Registry};
 use crate::relay::{self, Relay};
 use crate::websocket::{self, WebSocketConfig};
 
-/// How long to wait before accepting again after a shortage of descriptors or memory.
+/// Pause before accepting again after a shortage of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes of the largest message over MQTT and STOMP. Such a message is held until it is complete, by each client on its own, and
-/// no total bounds that.
+/// Bytes of the largest message over MQTT and STOMP. Each client's message is buffered until it is complete,
+/// and no total bounds those buffers.
 pub const MAX_UNSPLIT_MESSAGE: u64 = 16 << 20;
 
-/// What listeners and sessions need to know; see the configuration reference for the defaults.
+/// Settings of listeners and sessions; see the configuration reference for the defaults.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Limits on what clients may take.
+    /// Limits on clients.
     pub limits: Limits,
     /// Channels that a connection may have open; 0 is no limit.
     pub channel_max: u16,
@@ -51,55 +51,55 @@ pub struct ServerConfig {
     pub heartbeat: u16,
     /// Bytes of the largest message body.
     pub max_message_size: u64,
-    /// Bytes that messages may take which clients of the embedded broker have not sent completely.
+    /// Bytes that partially received messages may take, over all clients of the embedded broker.
     pub incomplete_limit: usize,
-    /// The user whose rights STOMP clients have that name none; `None` refuses them.
+    /// The user that STOMP clients without a login act as; `None` refuses them.
     pub stomp_default_user: Option<String>,
     /// Bytes that may wait to be written to one client before nothing more is read from it. Deliveries fill half of
     /// that at most, so that they alone never keep a consumer's acknowledgements from being read.
     pub outbox_limit: usize,
-    /// How long a client may take from connecting to connection.open.
+    /// Time limit for a client from connecting to connection.open.
     pub handshake_timeout: Duration,
-    /// How long a client may take nothing of what is written to it.
+    /// Time limit for a client to accept some of what is written to it.
     pub write_timeout: Duration,
-    /// How long a client that has nothing under way may take to close its connection while the server drains.
+    /// Time limit for an idle client to close its connection while the server drains.
     pub drain_idle_timeout: Duration,
-    /// How long a delivery from the embedded broker may go without being acknowledged before its channel is closed.
+    /// Time limit for a delivery from the embedded broker to be acknowledged before its channel is closed.
     pub consumer_timeout: Duration,
-    /// What clients of the embedded broker are told as `product` in the server-properties.
+    /// The `product` in the server-properties sent to clients of the embedded broker.
     pub product: String,
-    /// Where connections are told of.
+    /// The access log, if connections are logged.
     pub access_log: Option<Arc<AccessLog>>,
 }
 
-/// Everything that the connections of a server share.
+/// State shared by all connections of a server.
 pub(crate) struct Shared {
     pub(crate) config: ServerConfig,
     pub(crate) door: Door,
     /// The product, a slash, and its version.
     product: String,
-    /// What new connections are offered.
+    /// Server properties and mechanisms offered to new connections.
     offer: Mutex<Offers>,
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
     pub(crate) alarms: Arc<Alarms>,
-    /// What clients of the embedded broker have not sent completely.
+    /// Budget for partially received messages on the embedded broker.
     pub(crate) incomplete: Arc<Incomplete>,
-    /// The sessions of MQTT clients, where they are served.
+    /// The sessions of MQTT clients, if they are served.
     mqtt: OnceLock<Arc<Hub>>,
-    /// Where MQTT clients are relayed to, if the broker does not serve them itself.
+    /// The relay for MQTT clients, if the broker does not serve them itself.
     mqtt_relay: OnceLock<Arc<Relay>>,
-    /// Where STOMP clients are relayed to, if the broker does not serve them itself.
+    /// The relay for STOMP clients, if the broker does not serve them itself.
     stomp_relay: OnceLock<Arc<Relay>>,
     counter: Arc<ConnectionCounter>,
     pub(crate) registry: Arc<Registry>,
     next_id: AtomicU64,
     draining: AtomicBool,
-    /// The outboxes of all connections, to reach them when the server drains.
+    /// The outboxes of all connections, to nudge them when the server drains.
     connections: Mutex<Slab<Arc<Outbox>>>,
-    /// The tasks that accept connections; each ends, and gives its socket back, when the drain begins.
+    /// The tasks that accept connections; each ends and releases its socket when the drain begins.
     accepting: Mutex<Vec<JoinHandle<()>>>,
-    /// Told when the last connection has gone.
+    /// Notified when the last connection has ended.
     emptied: Notify,
 }
 
@@ -109,7 +109,7 @@ impl Shared {
         &self.product
     }
 
-    /// The sessions of MQTT clients, where they are served.
+    /// The sessions of MQTT clients, if they are served.
     pub(crate) fn mqtt(&self) -> Option<&Arc<Hub>> {
         self.mqtt.get()
     }
@@ -127,7 +127,7 @@ impl Shared {
         Arc::clone(&self.offer.lock().plain)
     }
 
-    /// For clients whose certificate is a login, if it is one here.
+    /// The offer for clients with a verified certificate, if such a certificate is a login here.
     pub(crate) fn offer_with_external(&self) -> Option<Arc<ServerOffer>> {
         self.door.takes_external().then(|| Arc::clone(&self.offer.lock().with_external))
     }
@@ -137,7 +137,7 @@ impl Shared {
     }
 }
 
-/// What is offered to clients without, and with, a verified certificate.
+/// The offers to clients without and with a verified certificate.
 struct Offers {
     plain: Arc<ServerOffer>,
     with_external: Arc<ServerOffer>,
@@ -152,14 +152,14 @@ impl Offers {
     }
 }
 
-/// Accepts clients and joins them to a back end.
+/// Accepts clients and joins them to a backend.
 #[derive(Clone)]
 pub struct Server {
     shared: Arc<Shared>,
 }
 
 impl Server {
-    /// A server without listeners. `version` is the product's, as told to clients.
+    /// A server without listeners. `version` is the product's version, which is sent to clients.
     pub fn new(config: ServerConfig, door: Door, clock: Clock, version: &str) -> Self {
         let offer = ServerOffer {
             server_properties: server_properties(&config.product, version),
@@ -191,46 +191,48 @@ impl Server {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Accepts AMQP clients from `listener`, each behind its `preface`, until [`Server::drain`].
+    /// Accepts AMQP clients from `listener`, each after its `preface`, until [`Server::drain`].
     pub fn listen(&self, listener: Listener, preface: Preface) {
         self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Amqp });
     }
 
-    /// Brings the sessions of MQTT clients back, and lets their time pass. To be called within a runtime, before any client is
-    /// served; does nothing without an embedded broker.
+    /// Restores the sessions of MQTT clients and starts their expiry. Must be called within a runtime, before
+    /// any client is served; does nothing without an embedded broker.
     ///
-    /// # Errors
-    /// What cannot be read.
+    /// # Errors Describes stored state that cannot be read.
     pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), String> {
         let Door::Broker(broker) = &self.shared.door else { return Ok(()) };
         let hub = mqtt::start(broker, config, self.shared.clock)?;
-        // Once is enough; who comes second changes nothing.
+        // A second call changes nothing.
         let _ = self.shared.mqtt.set(hub);
         Ok(())
     }
 
-    /// Relays MQTT clients, over TCP and TLS, to a server that speaks MQTT. Before [`Server::listen_mqtt`], once.
+    /// Relays MQTT clients, over TCP and TLS, to a server that speaks MQTT. Called once, before
+    /// [`Server::listen_mqtt`].
     pub fn relay_mqtt(&self, relay: Arc<Relay>) {
         let _ = self.shared.mqtt_relay.set(relay);
     }
 
-    /// Accepts MQTT clients from `listener`, each behind its `preface`, until [`Server::drain`]. After
+    /// Accepts MQTT clients from `listener`, each after its `preface`, until [`Server::drain`]. Requires
     /// [`Server::start_mqtt`] or [`Server::relay_mqtt`].
     pub fn listen_mqtt(&self, listener: Listener, preface: Preface) {
         self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Mqtt });
     }
 
-    /// Relays STOMP clients, over TCP and TLS, to a server that speaks STOMP. Before [`Server::listen_stomp`], once.
+    /// Relays STOMP clients, over TCP and TLS, to a server that speaks STOMP. Called once, before
+    /// [`Server::listen_stomp`].
     pub fn relay_stomp(&self, relay: Arc<Relay>) {
         let _ = self.shared.stomp_relay.set(relay);
     }
 
-    /// Accepts STOMP clients from `listener`, each behind its `preface`, until [`Server::drain`].
+    /// Accepts STOMP clients from `listener`, each after its `preface`, until [`Server::drain`].
     pub fn listen_stomp(&self, listener: Listener, preface: Preface) {
         self.accept_from(listener, Entrance { preface, websocket: None, spoken: Spoken::Stomp });
     }
 
-    /// Accepts clients over WebSocket, of what its routes name, from `listener`, each behind its `preface`, until [`Server::drain`].
+    /// Accepts WebSocket clients for the routes of `config` from `listener`, each after its `preface`, until
+    /// [`Server::drain`].
     pub fn listen_websocket(&self, listener: Listener, preface: Preface, config: WebSocketConfig) {
         self.accept_from(
             listener,
@@ -259,7 +261,7 @@ impl Server {
         self.shared.accepting.lock().push(accepting);
     }
 
-    /// Announces these server-properties to clients that connect from now on: those of the broker that stands behind.
+    /// Announces these server-properties, the upstream broker's, to clients that connect from now on.
     pub fn announce(&self, server_properties: FieldTable) {
         let mut offer = self.shared.offer.lock();
         if offer.plain.server_properties != server_properties {
@@ -267,22 +269,22 @@ impl Server {
         }
     }
 
-    /// Counters.
+    /// The counters of listeners and sessions.
     pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
 
-    /// The alarms that make publishers on the embedded broker wait.
+    /// The alarms that block publishers on the embedded broker.
     pub fn alarms(&self) -> &Arc<Alarms> {
         &self.shared.alarms
     }
 
-    /// Bytes of the largest frame that clients may agree on.
+    /// Bytes of the largest frame that clients may negotiate.
     pub fn frame_max(&self) -> u32 {
         self.shared.config.frame_max
     }
 
-    /// The connections that clients have opened, in the order in which they came.
+    /// The connections that clients have opened, in the order of their arrival.
     pub fn open_connections(&self) -> Vec<Arc<OpenConnection>> {
         self.shared.registry.all()
     }
@@ -292,22 +294,22 @@ impl Server {
         self.shared.registry.get(id)
     }
 
-    /// Connections that are open or being opened.
+    /// Number of connections that are open or being opened.
     pub fn connection_count(&self) -> usize {
         self.shared.counter.total()
     }
 
-    /// From now on these are the limits; connections that are open stay.
+    /// Replaces the limits; open connections stay.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.counter.set_limits(limits);
     }
 
-    /// How much of what is limited is in use.
+    /// How much of each limited resource is in use.
     pub fn in_use(&self) -> InUse {
         self.shared.counter.in_use()
     }
 
-    /// Which limits were exceeded, how often.
+    /// How often each limit was exceeded.
     pub fn exceeded(&self) -> &Exceeded {
         self.shared.counter.exceeded()
     }
@@ -317,8 +319,8 @@ impl Server {
         Arc::clone(&self.shared)
     }
 
-    /// Stops accepting, tells every client 320 CONNECTION_FORCED, and waits until they have gone, for `timeout` at
-    /// most. Returns how many had not gone by then.
+    /// Stops accepting, closes every client with 320 CONNECTION_FORCED, and waits at most `timeout` until they
+    /// have gone. Returns the number of connections left.
     pub async fn drain(&self, timeout: Duration) -> usize {
         self.shared.start_draining();
         self.shared.emptied.notify_waiters();
@@ -328,7 +330,7 @@ impl Server {
         let accepting = std::mem::take(&mut *self.shared.accepting.lock());
         let all_gone = async {
             for task in accepting {
-                // A task that panicked has given its socket back, too.
+                // A task that panicked has released its socket, too.
                 let _ = task.await;
             }
             loop {
@@ -339,7 +341,7 @@ impl Server {
                 emptied.await;
             }
         };
-        // Elapsed or not, the count below tells what happened.
+        // Elapsed or not, the count below is the result.
         let _ = tokio::time::timeout(timeout, all_gone).await;
         self.shared.connections.lock().len()
     }
@@ -349,20 +351,21 @@ impl Shared {
     pub(crate) fn refuse(&self, id: u64, peer: Peer, transport: Transport, limit: LimitReached) {
         self.metrics.connections_refused.add(1);
         self.metrics.connections_closed.add(1);
-        // That a limit is reached is logged already, however many find out.
+        // The limit itself logs that it was reached, at most once a second.
         tracing::debug!(connection = id, %peer, %limit, "connection refused");
         if let Some(log) = &self.config.access_log {
             AccessRecord::new(log, id, peer, transport, Instant::now()).closed(0, &limit.to_string());
         }
     }
 
-    /// The beginning of what the access log is told of a connection, if there is one.
+    /// Starts the access-log record of a connection, if there is an access log.
     pub(crate) fn record(&self, newcomer: &Newcomer) -> Option<Box<AccessRecord>> {
         let Newcomer { id, peer, transport, since, .. } = *newcomer;
         self.config.access_log.as_ref().map(|log| AccessRecord::new(log, id, peer, transport, since))
     }
 
-    /// Tells that a connection has ended, after `sent` bytes to the client: the access log, or else the log of the process.
+    /// Logs that a connection has ended after `sent` bytes to the client: to the access log, or else to the
+    /// process log.
     pub(crate) fn closed(
         &self,
         record: Option<Box<AccessRecord>>,
@@ -388,13 +391,13 @@ impl Shared {
     }
 }
 
-/// What the clients of a listener bring.
+/// Settings of a listener for its clients.
 #[derive(Clone)]
 struct Entrance {
     preface: Preface,
-    /// It comes inside of WebSocket; then its routes say what is spoken.
+    /// Set if clients use WebSocket; its routes then decide the protocol.
     websocket: Option<Arc<WebSocketConfig>>,
-    /// What is spoken.
+    /// The protocol that clients speak.
     spoken: Spoken,
 }
 
@@ -405,14 +408,14 @@ pub(crate) struct Newcomer {
     pub(crate) transport: Transport,
     pub(crate) place: Place,
     pub(crate) since: Instant,
-    /// Our end of it; `None` for a Unix socket.
+    /// The server's end of the connection; `None` for a Unix socket.
     pub(crate) local: Option<SocketAddr>,
     /// The user name of a verified client certificate.
     pub(crate) external: Option<Arc<str>>,
 }
 
 impl Newcomer {
-    /// The server's end of its connection, and where what that has to say gathers.
+    /// Creates the server's end of the connection, and the outbox that collects its output.
     pub(crate) fn into_client<C: Client>(self, shared: &Arc<Shared>) -> (C, Arc<Outbox>) {
         let record = shared.record(&self);
         let Self { id, peer, transport, place, since, local, external } = self;
@@ -445,7 +448,7 @@ fn accept(shared: &Arc<Shared>, entrance: &Entrance, stream: Stream, peer: Peer)
         }
         Err(limit) => {
             shared.refuse(id, peer, entrance.transport(), limit);
-            // Over TCP dropped without an answer: a connection over the limit must cost as little as possible.
+            // Over TCP, dropped without an answer: a connection over the limit must cost as little as possible.
             if let Some(config) = &entrance.websocket
                 && entrance.preface.is_empty()
             {
@@ -461,18 +464,18 @@ impl Entrance {
         Transport { spoken: *spoken, websocket: websocket.is_some(), tls: preface.tls.is_some() }
     }
 
-    /// The address that a connection is counted under. A load balancer or reverse proxy is no client; where the client
-    /// is, its header tells.
+    /// The address that a connection is counted under. A load balancer or reverse proxy is not itself a client;
+    /// its header names the client.
     fn counted_ip(&self, peer: Peer) -> Option<IpAddr> {
         let is_reverse_proxy = self.websocket.as_ref().is_some_and(|config| config.is_from_proxy(peer));
         if is_reverse_proxy || self.preface.is_from_proxy(peer) { None } else { peer.ip() }
     }
 }
 
-/// Takes a connection through its preface, within the time that the login may take.
+/// Takes a connection through its preface, within the time limit of the login.
 async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut newcomer: Newcomer) {
     let deadline = newcomer.since + shared.config.handshake_timeout;
-    // Boxed: what a TLS handshake holds is large, and is needed for a moment only.
+    // Boxed: the state of a TLS handshake is large and needed only briefly.
     let passing = Box::pin(pass(&shared, &entrance.preface, stream, &mut newcomer));
     let passed = tokio::select! {
         passed = tokio::time::timeout_at(deadline.into(), passing) => Some(passed),
@@ -480,7 +483,7 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
     };
     let reason = match passed {
         Some(Ok(Ok(Some(stream)))) => return enter(shared, entrance.websocket, stream, newcomer),
-        // Refused, and that has been told.
+        // The client was refused, and that has been logged.
         Some(Ok(Ok(None))) => return,
         Some(Ok(Err(error))) => error.to_string(),
         Some(Err(_)) => "no handshake in time".to_owned(),
@@ -490,8 +493,8 @@ async fn receive(shared: Arc<Shared>, entrance: Entrance, stream: Stream, mut ne
     shared.closed(shared.record(&newcomer), newcomer.id, newcomer.peer, 0, &reason);
 }
 
-/// Runs a connection that has its preface behind it, in a task of its own for each way in: a task is as large as all
-/// that it may come to, and the one of an idle connection stays for as long as its client does.
+/// Runs a connection that has passed its preface, in a separate task for each protocol: a task is as large as
+/// its largest state, and an idle connection keeps its task for as long as the client stays.
 fn enter(shared: Arc<Shared>, websocket: Option<Arc<WebSocketConfig>>, stream: Stream, newcomer: Newcomer) {
     match websocket {
         Some(config) => tokio::spawn(websocket::run(shared, config, stream, newcomer)),
@@ -509,7 +512,7 @@ fn enter(shared: Arc<Shared>, websocket: Option<Arc<WebSocketConfig>>, stream: S
     };
 }
 
-/// The PROXY protocol, the limit of the address that it tells, and TLS.
+/// The PROXY protocol, the limits of the address that it names, and TLS.
 async fn pass(
     shared: &Shared,
     preface: &Preface,
@@ -527,7 +530,7 @@ async fn pass(
     Ok(Some(passed.stream))
 }
 
-/// Runs a connection. What it needs is made here and not in the future: that would hold what it is made of as well.
+/// Runs a connection. Builds its state before the future, which would otherwise hold the arguments as well.
 fn run<C: Client>(
     shared: Arc<Shared>,
     mut stream: Stream,
@@ -546,7 +549,7 @@ fn run<C: Client>(
     }
 }
 
-/// Why a connection ended, for the log: as its protocol says, else as its socket does.
+/// Why a connection ended, for the log: as its protocol reports it, or else its socket.
 pub(crate) fn reason_of(reason: Option<String>, ended: Ended) -> String {
     match (reason, ended) {
         (Some(reason), _) => reason,
@@ -556,7 +559,7 @@ pub(crate) fn reason_of(reason: Option<String>, ended: Ended) -> String {
     }
 }
 
-/// A connection's place in the list of all; given back however its task ends.
+/// A connection's entry in the list of all, removed however its task ends.
 pub(crate) struct Listed {
     shared: Arc<Shared>,
     key: usize,
@@ -566,7 +569,7 @@ impl Listed {
     pub(crate) fn new(shared: &Arc<Shared>, outbox: &Arc<Outbox>) -> Self {
         let key = shared.connections.lock().insert(Arc::clone(outbox));
         if shared.is_draining() {
-            // The drain may have looked at the list before this connection was in it.
+            // The drain may have walked the list before this connection was in it.
             outbox.nudge();
         }
         Self { shared: Arc::clone(shared), key }
@@ -579,7 +582,7 @@ impl Drop for Listed {
         let mut connections = self.shared.connections.lock();
         connections.remove(self.key);
         if connections.is_empty() {
-            // A slab keeps its memory; an empty one can give it back.
+            // A slab keeps its memory; an empty one can release it.
             connections.shrink_to_fit();
             self.shared.emptied.notify_waiters();
         }
@@ -593,11 +596,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// What this is.
+/// The name of this product.
 const PRODUCT: &str = "Leveret";
 
-/// Of the embedded broker. Clients look at `version` to know what they may ask for, so that it is RabbitMQ's; some look at
-/// `product` as well, which is therefore a setting. What this really is stands beside them.
+/// The server-properties of the embedded broker. Clients derive supported features from `version`, so it is
+/// RabbitMQ's; some check `product` as well, which is therefore a setting. The real product is named beside
+/// them.
 fn server_properties(product: &str, version: &str) -> FieldTable {
     let mut properties: FieldTable = [
         ("product", product),

@@ -1,4 +1,4 @@
-//! The server that simulations of sessions step without sockets: its numbers are small, so that tests reach them.
+//! The server that simulations step without sockets. Its limits are small, so that tests reach them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const CONSUMER_TIMEOUT: Duration = Duration::from_secs(1800);
 pub(crate) const FRAME_MAX: u32 = 4096;
 
-/// A server without listeners, where a user may have `per_user` connections; 0 is no limit.
+/// A server without listeners, on which a user may have `per_user` connections; 0 is no limit.
 pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> Server {
     let config = ServerConfig {
         limits: ConnectionLimits { total: 0, per_ip: 0, per_user }.into(),
@@ -34,7 +34,7 @@ pub(crate) fn server_of(broker: Arc<Broker>, clock: Clock, per_user: usize) -> S
     Server::new(config, Door::Broker(broker), clock, "test")
 }
 
-/// What this process has of the machine's memory.
+/// Resident memory of this process, in bytes.
 pub(crate) fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How lines look.
+/// The format of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessFormat {
     /// `2026-11-21T14:00:00.000Z close connection=1 client=127.0.0.1:40000 …`
@@ -12,14 +12,14 @@ pub enum AccessFormat {
     Json,
 }
 
-/// A line that is being written.
+/// A line being built.
 #[derive(Debug)]
 pub(super) struct Line {
     format: AccessFormat,
     text: String,
 }
 
-/// What stands behind a name.
+/// The value of a field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Value<'v> {
     Number(u64),
@@ -65,19 +65,20 @@ impl Line {
     }
 }
 
-/// Whether a text needs no quotes to be told from what surrounds it.
+/// Whether a text can stand without quotes.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
 }
 
-/// Appends a JSON string. Clients choose users and virtual hosts: no byte of theirs begins a new line.
+/// Appends a JSON string. Clients choose the names of users and virtual hosts, so no byte of them may begin a
+/// new line.
 fn quote(out: &mut String, text: &str) {
     out.push('"');
     for character in text.chars() {
         match character {
             '"' | '\\' => out.extend(['\\', character]),
             '\n' => out.push_str("\\n"),
-            // Those that break lines for some readers as well.
+            // Includes the characters that only some readers take for line breaks.
             '\u{2028}' | '\u{2029}' | '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}' => {
                 // Writing into a string cannot fail.
                 let _ = write!(out, "\\u{:04x}", u32::from(character));
@@ -97,15 +98,15 @@ fn timestamp(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
 }
 
-/// The date of a day since 1970 in the Gregorian calendar, whose cycle of 400 years has 146,097 days. Years begin in March
-/// here, so that the leap day is the last.
+/// The date of a day counted from 1970, in the Gregorian calendar, whose cycle of 400 years has 146,097 days.
+/// Years begin in March here, so that the leap day is the last.
 fn date(days: u64) -> (u64, u64, u64) {
     // 1970-01-01 is 719,468 days after 0000-03-01.
     let days = days + 719_468;
     let (cycle, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // Months from March have 31, 30, 31, 30, 31 days, again and again: 153 in five.
+    // Months from March on have 31, 30, 31, 30, 31 days repeatedly: 153 days in five months.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };

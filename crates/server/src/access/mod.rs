@@ -1,7 +1,8 @@
-//! The access log: one line for each connection that was opened, and one for each that has ended, with why.
+//! The access log: one line for each connection that was opened, and one with the reason for each that has
+//! ended.
 //!
-//! Sessions hand finished lines to a thread that writes them, and never wait for it: when it cannot keep up, lines are
-//! dropped, and a line says how many. No line holds a secret.
+//! Sessions pass finished lines to a writer thread and never wait for it: when it cannot keep up, lines are
+//! dropped, and a line gives their number. No line contains a secret.
 
 mod line;
 mod writer;
@@ -18,7 +19,7 @@ pub use self::line::AccessFormat;
 use self::line::{Line, Value};
 pub use self::writer::{AccessLog, AccessLogWriter, AccessTarget};
 
-/// What is written down of one connection.
+/// The data logged about one connection.
 #[derive(Debug)]
 pub(crate) struct AccessRecord {
     log: Arc<AccessLog>,
@@ -35,7 +36,7 @@ pub(crate) struct AccessRecord {
     pub(crate) upstreams: Vec<String>,
 }
 
-/// What a connection came in.
+/// The protocol layers of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Transport {
     pub(crate) spoken: Spoken,
@@ -64,14 +65,14 @@ impl AccessRecord {
         Box::new(Self { log, id, peer, transport, since, user, vhost, published, received, upstreams })
     }
 
-    /// The client has been let in.
+    /// Logs that the client has been admitted.
     pub(crate) fn opened(&self) {
         let mut line = self.begin("open");
         line.add("handshake_ms", Value::Number(self.elapsed_ms()));
         self.log.write(line.finish());
     }
 
-    /// The connection has ended, after `sent` bytes to the client.
+    /// Logs that the connection has ended, after `sent` bytes to the client.
     pub(crate) fn closed(&self, sent: u64, reason: &str) {
         let mut line = self.begin("close");
         line.add("duration_ms", Value::Number(self.elapsed_ms()));

@@ -11,16 +11,16 @@ use std::time::SystemTime;
 
 use super::line::{AccessFormat, Line, Value};
 
-/// Where lines go.
+/// The destination of lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessTarget {
     /// Standard error.
     Stderr,
-    /// The end of a file, which is made if it is not there.
+    /// A file, appended to, and created if it does not exist.
     File(PathBuf),
 }
 
-/// Where sessions leave lines.
+/// The sessions' end of the log: sends lines to the writer thread.
 #[derive(Debug)]
 pub struct AccessLog {
     format: AccessFormat,
@@ -38,12 +38,12 @@ pub struct AccessLogWriter {
 #[derive(Debug)]
 enum Message {
     Line(String),
-    /// The file may have been moved away.
+    /// Opens the file again, which may have been renamed.
     Reopen,
     End,
 }
 
-/// Lines that wait for the thread: at some 300 bytes each, 5 MB.
+/// Lines that may wait for the thread: 5 MB at some 300 bytes each.
 const WAITING: usize = 16_384;
 
 impl AccessLog {
@@ -62,7 +62,7 @@ impl AccessLogWriter {
     /// Opens the target and starts the thread.
     ///
     /// # Errors
-    /// The file cannot be opened, or the thread not be started.
+    /// Fails if the file cannot be opened or the thread cannot be started.
     pub fn start(target: AccessTarget, format: AccessFormat) -> io::Result<Self> {
         let (lines, waiting) = sync_channel(WAITING);
         let log = Arc::new(AccessLog { format, lines, lost: AtomicU64::new(0) });
@@ -72,12 +72,12 @@ impl AccessLogWriter {
         Ok(Self { log, thread: Some(thread.spawn(move || writer.run(&waiting))?) })
     }
 
-    /// Where sessions leave lines.
+    /// The log that sessions write to.
     pub fn log(&self) -> &Arc<AccessLog> {
         &self.log
     }
 
-    /// Opens the file anew, after it has been moved away. Waits for the thread to take notice.
+    /// Reopens the file after it was renamed. Waits until the message is queued for the thread.
     pub fn reopen(&self) {
         // Fails only when the thread has ended.
         let _ = self.log.lines.send(Message::Reopen);
@@ -88,7 +88,7 @@ impl Drop for AccessLogWriter {
     fn drop(&mut self) {
         let _ = self.log.lines.send(Message::End);
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so.
+            // A panic in the thread has already been reported.
             let _ = thread.join();
         }
     }
@@ -112,7 +112,7 @@ impl Sink {
 
     fn write(&mut self, line: &str) -> io::Result<()> {
         match self {
-            // One write for one line, so that it is not mixed with other logs.
+            // One write per line, so that it is not mixed with other logs.
             Self::Stderr => io::stderr().lock().write_all(line.as_bytes()),
             Self::File(file) => file.write_all(line.as_bytes()),
         }
@@ -130,7 +130,7 @@ struct Writer {
     target: AccessTarget,
     sink: Sink,
     log: Arc<AccessLog>,
-    /// That the log cannot be written is said once, until it works again.
+    /// A write failure has been reported; reported again only after a success.
     failing: bool,
 }
 
@@ -139,7 +139,7 @@ impl Writer {
         while let Ok(message) = waiting.recv() {
             let mut next = Some(message);
             let mut result = Ok(());
-            // All that waits is written before it is flushed.
+            // Writes all waiting lines before it flushes.
             while let Some(message) = next {
                 match message {
                     Message::Line(line) => result = result.and(self.sink.write(&line)),

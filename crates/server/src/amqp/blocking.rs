@@ -1,4 +1,5 @@
-//! The part of a connection in the server's alarms: what it publishes waits, and whatever it sends behind that.
+//! Blocks a publishing connection while an alarm is raised: its publishes wait, and everything it sends after
+//! them.
 
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::connection;
@@ -8,27 +9,28 @@ use crate::alarms::Blocked;
 
 /// Whether the alarms block a connection.
 ///
-/// A blocked connection is not read, as in RabbitMQ: not even its connection.close is answered, for what it has published
-/// before that would have to be let in, or dropped. It is still sent deliveries and heartbeats.
+/// A blocked connection is not read, as in RabbitMQ: even its connection.close is not answered, because the
+/// messages published before it would have to be accepted or dropped. It still receives deliveries and
+/// heartbeats.
 #[derive(Default)]
 pub(super) struct Blocking {
     place: Option<Blocked>,
 }
 
 impl Blocking {
-    /// Whether a frame of a channel may be taken now. If not, it blocks the connection until [`Blocking::go_on`] ends
-    /// that.
+    /// Whether a frame of a channel may be taken now. If not, this blocks the connection until
+    /// [`Blocking::go_on`] unblocks it.
     #[inline]
     pub(super) fn lets_pass(&mut self, frame: &Frame<'_>, context: &Context) -> bool {
         self.place.is_none() && (!context.shared.alarms.stand() || !publishes(frame) || !self.begin(context))
     }
 
-    /// Whether nothing can be taken.
+    /// Whether the connection is blocked.
     pub(super) fn is_blocked(&self) -> bool {
         self.place.is_some()
     }
 
-    /// Ends the waiting if no alarm stands any more.
+    /// Unblocks the connection if no alarm is left.
     pub(super) fn go_on(&mut self, context: &Context) {
         if self.place.is_none() || context.shared.alarms.stand() {
             return;
@@ -39,7 +41,7 @@ impl Blocking {
         }
     }
 
-    /// Blocks the connection and tells the client why, unless the alarm is over by now.
+    /// Blocks the connection and notifies the client of the reason, unless no alarm is left by now.
     #[cold]
     fn begin(&mut self, context: &Context) -> bool {
         let Some((place, reason)) = context.shared.alarms.block(&context.outbox) else { return false };
@@ -51,10 +53,10 @@ impl Blocking {
     }
 }
 
-/// Whether a frame is part of a message that the client publishes.
+/// Whether a frame is part of a published message.
 pub(super) fn publishes(frame: &Frame<'_>) -> bool {
     frame.kind != FrameKind::Method || frame.payload.starts_with(&BASIC_PUBLISH)
 }
 
-/// Class and method id of basic.publish, as they begin its frame's payload.
+/// Class and method id of basic.publish, with which its frame's payload begins.
 const BASIC_PUBLISH: [u8; 4] = [0, 60, 0, 40];

@@ -1,4 +1,4 @@
-//! An open AMQP connection on the embedded broker: its channels, and what ends one.
+//! An open AMQP connection on the embedded broker: its channels, and the faults that end one.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -33,39 +33,39 @@ pub(crate) struct BrokerSession {
     published: Vec<u16>,
     /// Channels with confirms that wait for the disk.
     unconfirmed: Vec<u16>,
-    /// When to look for deliveries that nobody settles; `None` while there can be none.
+    /// When to look for overdue deliveries; `None` while there can be none.
     next_check: Option<Instant>,
-    /// The server's alarms may make the client wait.
+    /// Blocks the client while an alarm of the server is raised.
     blocking: Blocking,
-    /// What its channels hold of messages that are not complete.
+    /// The connection's share of the budget for partially received messages.
     incomplete: Holding,
-    /// Tells the firehose what they were given.
+    /// Publishes the traces of its consumers' deliveries to the firehose.
     traces: TracePublisher,
     ended: bool,
 }
 
-/// What all channels of a connection share.
+/// State shared by all channels of a connection.
 pub(crate) struct Context {
     pub(crate) shared: Arc<Shared>,
-    /// What the user may do, to be asked before the virtual host.
+    /// The user's authorised session in the vhost, consulted before the vhost itself.
     pub(crate) seat: Seat,
     pub(crate) vhost: Arc<VirtualHost>,
     pub(crate) session: SessionId,
     pub(crate) outbox: Arc<Outbox>,
-    /// What operators see of the connection.
+    /// The connection as operators see it.
     pub(crate) shown: Arc<OpenConnection>,
     pub(crate) capabilities: Capabilities,
     pub(crate) frame_max: u32,
     pub(crate) consumers: Arc<ConnectionConsumers>,
     /// Answers that wait for the disk.
     pub(crate) held: HeldAnswers,
-    /// A basic.get whose message is being read from the disk. Nothing is taken from the client meanwhile.
+    /// A basic.get whose message is being loaded from disk. Nothing is read from the client meanwhile.
     late_get: RefCell<Option<LateGet>>,
-    /// For what is published.
+    /// Pauses publishing while the disk falls behind.
     room: DiskRoom,
     /// Nudges the outbox.
     nudge: Arc<dyn Waiter>,
-    /// The time of the input that is being handled.
+    /// Time of the current input.
     pub(crate) now: Timestamp,
 }
 
@@ -81,50 +81,50 @@ impl Context {
         self.held.send(&self.outbox, channel, method.into());
     }
 
-    /// What is sent from now on waits until a change to the definitions is on disk.
+    /// Holds later answers until a change to the definitions is on disk.
     pub(crate) fn hold_until(&self, ticket: Ticket) {
         if let Some(store) = self.store() {
             self.held.hold_until(ticket, store, &self.nudge);
         }
     }
 
-    /// What is sent from now on waits until what was done to messages is on disk.
+    /// Holds later answers until changes to messages are on disk.
     pub(crate) fn hold_until_stored(&self, lsn: Option<Lsn>) {
         if let Some((store, lsn)) = self.store().zip(lsn) {
             self.held.hold_until_stored(lsn, store, &self.nudge);
         }
     }
 
-    /// Where durable things are kept, if anywhere.
+    /// The store of durable objects, if there is one.
     pub(crate) fn store(&self) -> Option<&Arc<Store>> {
         self.vhost.store()
     }
 
-    /// Messages were handed over. The session hears when they are on disk, and publishes no more while there is no room.
+    /// Called after a flush. Pauses publishing if there is no room.
     pub(crate) fn handed_over(&self, flushed: &Flushed) {
         if flushed.full {
             self.room.pause(&self.vhost);
         }
     }
 
-    /// The session is nudged once all up to `lsn` is on disk.
+    /// Nudges the session once the log is on disk up to `lsn`.
     pub(crate) fn wait_until_stored(&self, lsn: Lsn) {
         if let Some(store) = self.store() {
             store.wait(lsn, Arc::clone(&self.nudge));
         }
     }
 
-    /// Nudges the session.
+    /// A waiter that nudges the session.
     pub(crate) fn nudge(&self) -> &Arc<dyn Waiter> {
         &self.nudge
     }
 
-    /// Answers a basic.get with the next nudge at the earliest.
+    /// Defers the answer to a basic.get to the next nudge or later.
     pub(crate) fn fetch_later(&self, get: LateGet) {
         *self.late_get.borrow_mut() = Some(get);
     }
 
-    /// What tells the firehose of deliveries.
+    /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
         self.vhost.tracer(self.seat.identity(), Some(&*self.shown))
     }
@@ -205,7 +205,7 @@ impl BrokerSession {
         Ok(0)
     }
 
-    /// Publishes at once when header and body lie behind the method already, as they mostly do.
+    /// Publishes at once if header and body follow the method in `rest`, as they usually do.
     fn publish(&mut self, number: u16, publish: &basic::Publish<'_>, rest: &[u8]) -> Result<usize, Fault> {
         if publish.immediate {
             return Err(Fault::new(ReplyCode::NotImplemented, "immediate=true").caused_by(PUBLISH));
@@ -220,7 +220,7 @@ impl BrokerSession {
                 self.settle_outcome(number, outcome.map_err(|fault| fault.caused_by(PUBLISH)))?;
                 Ok(whole.wire_len)
             }
-            // What is wrong there is found again, and judged, frame by frame.
+            // Any error in it is found again, and handled, frame by frame.
             Ok(None) | Err(_) => {
                 channel.expect_content(publish);
                 Ok(0)
@@ -247,7 +247,7 @@ impl BrokerSession {
         self.settle_outcome(number, outcome)
     }
 
-    /// Remembers to flush the channel at the end of the batch.
+    /// Marks the channel to be flushed at the end of the batch.
     fn has_published(&mut self, number: u16) {
         if self.published.last() != Some(&number) {
             self.published.push(number);
@@ -267,7 +267,7 @@ impl BrokerSession {
         Ok(())
     }
 
-    /// Ends the channel if `outcome` is a fault that asks for that, and passes on the others.
+    /// Closes the channel if `outcome` is a channel error; returns connection errors.
     fn settle_outcome(&mut self, number: u16, outcome: Result<(), Fault>) -> Result<(), Fault> {
         match outcome {
             Err(fault) if !fault.is_hard() => {
@@ -287,12 +287,13 @@ impl BrokerSession {
         }
     }
 
-    /// How often to look for deliveries that nobody settles.
+    /// Interval at which to look for overdue deliveries.
     fn check_interval(&self) -> Duration {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
 
-    /// Goes on if there is room or the next turn has come, and sends what has waited for the disk, if it is there.
+    /// Resumes after a pause if there is room or the next turn has come, and sends answers and confirms whose
+    /// changes are on disk.
     fn after_disk(&mut self) {
         let Self { context, channels, unconfirmed, .. } = self;
         context.room.resume(&context.vhost);
@@ -307,13 +308,13 @@ impl BrokerSession {
         context.held.release(store, &context.outbox);
     }
 
-    /// Tells the firehose what was delivered, as far as the turn goes.
+    /// Publishes traces of deliveries to the firehose, within the turn.
     fn tell_traced(&mut self) {
         let Self { context, traces, .. } = self;
         traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
     }
 
-    /// Answers the basic.get that waits for its message, if that is there.
+    /// Answers the deferred basic.get, if its message is in memory.
     fn after_load(&mut self) {
         let Some(get) = self.context.late_get.take() else { return };
         if let Some(channel) = self.channels.get_mut(get.channel) {
@@ -338,10 +339,10 @@ impl Waiter for Nudge {
     }
 }
 
-/// As in RabbitMQ: the time-out is half an hour by default, and a minute more does not matter.
+/// As in RabbitMQ: the timeout is half an hour by default, so an extra minute does not matter.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Class and method id of basic.publish, to blame it for its content.
+/// Class and method id of basic.publish, for errors in its content.
 const PUBLISH: (u16, u16) = (60, 40);
 
 impl Session for BrokerSession {
@@ -354,7 +355,7 @@ impl Session for BrokerSession {
             FrameKind::Method => self.handle_method(frame.channel, frame.payload, rest),
             FrameKind::Header => self.handle_header(frame.channel, frame.payload).map(|()| 0),
             FrameKind::Body => self.handle_body(frame.channel, frame.payload).map(|()| 0),
-            // Judged by the connection.
+            // Validated by the connection.
             FrameKind::Heartbeat => Ok(0),
         }
     }
@@ -376,7 +377,7 @@ impl Session for BrokerSession {
 
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool {
         if !self.published.is_empty() && !publishes(frame) {
-            // Whatever follows must see what was published before it.
+            // The next frame must see the effects of earlier publishes.
             self.flush(now);
         }
         self.context.room.is_there()
@@ -390,7 +391,8 @@ impl Session for BrokerSession {
         self.context.set_time(now);
         self.after_disk();
         if !self.published.is_empty() {
-            // Without room, too: what has reached some of its queues keeps dead letters and the log waiting.
+            // Flushed even without room: a message that has reached only some of its queues delays
+            // dead-lettering and the log.
             self.flush(now);
         }
         self.after_load();
@@ -450,8 +452,8 @@ impl Session for BrokerSession {
             && !self.blocking.is_blocked()
     }
 
-    /// Accepted, whatever it is: only credentials that expire are renewed, and those of the broker's own users do not, as in
-    /// RabbitMQ (`rabbit_auth_backend_internal:state_can_expire/0`).
+    /// Accepts any secret: only credentials that expire are renewed, and those of the broker's own users do
+    /// not, as in RabbitMQ (`rabbit_auth_backend_internal:state_can_expire/0`).
     fn update_secret(&mut self, _: &[u8]) -> Result<bool, Fault> {
         Ok(true)
     }

@@ -1,4 +1,4 @@
-//! One channel of a connection on the embedded broker: dispatch, and the channel's life.
+//! One channel of a connection on the embedded broker: its methods and its lifetime.
 
 mod confirms;
 mod consuming;
@@ -24,7 +24,8 @@ use crate::registry::OpenChannel;
 
 /// An open channel.
 ///
-/// A client may open very many and use few, so whatever takes more than some words is made when it is first needed.
+/// A client may open very many channels and use few, so state of more than a few words is allocated on first
+/// use.
 pub(crate) struct Channel {
     number: u16,
     deliveries: Arc<Deliveries>,
@@ -33,19 +34,19 @@ pub(crate) struct Channel {
     mode: Mode,
     /// By consumer tag.
     consumers: HashMap<Box<str>, Registered>,
-    /// basic.qos with global=false: the limit of consumers to come; 0 is none.
+    /// basic.qos with global=false: the prefetch of future consumers; 0 is no limit.
     prefetch: u16,
     /// Whether `basic.qos` with `global` has limited the channel as a whole.
     limited: bool,
-    /// What an empty queue name stands for.
+    /// The last declared queue, for which an empty queue name stands.
     last_queue: Option<Box<str>>,
-    /// What the channel's requests are answered to: the queue of its consumer of replies.
+    /// The queue of the channel's direct reply-to consumer.
     replies: Option<Arc<Queue>>,
-    /// What operators see of it.
+    /// The channel as operators see it.
     shown: Arc<OpenChannel>,
 }
 
-/// How a channel treats what is published on it.
+/// How publishes on a channel take effect.
 enum Mode {
     Plain,
     Confirm(Box<Confirms>),
@@ -54,7 +55,7 @@ enum Mode {
 
 /// A consumer of the channel.
 struct Registered {
-    /// In the channel's [`Deliveries`].
+    /// The consumer's key in the channel's [`Deliveries`].
     key: ConsumerKey,
     queue: Arc<Queue>,
     id: ConsumerId,
@@ -82,12 +83,12 @@ impl Channel {
         &self.shown
     }
 
-    /// Whether a method may come now.
+    /// Returns an error if a method is not allowed now.
     pub(crate) fn check_method(&self) -> Result<(), Fault> {
         self.assembler.check_method()
     }
 
-    /// Takes any method but basic.publish and those of the channel's life cycle.
+    /// Handles any method except basic.publish and those that open and close the channel.
     pub(crate) fn handle_method(&mut self, context: &Context, method: Method<'_>) -> Result<(), Fault> {
         self.flush_all(context);
         match method {
@@ -129,7 +130,7 @@ impl Channel {
                 Ok(())
             }
             Method::ChannelFlow(_) => Err(Fault::new(ReplyCode::NotImplemented, "active=false")),
-            // Tickets were abolished with AMQP 0-9-1; old clients ask for one and never use it.
+            // AMQP 0-9-1 abolished tickets; old clients request one and never use it.
             Method::AccessRequest(_) => {
                 context.send(self.number, access::RequestOk { reserved_1: 1 });
                 Ok(())
@@ -138,8 +139,7 @@ impl Channel {
         }
     }
 
-    /// Ends the channel: what was published is handed over, consumers go, and what is unsettled returns to its
-    /// queues.
+    /// Ends the channel: flushes publishes, cancels consumers, and requeues unsettled deliveries.
     pub(crate) fn end(&mut self, context: &Context) {
         self.flush_all(context);
         self.leave_confirms(context);
@@ -172,7 +172,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The queue that a method names; an empty name stands for the channel's last declared queue.
+    /// The queue that a method names; an empty name means the channel's last declared queue.
     fn queue_name<'n>(&'n self, name: &'n str) -> Result<&'n str, Fault> {
         match (name, &self.last_queue) {
             ("", Some(last)) => Ok(last),
@@ -182,7 +182,7 @@ impl Channel {
     }
 }
 
-/// How a delivery ends.
+/// The outcome of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Settlement {
     Ack,
@@ -196,7 +196,7 @@ impl Settlement {
     }
 }
 
-/// Settles deliveries with their queues, one call for each run of deliveries of the same queue.
+/// Settles deliveries with their queues, with one call per run of deliveries of the same queue.
 fn give_back(unsettled: Vec<(u64, Unsettled)>, how: Settlement, context: &Context) {
     let mut rest = unsettled.into_iter().map(|(_, entry)| entry).peekable();
     while let Some(first) = rest.next() {

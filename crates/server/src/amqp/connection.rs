@@ -1,4 +1,4 @@
-//! A client's AMQP connection: handshake, heartbeats, channel 0, and the session behind it.
+//! A client's AMQP connection: handshake, heartbeats, channel 0, and the session on the backend.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,10 +22,10 @@ use crate::limits::Place;
 use crate::registry::{Arrival, OpenConnection, Opening, Registered};
 use crate::server::Shared;
 
-/// How long a client may take to answer our connection.close before its socket is closed.
+/// Time limit for a client to answer our connection.close before its socket is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a draining server waits for the confirms of what a client has published.
+/// Time limit for the confirms of a client's publishes while the server drains.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of one client's connection, driven by [`transport::drive`].
@@ -34,64 +34,64 @@ pub(crate) struct Connection {
     id: u64,
     peer: Peer,
     outbox: Arc<Outbox>,
-    /// Given back when the connection is dropped.
+    /// Released when the connection is dropped.
     place: Place,
     phase: Phase,
     /// Open or closing, once past the handshake.
     life: ConnectionLife,
     intent: Intent,
-    /// The end of the handshake, or of waiting for close-ok.
+    /// Deadline of the handshake, or of the wait for close-ok.
     deadline: Option<Instant>,
     heartbeat: Heartbeat,
-    /// The client has sent as much as it may for now, and is not read until then.
+    /// The client has used up its receive rate and is not read until then.
     rested_until: Option<Instant>,
     /// Bytes of the largest frame, once negotiated.
     frame_max: u32,
-    /// Where a task that asks the back end leaves its answer, before it nudges the outbox.
+    /// The result of a request to the backend, stored by its task before it nudges the outbox.
     answer: Arc<Mutex<Option<Answer>>>,
     asking: Option<Asking>,
     /// Why the connection ended, for the log.
     reason: Option<String>,
-    /// What the access log is told, if there is one.
+    /// The access-log record, if there is an access log.
     record: Option<Box<AccessRecord>>,
     ending: Ending,
     arrival: Arrival,
-    /// What operators see of it, once it is open.
+    /// The entry in the registry, once the connection is open.
     registered: Option<Registered>,
 }
 
-/// How a connection ends, for a transport that can tell the client in its own way.
+/// How a connection ended, for transports that report it in their own way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The client closed it, or went away.
+    /// The client closed it or disconnected.
     Normal,
-    /// The server goes down.
+    /// The server shuts down.
     Shutdown,
     /// A limit on connections is reached.
     Limit,
-    /// The client was refused, or did what it must not.
+    /// The client was refused or violated the protocol.
     Refused,
-    /// The server, or what stands behind it, failed.
+    /// The server or the backend failed.
     Failed,
 }
 
 enum Phase {
     Handshake(Box<Handshake>),
     Open(Box<dyn Session>),
-    /// The client sent connection.close, and its session is not through with closing.
+    /// The client sent connection.close, and its session has not finished closing.
     Leaving(Box<dyn Session>),
-    /// connection.close was sent: everything but close-ok is discarded.
+    /// We sent connection.close: everything but close-ok is discarded.
     Closing,
     Over,
 }
 
 struct Handshake {
     machine: ServerHandshake,
-    /// The back end is known to answer. Before that the client hears nothing.
+    /// The backend is known to be available. The client receives nothing before that.
     admitted: bool,
     login: Option<Login>,
     mechanism: &'static str,
-    /// What operators will see, while the back end is asked.
+    /// The registry entry to be, while the backend opens the session.
     shown: Option<Arc<OpenConnection>>,
     user: String,
     /// The user name of the client's verified certificate, for EXTERNAL.
@@ -99,13 +99,13 @@ struct Handshake {
 }
 
 enum Answer {
-    /// Whether the back end answers at all.
+    /// Whether the backend is available.
     There(bool),
     Login(Result<Login, LoginError>),
     Open(Result<Box<dyn Session>, Fault>),
 }
 
-/// A question to the back end; dropped with the connection.
+/// A request to the backend; aborted when dropped.
 struct Asking(JoinHandle<()>);
 
 impl Drop for Asking {
@@ -156,12 +156,13 @@ impl Connection {
         }
     }
 
-    /// Notes where the client has come to. Before the first input.
+    /// Notes where the connection came from and to. Called before the first input.
     pub(crate) fn arrived(&mut self, arrival: Arrival) {
         self.arrival = arrival;
     }
 
-    /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Before the first input.
+    /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Called before the first
+    /// input.
     pub(crate) fn offer_external(&mut self, user: Arc<str>) {
         if let Phase::Handshake(handshake) = &mut self.phase
             && let Some(offer) = self.shared.offer_with_external()
@@ -171,12 +172,12 @@ impl Connection {
         }
     }
 
-    /// Keeps the account of the connection for the access log, if there is one.
+    /// Sets the connection's access-log record, if there is an access log.
     pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
         self.record = record;
     }
 
-    /// What the access log is told in the end.
+    /// Takes the access-log record when the connection has ended.
     pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
         self.release_session(Instant::now());
         self.record.take()
@@ -187,12 +188,12 @@ impl Connection {
         self.reason.take()
     }
 
-    /// How the connection ended, and why, as far as that is known.
+    /// How the connection ended, and why, as far as known.
     pub(crate) fn ending(&self) -> (Ending, &str) {
         (self.ending, self.reason.as_deref().unwrap_or_default())
     }
 
-    /// Notes how the connection ends, unless that is known already.
+    /// Records how the connection ends, unless that is known already.
     fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
         if self.reason.is_none() {
             self.ending = ending;
@@ -208,9 +209,9 @@ impl Connection {
         }
     }
 
-    /// Whether the handshake may go on. A client that comes while no upstream answers meets what it would meet without us: a
-    /// connection that is closed before `connection.start`, which client libraries recover from. What they hear later, a
-    /// refused or broken login, makes some of them give up for good.
+    /// Whether the handshake may proceed. A client that connects while no upstream is available sees the same
+    /// as it would without a proxy: a connection closed before `connection.start`, from which client libraries
+    /// recover. A later error, such as a refused or broken login, makes some of them give up permanently.
     fn admit(&mut self) -> bool {
         let Phase::Handshake(handshake) = &mut self.phase else { return true };
         if handshake.admitted {
@@ -228,7 +229,7 @@ impl Connection {
         true
     }
 
-    /// Ends the connection without a word, as a broker that dies.
+    /// Closes the connection without an error frame, as a crashing broker would.
     fn vanish(&mut self, reason: String) {
         self.ends(Ending::Failed, || reason);
         self.finish();
@@ -242,7 +243,7 @@ impl Connection {
             None => {}
             Some(ServerEvent::Authenticate(credentials)) => self.authenticate(credentials, now),
             Some(ServerEvent::Open(request)) => self.open(*request, now),
-            // Only offered mechanisms are accepted, and none of them takes a second step.
+            // Only offered mechanisms are accepted, and none of them has a second step.
             Some(ServerEvent::Response(_)) => {
                 self.fail(Fault::new(ReplyCode::CommandInvalid, "unexpected secure-ok"), now);
             }
@@ -322,7 +323,7 @@ impl Connection {
         }
     }
 
-    /// Asks the back end without holding up the connection's task; input waits meanwhile.
+    /// Sends a request to the backend without blocking the connection's task; input waits meanwhile.
     fn ask(&mut self, question: impl Future<Output = Answer> + Send + 'static) {
         let (answer, outbox) = (Arc::clone(&self.answer), Arc::clone(&self.outbox));
         self.intent = Intent::Pause;
@@ -343,7 +344,8 @@ impl Connection {
                 return;
             }
             Answer::There(false) => return self.vanish(NO_UPSTREAM.to_owned()),
-            // Nobody is there to judge the client, which has to hear neither a refusal nor a close that reads as one.
+            // The backend is unavailable, and the client must not receive a refusal or a close that looks like
+            // one.
             Answer::Login(Err(LoginError::Failed(fault))) | Answer::Open(Err(fault))
                 if fault.code == ReplyCode::ConnectionForced =>
             {
@@ -357,7 +359,7 @@ impl Connection {
                 self.shared.metrics.logins_refused.add(1);
                 tracing::warn!(connection = self.id, peer = %self.peer, user = handshake.user, "login refused");
                 handshake.machine.refuse_login(text);
-                // Said now: a client may go without waiting for the end.
+                // Recorded now: a client may disconnect before the handshake ends.
                 self.ends(Ending::Refused, || describe(&ServerEnd::LoginRefused));
             }
             Answer::Login(Err(LoginError::Failed(fault))) => return self.fail(fault, now),
@@ -402,12 +404,13 @@ impl Connection {
         match self.phase {
             Phase::Open(_) | Phase::Closing => taken + self.take_frames(&input[taken..], now),
             Phase::Handshake(_) => taken,
-            // A client that has said goodbye has nothing to add.
+            // A client that has closed its connection has nothing to add.
             Phase::Leaving(_) | Phase::Over => input.len(),
         }
     }
 
-    /// Lets operators see the connection. What has been deleted while it was being opened, and was not yet seen, ends it.
+    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being
+    /// opened.
     fn register(&mut self, shown: Option<Arc<OpenConnection>>) {
         let Some(shown) = shown else { return };
         self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
@@ -416,10 +419,10 @@ impl Connection {
         }
     }
 
-    /// Takes frames of an open connection; returns the bytes taken.
+    /// Handles frames of an open connection; returns the number of bytes taken.
     fn take_frames(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
-        // What the backlog forbids to take now is shown again when the client has read some of it.
+        // Input not taken because of the backlog is shown again when the client has read some of its output.
         while matches!(self.phase, Phase::Open(_) | Phase::Closing)
             && self.outbox.backlog() < self.shared.config.outbox_limit
             && !work::is_turn_over()
@@ -430,7 +433,7 @@ impl Connection {
                 Ok(None) => break,
                 Err(fault) => {
                     self.fail(fault, now);
-                    // Frame boundaries are lost, so that a close-ok could not be recognised.
+                    // Frame boundaries are lost, so a close-ok could not be recognised.
                     self.finish();
                     return input.len();
                 }
@@ -456,7 +459,7 @@ impl Connection {
         taken
     }
 
-    /// Takes one frame, and perhaps more of `rest`; returns how much of that.
+    /// Handles one frame, and possibly some of `rest`; returns the number of bytes taken from `rest`.
     fn take_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault> {
         match self.life.frame(&frame)? {
             ConnectionStep::Channel => {
@@ -488,7 +491,7 @@ impl Connection {
         Ok(0)
     }
 
-    /// The client closes; it is answered when nothing of it is left.
+    /// Handles the client's close, which is answered once the session has finished closing.
     fn leave(&mut self, now: Instant) {
         self.note_upstreams();
         if let Phase::Open(mut session) = std::mem::replace(&mut self.phase, Phase::Over) {
@@ -512,7 +515,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection from our side.
+    /// Closes the connection with an error.
     fn fail(&mut self, fault: Fault, now: Instant) {
         self.release_session(now);
         let reply_text = fault.reply_text();
@@ -531,7 +534,8 @@ impl Connection {
         self.deadline = Some(now + CLOSE_TIMEOUT);
     }
 
-    /// While the server drains: tells an open client, as soon as what it published is confirmed or its time is over.
+    /// While the server drains: closes an open client once its publishes are confirmed or the time limit has
+    /// passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let Phase::Open(session) = &self.phase else { return };
         if !self.shared.is_draining() {
@@ -544,13 +548,13 @@ impl Connection {
             let text = "broker forced connection closure with reason 'shutdown'";
             self.fail(Fault::new(ReplyCode::ConnectionForced, text), now);
             if is_idle {
-                // Only its close-ok is missing, and a client that is asleep, or gone, will never send it.
+                // Only its close-ok is missing, and a suspended or vanished client will never send it.
                 self.deadline = Some(now + self.shared.config.drain_idle_timeout);
             }
         }
     }
 
-    /// Which upstream connections the session has, while it has them.
+    /// Records the session's upstream connections while it has them.
     fn note_upstreams(&mut self) {
         if let (Phase::Open(session), Some(record)) = (&self.phase, &mut self.record)
             && record.upstreams.is_empty()
@@ -559,7 +563,7 @@ impl Connection {
         }
     }
 
-    /// Ends the session, if there is one still.
+    /// Ends the session if there still is one.
     fn release_session(&mut self, now: Instant) {
         self.note_upstreams();
         if let Phase::Open(session) | Phase::Leaving(session) = &mut self.phase {
@@ -597,7 +601,7 @@ impl Protocol for Connection {
         if let Some(record) = &mut self.record {
             record.received += taken as u64;
         }
-        // Logging in is free: it is bounded, and must not wait for what others have sent.
+        // Logging in is exempt: its bytes are bounded, and it must not wait for other clients' traffic.
         if self.is_open() {
             self.rested_until = self.place.received(taken, now);
         }
@@ -635,7 +639,7 @@ impl Protocol for Connection {
             return self.finish();
         }
         if let Phase::Leaving(session) = &mut self.phase {
-            // A fault of the back end no longer concerns a client that is leaving.
+            // A backend error no longer concerns a client that is closing.
             if session.handle_nudge(now).is_err() || session.is_closed() {
                 session.end(now);
                 self.send(connection::CloseOk {});
@@ -682,7 +686,7 @@ impl Protocol for Connection {
             return;
         }
         if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
-            // Nobody reads what the client sends, so its silence means nothing.
+            // We do not read what the client sends, so its silence means nothing.
             self.heartbeat.received(now);
         }
         match self.heartbeat.poll(now) {
@@ -724,17 +728,17 @@ impl Protocol for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The socket failed, or the peer took nothing: the session has not heard of it yet.
+        // The socket failed, or the peer stopped reading: the session has not been notified yet.
         self.release_session(Instant::now());
     }
 }
 
-/// Whether it is a method with these numbers of class and method.
+/// Whether the frame is a method with these class and method ids.
 fn is_method(frame: &Frame<'_>, numbers: [u8; 4]) -> bool {
     frame.kind == FrameKind::Method && frame.payload.starts_with(&numbers)
 }
 
-/// How many messages begin in whole frames.
+/// Number of messages that begin in whole frames.
 fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
     let mut count = 0;
     while let Ok(Some(frame)) = Frame::parse(bytes, frame_max) {
@@ -744,10 +748,10 @@ fn publishes_in(mut bytes: &[u8], frame_max: u32) -> u64 {
     count
 }
 
-/// Why a client is not let in that came while no upstream answered.
+/// Why a client was not admitted that connected while no upstream was available.
 const NO_UPSTREAM: &str = "no upstream answers";
 
-/// What a frame costs before its method is looked at, in nanoseconds.
+/// Cost of a frame before its method is handled, in nanoseconds.
 const FRAME: u32 = 40;
 
 const CHANNEL_OPEN: [u8; 4] = [0, 20, 0, 10];

@@ -1,11 +1,11 @@
-//! Writing messages out: basic.deliver, basic.get-ok and basic.return with their content.
+//! Encodes messages: basic.deliver, basic.get-ok and basic.return with their content.
 
 use amqp::frame::{self, FRAME_END, FrameKind};
 use amqp::method::{Method, basic};
 use broker::{Body, BodyView, Delivery, QueueKind};
 use transport::OutBuf;
 
-/// Where on a connection something is written to.
+/// The channel that a message is written to, and its frame size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Destination {
     pub(crate) channel: u16,
@@ -33,7 +33,7 @@ pub(crate) fn write_deliver(
     write_message(buf, to, deliver.into(), &delivery.properties(from, false), message.body());
 }
 
-/// A body on its way in, as one that goes out again.
+/// Views a received body as one to be sent.
 pub(crate) fn view<'a>(body: &'a Body<'a>) -> BodyView<'a> {
     match body {
         Body::Copied(bytes) => BodyView::Inline(bytes),
@@ -41,7 +41,8 @@ pub(crate) fn view<'a>(body: &'a Body<'a>) -> BodyView<'a> {
     }
 }
 
-/// Appends a method that carries content, the content header, and the body in frames of at most `frame_max`.
+/// Appends a method that carries content, the content header, and the body in frames of at most `frame_max`
+/// bytes.
 pub(crate) fn write_message(
     buf: &mut OutBuf,
     to: Destination,
@@ -66,7 +67,7 @@ pub(crate) fn write_message(
                 let mut rest = chunk.clone();
                 while !rest.is_empty() {
                     let piece = rest.split_to(rest.len().min(max_piece));
-                    // A piece fits a frame, whose length is a u32.
+                    // Cannot truncate: a piece fits a frame, whose length is a u32.
                     let header = frame::header(FrameKind::Body, to.channel, piece.len() as u32);
                     buf.tail().extend_from_slice(&header);
                     buf.push(piece);

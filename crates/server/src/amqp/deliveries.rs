@@ -1,12 +1,12 @@
-//! What a channel has delivered and not yet got settled: delivery tags, prefetch, and the way out to the client.
+//! A channel's unsettled deliveries: delivery tags, prefetch, and the way out to the client.
 //!
-//! Queues deliver from whatever task publishes; the client's own task settles. Both meet here, under the channel's
-//! lock. Lock order: queue, then this, then the connection's line of consumers, then the outbox. So the settling side
-//! takes entries out first, and talks to their queues after the lock is released.
+//! Queues deliver from whichever task publishes; the client's own task settles. Both synchronise here on the
+//! channel's lock. Lock order: queue, then this, then the connection's wait queue of consumers, then the
+//! outbox. So the settling side removes entries first, and calls their queues after it has released the lock.
 //!
-//! A channel may have very many consumers, so nothing here looks at all of them. A consumer that cannot take more says
-//! so to its queue and waits for what it lacks: credit of its own (then settling one of its deliveries finds it), the
-//! channel's credit (in line here), or room in the outbox ([`ConnectionConsumers`]).
+//! A channel may have very many consumers, so nothing here iterates over all of them. A consumer that cannot
+//! take more tells its queue and waits for what it lacks: credit of its own (settling one of its deliveries
+//! resumes it), the channel's credit (in a wait queue here), or room in the outbox ([`ConnectionConsumers`]).
 
 mod connection;
 mod consumer;
@@ -35,20 +35,20 @@ pub(crate) use traces::{TracePublisher, Traces};
 pub(crate) struct Deliveries {
     connection: Arc<ConnectionConsumers>,
     destination: Destination,
-    /// Made when a consumer comes, or something is got: very many channels may be open that only publish, or rest.
+    /// Allocated for the first consumer or basic.get: very many open channels may only publish or be idle.
     inner: Mutex<Option<Box<Inner>>>,
 }
 
-/// A delivery on its way to being settled.
+/// A delivery that is not settled yet.
 #[derive(Debug)]
 pub(crate) struct Unsettled {
     pub(crate) queue: Arc<Queue>,
     pub(crate) delivery: Delivery,
-    /// The consumer that it came through; `None` for basic.get.
+    /// The consumer that it was delivered to; `None` for basic.get.
     consumer: Option<ConsumerKey>,
 }
 
-/// A consumer of a channel. Places are used again, serial numbers are not.
+/// A consumer of a channel. Slots are reused, serial numbers are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConsumerKey {
     place: usize,
@@ -60,13 +60,13 @@ impl Deliveries {
         Self { connection, destination, inner: Mutex::default() }
     }
 
-    /// The same, but for the first delivery tag, which is 1 or more.
+    /// Sets the first delivery tag, which is 1 or more.
     pub(crate) fn starting_at(self, delivery_tag: u64) -> Self {
         self.inner.lock().get_or_insert_default().last_tag = delivery_tag - 1;
         self
     }
 
-    /// The delivery tag that is given out next.
+    /// The next delivery tag to be assigned.
     pub(crate) fn next_tag(&self) -> u64 {
         self.inner.lock().as_ref().map_or(0, |inner| inner.last_tag) + 1
     }
@@ -76,18 +76,18 @@ impl Deliveries {
         self.destination.channel
     }
 
-    /// How many consumers there are, and unsettled deliveries.
+    /// The numbers of consumers and of unsettled deliveries.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let inner = self.inner.lock();
         inner.as_ref().map_or((0, 0), |inner| (inner.consumers.len(), inner.unsettled_count))
     }
 
-    /// Makes a place for a consumer, full until [`Deliveries::activate`]. `limit` 0 is no limit.
+    /// Adds a consumer, which takes nothing until [`Deliveries::activate`]. A `limit` of 0 is no limit.
     pub(crate) fn add_consumer(&self, limit: usize, settling: Settling) -> ConsumerKey {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();
         if inner.consumers.capacity() == 0 {
-            // Most channels that consume have one consumer.
+            // Most channels that consume have a single consumer.
             inner.consumers.reserve_exact(1);
         }
         let serial = inner.next_serial;
@@ -98,7 +98,7 @@ impl Deliveries {
         ConsumerKey { place: inner.consumers.insert(credit), serial }
     }
 
-    /// The queue has taken the consumer. The caller then resumes it.
+    /// Called when the queue has accepted the consumer. The caller then resumes it.
     pub(crate) fn activate(&self, key: ConsumerKey, queue: &Arc<Queue>, id: ConsumerId) {
         let mut inner = self.inner.lock();
         if let Some(credit) = inner.as_mut().and_then(|inner| inner.credit_mut(key)) {
@@ -107,7 +107,7 @@ impl Deliveries {
         }
     }
 
-    /// Forgets a consumer, which its queue has let go. What it was delivered stays unsettled.
+    /// Removes a consumer that its queue has released. Its deliveries stay unsettled.
     pub(crate) fn remove_consumer(&self, key: ConsumerKey) {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut().filter(|inner| inner.has(key)) else { return };
@@ -123,14 +123,14 @@ impl Deliveries {
         self.inner.lock().get_or_insert_default().channel_limit = limit;
     }
 
-    /// Lets the consumers that lacked credit have messages again, one after the other until the channel's credit is used
-    /// up. Called without any lock held, after whatever gives credit back.
+    /// Resumes consumers that lacked credit, one after another, until the channel's credit is used up. Called
+    /// without any lock held, after credit was given back.
     pub(crate) fn resume(&self, now: Timestamp) {
         loop {
             let mut lock = self.inner.lock();
             let Some(inner) = lock.as_mut() else { return };
             let next = inner.next_with_credit();
-            // Only this task gives credit back, so who joins the line meanwhile has found none.
+            // Only this task gives credit back, so a consumer that starts to wait meanwhile has found none.
             let more = !inner.waiting.is_empty();
             drop(lock);
             let Some((queue, id)) = next else { return };
@@ -141,7 +141,7 @@ impl Deliveries {
         }
     }
 
-    /// The consumer's turn in the connection's line has come.
+    /// Resumes a consumer whose turn in the connection's wait queue has come.
     fn resume_in_turn(&self, key: ConsumerKey, now: Timestamp) {
         let mut lock = self.inner.lock();
         let Some(credit) = lock.as_mut().and_then(|inner| inner.credit_mut(key)) else { return };
@@ -154,17 +154,17 @@ impl Deliveries {
         }
     }
 
-    /// What was delivered and acknowledged, as of `now`; `None` if nothing ever was.
+    /// Counts of deliveries and acknowledgements as of `now`; `None` if there were none.
     pub(crate) fn passed(&self, now: Timestamp) -> Option<MessageCounts> {
         self.inner.lock().as_ref()?.passing.read(now)
     }
 
-    /// Counts what no other call does.
+    /// Counts an event that no other call counts.
     pub(crate) fn count(&self, leaving: Leaving, now: Timestamp) {
         self.inner.lock().get_or_insert_default().passing.add(0, leaving, now);
     }
 
-    /// Takes the next delivery tag for a basic.get, and remembers the delivery unless `no_ack`.
+    /// Takes the next delivery tag for a basic.get, and records the delivery unless `no_ack`.
     pub(crate) fn register_get(
         &self,
         queue: &Arc<Queue>,
@@ -183,9 +183,9 @@ impl Deliveries {
         tag
     }
 
-    /// Takes out one delivery, or with `multiple` all up to `tag` (all there are, for tag 0). `None` for a tag that is
-    /// not outstanding. They count as acknowledged, if they are, at `acked_at`. The caller gives the deliveries back to their
-    /// queues, and then [resumes](Self::resume).
+    /// Removes one delivery, or with `multiple` all up to `tag` (all of them for tag 0). Returns `None` for a
+    /// tag that is not outstanding. Acknowledged ones are counted at `acked_at`. The caller settles the
+    /// deliveries with their queues, and then [resumes](Self::resume).
     pub(crate) fn settle(
         &self,
         tag: u64,
@@ -202,19 +202,20 @@ impl Deliveries {
         Some(settled)
     }
 
-    /// Like [`Deliveries::settle`], but their credit is not given back yet: for a transaction, whose commit calls
-    /// [`Deliveries::release`] and whose rollback [`Deliveries::restore`].
+    /// Like [`Deliveries::settle`], but keeps their credit: for a transaction, whose commit calls
+    /// [`Deliveries::release`] and whose rollback calls [`Deliveries::restore`].
     pub(crate) fn hold(&self, tag: u64, multiple: bool) -> Option<Vec<(u64, Unsettled)>> {
         self.inner.lock().get_or_insert_default().take(tag, multiple)
     }
 
-    /// Gives back the credit of what was held. The caller then [resumes](Self::resume).
+    /// Gives back the credit of deliveries taken with `hold`. The caller then [resumes](Self::resume).
     pub(crate) fn release(&self, held: &[(u64, Unsettled)]) {
         self.inner.lock().get_or_insert_default().release(held);
     }
 
-    /// Whether the oldest delivery has been unsettled for `timeout`. Asked now and then, it remembers how far deliveries
-    /// had got, which tells their age without noting the time of each; the answer is late by an interval at most.
+    /// Whether the oldest delivery has been unsettled for `timeout`. Each call records the next delivery tag,
+    /// which bounds the age of later deliveries without a timestamp for each; the answer is late by one
+    /// interval at most.
     pub(crate) fn is_overdue(&self, now: Instant, timeout: Duration) -> bool {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return false };
@@ -229,7 +230,7 @@ impl Deliveries {
         inner.marks.front().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= timeout)
     }
 
-    /// Whether anything has been delivered, or may be at any time, that has to be settled.
+    /// Whether there are deliveries that the client has to settle, or consumers that may get some.
     pub(crate) fn is_in_use(&self) -> bool {
         self.inner.lock().as_ref().is_some_and(|inner| {
             inner.unsettled_count > 0
@@ -237,7 +238,7 @@ impl Deliveries {
         })
     }
 
-    /// Takes out everything, for recover and close. As after [`Deliveries::settle`], the caller has more to do.
+    /// Removes all deliveries, for recover and close. The caller proceeds as after [`Deliveries::settle`].
     pub(crate) fn take_all(&self) -> Vec<(u64, Unsettled)> {
         let mut inner = self.inner.lock();
         let Some(inner) = inner.as_mut() else { return Vec::new() };
@@ -246,7 +247,7 @@ impl Deliveries {
         taken
     }
 
-    /// Puts back what was held.
+    /// Puts back deliveries taken with `hold`.
     pub(crate) fn restore(&self, entries: Vec<(u64, Unsettled)>) {
         let mut inner = self.inner.lock();
         let inner = inner.get_or_insert_default();

@@ -1,8 +1,8 @@
 //! Answers that wait for the disk.
 //!
-//! What is declared durable is answered when it is written down, and so is what a transaction or a purge has done. So that
-//! clients that declare many things in a row do not wait for the disk each time, the answers of a run of declarations wait
-//! together; whatever else the client sends is not looked at before they are out.
+//! A durable declaration is answered once it is on disk, and so are commits and purges. To spare clients that
+//! declare many things in a row a wait for the disk each time, the answers of a run of declarations wait
+//! together; any other frame is not handled until they have been sent.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use amqp::method::Method;
 use broker::{Lsn, Store, Ticket, Waiter};
 use transport::Outbox;
 
-/// Bytes of answers that may wait before nothing more is read from the client.
+/// Bytes of waiting answers at which the client is no longer read.
 const MAX_HELD: usize = 64 * 1024;
 
-/// Class ids of exchange.* and queue.*, and the method id of queue.purge, which is about messages.
+/// Class ids of exchange.* and queue.*, and the method id of queue.purge, which concerns messages.
 const EXCHANGE: u16 = 40;
 const QUEUE: u16 = 50;
 const QUEUE_PURGE: u16 = 30;
 
-/// The answers of one connection that wait, in order.
+/// The waiting answers of one connection, in order.
 #[derive(Default)]
 pub(crate) struct HeldAnswers {
     held: RefCell<Held>,
@@ -29,10 +29,11 @@ pub(crate) struct HeldAnswers {
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
-    /// What has to be on disk before they are sent, of definitions and of messages; neither when nothing waits.
+    /// The changes to definitions, and the position in the message log, to wait for; both `None` if nothing
+    /// waits.
     ticket: Option<Ticket>,
     lsn: Option<Lsn>,
-    /// Something came that has to wait for them.
+    /// A frame was refused because it has to wait for the answers.
     blocking: bool,
 }
 
@@ -43,7 +44,7 @@ impl Held {
 }
 
 impl HeldAnswers {
-    /// Writes a method to the client, behind whatever waits.
+    /// Sends a method to the client, behind any waiting answers.
     pub(crate) fn send(&self, outbox: &Outbox, channel: u16, method: Method<'_>) {
         let mut held = self.held.borrow_mut();
         if held.waits() {
@@ -53,7 +54,7 @@ impl HeldAnswers {
         }
     }
 
-    /// What is sent from now on waits for `ticket`.
+    /// Holds later answers until `ticket` is committed.
     pub(crate) fn hold_until(&self, ticket: Ticket, store: &Store, waiter: &Arc<dyn Waiter>) {
         let mut held = self.held.borrow_mut();
         if !store.catalogue().is_committed(ticket) && held.ticket.is_none_or(|until| until < ticket) {
@@ -62,7 +63,7 @@ impl HeldAnswers {
         }
     }
 
-    /// What is sent from now on waits for messages, or what became of them.
+    /// Holds later answers until the message log is on disk up to `lsn`.
     pub(crate) fn hold_until_stored(&self, lsn: Lsn, store: &Store, waiter: &Arc<dyn Waiter>) {
         let mut held = self.held.borrow_mut();
         if store.durable() < lsn && held.lsn.is_none_or(|until| until < lsn) {
@@ -79,18 +80,18 @@ impl HeldAnswers {
         passes
     }
 
-    /// Whether the client's next frame can be taken, as far as is known.
+    /// Whether the client's next frame can be taken, as far as known.
     pub(crate) fn has_room(&self) -> bool {
         let held = self.held.borrow();
         !held.waits() || (!held.blocking && held.bytes.len() < MAX_HELD)
     }
 
-    /// Whether nothing waits.
+    /// Whether no answer waits.
     pub(crate) fn is_empty(&self) -> bool {
         !self.held.borrow().waits()
     }
 
-    /// Sends what waits if it need not any more.
+    /// Sends the waiting answers if everything they wait for is on disk.
     pub(crate) fn release(&self, store: &Store, outbox: &Outbox) {
         let mut held = self.held.borrow_mut();
         let on_disk = held.ticket.is_none_or(|ticket| store.catalogue().is_committed(ticket))

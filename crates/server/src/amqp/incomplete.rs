@@ -1,14 +1,15 @@
-//! The memory for messages that clients of the embedded broker have not sent completely.
+//! The memory budget for partially received messages on the embedded broker.
 //!
-//! Each connection may hold a little whatever others hold; what goes beyond counts, up to a total. When the total is reached,
-//! a connection whose client sends more of a body is not read any more and waits in line. The first in line is *admitted*: it
-//! goes on although there is no room, until what it holds is complete, and then the next is. So many large messages at once
-//! are taken one after the other, and what is held beyond the total is one connection's messages. Those who hold room and do
-//! not use it are ended after [`PATIENCE`], which counts only while the total is reached, and not while they are in line.
+//! Each connection may hold [`FREE`] bytes regardless of the others; a connection with more counts towards a
+//! total. When the total is reached, a connection whose client sends more of a body is no longer read and joins
+//! a wait queue. The first in the queue is *admitted*: it goes on in spite of the total until its messages are
+//! complete, and then the next one is. So many large messages at once are received one after another, and only
+//! one connection's messages exceed the total. Connections that hold room without using it are ended after
+//! [`PATIENCE`], which runs only while the total is reached, and not while they wait.
 //!
-//! Example: with a total of 256 MiB, two clients that have sent 127 MiB of 128 MiB each, and a third that begins with as much:
-//! the third waits after its first 2 MiB, the first that sends more is admitted and completes its message, and with that
-//! there is room for the third.
+//! Example: with a total of 256 MiB, two clients have sent 127 MiB of 128 MiB each, and a third starts a
+//! message of that size. The third waits after its first 2 MiB, the first client that sends more is admitted
+//! and completes its message, and then there is room for the third.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,66 +20,67 @@ use amqp::error::{Fault, ReplyCode};
 use parking_lot::Mutex;
 use transport::Outbox;
 
-/// Bytes of incomplete messages that a connection may hold and that do not count: whole messages mostly come in one read, and
-/// the first space for a body is as large.
+/// Bytes of incomplete messages that a connection may hold uncounted: most messages arrive whole in one read,
+/// and the first allocation for a body has this size.
 const FREE: usize = 64 * 1024;
 
-/// How long a connection may hold room without completing its messages, or sending [`PROGRESS`] of them, while there is none for
-/// others: as long as a client has to log in.
+/// How long a connection may hold room without completing its messages, or sending [`PROGRESS`] bytes of them,
+/// while others have none: the time that a client has to log in.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Bytes in the time of [`PATIENCE`] that excuse a connection: 128 MiB, the largest message by default, may take minutes over a
-/// slow link, and no longer than five.
+/// Bytes per [`PATIENCE`] that excuse a connection: 128 MiB, the default maximum message size, may take minutes
+/// over a slow link, but no more than five.
 const PROGRESS: usize = 4 << 20;
 
-/// What all connections hold.
+/// The budget of all connections.
 #[derive(Debug)]
 pub(crate) struct Incomplete {
-    /// Bytes that count.
+    /// Bytes counted towards the total.
     bytes: AtomicUsize,
-    /// How many there may be.
+    /// The total allowed.
     most: usize,
-    /// The total was reached. Until it is a quarter below, whoever sends more waits in line.
+    /// The total was reached. Until the count is a quarter below it, connections that send more have to wait.
     is_full: AtomicBool,
-    /// The number of the next connection.
+    /// Number for the next connection.
     next_id: AtomicU64,
     table: Mutex<Table>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Connections that hold bytes that count, or wait in line.
+    /// Connections that hold counted bytes or wait.
     holders: HashMap<u64, Arc<Outbox>>,
-    /// The connections that wait, by the tickets that they drew.
+    /// The waiting connections, by their tickets.
     line: BTreeMap<u64, u64>,
     next_ticket: u64,
-    /// The connection that goes on although there is no room.
+    /// The connection that goes on in spite of the total.
     admitted: Option<u64>,
 }
 
-/// One connection's part in it.
+/// One connection's share of the budget.
 #[derive(Debug)]
 pub(crate) struct Holding {
     all: Arc<Incomplete>,
-    /// The connection's number here.
+    /// The connection's number in the budget.
     id: u64,
     outbox: Arc<Outbox>,
     /// Bytes that it holds.
     bytes: usize,
-    /// They are more than [`FREE`], and counted in [`Incomplete::bytes`].
+    /// Holds more than [`FREE`] bytes, which are counted in [`Incomplete::bytes`].
     counts: bool,
-    /// It is among [`Table::holders`]: from when it counts, or waits in line, until it holds nothing that counts.
+    /// It is in [`Table::holders`]: from when it counts or waits until it holds nothing that counts.
     is_known: bool,
-    /// Its place in line, from the first refused frame until it is admitted or there is room.
+    /// Its ticket in the wait queue, from the first refused frame until it is admitted or there is room.
     ticket: Option<u64>,
-    /// Since when it has held room, at the earliest, while there is none for others; set by the nudge that tells of it.
+    /// Since when it has held room that others lack; set at the nudge that announces it, hence not earlier than
+    /// that.
     since: Option<Instant>,
-    /// Bytes that it has added since then.
+    /// Bytes added since then.
     progress: usize,
 }
 
 impl Incomplete {
-    /// Room for `most` bytes.
+    /// A budget of `most` bytes.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             bytes: AtomicUsize::new(0),
@@ -96,7 +98,7 @@ impl Incomplete {
     fn add(&self, bytes: usize) {
         let before = self.bytes.fetch_add(bytes, Ordering::AcqRel);
         if before + bytes >= self.most && !self.is_full.swap(true, Ordering::AcqRel) {
-            // They note the time from which on they hold what others need.
+            // They record the time from which they hold room that others lack.
             self.table.lock().holders.values().for_each(|outbox| outbox.nudge());
         }
     }
@@ -114,7 +116,7 @@ impl Incomplete {
 }
 
 impl Table {
-    /// Admits the first in line, if nobody is.
+    /// Admits the first waiting connection, unless one is admitted already.
     fn admit_next(&mut self) {
         if self.admitted.is_some() {
             return;
@@ -138,7 +140,7 @@ impl Table {
 }
 
 impl Holding {
-    /// Of a connection that holds nothing.
+    /// The share of a connection that holds nothing.
     pub(crate) fn new(all: &Arc<Incomplete>, outbox: &Arc<Outbox>) -> Self {
         Self {
             all: Arc::clone(all),
@@ -153,14 +155,14 @@ impl Holding {
         }
     }
 
-    /// Whether a piece of a body can be taken now. After a no, the outbox is nudged when it is worth to ask
+    /// Whether a piece of a body can be taken now. If not, the outbox is nudged when it is worth calling
     /// [`Holding::has_room`].
     pub(crate) fn takes(&mut self, piece: usize) -> bool {
         if !self.all.is_full() || self.bytes + piece <= FREE {
             return true;
         }
         let mut table = self.all.table.lock();
-        // Asked again under the lock: there may be room since, of which nobody would tell.
+        // Checked again under the lock: room freed before the connection waits would not be announced to it.
         if !self.all.is_full() || table.admitted == Some(self.id) {
             return true;
         }
@@ -180,12 +182,12 @@ impl Holding {
         is_admitted
     }
 
-    /// Whether it does not wait in line.
+    /// Whether it is not waiting.
     pub(crate) fn has_room(&self) -> bool {
         self.ticket.is_none()
     }
 
-    /// One of its channels holds `after` bytes, and no more `before`.
+    /// The bytes held by one of its channels have changed from `before` to `after`.
     pub(crate) fn changed(&mut self, before: usize, after: usize) {
         let old = self.bytes;
         self.bytes = old + after - before;
@@ -194,7 +196,7 @@ impl Holding {
             (false, true) => self.begin_to_count(),
             (true, true) if self.bytes > old => self.all.add(self.bytes - old),
             (true, true) => self.all.sub(old - self.bytes),
-            // Not one byte more is held after a body that came in one piece, or was not wanted.
+            // Nothing is held after a body that came in one piece or was discarded.
             (_, false) if self.is_known && self.bytes <= old => self.give_back(old),
             (_, false) => {}
         }
@@ -206,12 +208,12 @@ impl Holding {
         self.all.table.lock().holders.entry(self.id).or_insert_with(|| Arc::clone(&self.outbox));
         self.all.add(self.bytes);
         if self.all.is_full() {
-            // To note the time.
+            // To record the time.
             self.outbox.nudge();
         }
     }
 
-    /// It holds nothing that counts any more, of `bytes` before.
+    /// Removes the connection, which no longer holds anything that counts, after `bytes` before.
     fn give_back(&mut self, bytes: usize) {
         let mut table = self.all.table.lock();
         table.holders.remove(&self.id);
@@ -224,7 +226,8 @@ impl Holding {
         }
     }
 
-    /// After a nudge: goes on if it is in line no more, and notes since when it holds what others need.
+    /// Called after a nudge: goes on if it need not wait any more, and records since when it holds room that
+    /// others lack.
     pub(crate) fn look(&mut self, now: Instant) {
         if !self.is_known {
             return;
@@ -233,7 +236,7 @@ impl Holding {
         let is_admitted = table.admitted == Some(self.id);
         if self.ticket.is_some_and(|ticket| !table.line.contains_key(&ticket)) {
             self.ticket = None;
-            // What it held meanwhile was not its fault.
+            // The time during which it waited is not held against it.
             self.since = None;
         }
         drop(table);
@@ -244,15 +247,15 @@ impl Holding {
         self.since = if holds { self.since.or(Some(now)) } else { None };
     }
 
-    /// When it gives way unless it has completed its messages; `None` while it need not. Those in line do not: they cannot.
+    /// When the connection is ended unless its messages are complete; `None` if it need not be. Waiting ones
+    /// cannot complete theirs and have no deadline.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.since.filter(|_| self.ticket.is_none()).and_then(|since| since.checked_add(PATIENCE))
     }
 
-    /// Gives way when it is time.
+    /// Returns the fault that ends the connection once its deadline has passed without enough progress.
     ///
-    /// # Errors
-    /// 506 RESOURCE_ERROR.
+    /// # Errors 506 RESOURCE_ERROR.
     pub(crate) fn check(&mut self, now: Instant) -> Result<(), Fault> {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return Ok(());
@@ -289,7 +292,7 @@ mod tests {
         Holding::new(all, &Arc::new(Outbox::new(MIB)))
     }
 
-    /// Sends so much of a message, if it can.
+    /// Sends `bytes` of a message if they can be taken.
     fn send(holding: &mut Holding, bytes: usize) -> bool {
         let takes = holding.takes(bytes);
         if takes {

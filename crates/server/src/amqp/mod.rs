@@ -1,6 +1,6 @@
 //! AMQP 0-9-1 clients.
 //!
-//! [`connection`] speaks the handshake and channel 0; behind it stands a [`session`]: the upstream pool's, or the
+//! [`connection`] handles the handshake and channel 0; behind it is a [`session`]: the upstream pool's, or the
 //! embedded broker's ([`broker_session`]), whose channels are in [`channel`].
 
 mod blocking;

@@ -1,5 +1,5 @@
-//! Publishers pause while more waits to be written to disk than should, or has to leave memory for it, and until their next
-//! turn when one was not enough for what they have published.
+//! Pauses publishers while too many bytes wait to be written to disk, or to be moved from memory to disk, and
+//! until their next turn if one turn was not enough for their publishes.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use broker::{VirtualHost, Waiter};
 use transport::Outbox;
 
-/// Whether one connection pauses.
+/// Pauses one connection.
 pub(crate) struct DiskRoom {
     paused: Cell<bool>,
     signal: Arc<Signal>,
@@ -37,20 +37,20 @@ impl DiskRoom {
         !self.paused.get()
     }
 
-    /// Pauses until there is room; the outbox is nudged then.
+    /// Pauses until there is room, which nudges the outbox.
     pub(crate) fn pause(&self, vhost: &VirtualHost) {
         if !self.paused.replace(true) {
             vhost.wait_for_room(self.signal.clone());
         }
     }
 
-    /// Pauses until the connection's next turn: the outbox is nudged now.
+    /// Pauses until the connection's next turn: nudges the outbox now.
     pub(crate) fn pause_for_turn(&self) {
         self.paused.set(true);
         self.signal.wake();
     }
 
-    /// After a nudge: goes on if there is room, and others have not taken it meanwhile.
+    /// Called after a nudge: resumes if there is room that others have not taken meanwhile.
     pub(crate) fn resume(&self, vhost: &VirtualHost) {
         if self.paused.get() && self.signal.given.swap(false, Ordering::AcqRel) {
             self.paused.set(false);

@@ -1,61 +1,61 @@
-//! What an open AMQP connection is joined to.
+//! The backend session of an open AMQP connection.
 
 use std::time::Instant;
 
 use amqp::{Fault, Frame};
 
-/// The back end's side of one open connection: the embedded broker's, or an upstream's. It answers through the
-/// connection's outbox, which it was made with.
+/// The backend's side of one open connection: the embedded broker's or an upstream's. It answers through the
+/// connection's outbox, which it was created with.
 pub(crate) trait Session: Send {
-    /// Takes a frame of any channel but 0, and as many of the bytes behind it as belong to the same message and lie
-    /// there already; returns how many of `rest` those were.
+    /// Handles a frame of any channel but 0, together with following bytes in `rest` that belong to the same
+    /// message; returns the number of bytes taken from `rest`.
     ///
-    /// # Errors
-    /// A fault that ends the connection. Those that end a channel are the session's own business.
+    /// # Errors A fault that ends the connection. The session handles faults that end a channel itself.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
-    /// Whether a frame can be taken now. If not, it is shown again once [`Session::has_room`] says so; the outbox is nudged
-    /// then.
+    /// Whether a frame can be taken now. If not, it is shown again once [`Session::has_room`] returns true; the
+    /// outbox is nudged then.
     fn takes(&mut self, frame: &Frame<'_>, now: Instant) -> bool;
-    /// The batch of frames that was read at once is through: hand over what was gathered. What does not fit into the turn
-    /// follows in the next, before [`Session::has_room`] says that more can be taken.
+    /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
+    /// into the turn follow in the next, before [`Session::has_room`] allows more.
     fn flush(&mut self, now: Instant);
-    /// Another task has left word.
+    /// Called after another task has nudged the outbox.
     ///
     /// # Errors
     /// A fault that ends the connection.
     fn handle_nudge(&mut self, now: Instant) -> Result<(), Fault>;
-    /// The connection's outbox has room again.
+    /// Called when the connection's outbox has room again.
     fn handle_room(&mut self, now: Instant);
-    /// When to call [`Session::handle_deadline`], at the latest.
+    /// The latest time at which to call [`Session::handle_deadline`].
     fn next_deadline(&self) -> Option<Instant>;
-    /// The time of [`Session::next_deadline`] has come.
+    /// Called at the time of [`Session::next_deadline`].
     ///
     /// # Errors
     /// A fault that ends the connection.
     fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault>;
-    /// Whether more frames can be taken. After a no, the outbox is nudged when they can.
+    /// Whether more frames can be taken. If not, the outbox is nudged when they can.
     fn has_room(&self) -> bool;
-    /// connection.update-secret: a new password or token for the same user. True when the client is to be answered now;
-    /// otherwise the session does that itself, or faults, when it knows.
+    /// connection.update-secret: a new password or token for the same user. Returns true if the client is to be
+    /// answered now; otherwise the session answers or faults later.
     ///
     /// # Errors
     /// A fault that ends the connection.
     fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault>;
-    /// Channels that are open.
+    /// Number of open channels.
     fn channel_count(&self) -> usize;
-    /// Upstream connections of its channels, if there are any, for the log.
+    /// Upstream connections of its channels, if any, for the log.
     fn upstreams(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Whether nothing that the client published waits for its confirm. After a no, the outbox is nudged when it is worth
-    /// asking again.
+    /// Whether no publish of the client is unconfirmed. If not, the outbox is nudged when it is worth asking
+    /// again.
     fn is_settled(&self) -> bool;
-    /// The client closes its connection: what it holds is released, and what it published is handed over. True when that
-    /// is done, so that the client can be answered; otherwise the outbox is nudged when [`Session::is_closed`].
+    /// The client closes its connection: flushes its publishes and releases everything it holds. Returns true
+    /// if that is done, so that the client can be answered; otherwise the outbox is nudged when
+    /// [`Session::is_closed`].
     fn close(&mut self, now: Instant) -> bool;
-    /// Whether nothing of the client is left, after [`Session::close`].
+    /// Whether [`Session::close`] has finished.
     fn is_closed(&self) -> bool;
-    /// The connection is over, however it ended: what it holds is released, and what it published is handed over.
+    /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     fn end(&mut self, now: Instant);
 }
 

@@ -1,4 +1,4 @@
-//! Whole conversations with the embedded broker, stepped without sockets and on a clock of the test's own.
+//! Whole conversations with the embedded broker, stepped without sockets and on a simulated clock.
 
 mod alarms;
 mod behaviours;
@@ -44,7 +44,7 @@ struct Conversation {
     connection: Connection,
     outbox: Arc<Outbox>,
     now: Instant,
-    /// Sent and not taken by the server yet.
+    /// Bytes sent that the server has not taken yet.
     unconsumed: Vec<u8>,
 }
 
@@ -84,7 +84,7 @@ impl Conversation {
         conversation
     }
 
-    /// One read of the server.
+    /// Sends bytes that the server reads at once.
     fn send(&mut self, bytes: &[u8]) {
         self.unconsumed.extend_from_slice(bytes);
         let taken = self.connection.handle_input(&self.unconsumed, self.now);
@@ -146,7 +146,7 @@ fn a_message_arrives_however_its_frames_are_read() {
         conversation.call(|out| frame::write_method(out, 1, confirm::Select { no_wait: false }));
         let mut bytes = Vec::new();
         publish(&mut bytes, "q", body, false);
-        // Cut in two anywhere near a frame's border, and in single bytes.
+        // Cut in two at points near frame boundaries, and into single bytes.
         let cuts = [1, 7, 25, 26, 27, 33, 47, 48, 49, 55];
         for cut in cuts.into_iter().filter(|cut| *cut < bytes.len()) {
             conversation.send(&bytes[..cut]);
@@ -296,7 +296,7 @@ fn a_consumer_cancelled_by_the_broker_is_not_taken_for_the_one_in_its_place() {
         let consume = basic::Consume { queue: name, consumer_tag: name, no_ack: true, ..Default::default() };
         frame::write_method(out, 1, consume);
     };
-    // The word that "one" is gone comes after its place is taken by "two".
+    // The notice that "one" was cancelled arrives after "two" has reused its slot.
     conversation.call(|out| {
         consume(out, "one");
         frame::write_method(out, 1, queue::Delete { queue: "one", ..Default::default() });

@@ -1,9 +1,9 @@
-//! Tokens that come back with time.
+//! Token buckets.
 
 use std::time::{Duration, Instant};
 
-/// A token bucket: it fills by a rate a second, and holds as many tokens as come in one second. Who takes more than there
-/// are owes the rest.
+/// A token bucket: it refills at a rate per second and holds at most one second's worth of tokens. A caller
+/// that takes more than the bucket has leaves it in debt.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bucket {
     level: f64,
@@ -11,7 +11,7 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket that has everything it can hold.
+    /// Returns a bucket that is full.
     pub(super) fn full(rate: usize, now: Instant) -> Self {
         Self { level: rate as f64, at: now }
     }
@@ -26,14 +26,14 @@ impl Bucket {
         is_there
     }
 
-    /// Takes tokens, whether they are there or not. Returns when those that are owed will have come back, if any are.
+    /// Takes tokens even if the bucket has too few. Returns when the debt will be paid off, if there is one.
     pub(super) fn charge(&mut self, tokens: usize, rate: usize, now: Instant) -> Option<Instant> {
         self.fill(rate, now);
         self.level -= tokens as f64;
         (self.level < 0.0).then(|| now + Duration::from_secs_f64(-self.level / rate as f64))
     }
 
-    /// Whether nothing has been taken that is not back.
+    /// Whether every token that was taken has been refilled.
     pub(super) fn is_full(&self, rate: usize, now: Instant) -> bool {
         self.level_at(rate, now) >= rate as f64
     }

@@ -13,19 +13,20 @@ pub struct Exceeded([[Tally; SCOPES.len()]; KINDS.len()]);
 #[derive(Debug, Default)]
 struct Tally {
     count: AtomicU64,
-    /// The count, and the second since the process first looked (from 1), when that was logged last.
+    /// The count at the last log entry, and below it the second of that entry, counted from 1 since the process
+    /// first looked.
     logged: AtomicU64,
     logged_in: AtomicU64,
 }
 
 impl Exceeded {
-    /// By limit, such as `connections_per_ip`.
+    /// The counts by limit, such as `connections_per_ip`.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let tallies = self.0.iter().flatten();
         NAMES.iter().copied().zip(tallies.map(|tally| tally.count.load(Ordering::Relaxed)))
     }
 
-    /// Counts it, and logs it at most once a second: an attacker must not fill the log.
+    /// Counts an excess and logs it at most once a second: an attacker must not fill the log.
     pub(super) fn note(&self, reached: LimitReached, alarm_only: bool) {
         static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
         let tally = &self.0[reached.what as usize][reached.scope as usize];
@@ -47,7 +48,7 @@ const KINDS: [Limited; 4] =
     [Limited::Connections, Limited::ConnectionRate, Limited::Channels, Limited::ReceiveRate];
 const SCOPES: [Scope; 3] = [Scope::Total, Scope::PerIp, Scope::PerUser];
 
-/// In the order of the variants.
+/// In the order of the variants of [`Limited`] and [`Scope`].
 const NAMES: [&str; KINDS.len() * SCOPES.len()] = [
     "connections",
     "connections_per_ip",

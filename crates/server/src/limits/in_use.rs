@@ -1,20 +1,21 @@
-//! How much of what is limited is in use.
+//! How much of each limited resource is in use.
 
 use std::sync::atomic::Ordering;
 
 use super::{ConnectionCounter, Members, Scopes};
 
-/// What clients have of what is limited, now: in all, the address that has most, and the user that has most.
+/// Current use of the limited resources: in total, by the busiest address, and by the busiest user.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InUse {
-    /// Connections, those that are being opened among them.
+    /// Connections, including those that are being opened.
     pub connections: Scopes<usize>,
     /// Channels.
     pub channels: Scopes<usize>,
 }
 
 impl ConnectionCounter {
-    /// Looks at every address and user once; meanwhile nobody new is let in, for less than a millisecond with 10,000.
+    /// Visits every address and user once. No connection is admitted meanwhile, for less than a millisecond
+    /// with 10,000 of them.
     pub fn in_use(&self) -> InUse {
         let counts = self.counts.lock();
         let (ip, user) = (counts.by_ip.most(), counts.by_user.most());
@@ -27,7 +28,7 @@ impl ConnectionCounter {
 }
 
 impl<K> Members<K> {
-    /// The most connections, and the most channels, that one of them has.
+    /// The highest number of connections, and of channels, that any one member has.
     fn most(&self) -> (usize, usize) {
         self.members.values().fold((0, 0), |(connections, channels), member| {
             let own = member.share.channels.load(Ordering::Relaxed);

@@ -1,9 +1,9 @@
-//! How much clients may take: connections, new ones a second, channels, and bytes a second; in all, from one address,
-//! and of one user.
+//! How much clients may take: connections, new connections per second, channels, and bytes per second; in
+//! total, per address, and per user.
 //!
-//! [`Limits`] says how much, [`ConnectionCounter`] counts it, and a [`Place`] is what one connection has of it. With
-//! [`Limits::alarm_only`] what exceeds a limit is counted and logged as otherwise, and let be: to find out what limits
-//! would do before they do it.
+//! [`Limits`] holds the limits, [`ConnectionCounter`] counts against them, and [`Place`] is one connection's
+//! share of the counts. With [`Limits::alarm_only`] an excess is counted and logged as usual but allowed, which
+//! shows what limits would do before they are enforced.
 
 mod bucket;
 mod exceeded;
@@ -26,33 +26,33 @@ use self::bucket::Bucket;
 pub use self::exceeded::Exceeded;
 pub use self::in_use::InUse;
 
-/// One number for each of those that share a limit; as a limit, 0 means none.
+/// One number for each scope of a limit; as a limit, 0 means none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scopes<T> {
     /// All clients together.
     pub total: T,
-    /// Those from one IP address. Unix sockets have none.
+    /// Clients from one IP address. Unix sockets have none.
     pub per_ip: T,
-    /// Those logged in as one user.
+    /// Clients logged in as one user.
     pub per_user: T,
 }
 
 /// Limits on connections.
 pub type ConnectionLimits = Scopes<usize>;
 
-/// Everything that is limited.
+/// All limits on clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at one time.
     pub connections: ConnectionLimits,
-    /// New connections a second; as many may come at once. A user's are counted at login.
+    /// New connections per second, and the size of a burst. A user's connections are counted at login.
     pub connection_rate: Scopes<usize>,
     /// Channels at one time.
     pub channels: Scopes<usize>,
-    /// Bytes received a second, after login; as many may come at once. More are left in the socket until it is time:
-    /// that is no error.
+    /// Bytes received per second after login, and the size of a burst. Bytes beyond that stay in the socket
+    /// until the client may send again; this is not an error.
     pub receive_rate: Scopes<usize>,
-    /// Nobody is refused or held up, but what exceeds a limit is counted and logged.
+    /// Refuses and delays nobody, but counts and logs every excess.
     pub alarm_only: bool,
 }
 
@@ -62,7 +62,7 @@ impl From<ConnectionLimits> for Limits {
     }
 }
 
-/// What there is a limit on.
+/// The resource that a limit is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limited {
     /// [`Limits::connections`]
@@ -75,25 +75,25 @@ pub enum Limited {
     ReceiveRate,
 }
 
-/// Who shares a limit.
+/// The clients that share a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// All clients.
     Total,
-    /// Those from one address.
+    /// The clients from one address.
     PerIp,
-    /// Those of one user.
+    /// The clients of one user.
     PerUser,
 }
 
 /// A limit that a client would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimitReached {
-    /// On what.
+    /// The limited resource.
     pub what: Limited,
-    /// Of whom.
+    /// The clients that share the limit.
     pub scope: Scope,
-    /// How many there may be.
+    /// The limit.
     pub most: usize,
 }
 
@@ -116,13 +116,13 @@ impl fmt::Display for LimitReached {
 
 impl std::error::Error for LimitReached {}
 
-/// Counts connections, and what they take, against the limits.
+/// Counts connections and their use of resources against the limits.
 #[derive(Debug)]
 pub struct ConnectionCounter {
-    /// Operators change them while it counts.
+    /// Operators change the limits at run time.
     limits: ArcSwap<Limits>,
     counts: Mutex<Counts>,
-    /// Of all clients.
+    /// Share of all clients together.
     total: Arc<Share>,
     exceeded: Exceeded,
 }
@@ -135,11 +135,11 @@ struct Counts {
     by_user: Members<Arc<str>>,
 }
 
-/// Those who share a limit with others, by what they have in common.
+/// The clients counted by what they share a limit on: an address or a user.
 #[derive(Debug)]
 struct Members<K> {
     members: HashMap<K, Member>,
-    /// How many there have to be before those are looked for who are remembered for their rate alone.
+    /// The number of members at which those remembered only for their rate are swept.
     sweep_at: usize,
 }
 
@@ -150,14 +150,14 @@ struct Member {
     share: Arc<Share>,
 }
 
-/// What connections count without the lock of all.
+/// The counts that connections update without the lock on [`Counts`].
 #[derive(Debug)]
 struct Share {
     channels: AtomicUsize,
     received: Mutex<Bucket>,
 }
 
-/// A counted connection; dropping it gives its place back.
+/// A counted connection; dropping it removes it from the counts.
 #[derive(Debug)]
 pub struct Place {
     counter: Arc<ConnectionCounter>,
@@ -168,7 +168,7 @@ pub struct Place {
 }
 
 impl ConnectionCounter {
-    /// Nothing counted yet.
+    /// A counter with no connections.
     pub fn new(limits: impl Into<Limits>) -> Arc<Self> {
         let (limits, now) = (limits.into(), Instant::now());
         let counts = Counts {
@@ -182,7 +182,7 @@ impl ConnectionCounter {
         Arc::new(Self { limits, counts: Mutex::new(counts), total, exceeded: Exceeded::default() })
     }
 
-    /// From now on these are the limits. Nobody is turned out for them: what is there stays, and counts.
+    /// Replaces the limits. Connections over a new limit stay open and are counted.
     pub fn set_limits(&self, limits: Limits) {
         self.limits.store(Arc::new(limits));
     }
@@ -194,7 +194,7 @@ impl ConnectionCounter {
     /// Counts a new connection, from `ip` unless it came through a Unix socket.
     ///
     /// # Errors
-    /// The limit that stands against it; it is not counted then.
+    /// Returns the limit that refuses the connection, which is then not counted.
     pub fn enter(self: &Arc<Self>, ip: Option<IpAddr>) -> Result<Place, LimitReached> {
         let now = Instant::now();
         let mut counts = self.counts.lock();
@@ -209,17 +209,17 @@ impl ConnectionCounter {
         Ok(Place { counter: Arc::clone(self), ip, user: None, channels: 0 })
     }
 
-    /// Connections counted now.
+    /// Number of connections counted now.
     pub fn total(&self) -> usize {
         self.counts.lock().connections
     }
 
-    /// What has exceeded which limit, how often.
+    /// How often each limit was exceeded.
     pub fn exceeded(&self) -> &Exceeded {
         &self.exceeded
     }
 
-    /// Whether the limit on something is reached, and somebody is to be refused for it.
+    /// Returns an error if the limit is reached and the client is to be refused.
     fn judge(&self, count: usize, most: usize, what: Limited, scope: Scope) -> Result<(), LimitReached> {
         if most == 0 || count < most {
             return Ok(());
@@ -241,7 +241,7 @@ impl ConnectionCounter {
         self.exceed(LimitReached { what: Limited::ConnectionRate, scope, most })
     }
 
-    /// Counts one connection more from `ip`; returns the address that it is counted under.
+    /// Counts one more connection from `ip`; returns the address that it is counted under.
     fn add_ip(
         &self,
         counts: &mut Counts,
@@ -284,11 +284,10 @@ impl ConnectionCounter {
 }
 
 impl Place {
-    /// Counts the connection for the address that it turned out to come from: one that came through a load balancer
-    /// entered without.
+    /// Counts the connection under its real address, which becomes known late if it came through a load
+    /// balancer: such a connection is entered without an address.
     ///
-    /// # Errors
-    /// The limit that stands against a connection from there.
+    /// # Errors Returns the limit that refuses a connection from that address.
     pub fn locate(&mut self, ip: Option<IpAddr>) -> Result<(), LimitReached> {
         let (counter, now) = (&self.counter, Instant::now());
         let mut counts = counter.counts.lock();
@@ -301,7 +300,7 @@ impl Place {
     /// Counts the connection for the user that it has logged in as.
     ///
     /// # Errors
-    /// The limit that stands against another connection of the user.
+    /// Returns the limit that refuses another connection of the user.
     pub fn log_in(&mut self, user: &str) -> Result<(), LimitReached> {
         let user: Arc<str> = user.into();
         let mut counts = self.counter.counts.lock();
@@ -310,10 +309,10 @@ impl Place {
         Ok(())
     }
 
-    /// Counts a channel more.
+    /// Counts one more channel.
     ///
     /// # Errors
-    /// The limit that stands against it.
+    /// Returns the limit that refuses the channel.
     pub fn open_channel(&mut self) -> Result<(), LimitReached> {
         let counter = &self.counter;
         let most = counter.limits().channels;
@@ -328,7 +327,7 @@ impl Place {
         Ok(())
     }
 
-    /// Of the channels counted, only so many are left.
+    /// Reduces the number of channels counted to `left`.
     pub fn keep_channels(&mut self, left: usize) {
         let gone = self.channels.saturating_sub(left);
         if gone > 0 {
@@ -339,7 +338,7 @@ impl Place {
         }
     }
 
-    /// Bytes have been received. Returns when the next may be, if not now.
+    /// Charges bytes that were received. Returns when more may be received, if not now.
     pub fn received(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let limits = self.counter.limits();
         if limits.receive_rate == Scopes::default() {
@@ -354,7 +353,7 @@ impl Place {
             let reached = LimitReached { what: Limited::ReceiveRate, scope, most };
             self.counter.exceed(reached).is_err().then_some(until)
         };
-        // All are charged, whichever of them makes the client wait.
+        // Every scope is charged, whichever of them makes the client wait.
         self.shares().filter_map(charge).fold(None, |latest, until| latest.max(Some(until)))
     }
 
@@ -392,15 +391,16 @@ impl<K: Hash + Eq> Members<K> {
         self.forget(key, limits, scope, now);
     }
 
-    /// Forgets a member without connections, unless it has to wait: connecting anew must not make it forget its rate.
+    /// Forgets a member without connections, unless its buckets are still refilling: reconnecting must not
+    /// reset its rate.
     fn forget(&mut self, key: &K, limits: &Limits, scope: Scope, now: Instant) {
         if self.members.get(key).is_some_and(|member| member.is_forgettable(limits, scope, now)) {
             self.members.remove(key);
         }
     }
 
-    /// Now and then forgets all who need not be remembered any more: strangers must not make the map grow. That costs
-    /// each newcomer as much as another look at the map.
+    /// Occasionally forgets all members that need not be remembered: strangers must not make the map grow. The
+    /// amortised cost per new member is that of one more lookup.
     fn sweep(&mut self, limits: &Limits, scope: Scope, now: Instant) {
         if self.members.len() >= self.sweep_at {
             self.members.retain(|_, member| !member.is_forgettable(limits, scope, now));
@@ -441,5 +441,5 @@ impl Scopes<usize> {
     }
 }
 
-/// So few are not worth looking for those to forget.
+/// Maps with fewer members are not swept.
 const SWEEP_AT_LEAST: usize = 1024;

@@ -133,7 +133,7 @@ fn who_receives_too_much_waits_for_the_longest_of_its_debts() {
     let wait = place.received(200, now).unwrap() - now;
     assert!(wait > Duration::from_millis(1900) && wait <= Duration::from_secs(2), "{wait:?}");
     drop(place);
-    // Connecting again does not pay the debt.
+    // Reconnecting does not pay off the debt.
     let place = counter.enter(Some(HERE)).unwrap();
     assert!(place.received(1, now).is_some());
 }

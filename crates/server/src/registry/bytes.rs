@@ -1,9 +1,9 @@
-//! How many bytes a second go over a connection. Only those that somebody looks at are measured, and only then.
+//! Bytes per second of a connection. Rates are computed only for connections that are looked at, and only then.
 
 use broker::Timestamp;
 use parking_lot::Mutex;
 
-/// What somebody saw who looked.
+/// The state at the last look, if there was one.
 #[derive(Default)]
 pub(super) struct ByteRates(Mutex<Option<Box<Look>>>);
 
@@ -15,7 +15,8 @@ struct Look {
 }
 
 impl ByteRates {
-    /// Bytes received and sent per second between two looks that are [`STEP`] or more apart; zero at the first one.
+    /// Bytes received and sent per second between two looks that are at least [`STEP`] apart; zero at the first
+    /// one.
     pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
         let mut last = self.0.lock();
         let Some(look) = &mut *last else {
@@ -32,7 +33,7 @@ impl ByteRates {
     }
 }
 
-/// Milliseconds over which a rate says something.
+/// The shortest period, in milliseconds, over which a rate is computed.
 const STEP: u64 = 5_000;
 
 #[cfg(test)]

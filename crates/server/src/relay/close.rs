@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use websocket::{CloseCode, CloseFrame, Fault, encode};
 
-/// How long, after the client has closed, the upstream may take nothing of what is left for it, or say nothing and not end.
-/// Clients wait some ten seconds for the answer to their close frame; browsers have stopped listening.
+/// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to
+/// send something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer
+/// listen.
 pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 
-/// How long the client may take to answer our close frame. What it sends until then still reaches the upstream.
+/// Time limit for the client to answer our close frame. Bytes that it sends meanwhile still reach the upstream.
 pub(super) const CLOSE_ANSWER: Duration = Duration::from_secs(5);
 
-/// Text where a relay refuses it.
+/// The fault for text messages on a relay that refuses them.
 pub(super) const TEXT_REFUSED: Fault =
     Fault { code: CloseCode::UNSUPPORTED, reason: "text is not accepted here: send binary messages" };
 
@@ -25,9 +26,9 @@ pub(super) enum Reason {
     /// The client went away without a close frame.
     ClientGone,
     ClientFailed(io::Error),
-    /// The client takes nothing of what is written to it.
+    /// The client accepts no more of what is written to it.
     ClientStuck,
-    /// The client answers no ping.
+    /// The client did not answer a ping.
     ClientSilent,
     /// The client broke the protocol.
     Fault(Fault),
@@ -36,7 +37,7 @@ pub(super) enum Reason {
     /// The client closed, and the upstream did not follow.
     UpstreamLingered,
     UpstreamFailed(io::Error),
-    /// The server goes down.
+    /// The server shuts down.
     Drain,
 }
 
@@ -58,7 +59,7 @@ impl fmt::Display for Reason {
 }
 
 impl Reason {
-    /// The last frame to a client that has not closed itself.
+    /// The close frame for a client that has not closed itself.
     pub(super) fn close_frame(&self) -> Vec<u8> {
         let (code, text) = match self {
             Self::Fault(fault) => (fault.code, fault.reason),

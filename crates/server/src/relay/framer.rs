@@ -1,31 +1,32 @@
-//! Bytes of the upstream as WebSocket messages.
+//! Splits bytes of the upstream into WebSocket messages.
 //!
-//! A message holds whatever came in one read, for a stream of bytes has no better seams. But where AMQP 0-9-1 is relayed,
-//! a message ends where an AMQP frame ends: clients in browsers rely on that, and websocket-tcp-relay does it. No frame is
-//! gathered for it: what is not whole goes out as a fragment, and the browser puts the fragments together.
+//! A message holds the bytes of one read, as a byte stream has no better boundaries. Where AMQP 0-9-1 is
+//! relayed, however, a message ends at the end of an AMQP frame: browser clients rely on that, and
+//! websocket-tcp-relay does it. Frames are not buffered for this: an incomplete one is sent as a fragment, and
+//! the browser joins the fragments.
 
 use amqp::frame::{HEADER_LEN, OVERHEAD};
 use websocket::{Deflate, Header, MessageKind, Opcode, encode};
 
-/// What an AMQP 0-9-1 client begins with.
+/// The protocol header of AMQP 0-9-1 clients.
 const AMQP_PROTOCOL_HEADER: &[u8; 8] = b"AMQP\0\0\x09\x01";
 
-/// The types of AMQP's frames.
+/// The frame types of AMQP.
 const AMQP_FRAME_TYPES: [u8; 4] = [1, 2, 3, 8];
 
-/// Makes messages of bytes.
+/// Turns bytes into messages.
 #[derive(Debug, Default)]
 pub(super) struct Framer {
     kind: Kind,
     /// A message has begun and not ended.
     within: bool,
-    /// Messages that are whole are compressed; what a message begins with tells whether it is.
+    /// Compresses messages that are whole in one frame; the first frame tells whether a message is compressed.
     pub(super) deflate: Option<Deflate>,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// So many of the client's first bytes are those of AMQP's header.
+    /// The number of leading bytes from the client that match AMQP's protocol header so far.
     Unknown(usize),
     Amqp(Position),
     Bytes,
@@ -38,7 +39,7 @@ impl Default for Kind {
 }
 
 impl Framer {
-    /// Looks at what the client sends, for what it speaks.
+    /// Detects the client's protocol from its first bytes.
     pub(super) fn client_said(&mut self, bytes: &[u8]) {
         let Kind::Unknown(known) = self.kind else { return };
         let expected = &AMQP_PROTOCOL_HEADER[known..];
@@ -52,12 +53,12 @@ impl Framer {
         };
     }
 
-    /// Appends `bytes`, which are not none, in frames to `out`.
+    /// Appends `bytes`, which must not be empty, to `out` in frames.
     pub(super) fn frame(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let whole = match &mut self.kind {
             Kind::Amqp(position) => match position.advance(bytes) {
                 Some(whole) => whole,
-                // Not AMQP after all, such as the answer to a version that it does not speak.
+                // Not AMQP after all, such as the answer to a version that the upstream does not support.
                 None => {
                     self.kind = Kind::Bytes;
                     bytes.len()
@@ -73,7 +74,7 @@ impl Framer {
         }
     }
 
-    /// Ends the message under way.
+    /// Ends the current message.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         if self.within {
             self.write(&[], true, out);
@@ -92,19 +93,19 @@ impl Framer {
     }
 }
 
-/// Where in AMQP's frames a stream is.
+/// Position within a stream of AMQP frames.
 #[derive(Debug, Default)]
 struct Position {
     header: [u8; HEADER_LEN],
-    /// Bytes of the header that have come.
+    /// Bytes of the frame header received.
     header_len: u8,
-    /// Bytes that the frame still needs behind its header.
+    /// Bytes of the frame still missing after its header.
     missing: usize,
 }
 
 impl Position {
-    /// Goes on by `bytes`, and tells how many of them belong to frames that are whole by then. `None` when they are no
-    /// frames.
+    /// Advances over `bytes`, and returns how many of them belong to frames that are then complete. `None` if
+    /// they are not frames.
     fn advance(&mut self, bytes: &[u8]) -> Option<usize> {
         let (mut at, mut whole) = (0, 0);
         while at < bytes.len() {

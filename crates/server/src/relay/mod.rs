@@ -1,14 +1,14 @@
 //! Relays: any TCP server as a WebSocket endpoint.
 //!
-//! - [`RelayConfig`], [`Relay`]: what is relayed to where, for whom, and how many at once.
-//! - [`upstream`]: the connection to the server behind, and the header that tells it who the client is.
-//! - [`run`]: a pair's life, from a request that was granted to its end.
+//! - [`RelayConfig`], [`Relay`]: the target of a relay, its clients, and its connection limits.
+//! - [`upstream`]: the connection to the upstream server, and the header that tells it the client's address.
+//! - [`run`]: a pair's lifetime, from a granted request to its end.
 //! - [`pump`]: the two directions.
-//! - [`plain`]: a relay without WebSocket, for protocols that only the server behind speaks.
-//! - [`framer`]: bytes of the upstream as messages.
+//! - [`plain`]: a relay without WebSocket, for protocols that only the upstream server speaks.
+//! - [`framer`]: turns bytes of the upstream into messages.
 //!
-//! What always holds: every byte arrives, once and in order, or the close frame's code tells that not all did; a side
-//! that does not read makes us stop reading the other; an idle pair holds no buffer.
+//! Invariants: every byte arrives, once and in order, or the close frame's code tells that some did not; a side
+//! that does not read stops us from reading the other; an idle pair holds no buffer.
 
 mod close;
 mod framer;
@@ -32,60 +32,61 @@ use crate::limits::{ConnectionCounter, ConnectionLimits};
 pub(crate) use plain::run_plain;
 pub(crate) use run::run;
 
-/// A relay, as it is configured.
+/// The configuration of a relay.
 #[derive(Debug)]
 pub struct RelayConfig {
-    /// What it is called in logs: its path or its listener.
+    /// Its name in logs: its path or its listener.
     pub name: String,
-    /// The server behind.
+    /// The upstream server.
     pub upstream: RelayUpstream,
-    /// How long connecting to it may take, TLS included.
+    /// Time limit for connecting to it, TLS included.
     pub connect_timeout: Duration,
-    /// The header in front of each connection to it.
+    /// Version of the PROXY header sent first on each connection to it, if any.
     pub proxy_protocol: Option<Version>,
-    /// Subprotocols, the dearest first. Without any, the first that a client offers is taken.
+    /// Subprotocols in order of preference. If there are none, the first that a client offers is accepted.
     pub subprotocols: Vec<String>,
-    /// Which pages may connect.
+    /// The origins whose pages may connect.
     pub origins: OriginRules,
-    /// Its own limits, besides those of the server; it knows no users.
+    /// The relay's own limits, in addition to the server's; it knows no users.
     pub connections: ConnectionLimits,
-    /// What becomes of text.
+    /// How text messages are handled.
     pub text: TextRule,
 }
 
-/// The server behind a relay.
+/// The upstream server of a relay.
 #[derive(Debug, Clone)]
 pub enum RelayUpstream {
     /// TCP.
     Tcp {
-        /// A name or an address.
+        /// A host name or an address.
         host: String,
         /// The port.
         port: u16,
     },
     /// TLS over TCP.
     Tls {
-        /// A name or an address; the certificate has to be for it, unless `tls` says otherwise.
+        /// A host name or an address; the certificate must be valid for it, unless `tls` says otherwise.
         host: String,
         /// The port.
         port: u16,
-        /// Whom to believe.
+        /// The certificates to trust.
         tls: Arc<ClientTls>,
     },
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-/// What becomes of messages of text. The upstream knows bytes only.
+/// How text messages are handled. The upstream knows bytes only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextRule {
-    /// Their UTF-8 is relayed like any bytes. Answers are binary all the same: the upstream's bytes may be cut anywhere.
+    /// Relays their UTF-8 like any bytes. Answers are binary all the same: the upstream's bytes may be cut
+    /// anywhere.
     Accept,
-    /// They are refused with 1003.
+    /// Refuses them with 1003.
     Refuse,
 }
 
-/// A relay, and the connections that it has.
+/// A relay and the count of its connections.
 #[derive(Debug)]
 pub struct Relay {
     config: RelayConfig,
@@ -99,7 +100,7 @@ impl Relay {
         Arc::new(Self { config, counter })
     }
 
-    /// What it is configured to be.
+    /// Its configuration.
     pub fn config(&self) -> &RelayConfig {
         &self.config
     }

@@ -1,4 +1,4 @@
-//! What a socket has not taken yet.
+//! Bytes that a socket has not accepted yet.
 
 use std::io;
 use std::pin::Pin;
@@ -7,20 +7,20 @@ use std::time::Instant;
 
 use tokio::io::AsyncWrite;
 
-/// Bytes on their way into a stream. Holds no memory while there are none.
+/// Bytes on their way into a stream. Holds no memory while empty.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     bytes: Vec<u8>,
-    /// How many of them have been taken.
+    /// The number of them that have been written.
     taken: usize,
-    /// The stream may hold something that it has taken and not given to its socket, as TLS does.
+    /// The stream may hold bytes that it has not passed to its socket, as TLS does.
     unflushed: bool,
-    /// Since when nothing has been taken although there is something.
+    /// When the stream last stopped accepting bytes, if bytes are left.
     stuck_since: Option<Instant>,
 }
 
 impl Pending {
-    /// Writes what waits. Ready when the socket has everything.
+    /// Writes the waiting bytes. Ready when the socket has all of them.
     pub(super) fn poll<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
@@ -56,7 +56,7 @@ impl Pending {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes `bytes` as far as the socket takes them and keeps the rest. Only when nothing waits.
+    /// Writes as much of `bytes` as the socket accepts and keeps the rest. Only called when nothing waits.
     pub(super) fn send<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
@@ -76,17 +76,17 @@ impl Pending {
         Ok(())
     }
 
-    /// Puts `bytes` behind what waits.
+    /// Appends `bytes` to the waiting ones.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Throws away what waits.
+    /// Discards the waiting bytes.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Since when the socket has taken nothing of what waits.
+    /// Since when the socket has accepted none of the waiting bytes.
     pub(super) fn stuck_since(&self) -> Option<Instant> {
         self.stuck_since
     }

@@ -1,4 +1,4 @@
-//! A relay without WebSocket: a client whose protocol the server behind speaks, on a listener of its own.
+//! A relay without WebSocket, for clients that speak the upstream server's protocol on a listener of their own.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -17,13 +17,13 @@ use super::pending::Pending;
 use super::upstream::connect;
 use crate::server::{Listed, Newcomer, Shared};
 
-/// Bytes read at once. They lie on the stack: what the other side does not take is kept, and nothing more is read.
+/// Bytes per read, on the stack. Bytes that the other side does not accept are kept, and reading stops.
 const READ: usize = 16 * 1024;
 
-/// Reads of one pair before others get their turn.
+/// Reads for one pair before others get their turn.
 const READS: usize = 32;
 
-/// Why a pair ended.
+/// The reason why a pair ended.
 enum Reason {
     Closed,
     Failed(&'static str, io::Error),
@@ -42,11 +42,12 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Joins a client to the server behind `relay`. A client that cannot be served is closed: what it speaks is not known here.
+/// Joins a client to the upstream server of `relay`. A client that cannot be served is closed without an error,
+/// as its protocol is not known here.
 pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: Stream, newcomer: Newcomer) {
     let record = shared.record(&newcomer);
     let Newcomer { id, peer, place, .. } = newcomer;
-    // Nobody appends to it: it stands for the connection in the list that a drain waits for.
+    // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
     let _place = place;
     let listener = client.addresses().map(|(local, _)| local);
@@ -75,25 +76,25 @@ pub(crate) async fn run_plain(shared: Arc<Shared>, relay: Arc<Relay>, client: St
     shared.closed(record, id, peer, pair.outward.moved, &reason.to_string());
 }
 
-/// A client and the server behind.
+/// A client and the upstream server.
 struct Pair {
     client: Stream,
     upstream: Stream,
     inward: Direction,
     outward: Direction,
-    /// How long a side may take nothing of what is written to it.
+    /// How long a side may accept none of what is written to it.
     write_timeout: Duration,
-    /// Made when a side takes nothing for the first time.
+    /// Created when a side stops accepting for the first time.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-/// What is on its way from one side to the other.
+/// Bytes on their way from one side to the other.
 #[derive(Default)]
 struct Direction {
     pending: Pending,
-    /// The reading side has said all.
+    /// The reading side has ended.
     has_ended: bool,
-    /// The writing side has been told so.
+    /// The writing side has been shut down.
     is_over: bool,
     moved: u64,
 }
@@ -117,7 +118,7 @@ impl Pair {
         }
     }
 
-    /// Gives up on a side that takes nothing.
+    /// Gives up if a side accepts nothing for too long.
     fn poll_stuck(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
         let since =
             [("upstream", self.inward.pending.stuck_since()), ("client", self.outward.pending.stuck_since())];
@@ -138,7 +139,7 @@ impl Pair {
 }
 
 impl Direction {
-    /// Ready when all has been passed on, the end included.
+    /// Ready when everything has been passed on, including the end.
     fn poll<S>(&mut self, from: &mut S, to: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -208,7 +209,7 @@ mod tests {
     async fn a_side_that_takes_nothing_is_given_up() {
         let (mut client, _upstream, mut pair) = pair(Duration::from_millis(50));
         let relaying = tokio::spawn(async move { poll_fn(|cx| pair.poll(cx)).await.to_string() });
-        // More than sockets hold.
+        // More than the sockets buffer.
         let _ = client.write_all(&vec![0; 4 << 20]).await;
         assert_eq!(relaying.await.unwrap(), "upstream takes nothing");
     }

@@ -1,8 +1,8 @@
 //! The two directions of a pair.
 //!
-//! Each reads only when what it read before has been taken by the other side's socket, so that a slow reader holds back
-//! its sender through TCP, and no more than one read waits in each direction. A read goes through a buffer of the thread;
-//! memory is taken only for what a socket did not take at once.
+//! Each direction reads only when the other side's socket has accepted the previous read, so that a slow reader
+//! holds back its sender through TCP, and at most one read waits in each direction. Reads use a thread-local
+//! buffer; memory is allocated only for bytes that a socket did not accept at once.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -20,22 +20,22 @@ use super::framer::Framer;
 use super::pending::Pending;
 use crate::websocket::{MAX_WAITING_CONTROL, PingAction, Pings};
 
-/// Bytes read at once. It bounds what a pair holds for each side that does not take it.
+/// Bytes per read. Bounds what a pair holds for each side that does not accept it.
 const READ: usize = 64 * 1024;
 
 /// Bytes moved for one pair before others get their turn.
 const BUDGET: usize = 8 * READ;
 
-/// Input that the decoder may leave: less than a control frame.
+/// Most bytes of input that the decoder may leave: less than a control frame.
 const MAX_LEFT: usize = 256;
 
-/// The shortest time to the timer's next firing, so that a deadline in the past cannot spin.
+/// The shortest delay of the timer, so that a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
 struct Scratch {
-    /// What is read, behind what the decoder left.
+    /// Bytes read, after those that the decoder left.
     input: Box<[u8]>,
-    /// It in the form in which the other side gets it.
+    /// The same bytes in the form in which the other side gets them.
     output: Vec<u8>,
 }
 
@@ -44,38 +44,38 @@ thread_local! {
         RefCell::new(Scratch { input: vec![0; MAX_LEFT + READ].into_boxed_slice(), output: Vec::new() });
 }
 
-/// A client and the server behind, joined.
+/// A client joined to the upstream server.
 pub(super) struct Pump<C, U> {
     pub(super) client: C,
     pub(super) upstream: U,
     inward: Inward,
     outward: Outward,
     decoder: Decoder,
-    /// Input that the decoder has left: the beginning of a header or a control frame, or what follows what it is still
-    /// inflating.
+    /// Input that the decoder has left: the beginning of a header or a control frame, or the bytes after those
+    /// that it is still inflating.
     left: Vec<u8>,
-    /// The decoder has more to give of what it has taken.
+    /// The decoder has more output from input that it has taken.
     more: bool,
     framer: Framer,
     to_upstream: Pending,
     to_client: Pending,
-    /// Control frames that go behind what the client is being sent.
+    /// Control frames to send after the bytes that wait for the client.
     control: Vec<u8>,
     text: TextRule,
     pings: Pings,
     write_timeout: Duration,
-    /// The upstream takes nothing more; what it says may still come.
+    /// The upstream accepts no more bytes; it may still send some.
     upstream_deaf: bool,
-    /// The answer to the client's close frame, once that has come.
+    /// The answer to the client's close frame, once that was received.
     answer: Option<Vec<u8>>,
-    /// When the client closed, or when after that something came from the upstream, or when we closed.
+    /// Time of the client's close, of the upstream's last bytes after it, or of our close.
     since: Instant,
-    /// Why it ends, once it does.
+    /// Why the pair ends, once it does.
     reason: Option<Reason>,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Bytes read from both since it was this pair's turn.
+    /// Bytes read from both sides since this pair's turn began.
     read: usize,
-    /// Bytes of payload from the client, and to it.
+    /// Payload bytes from the client, and to it.
     pub(super) moved: (u64, u64),
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Pump<C, U> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Inward {
     Open,
-    /// The client has said its last; the upstream is to be told so behind it.
+    /// The client has ended; the upstream's write side is to be shut down after the remaining bytes.
     Ending,
     Shut,
 }
@@ -135,17 +135,17 @@ where
         }
     }
 
-    /// Takes and makes compressed messages, where that was negotiated.
+    /// Enables compressed messages in both directions, if negotiated.
     pub(super) fn deflate(&mut self, deflate: Option<Deflate>) {
         self.framer.deflate = deflate;
         self.decoder = Decoder::new(Role::Server, Limits::NONE).with_deflate(deflate.is_some());
     }
 
-    /// Moves bytes until both sides are done, and tells why they are.
+    /// Moves bytes until both sides are done, and returns the reason of the end.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Reason> {
         self.read = 0;
         loop {
-            // Both, each time: one may have freed the other.
+            // Polls all three each time: one may have unblocked another.
             let progress = self.poll_inward(cx) | self.poll_outward(cx) | self.poll_deadline(cx);
             if self.is_over() {
                 return Poll::Ready(self.reason.take().unwrap_or(Reason::Client));
@@ -160,7 +160,7 @@ where
         }
     }
 
-    /// Tells the client that the server goes down.
+    /// Tells the client that the server shuts down.
     pub(super) fn drain(&mut self) {
         self.close(Reason::Drain);
     }
@@ -173,12 +173,13 @@ where
         client_has_gone || (self.outward == Outward::Closed && self.inward == Inward::Shut)
     }
 
-    /// Ends it for this reason, if it does not end already.
+    /// Sets the reason of the end, unless there is one already.
     fn end(&mut self, reason: Reason) {
         self.reason.get_or_insert(reason);
     }
 
-    /// Says goodbye to the client, and takes nothing more from either side. What was taken still reaches the upstream.
+    /// Sends a close frame to the client and reads no more from either side. Bytes already taken still reach
+    /// the upstream.
     fn close(&mut self, reason: Reason) {
         self.say_goodbye(reason);
         if self.inward == Inward::Open {
@@ -186,7 +187,7 @@ where
         }
     }
 
-    /// Puts the close frame behind what waits for the client.
+    /// Queues the close frame after the bytes that wait for the client.
     fn say_goodbye(&mut self, reason: Reason) {
         if self.outward != Outward::Open {
             return;
@@ -250,7 +251,7 @@ where
         })
     }
 
-    /// Goes on with what the decoder has not given yet.
+    /// Continues with output that the decoder has not returned yet.
     fn inflate(&mut self, cx: &mut Context<'_>) -> bool {
         let left = std::mem::take(&mut self.left);
         SCRATCH.with_borrow_mut(|scratch| {
@@ -260,7 +261,7 @@ where
         true
     }
 
-    /// Sends the payload in `input` to the upstream. Only when nothing waits to be sent there.
+    /// Sends the payload in `input` to the upstream. Only called when nothing waits to be sent there.
     fn pass_on(&mut self, cx: &mut Context<'_>, input: &[u8], payload: &mut Vec<u8>) {
         payload.clear();
         let end = self.decode(input, payload);
@@ -276,7 +277,7 @@ where
         }
     }
 
-    /// Appends the payload in `input` to `payload`, and answers control frames.
+    /// Appends the payload in `input` to `payload` and answers control frames.
     fn decode(&mut self, input: &[u8], payload: &mut Vec<u8>) -> Option<Fault> {
         let mut taken = 0;
         loop {
@@ -318,7 +319,7 @@ where
         encode::pong(&mut self.control, None, payload);
     }
 
-    /// The upstream takes nothing more. What it has said before may still be there to be read, and often tells why.
+    /// The upstream accepts no more bytes. Bytes that it sent before may still be readable, and often tell why.
     fn upstream_failed(&mut self, error: std::io::Error) {
         self.to_upstream.clear();
         if !std::mem::replace(&mut self.upstream_deaf, true) {
@@ -332,7 +333,7 @@ where
         match self.to_client.poll(&mut self.client, cx) {
             Poll::Pending => return false,
             Poll::Ready(Err(error)) => {
-                // Whatever else was wrong: nobody is there to be told.
+                // Replaces any earlier reason: the client can no longer be told one.
                 self.reason = Some(Reason::ClientFailed(error));
                 return true;
             }
@@ -387,7 +388,7 @@ where
 
     fn upstream_ended(&mut self, error: Option<std::io::Error>) {
         let reason = match (self.reason.take(), error) {
-            // It stopped reading before: bytes are lost, whatever its end looks like.
+            // The upstream stopped reading before, so bytes are lost, however it ended.
             (Some(reason), _) => reason,
             (None, Some(error)) => Reason::UpstreamFailed(error),
             (None, None) if self.answer.is_some() => Reason::Client,
@@ -402,13 +403,14 @@ where
         }
     }
 
-    // Time.
+    // Deadlines.
 
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> bool {
         let mut progress = false;
         while let Some(deadline) = self.next_deadline() {
             let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
-            // A later deadline is left to the timer's next firing: moving the timer at every read would cost more.
+            // A later deadline waits for the timer's next firing: resetting the timer at every read would cost
+            // more.
             if deadline < timer.deadline().into_std() {
                 timer.as_mut().reset(deadline.into());
             }
@@ -440,7 +442,7 @@ where
         stuck.into_iter().chain(other).min()
     }
 
-    /// Returns whether something has changed.
+    /// Returns whether anything has changed.
     fn handle_deadline(&mut self, now: Instant) -> bool {
         if self.to_client.stuck_since().is_some_and(|since| since + self.write_timeout <= now) {
             self.reason = Some(Reason::ClientStuck);
@@ -464,7 +466,7 @@ where
 
     fn ping(&mut self, now: Instant) -> bool {
         if self.to_upstream.stuck_since().is_some() {
-            // Nobody reads what the client sends, so its silence means nothing.
+            // We do not read what the client sends, so its silence means nothing.
             self.pings.received(now);
         }
         match self.pings.poll(now) {

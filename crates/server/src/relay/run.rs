@@ -1,4 +1,4 @@
-//! The life of a relayed connection.
+//! The lifetime of a relayed connection.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
@@ -19,8 +19,8 @@ use super::{Relay, RelayConfig};
 use crate::server::{Listed, Newcomer, Shared};
 use crate::websocket::answer_refusal;
 
-/// Joins a client, whose request was granted with `answer`, to the server behind `relay`: connects there first, so that
-/// the client is told when that fails, and never upgraded for nothing.
+/// Joins a client, whose request was granted with `answer`, to the upstream server of `relay`. Connects there
+/// first, so that the client gets an HTTP error if that fails and is not upgraded in vain.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     relay: Arc<Relay>,
@@ -31,7 +31,7 @@ pub(crate) async fn run(
     ping_interval: Duration,
 ) {
     let Newcomer { id, peer, place, .. } = newcomer;
-    // Nobody appends to it: it stands for the connection in the list that a drain waits for.
+    // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
     let _place = place;
     let name = relay.config.name.as_str();
@@ -71,7 +71,7 @@ pub(crate) async fn run(
     tracing::info!(connection = id, %peer, relay = name, %reason, received, sent, "connection closed");
     let Pump { mut client, mut upstream, .. } = pump;
     Box::pin(turn_to_end()).await;
-    // Closing a socket with unread input resets it, and what was written last might not arrive.
+    // Closing a socket with unread input resets it, and the last bytes written might not arrive.
     tokio::join!(Box::pin(linger(&mut client)), Box::pin(linger(&mut upstream)));
 }
 
@@ -88,14 +88,14 @@ async fn run_pump(shared: &Shared, pump: &mut Pump<Stream, Stream>) -> Reason {
     .await
 }
 
-/// Writes, past what TLS would hold back.
+/// Writes and flushes, which TLS needs.
 async fn send(stream: &mut Stream, bytes: &[u8]) -> io::Result<()> {
     stream.write_all(bytes).await?;
     stream.flush().await
 }
 
-/// What the log and the client are told when the server behind cannot be reached. The client is a stranger: it does not
-/// learn where that is.
+/// The error for the log and the refusal for the client if the upstream cannot be reached. The client is a
+/// stranger and does not learn the upstream's address.
 fn refusal(config: &RelayConfig, error: &io::Error) -> (Cow<'static, str>, Refusal) {
     let (status, text) = match error.kind() {
         io::ErrorKind::TimedOut => (Status::GatewayTimeout, "the server behind does not answer"),

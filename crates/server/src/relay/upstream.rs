@@ -1,4 +1,4 @@
-//! The connection to the server behind a relay.
+//! The connection to the upstream server of a relay.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,14 +11,13 @@ use transport::{ConnectOptions, Peer, Stream};
 
 use super::{RelayConfig, RelayUpstream};
 
-/// After how long a silence a server that has gone without a word is noticed: the kernel then asks it.
+/// Silence after which the kernel probes the upstream, to notice one that vanished without closing.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Connects, and tells the server who the client is if it wants to know. `listener` is the address that the client has
-/// connected to, where it has one.
+/// Connects, and sends the client's address to the upstream if configured. `listener` is the address that the
+/// client connected to, if it has one.
 ///
-/// # Errors
-/// Why there is no connection; [`io::ErrorKind::TimedOut`] when that is for want of an answer.
+/// # Errors Returns why there is no connection; [`io::ErrorKind::TimedOut`] if the upstream did not answer.
 pub(super) async fn connect(
     config: &RelayConfig,
     client: Peer,
@@ -29,7 +28,7 @@ pub(super) async fn connect(
         if let Some(version) = config.proxy_protocol {
             write_header(version, client, listener, &mut header);
         }
-        // In front of TLS, as its receivers expect it.
+        // Sent before TLS, as receivers expect it.
         match &config.upstream {
             RelayUpstream::Tcp { host, port } => over_tcp(host, *port, config.connect_timeout, &header).await,
             RelayUpstream::Tls { host, port, tls } => {
@@ -43,7 +42,7 @@ pub(super) async fn connect(
             }
         }
     };
-    // Boxed: a TLS handshake is large, and is needed for a moment only.
+    // Boxed: the state of a TLS handshake is large and needed only briefly.
     match tokio::time::timeout(config.connect_timeout, Box::pin(connecting)).await {
         Ok(connected) => connected,
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
@@ -57,7 +56,7 @@ async fn over_tcp(host: &str, port: u16, timeout: Duration, header: &[u8]) -> io
     Ok(stream)
 }
 
-/// The families are made equal by [`proxy_protocol::write`].
+/// [`proxy_protocol::write`] makes the address families equal.
 fn write_header(version: Version, client: Peer, listener: Option<SocketAddr>, out: &mut Vec<u8>) {
     let header = match client {
         Peer::Unix => Header::Local,
@@ -69,7 +68,7 @@ fn write_header(version: Version, client: Peer, listener: Option<SocketAddr>, ou
     proxy_protocol::write(version, &header, out);
 }
 
-/// Stands for an address that is not known: a reverse proxy came through a Unix socket.
+/// A placeholder for an unknown address: a reverse proxy connected through a Unix socket.
 fn nowhere(like: SocketAddr) -> SocketAddr {
     let ip = match like.ip().to_canonical() {
         IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

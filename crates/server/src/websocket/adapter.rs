@@ -1,20 +1,21 @@
-//! A protocol over a stream of bytes, inside of a WebSocket.
+//! A byte-stream protocol inside a WebSocket.
 //!
-//! [`WebSocket`] is itself a [`Protocol`] around another one, so [`transport::drive`] runs it as it runs any. Inwards,
-//! payload is unmasked into a buffer of the thread and shown to the inner protocol, whatever the messages. Outwards,
-//! everybody goes on appending to the connection's one outbox, and knows nothing of WebSocket: the headers of messages are
-//! put in front when a batch is taken to be written ([`Protocol::frame_output`]). Compared with the two other ways:
+//! [`WebSocket`] is itself a [`Protocol`] around another one, so [`transport::drive`] runs it like any other.
+//! Inbound payload is unmasked into a thread-local buffer and shown to the inner protocol, regardless of
+//! message boundaries. For output, all code keeps appending to the connection's one outbox and knows nothing of
+//! WebSocket: message headers are inserted when a batch is taken to be written ([`Protocol::frame_output`]).
+//! Compared with the two alternatives:
 //!
-//! - A second outbox would need a copy, a lock and a wake-up more per batch, some 200 bytes more per connection, and a
-//!   second account of what is not yet written.
-//! - A stream that frames what passes through it could not answer a ping while nothing is to be read, nor say why the
-//!   connection ends, and would need a timer of its own.
+//! - A second outbox would need another copy, lock and wake-up per batch, some 200 bytes more per connection,
+//!   and a second account of unwritten bytes.
+//! - A stream that frames the bytes passing through it could not answer a ping while there is nothing to read,
+//!   nor report why the connection ends, and would need a timer of its own.
 //!
-//! So a message costs a header of 2 to 10 bytes per batch, no copy of the payload, and an idle connection some 250
-//! bytes and no buffer.
+//! So a message costs a header of 2 to 10 bytes per batch and no copy of the payload, and an idle connection
+//! some 250 bytes and no buffer.
 //!
-//! Where permessage-deflate was negotiated, messages are copied as they are compressed, and what comes is inflated a piece
-//! at a time: the inner protocol takes each before the next exists, and other connections get their turn.
+//! With permessage-deflate, messages are copied as they are compressed, and input is inflated piece by piece:
+//! the inner protocol takes each piece before the next exists, and other connections get their turn.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,73 +32,74 @@ use websocket::{
 use super::messages::{MESSAGE, messages, slices};
 use super::pings::{PingAction, Pings};
 
-/// Bytes of control frames that wait for their turn. A peer that pings without reading does not make us remember more;
-/// the RFC (5.5.3) allows to answer the last of several pings only.
+/// Most bytes of control frames that wait to be sent. This bounds the memory for a peer that pings without
+/// reading; the RFC (5.5.3) allows answering only the last of several pings.
 pub(crate) const MAX_WAITING_CONTROL: usize = 1024;
 
-/// What it takes to inflate a byte, in picoseconds.
+/// Cost of inflating one byte, in picoseconds, as charged to the turn.
 const INFLATED_BYTE: u32 = 3_000;
 
 /// A protocol that a WebSocket can carry.
 pub(crate) trait Inner: Protocol {
-    /// How its bytes travel.
+    /// How the protocol's bytes travel.
     const CARRIAGE: Carriage;
-    /// Why the protocol has finished, for the close frame. Asked after [`Intent::Finish`].
+    /// Why the protocol has finished, for the close frame. Called after [`Intent::Finish`].
     fn ending(&self) -> (CloseCode, String);
 }
 
 /// How the bytes of a protocol travel in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carriage {
-    /// As bytes, AMQP frames whole.
+    /// In binary messages of whole AMQP frames.
     AmqpFrames,
-    /// As bytes, cut anywhere, as MQTT's may be.
+    /// In binary messages cut anywhere, as MQTT allows.
     Bytes,
-    /// As text where they are UTF-8, as STOMP's mostly are, and as bytes where not. Each batch, which is made of whole
-    /// frames, is a message. Clients may send either.
+    /// In text messages if they are UTF-8, as STOMP's mostly are, and in binary ones otherwise. Each batch,
+    /// which consists of whole frames, is a message. Clients may send either.
     Text,
 }
 
-/// A server's end of a WebSocket, behind the handshake.
+/// The server's end of a WebSocket after the handshake.
 pub(crate) struct WebSocket<P> {
     inner: P,
     outbox: Arc<Outbox>,
-    /// Backlog of the outbox from which on nothing is read.
+    /// Reading stops when the outbox's backlog reaches this number of bytes.
     read_limit: usize,
     decoder: Decoder,
     deflate: Option<Deflate>,
-    /// The decoder has more to give of what it has taken.
+    /// The decoder has more output from input that it has taken.
     more: bool,
-    /// Payload that the inner protocol has left: the beginning of a frame, or what it could not take while it paused. It
-    /// is at most what a protocol may leave, and one read. No memory while there is none.
+    /// Payload that the inner protocol has left: the beginning of a frame, or bytes that it could not take
+    /// while it paused. Bounded by what a protocol may leave plus one read. Uses no memory while empty.
     left: Vec<u8>,
-    /// The inner protocol left it because it paused, or because its turn was over, so it is to be shown again.
+    /// The inner protocol left `left` because it paused or its turn was over, so it must be shown again.
     held: bool,
-    /// Control frames that go in front of the next batch.
+    /// Control frames to send before the next batch.
     control: Vec<u8>,
     pings: Pings,
     closing: Closing,
     /// Bytes of the inner protocol are being written.
     inner_writes: bool,
-    /// Why the connection ended, where the inner protocol does not know.
+    /// Why the connection ended, if the inner protocol does not know.
     reason: Option<String>,
 }
 
 enum Closing {
     No,
-    /// Both sides have nothing more to say; this frame goes out behind the last batch.
+    /// Neither side has more to send; this frame goes out after the last batch.
     Last(Vec<u8>),
     Done,
 }
 
 thread_local! {
-    /// Where payload is unmasked.
+    /// The buffer for unmasked payload.
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 impl<P: Inner> WebSocket<P> {
-    /// Around `inner`, whose output goes to `outbox`, and which is read from up to a backlog of `read_limit` bytes. A
-    /// peer that is silent for `ping_interval` is pinged, and given up after another; zero turns that off.
+    /// Wraps `inner`, whose output goes to `outbox`, and for which input is read up to a backlog of
+    /// `read_limit` bytes. A peer that is silent for `ping_interval` is pinged, and dropped after another one;
+    /// zero turns that off.
     pub(crate) fn new(
         inner: P,
         outbox: Arc<Outbox>,
@@ -122,14 +124,14 @@ impl<P: Inner> WebSocket<P> {
         }
     }
 
-    /// The same where the extension was negotiated, if it was.
+    /// Enables compression if it was negotiated.
     pub(crate) fn with_deflate(mut self, deflate: Option<Deflate>) -> Self {
         self.deflate = deflate;
         self.decoder = self.decoder.with_deflate(deflate.is_some());
         self
     }
 
-    /// Why the connection ended, where the inner protocol does not know.
+    /// Takes the reason why the connection ended, if the inner protocol does not know it.
     pub(crate) fn take_reason(&mut self) -> Option<String> {
         self.reason.take()
     }
@@ -138,8 +140,8 @@ impl<P: Inner> WebSocket<P> {
         &mut self.inner
     }
 
-    /// Appends the payload in `input` to `payload` and answers control frames. Returns the bytes taken, and why it went
-    /// no further.
+    /// Appends the payload in `input` to `payload` and answers control frames. Returns the number of bytes
+    /// taken, and why it stopped.
     fn unwrap(&mut self, input: &[u8], payload: &mut Vec<u8>) -> (usize, Stop) {
         let mut taken = 0;
         loop {
@@ -172,8 +174,8 @@ impl<P: Inner> WebSocket<P> {
         encode::pong(&mut self.control, None, payload);
     }
 
-    /// Unwraps `input`, shows it to the inner protocol, and goes on for as long as that takes it and it is this
-    /// connection's turn. Returns the bytes taken.
+    /// Unwraps `input` and shows it to the inner protocol, for as long as that takes it and this connection's
+    /// turn lasts. Returns the number of bytes taken.
     fn advance(&mut self, input: &[u8], now: Instant) -> usize {
         let mut taken = 0;
         loop {
@@ -202,7 +204,8 @@ impl<P: Inner> WebSocket<P> {
         }
     }
 
-    /// Unwraps from the front of `input` as far as the decoder goes in one go, and shows that to the inner protocol.
+    /// Unwraps from the front of `input` as far as one decoder step goes, and shows the payload to the inner
+    /// protocol.
     fn show(&mut self, input: &[u8], now: Instant) -> (usize, Stop) {
         let (taken, stop);
         if self.left.is_empty() {
@@ -227,7 +230,7 @@ impl<P: Inner> WebSocket<P> {
         (taken, stop)
     }
 
-    /// Shows the inner protocol what it left.
+    /// Shows the inner protocol the payload that it left.
     fn show_left(&mut self, now: Instant) {
         let mut left = std::mem::take(&mut self.left);
         let taken = self.inner.handle_input(&left, now);
@@ -235,7 +238,7 @@ impl<P: Inner> WebSocket<P> {
         self.keep(left);
     }
 
-    /// Keeps payload that the inner protocol did not take.
+    /// Stores payload that the inner protocol did not take.
     fn keep(&mut self, mut left: Vec<u8>) {
         if left.is_empty() {
             left = Vec::new();
@@ -253,8 +256,8 @@ impl<P: Inner> WebSocket<P> {
         self.inner.intent() == Intent::Run && self.outbox.backlog() < self.read_limit
     }
 
-    /// After every call to the inner protocol: shows it what it could not take before, and what the decoder still has,
-    /// and ends when it has finished.
+    /// Called after every call to the inner protocol: shows it payload that it could not take before and the
+    /// decoder's remaining output, and ends the WebSocket if the protocol has finished.
     fn follow_inner(&mut self, now: Instant) {
         self.note_held_and_finished(now);
         if self.more && !self.held && self.reads() && matches!(self.closing, Closing::No) {
@@ -272,7 +275,7 @@ impl<P: Inner> WebSocket<P> {
         }
     }
 
-    /// Puts a batch into compressed messages.
+    /// Turns a batch into compressed messages.
     fn deflate_output(&mut self, batch: &mut OutBuf, deflate: Deflate) {
         let mut out = std::mem::take(&mut self.control);
         for Message { start, len, opcode } in P::CARRIAGE.messages(batch) {
@@ -331,7 +334,7 @@ impl<P: Inner> WebSocket<P> {
 }
 
 impl Carriage {
-    /// Cuts a batch into messages.
+    /// Splits a batch into messages.
     fn messages(self, batch: &OutBuf) -> Vec<Message> {
         match self {
             Self::AmqpFrames => {
@@ -344,7 +347,7 @@ impl Carriage {
         }
     }
 
-    /// The kind of message that a batch is as a whole, if it is one.
+    /// The opcode of a batch that is sent as a single message; `None` if it is split.
     fn whole(self, batch: &OutBuf) -> Option<Opcode> {
         match self {
             Self::AmqpFrames | Self::Bytes => (batch.len() <= MESSAGE).then_some(Opcode::Binary),
@@ -353,7 +356,7 @@ impl Carriage {
     }
 }
 
-/// Messages of bytes that may be cut anywhere.
+/// Splits `len` bytes, which may be cut anywhere, into binary messages.
 fn bytes(len: usize) -> Vec<Message> {
     let starts = (0..len).step_by(MESSAGE);
     starts.map(|start| Message { start, len: MESSAGE.min(len - start), opcode: Opcode::Binary }).collect()
@@ -365,7 +368,7 @@ fn text_or_bytes(batch: &OutBuf) -> Opcode {
     if is_text { Opcode::Text } else { Opcode::Binary }
 }
 
-/// A message of a batch: where it begins, and its length.
+/// A message within a batch: where it begins, and its length.
 struct Message {
     start: usize,
     len: usize,
@@ -381,10 +384,10 @@ fn message_header(opcode: Opcode, len: usize) -> Header {
     Header { opcode, fin: true, compressed: false, mask: None, len: len as u64 }
 }
 
-/// Why unwrapping went no further.
+/// Why unwrapping stopped.
 enum Stop {
     InputUsedUp,
-    /// As much was inflated as is at once.
+    /// A full piece has been inflated.
     More,
     End(PeerEnd),
 }
@@ -395,7 +398,7 @@ enum PeerEnd {
     Fault(Fault),
 }
 
-/// What the inner protocol says is bytes; a client that sends text would have them mangled.
+/// The inner protocol's output is binary; a client that sends text would misread it.
 const TEXT_REFUSED: Fault =
     Fault { code: CloseCode::UNSUPPORTED, reason: "text is not accepted here: send binary messages" };
 
@@ -406,7 +409,7 @@ impl<P: Inner> Protocol for WebSocket<P> {
             return input.len();
         }
         if self.more {
-            // Shown again, or anew, before it was this connection's turn.
+            // Called again before the decoder's output was shown in a turn of this connection.
             self.follow_inner(now);
             return if self.more { 0 } else { self.advance(input, now) };
         }
@@ -473,7 +476,7 @@ impl<P: Inner> Protocol for WebSocket<P> {
             self.follow_inner(now);
         }
         if !self.reads() {
-            // Nobody reads what the peer sends, so its silence means nothing.
+            // We do not read what the peer sends, so its silence means nothing.
             self.pings.received(now);
         }
         match self.pings.poll(now) {
@@ -499,7 +502,7 @@ impl<P: Inner> Protocol for WebSocket<P> {
         match self.closing {
             Closing::No if (self.more || self.held) && self.inner.intent() == Intent::Run => Intent::Pause,
             Closing::No => self.inner.intent(),
-            // The last frame is framed and written first.
+            // The last close frame is appended and written first.
             Closing::Last(_) => Intent::Pause,
             Closing::Done => Intent::Finish,
         }

@@ -1,13 +1,14 @@
-//! Whole AMQP frames per message: clients in browsers rely on it.
+//! Splits output at AMQP frame boundaries: browser clients rely on whole frames per message.
 
 use amqp::frame::{HEADER_LEN, OVERHEAD};
 use transport::OutBuf;
 
-/// Bytes that a message should not exceed, unless a single frame does. A browser hands a message to the page when it is
-/// whole, and libraries limit it (Python's `websockets`: 1 MiB); the four bytes of header are nothing against it.
+/// Bytes that a message should not exceed, unless a single frame does. A browser passes a message to the page
+/// only when it is complete, and libraries limit its size (Python's `websockets`: 1 MiB). The 4-byte header is
+/// negligible.
 pub(super) const MESSAGE: usize = 64 * 1024;
 
-/// Cuts a batch of whole frames into messages: where each begins, and its length.
+/// Splits a batch of whole frames into messages, given as start and length.
 pub(super) fn messages(batch: &OutBuf) -> Vec<(usize, usize)> {
     let len = batch.len();
     if len <= MESSAGE {
@@ -16,7 +17,7 @@ pub(super) fn messages(batch: &OutBuf) -> Vec<(usize, usize)> {
     let mut messages = Vec::with_capacity(len / MESSAGE + 1);
     let (mut start, mut position) = (0, 0);
     let mut bytes = Bytes { pieces: batch.pieces(), piece: &[] };
-    // What is no whole frame goes with the last message.
+    // A trailing partial frame goes with the last message.
     while let Some(frame_len) = bytes.frame_len() {
         if position > start && position + frame_len - start > MESSAGE {
             messages.push((start, position - start));
@@ -29,7 +30,7 @@ pub(super) fn messages(batch: &OutBuf) -> Vec<(usize, usize)> {
     messages
 }
 
-/// The `len` bytes of a batch from `start` on, in its pieces.
+/// The `len` bytes of a batch from `start` on, as slices of its pieces.
 pub(super) fn slices(batch: &OutBuf, mut start: usize, mut len: usize) -> Vec<&[u8]> {
     let mut slices = Vec::new();
     for piece in batch.pieces() {
@@ -44,15 +45,15 @@ pub(super) fn slices(batch: &OutBuf, mut start: usize, mut len: usize) -> Vec<&[
     slices
 }
 
-/// Reads through a batch.
+/// A reader over the pieces of a batch.
 struct Bytes<'b, P> {
     pieces: P,
-    /// What is left of the piece under way.
+    /// Unread part of the current piece.
     piece: &'b [u8],
 }
 
 impl<'b, P: Iterator<Item = &'b [u8]>> Bytes<'b, P> {
-    /// Reads the header of a frame; the bytes of the whole frame.
+    /// Reads the header of a frame; returns the length of the whole frame.
     fn frame_len(&mut self) -> Option<usize> {
         let mut header = [0; HEADER_LEN];
         let mut filled = 0;
@@ -75,7 +76,7 @@ impl<'b, P: Iterator<Item = &'b [u8]>> Bytes<'b, P> {
         }
     }
 
-    /// Sees to it that there is something in `piece`.
+    /// Ensures that `piece` is not empty; `None` at the end of the batch.
     fn refill(&mut self) -> Option<()> {
         while self.piece.is_empty() {
             self.piece = self.pieces.next()?;
@@ -91,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Frames with payloads of these lengths, of which large ones are chained in pieces.
+    /// Frames with payloads of these lengths; large ones are chained in pieces.
     fn batch(payloads: &[usize]) -> OutBuf {
         let mut buf = OutBuf::default();
         for len in payloads {

@@ -1,13 +1,13 @@
-//! AMQP inside of WebSockets: what browsers can speak.
+//! AMQP inside WebSockets, for browsers.
 //!
-//! - [`upgrade`]: the HTTP request, judged before anything is kept for it.
-//! - [`routes`]: what is served at which path: AMQP, relays, files.
+//! - [`upgrade`]: the HTTP request, validated before any state is kept for it.
+//! - [`routes`]: the paths of AMQP, relays and files.
 //! - [`adapter`]: the frames around an AMQP connection, and why it is done that way.
-//! - [`run`]: a connection's life, from its request to its last frame.
-//! - [`webroot`]: files for requests that are no upgrades.
+//! - [`run`]: a connection's lifetime, from its request to its last frame.
+//! - [`webroot`]: files for requests that are not upgrades.
 //!
-//! What is inside is a full session: the same connection, door, limits and access as over TCP. Relays have a folder of
-//! their own ([`crate::relay`]).
+//! Inside is a full session, with the same connection, backend, limits and access log as over TCP. Relays are
+//! in [`crate::relay`].
 
 mod adapter;
 mod messages;
@@ -37,25 +37,26 @@ pub use webroot::Webroot;
 
 use crate::network::Network;
 
-/// What the connections of a WebSocket listener need to know.
+/// Settings of a WebSocket listener for its connections.
 #[derive(Debug, Clone)]
 pub struct WebSocketConfig {
-    /// Which pages may connect to AMQP.
+    /// The origins whose pages may connect to AMQP.
     pub origins: OriginRules,
-    /// How long a client may be silent before it is pinged, and then again before it is given up; zero for never.
+    /// How long a client may be silent before it is pinged, and then again before it is dropped; zero for
+    /// never.
     pub ping_interval: Duration,
-    /// Whether messages may be compressed (permessage-deflate), for clients that offer it.
+    /// Whether messages may be compressed (permessage-deflate) for clients that offer it.
     pub compression: bool,
-    /// Reverse proxies that tell whom they speak for in Forwarded, X-Forwarded-For or X-Real-IP.
+    /// Reverse proxies that name the client in Forwarded, X-Forwarded-For or X-Real-IP.
     pub proxies: Vec<Network>,
-    /// Whether clients of Unix sockets are among them.
+    /// Whether clients of Unix sockets are such proxies.
     pub unix_proxies: bool,
-    /// What is served.
+    /// The protocols and files served, by path.
     pub routes: Routes,
 }
 
 impl WebSocketConfig {
-    /// Whether a peer is believed when it tells whom it speaks for.
+    /// Whether a peer is trusted to name the client that it connects for.
     pub(crate) fn is_from_proxy(&self, peer: Peer) -> bool {
         peer.ip().map_or(self.unix_proxies, |ip| self.is_proxy(ip))
     }

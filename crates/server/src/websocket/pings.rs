@@ -1,17 +1,18 @@
-//! Is the peer still there? Browsers answer pings by themselves, but a page cannot send any.
+//! Detects dead peers. Browsers answer pings by themselves, but a page cannot send any.
 
 use std::time::{Duration, Instant};
 
-/// Pings a silent peer, and gives it up when it stays silent. Any byte is a sign of life.
+/// Pings a silent peer, and gives up if it stays silent. Any byte is a sign of life.
 #[derive(Debug)]
 pub(crate) struct Pings {
-    /// How long a peer may be silent before it is pinged, and then again before it is given up. Zero turns pings off.
+    /// How long a peer may be silent before it is pinged, and then again before it is dropped. Zero turns pings
+    /// off.
     interval: Duration,
     last_received: Instant,
     pinged: bool,
 }
 
-/// What is to be done.
+/// The action that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PingAction {
     None,
@@ -24,7 +25,7 @@ impl Pings {
         Self { interval, last_received: now, pinged: false }
     }
 
-    /// Bytes came, or none could come because nobody read.
+    /// Called when bytes were received, or when none could be because nothing was read.
     pub(crate) fn received(&mut self, now: Instant) {
         self.last_received = now;
         self.pinged = false;
@@ -41,7 +42,7 @@ impl Pings {
         if std::mem::replace(&mut self.pinged, true) {
             return PingAction::PeerDead;
         }
-        // The peer has a whole interval to answer, even if the question comes late.
+        // The peer has a whole interval to answer, even if the ping is late.
         self.last_received = now - self.interval;
         PingAction::Ping
     }

@@ -1,14 +1,14 @@
-//! What a WebSocket listener serves, and where.
+//! The paths that a WebSocket listener serves.
 
 use std::sync::Arc;
 
 use super::webroot::Webroot;
 use crate::relay::Relay;
 
-/// The paths where AMQP is served: websocket-tcp-relay's, and the one that browser clients use.
+/// The paths of AMQP: websocket-tcp-relay's, and the one that browser clients use.
 const AMQP_PATHS: [&str; 2] = ["/", "/ws/amqp"];
 
-/// What a WebSocket listener serves.
+/// The protocols and files that a WebSocket listener serves, by path.
 #[derive(Debug, Clone, Default)]
 pub struct Routes {
     /// AMQP at `/` and `/ws/amqp`.
@@ -19,13 +19,13 @@ pub struct Routes {
     pub stomp: &'static [&'static str],
     /// Relays by their paths.
     pub relays: Vec<(String, Arc<Relay>)>,
-    /// The relay at every other path.
+    /// The relay for all other paths.
     pub everywhere: Option<Arc<Relay>>,
-    /// Files, for requests that are no upgrades.
+    /// Files, for requests that are not upgrades.
     pub webroot: Option<Arc<Webroot>>,
 }
 
-/// What is at a path.
+/// The target of a path.
 pub(super) enum Route<'r> {
     Amqp,
     Mqtt,
@@ -34,26 +34,27 @@ pub(super) enum Route<'r> {
 }
 
 impl Routes {
-    /// Subprotocols that mean MQTT, the dearest first.
+    /// Subprotocols that mean MQTT, in order of preference.
     pub const MQTT_SUBPROTOCOLS: [&'static str; 2] = ["mqtt", "mqttv3.1"];
 
-    /// Subprotocols that mean STOMP, the dearest first.
+    /// Subprotocols that mean STOMP, in order of preference.
     pub const STOMP_SUBPROTOCOLS: [&'static str; 3] = ["v12.stomp", "v11.stomp", "v10.stomp"];
 
-    /// Where MQTT is on the listeners that serve AMQP, too.
+    /// The paths of MQTT on listeners that also serve AMQP.
     pub const MQTT_BESIDE_AMQP: &'static [&'static str] = &["/ws/mqtt"];
 
-    /// Where RabbitMQ's Web-MQTT has it, where other brokers do, which clients and their examples have as their default
-    /// (`/mqtt`, and `/` of a URL without a path), and where it is beside AMQP.
+    /// The paths of MQTT on its own listeners: that of RabbitMQ's Web-MQTT, those of other brokers, which are
+    /// also the defaults of clients and their examples (`/mqtt`, and `/` for a URL without a path), and the one
+    /// used beside AMQP.
     pub const WEB_MQTT: &'static [&'static str] = &["/ws", "/mqtt", "/", "/ws/mqtt"];
 
-    /// Where STOMP is on the listeners that serve AMQP, too.
+    /// The paths of STOMP on listeners that also serve AMQP.
     pub const STOMP_BESIDE_AMQP: &'static [&'static str] = &["/ws/stomp"];
 
-    /// Where RabbitMQ's Web-STOMP has it.
+    /// The paths of STOMP on its own listeners: that of RabbitMQ's Web-STOMP, and the one used beside AMQP.
     pub const WEB_STOMP: &'static [&'static str] = &["/ws", "/ws/stomp"];
 
-    /// Whether AMQP has this path where it is served.
+    /// Whether this is a path of AMQP on listeners that serve it.
     pub fn is_amqp_path(path: &str) -> bool {
         AMQP_PATHS.contains(&path)
     }

@@ -1,4 +1,4 @@
-//! The life of a connection over WebSocket.
+//! The lifetime of a connection over WebSocket.
 
 use std::borrow::Cow;
 use std::io;
@@ -22,18 +22,18 @@ use crate::limits::LimitReached;
 use crate::relay;
 use crate::server::{Listed, Newcomer, Shared, reason_of};
 
-/// Clients over a limit that are told so at the same time. A page can only see a close code, which takes a whole
-/// handshake; beyond this many, connections are dropped as over TCP, so that a limit remains one.
+/// Most clients over a limit that are notified at the same time. A page can only see a close code, which takes
+/// a whole handshake; further connections are dropped as over TCP, so that a limit remains a limit.
 static REFUSALS: Semaphore = Semaphore::const_new(64);
 
-/// Runs a connection that has its preface behind it.
+/// Runs a connection that has passed its preface.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     config: Arc<WebSocketConfig>,
     mut stream: Stream,
     mut newcomer: Newcomer,
 ) {
-    // Boxed: what it takes to read a request is needed for a moment only.
+    // Boxed: the state for reading a request is needed only briefly.
     let mut granted = match Box::pin(upgrade(&shared, &config, &mut stream, &newcomer)).await {
         Some(Judged::Granted(granted)) => granted,
         Some(Judged::File(file)) => {
@@ -56,7 +56,7 @@ pub(crate) async fn run(
     newcomer.transport.spoken = granted.spoken;
     let interval = config.ping_interval;
     drop(config);
-    // A task of its own: this one is as large as the upgrade, and that is over.
+    // Spawned separately: this task is as large as the upgrade, which is over.
     match granted.spoken {
         Spoken::Amqp => tokio::spawn(join::<Connection, _>(shared, stream, newcomer, granted, interval)),
         Spoken::Mqtt => {
@@ -68,8 +68,8 @@ pub(crate) async fn run(
     };
 }
 
-/// Answers a request that was granted, and speaks the protocol that it is for. As in [`crate::server`], what the future
-/// needs is made before it.
+/// Answers a request that was granted and runs its protocol. As in [`crate::server`], the future's state is
+/// built before it.
 pub(super) fn join<C, S>(
     shared: Arc<Shared>,
     mut stream: S,
@@ -103,7 +103,7 @@ where
     }
 }
 
-/// Tells a client that it exceeds a limit, if few others are being told.
+/// Notifies a client that it exceeds a limit, unless too many others are being notified.
 pub(crate) async fn refuse(
     shared: Arc<Shared>,
     config: Arc<WebSocketConfig>,
@@ -120,7 +120,7 @@ pub(crate) async fn refuse(
             Err(NotUpgraded::Io(_) | NotUpgraded::Unused) => {}
         }
     };
-    // Told or not, that is all there is for it.
+    // The client is dropped whether it was notified or not.
     let _ = tokio::time::timeout(shared.config.handshake_timeout, Box::pin(telling)).await;
 }
 
@@ -128,7 +128,7 @@ fn at_limit(limit: LimitReached) -> Refusal {
     Refusal::new(Status::Unavailable, limit.to_string())
 }
 
-/// Upgrades and closes with 1013; before a relay, which upgrades for nobody whom it cannot serve, the answer is 503.
+/// Upgrades and closes with 1013. On a relay, which never upgrades a client that it cannot serve, answers 503.
 async fn answer_at_limit(stream: &mut Stream, granted: Granted, limit: LimitReached) {
     if granted.relay.is_some() {
         return answer_refusal(stream, &at_limit(limit)).await;
@@ -140,13 +140,13 @@ async fn answer_at_limit(stream: &mut Stream, granted: Granted, limit: LimitReac
     }
 }
 
-/// Writes, past what TLS would hold back.
+/// Writes and flushes, which TLS needs.
 async fn send<S: AsyncWrite + Unpin>(stream: &mut S, bytes: &[u8]) -> io::Result<()> {
     stream.write_all(bytes).await?;
     stream.flush().await
 }
 
-/// Reads the request, within the time that the login may take, and answers it if it is refused.
+/// Reads the request within the time limit of the login, and answers it if it is refused.
 async fn upgrade(
     shared: &Shared,
     config: &WebSocketConfig,
@@ -202,7 +202,7 @@ impl Inner for crate::stomp::Connection {
     }
 }
 
-/// The close frame that tells how a protocol has ended.
+/// The close frame for the way in which a protocol ended.
 fn close_of((ending, reason): (Ending, &str)) -> (CloseCode, String) {
     let code = match ending {
         Ending::Normal => return (CloseCode::NORMAL, String::new()),

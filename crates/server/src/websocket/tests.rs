@@ -1,4 +1,4 @@
-//! The adapter around a protocol of lines, driven by hand: what the inner protocol sees, and what a client gets.
+//! The adapter around a line protocol, driven by hand: the inner protocol's input and the client's messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ impl Inner for Lines {
     }
 }
 
-/// What a client gets.
+/// A message or control frame that a client receives.
 #[derive(Debug, PartialEq, Eq)]
 enum Got {
     Message(String),
@@ -83,7 +83,7 @@ struct World {
     socket: WebSocket<Lines>,
     outbox: Arc<Outbox>,
     now: Instant,
-    /// What a decoder at the client's end has not taken.
+    /// Input that the server has not taken.
     unread: Vec<u8>,
 }
 
@@ -103,7 +103,7 @@ impl World {
         world
     }
 
-    /// A read, as the loop of a connection hands it over: what is left is shown again in front of the next one.
+    /// A read as the connection's loop does it: input that was left is shown again before the new bytes.
     fn read(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
         let taken = self.socket.handle_input(&self.unread, self.now);
@@ -114,7 +114,7 @@ impl World {
         self.read(&message(text));
     }
 
-    /// A write of everything that waits.
+    /// Writes everything that waits.
     fn written(&mut self) -> Vec<Got> {
         let mut batch = OutBuf::default();
         let waiting = self.outbox.read_all();
@@ -334,7 +334,7 @@ fn what_is_inflated_waits_for_the_inner_protocol_and_for_its_turn() {
     let lines = 512 * 1024;
     let mut world = World::deflated();
     world.read(&compressed(&format!("pause\n{}", "x\n".repeat(lines))));
-    // It has seen no more than was inflated at once, and nothing is read until it goes on.
+    // It has seen at most one inflated piece, and nothing is read until it resumes.
     assert_eq!(world.seen(), ["pause"]);
     assert_eq!(world.socket.intent(), Intent::Pause);
     let (mut turns, mut most) = (0, 0);
@@ -342,7 +342,7 @@ fn what_is_inflated_waits_for_the_inner_protocol_and_for_its_turn() {
         let before = world.seen().len();
         let _turn = work::Turn::begin();
         world.socket.handle_nudge(world.now);
-        // The outbox is full again and again; each write makes room.
+        // The outbox fills repeatedly; each write makes room.
         while world.outbox.backlog() > 0 {
             world.written();
         }

@@ -1,4 +1,4 @@
-//! The request that a WebSocket begins with.
+//! The request that opens a WebSocket.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ use super::webroot::FileRequest;
 use crate::client::Spoken;
 use crate::relay::{Relay, RelayConfig};
 
-/// Subprotocols that mean AMQP, the dearest first.
+/// Subprotocols that mean AMQP, in order of preference.
 const AMQP_PROTOCOLS: [&str; 2] = ["amqp091", "amqp"];
 
-/// Bytes to begin reading a request with: most fit.
+/// Bytes of the first read, which suffices for most requests.
 const FIRST_READ: usize = 1024;
 
-/// What a request comes to.
+/// A valid request.
 #[derive(Debug)]
 pub(super) enum Judged {
     /// It is to be upgraded.
@@ -34,26 +34,26 @@ pub(super) enum Judged {
 /// A request that was granted.
 #[derive(Debug)]
 pub(super) struct Granted {
-    /// The answer that upgrades.
+    /// The HTTP response of the upgrade.
     pub(super) answer: Vec<u8>,
-    /// The client, as a trusted reverse proxy tells it.
+    /// The client's address as a trusted reverse proxy reports it.
     pub(super) client: Option<IpAddr>,
-    /// What is spoken, unless it is relayed.
+    /// The protocol, unless the connection is relayed.
     pub(super) spoken: Spoken,
-    /// Where to, if it is relayed.
+    /// The relay, if the connection is relayed.
     pub(super) relay: Option<Arc<Relay>>,
-    /// The extension, where it was negotiated.
+    /// Compression, if negotiated.
     pub(super) deflate: Option<Deflate>,
 }
 
 /// Why a connection is not upgraded.
 #[derive(Debug)]
 pub(super) enum NotUpgraded {
-    /// The peer went away.
+    /// The peer disconnected.
     Io(io::Error),
-    /// Nothing came: browsers open connections ahead of any need.
+    /// No bytes were received: browsers open connections in advance.
     Unused,
-    /// It was told why.
+    /// The request is refused with this answer.
     Refused(Refusal),
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Display for NotUpgraded {
     }
 }
 
-/// Reads a request into `input` and judges it. A refusal has not been sent yet.
+/// Reads a request into `input` and validates it. A refusal has not been sent yet.
 pub(super) async fn request<S: AsyncRead + Unpin>(
     stream: &mut S,
     input: &mut Vec<u8>,
@@ -78,7 +78,7 @@ pub(super) async fn request<S: AsyncRead + Unpin>(
         if input.len() == input.capacity() {
             input.reserve(input.len().max(FIRST_READ));
         }
-        // One byte more than a head may have, so that one that is too large shows.
+        // One byte more than a head may have, so that an oversized one is noticed.
         let room = MAX_HEAD + 1 - input.len().min(MAX_HEAD);
         let read = stream.take(room as u64).read_buf(input).await.map_err(NotUpgraded::Io)?;
         if read == 0 {
@@ -94,7 +94,7 @@ pub(super) async fn request<S: AsyncRead + Unpin>(
     }
 }
 
-/// Tells a client why it is refused, and sees to it that it hears that.
+/// Sends a refusal, and lingers so that the client receives it.
 pub(crate) async fn answer_refusal<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, refusal: &Refusal) {
     if stream.write_all(&refusal.response()).await.is_ok() {
         linger(stream).await;
@@ -155,8 +155,8 @@ fn judge(head: Head<'_>, is_alone: bool, peer: Peer, config: &WebSocketConfig) -
     Ok(Judged::Granted(Granted { answer, client, spoken, relay, deflate }))
 }
 
-/// The subprotocol of a relay to answer with: one of its own, or the first that is offered if it has none. A client that
-/// offers none gets none, and is relayed all the same.
+/// The subprotocol to answer with on a relay: one of its own, or the first one offered if it has none. A client
+/// that offers none gets none, and is relayed all the same.
 fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result<Option<&'u str>, Refusal> {
     if relay.subprotocols.is_empty() {
         return Ok(upgrade.offered.first().copied());
@@ -170,18 +170,18 @@ fn relayed_subprotocol<'u>(upgrade: &Upgrade<'u>, relay: &RelayConfig) -> Result
     Ok(found)
 }
 
-/// Whether a client offers subprotocols of STOMP, and none of AMQP: they decide where the path leaves it open.
+/// Whether a client offers subprotocols of STOMP and none of AMQP, which decides if the path allows both.
 fn offers_stomp_alone(upgrade: &Upgrade<'_>) -> bool {
     upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
 }
 
-/// Whether a client offers subprotocols of MQTT, and none of AMQP.
+/// Whether a client offers subprotocols of MQTT and none of AMQP.
 fn offers_mqtt_alone(upgrade: &Upgrade<'_>) -> bool {
     upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS).is_some() && upgrade.prefer(&AMQP_PROTOCOLS).is_none()
 }
 
-/// The subprotocol of MQTT to answer with. Clients have to offer it (5.0, section 6; MQTT-6.0.0-3); those that offer nothing
-/// are let in, as by RabbitMQ.
+/// The MQTT subprotocol to answer with. Clients have to offer it (5.0, section 6; MQTT-6.0.0-3); those that
+/// offer nothing are admitted, as by RabbitMQ.
 fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
     let found = upgrade.prefer(&Routes::MQTT_SUBPROTOCOLS);
     if found.is_none() && !upgrade.offered.is_empty() {
@@ -191,8 +191,8 @@ fn mqtt_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusa
     Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
 }
 
-/// The subprotocol of STOMP to answer with: the highest that is offered, as RabbitMQ does. None need be; CONNECT says which
-/// version is spoken.
+/// The STOMP subprotocol to answer with: the highest one offered, as in RabbitMQ. Clients need not offer any;
+/// CONNECT negotiates the version.
 fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
     let found = upgrade.prefer(&Routes::STOMP_SUBPROTOCOLS);
     if found.is_none() && !upgrade.offered.is_empty() {
@@ -202,8 +202,8 @@ fn stomp_subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refus
     Ok(upgrade.offered.iter().copied().find(|offered| Some(*offered) == found))
 }
 
-/// The subprotocol to answer with. A browser fails a connection that does not get one of those it offered, so that
-/// whatever it offers is taken, unless that certainly means another protocol.
+/// The AMQP subprotocol to answer with. A browser fails a connection that does not get one of those it offered,
+/// so any is accepted, unless it certainly means another protocol.
 fn subprotocol<'u>(upgrade: &Upgrade<'u>) -> Result<Option<&'u str>, Refusal> {
     if let Some(known) = upgrade.prefer(&AMQP_PROTOCOLS) {
         return Ok(upgrade.offered.iter().copied().find(|offered| *offered == known));

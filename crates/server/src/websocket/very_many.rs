@@ -1,7 +1,7 @@
-//! Very many sessions in one process, more than a process may have sockets: over streams that are memory. What a session
-//! takes but for its socket, and what heartbeats and a message now and then cost.
+//! Very many sessions in one process, more than a process may have sockets, over in-memory streams: the memory
+//! of a session without its socket, and the CPU time of heartbeats and occasional messages.
 //!
-//! `make capacity` runs it with two hundred thousand.
+//! `make capacity` runs it with two hundred thousand sessions.
 
 use std::io;
 use std::pin::Pin;
@@ -36,11 +36,11 @@ use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::{Newcomer, Server, ServerConfig, Shared};
 use crate::simulated::resident_bytes;
 
-/// What docs/benchmarks.md promises of each, its socket's part in the process left out.
+/// Bytes per session that docs/benchmarks.md promises, without its socket's share of the process.
 const ALLOWED_BYTES: u64 = 10 * 1024;
 const HEARTBEAT: u16 = 60;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Each session is looked after this often, and publishes every second time.
+/// Interval at which each session's client is served; it publishes every second time.
 const ROUND: Duration = Duration::from_millis(27_500);
 /// Steps of a round.
 const STEPS: u32 = 275;
@@ -82,7 +82,7 @@ async fn each_session_takes_less_than_10_kib() {
     println!("all dropped at once: gone after {:.1?}", begun.elapsed());
 }
 
-/// A server that listens nowhere.
+/// A server without listeners.
 struct World {
     shared: Arc<Shared>,
     counter: Arc<ConnectionCounter>,
@@ -151,7 +151,7 @@ impl World {
         member
     }
 
-    /// A round: everybody reads what has come, and publishes or sends a heartbeat in turns.
+    /// One round: every client reads its input, and publishes or sends a heartbeat in turn.
     async fn look_after(&self, members: &mut [Member], round: usize) {
         let mut ticks = tokio::time::interval(ROUND / STEPS);
         let part = members.len().div_ceil(STEPS as usize);
@@ -174,7 +174,7 @@ impl World {
     }
 }
 
-/// What a socket would hold.
+/// The buffers of an in-memory socket.
 #[derive(Default)]
 struct Wire {
     inward: Vec<u8>,
@@ -200,7 +200,7 @@ impl AsyncRead for ServerEnd {
             wire.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        // Whatever a test's client sends at once fits.
+        // A test's client never sends more at once than fits.
         buf.put_slice(&std::mem::take(&mut wire.inward));
         Poll::Ready(Ok(()))
     }
@@ -224,7 +224,7 @@ impl AsyncWrite for ServerEnd {
 /// A client, which is the test itself.
 struct Member {
     wire: Arc<Mutex<Wire>>,
-    /// Bodies that came.
+    /// Bodies received.
     delivered: u32,
 }
 
@@ -281,7 +281,7 @@ impl Member {
         wire.wake();
     }
 
-    /// Reads, counts bodies, and tells the names of methods.
+    /// Reads, counts bodies, and returns the names of methods.
     fn methods(&mut self) -> Vec<&'static str> {
         let bytes = self.read();
         let (mut rest, mut names) = (&bytes[..], Vec::new());
@@ -297,7 +297,7 @@ impl Member {
         names
     }
 
-    /// The AMQP that has come; pings are answered.
+    /// Returns the AMQP bytes received and answers pings.
     fn read(&self) -> Vec<u8> {
         let bytes = std::mem::take(&mut self.wire.lock().outward);
         let mut decoder = Decoder::new(Role::Client, Limits::NONE);
@@ -325,10 +325,11 @@ impl Member {
     }
 }
 
-/// User's and system's.
+/// User and system CPU time of this process.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    // Fields 14 and 15 of proc_pid_stat(5), in hundredths; the name, which may hold spaces, is the second.
+    // Fields 14 and 15 of proc_pid_stat(5), in hundredths of a second; the second field, the name, may contain
+    // spaces.
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }

@@ -1,9 +1,9 @@
-//! Files for requests that are no upgrades.
+//! Files for requests that are not upgrades.
 //!
-//! tower-http's `ServeDir` knows ranges, conditions and types. It is called for one request at a time, and its answer is
-//! written here: a second HTTP server behind the head that has been read already would bring buffers and time-outs of its
-//! own. So each answer ends its connection. What `ServeDir` does not judge is judged before: links that lead out of the
-//! folder, hidden files, and what is no plain file.
+//! tower-http's `ServeDir` handles ranges, conditional requests and content types. It is called for one request
+//! at a time, and its answer is written here: a second HTTP server after the head that has already been read
+//! would bring buffers and timeouts of its own. So each answer ends its connection. Checks that `ServeDir`
+//! lacks are made first: no links out of the folder, no hidden files, and only plain files.
 
 use std::fmt;
 use std::fs;
@@ -27,17 +27,17 @@ use super::WebSocketConfig;
 use super::upgrade::answer_refusal;
 use crate::server::{Listed, Newcomer, Shared};
 
-/// Files that are being sent at the same time; with more, the answer is 503. Each holds one chunk.
+/// Most files sent at the same time; beyond that, the answer is 503. Each transfer holds one chunk.
 const MAX_TRANSFERS: usize = 512;
 
-/// Bytes read from a file at once.
+/// Bytes per read of a file.
 const CHUNK: usize = 32 * 1024;
 
-/// The fields of a request that `ServeDir` looks at.
+/// The request header fields that `ServeDir` uses.
 const FIELDS: [HeaderName; 4] =
     [header::RANGE, header::IF_RANGE, header::IF_MODIFIED_SINCE, header::IF_UNMODIFIED_SINCE];
 
-/// The one hidden folder that is made to be public (RFC 8615).
+/// The one hidden folder that is meant to be public (RFC 8615).
 const WELL_KNOWN: &str = ".well-known";
 
 /// A folder whose files are served.
@@ -51,7 +51,7 @@ impl Webroot {
     /// Serves `folder`.
     ///
     /// # Errors
-    /// When it is not there or is no folder.
+    /// Fails if it does not exist or is not a folder.
     pub fn open(folder: &Path) -> io::Result<Self> {
         let folder = fs::canonicalize(folder)?;
         if !folder.is_dir() {
@@ -61,7 +61,7 @@ impl Webroot {
         Ok(Self { folder, files, transfers: Semaphore::new(MAX_TRANSFERS) })
     }
 
-    /// Whether a path leads to something that may be served: a plain file in the folder, or a folder in it with an index.
+    /// Whether a path may be served: a plain file in the folder, or a folder in it with an index.
     fn admits(&self, path: &str) -> bool {
         let inside = |path: &Path| {
             let found = fs::canonicalize(path).ok().filter(|found| found.starts_with(&self.folder));
@@ -87,12 +87,12 @@ impl fmt::Debug for Webroot {
 #[derive(Debug)]
 pub(super) struct FileRequest {
     request: Request<()>,
-    /// The path, decoded, if it may be asked for.
+    /// The decoded path, if it may be requested.
     path: Option<String>,
 }
 
 impl FileRequest {
-    /// Takes a request that is no upgrade for one for a file, if it is a GET or HEAD.
+    /// Accepts a request that is not an upgrade as a file request if it is a GET or HEAD.
     pub(super) fn of(head: &Head<'_>) -> Option<Self> {
         let is_file_request = matches!(head.method, "GET" | "HEAD")
             && !head.lists("upgrade", "websocket")
@@ -112,14 +112,14 @@ impl FileRequest {
     }
 }
 
-/// Whether the numbers in a range fit 64 bits, as those of all files do. A range that does not is as good as none (RFC 9110,
-/// 14.2): what it comes to is not left to arithmetic.
+/// Whether the numbers in a range fit 64 bits, as those of all real files do. Any other range is ignored (RFC
+/// 9110, 14.2), so that its arithmetic cannot overflow.
 fn has_small_numbers(range: &str) -> bool {
     let mut numbers = range.split(|sign: char| !sign.is_ascii_digit()).filter(|number| !number.is_empty());
     numbers.all(|number| number.parse::<u64>().is_ok())
 }
 
-/// A path without its percent signs. `None` when it goes anywhere but straight down, or to something hidden.
+/// Percent-decodes a path. `None` if it does not lead straight down, or leads to a hidden file.
 fn decode(path: &str) -> Option<String> {
     let decoded = percent_decode_str(path).decode_utf8().ok()?;
     let inner = decoded.strip_prefix('/')?;
@@ -139,7 +139,7 @@ pub(super) async fn serve(
     newcomer: Newcomer,
     file: FileRequest,
 ) {
-    // Nobody appends to it: it stands for the connection in the list that a drain waits for.
+    // Never appended to: it represents the connection in the list that a drain waits for.
     let _listed = Listed::new(&shared, &Arc::new(Outbox::new(0)));
     let asked = file.request.uri().path().to_owned();
     let Some(webroot) = config.routes.webroot.clone() else { return };
@@ -168,7 +168,7 @@ async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<File
     let not_found = || Refusal::new(Status::NotFound, "there is no such file");
     let path = file.path.ok_or_else(not_found)?;
     let judge = Arc::clone(webroot);
-    // A disk may be slow, and other connections are not to wait for it.
+    // A disk may be slow, and other connections must not wait for it.
     let admitted = tokio::task::spawn_blocking(move || judge.admits(&path)).await;
     if !admitted.unwrap_or(false) {
         return Err(not_found());
@@ -176,7 +176,7 @@ async fn find(webroot: &Arc<Webroot>, file: FileRequest) -> Result<Response<File
     webroot.files.clone().try_call(file.request).await.map_err(|_| not_found())
 }
 
-/// Writes an answer, giving up on a client that takes nothing for `timeout`.
+/// Writes an answer, giving up on a client that accepts nothing for `timeout`.
 async fn write(stream: &mut Stream, answer: Response<FileBody>, timeout: Duration) -> io::Result<()> {
     let (head, mut body) = answer.into_parts();
     let mut bytes =
@@ -204,8 +204,8 @@ async fn write(stream: &mut Stream, answer: Response<FileBody>, timeout: Duratio
     }
 }
 
-/// The type of a file, and what goes behind it. Without a charset, browsers guess by the reader's language; scripts have one
-/// name (RFC 9239), whatever their file is called.
+/// The content type of a file, and the charset to append. Without a charset, browsers guess by the reader's
+/// language; scripts have a single type (RFC 9239), whatever their file name.
 fn content_type(guessed: &[u8]) -> (&[u8], &[u8]) {
     match guessed {
         b"application/javascript" => (b"text/javascript", b"; charset=utf-8"),

@@ -1,7 +1,7 @@
-//! Publisher confirms: what was published, what became of it, and when that may be told.
+//! Publisher confirms: the outcome of each publish, and when it may be sent.
 //!
-//! Confirms go out in the order of publishing, so that `multiple` needs no lower end. Those of messages that have to be on disk
-//! first wait, and whatever comes behind them waits with them; all others are written at once.
+//! Confirms are sent in the order of publishing, so that `multiple` needs no lower end. Confirms of messages
+//! that have to be on disk wait, and all later ones wait behind them; any other is written at once.
 
 use std::collections::VecDeque;
 
@@ -12,16 +12,16 @@ use broker::{Flushed, Lsn};
 pub(super) struct Confirms {
     /// Sequence number of the last publish.
     last: u64,
-    /// What waits, in order.
+    /// The waiting confirms, in order.
     waiting: VecDeque<Waiting>,
 }
 
-/// A run of publishes that are confirmed in the same way.
+/// A run of publishes with the same outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) first: u64,
     pub(super) last: u64,
-    /// To be nacked.
+    /// Whether they are nacked.
     pub(super) refused: bool,
 }
 
@@ -32,7 +32,7 @@ struct Waiting {
 }
 
 impl Confirms {
-    /// Takes note of publishes. Those that need not wait, and have nothing to wait behind, are given to `write`.
+    /// Records publishes. Confirms that need not wait, and have none to wait behind, are passed to `write`.
     pub(super) fn add(&mut self, flushed: &Flushed, mut write: impl FnMut(Run)) {
         let first = self.last + 1;
         self.last += flushed.count;
@@ -43,12 +43,13 @@ impl Confirms {
         });
     }
 
-    /// What the last of those that wait waits for.
+    /// The log position that the last waiting confirm waits for.
     pub(super) fn until(&self) -> Option<Lsn> {
         self.waiting.back().map(|waiting| waiting.until)
     }
 
-    /// Gives what need not wait any more, now that all is on disk up to `durable`, to `write`, in runs as long as possible.
+    /// Passes confirms that need no longer wait, with the log on disk up to `durable`, to `write`, in runs as
+    /// long as possible.
     pub(super) fn release(&mut self, durable: Lsn, mut write: impl FnMut(Run)) {
         let mut next: Option<Run> = None;
         while let Some(Waiting { run, .. }) = self.waiting.pop_front_if(|waiting| waiting.until <= durable) {
@@ -92,7 +93,7 @@ fn runs(first: u64, flushed: &Flushed, mut each: impl FnMut(Run)) {
     }
 }
 
-/// Room for runs that a channel keeps when nothing waits: as much as a flow of batches needs while the disk is busy once.
+/// Capacity for runs that a channel keeps when nothing waits: enough for the batches of one disk write.
 const KEPT_RUNS: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! basic.consume and what follows from it: cancel, get, qos, and settling deliveries.
+//! basic.consume and related methods: cancel, get, qos, and settling deliveries.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use super::{Channel, Mode, Registered, Settlement, give_back};
 
 impl Channel {
     pub(super) fn consume(&mut self, context: &Context, consume: &basic::Consume<'_>) -> Result<(), Fault> {
-        // RabbitMQ looks for the last queue declared before it looks at anything else.
+        // RabbitMQ resolves an empty queue name before it checks anything else.
         let name = self.queue_name(consume.queue)?;
         let tag: Box<str> = match consume.consumer_tag {
             "" => broker::generated_name("amq.ctag-").into(),
@@ -85,7 +85,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Whether a consumer of replies may be added.
+    /// Returns an error if a direct reply-to consumer cannot be added.
     fn check_reply_consumer(&self, no_ack: bool) -> Result<(), Fault> {
         let refuse = |text| Err(Fault::new(ReplyCode::PreconditionFailed, text));
         if !no_ack {
@@ -97,7 +97,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Makes the queue of the channel's consumer of replies (RabbitMQ, "Direct Reply-to").
+    /// Creates the queue of the channel's direct reply-to consumer (RabbitMQ, "Direct Reply-to").
     fn open_replies(&mut self, context: &Context) -> Arc<Queue> {
         let queue = context.vhost.open_replies();
         self.publisher.get(context, self.number).set_reply_queue(Some(Arc::clone(queue.name())));
@@ -105,7 +105,7 @@ impl Channel {
         queue
     }
 
-    /// After the consumer of replies has been cancelled.
+    /// Called after the direct reply-to consumer was cancelled.
     pub(super) fn close_replies(&mut self, context: &Context) {
         if let Some(queue) = self.replies.take() {
             self.publisher.get(context, self.number).set_reply_queue(None);
@@ -126,7 +126,7 @@ impl Channel {
         }
     }
 
-    /// The broker has cancelled a consumer, of this channel or of an earlier one with its number.
+    /// The broker has cancelled a consumer of this channel, or of an earlier one with the same number.
     pub(crate) fn cancelled_by_broker(&mut self, context: &Context, cancelled: &Cancelled) {
         let Cancelled { deliveries, key, tag } = cancelled;
         let known = self.consumers.get(tag).is_some_and(|consumer| consumer.key == *key);
@@ -149,7 +149,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Answers basic.get, if the queue's next message is in memory. Otherwise nothing more is taken from the client until it
+    /// Answers basic.get if the queue's next message is in memory. Otherwise the client is not read until it
     /// is, so that answers keep their order.
     pub(crate) fn fetch(&mut self, context: &Context, queue: Arc<Queue>, no_ack: bool) {
         let got = match queue.fetch(no_ack, context.now, context.nudge()) {
@@ -191,7 +191,7 @@ impl Channel {
         } else {
             self.prefetch = qos.prefetch_count;
             self.shown.prefetch.store(qos.prefetch_count, Ordering::Relaxed);
-            // RabbitMQ lifts the channel's limit with it.
+            // RabbitMQ lifts the channel's limit too.
             if std::mem::take(&mut self.limited) {
                 self.shown.global_prefetch.store(0, Ordering::Relaxed);
                 self.deliveries.set_channel_limit(0);
@@ -236,13 +236,13 @@ impl Channel {
         self.deliveries.is_overdue(now, timeout)
     }
 
-    /// Whether anything has been delivered, or may be at any time, that has to be settled.
+    /// Whether there are deliveries that the client has to settle, or consumers that may get some.
     pub(crate) fn is_in_use(&self) -> bool {
         self.deliveries.is_in_use()
     }
 }
 
-/// Whether basic.get may be asked of a queue.
+/// Returns an error if basic.get is not allowed on a queue.
 fn check_get(queue: &Queue, vhost: &str) -> Result<(), Fault> {
     if queue.kind() == QueueKind::Quorum && queue.arguments().single_active_consumer {
         let text = format!(

@@ -79,7 +79,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Who answers requests can ask whether the requester is still there, and creates nothing by it.
+    /// Lets a responder check whether the requester still exists; creates nothing.
     fn declare_replies(&mut self, context: &Context, m: &queue::Declare<'_>) -> Result<(), Fault> {
         if !context.vhost.has_replies(m.queue) {
             let text = format!("no queue '{}' in vhost '{}'", m.queue, context.vhost.name());
@@ -127,7 +127,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Both empty, queue and routing key stand for the last declared queue and its name (specification, queue.bind).
+    /// If both are empty, queue and routing key stand for the last declared queue and its name (specification,
+    /// queue.bind).
     fn queue_binding<'n>(
         &'n self,
         exchange: &'n str,

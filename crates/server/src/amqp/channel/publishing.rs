@@ -23,12 +23,13 @@ pub(super) struct PendingPublish {
     mandatory: bool,
 }
 
-/// A channel's publisher, once it publishes. It remembers routes and gathers messages, which takes several hundred bytes.
+/// A channel's publisher, created by the first publish. It caches routes and collects messages, which takes
+/// several hundred bytes.
 #[derive(Default)]
 pub(super) struct LazyPublisher(Option<Box<Publisher>>);
 
 impl LazyPublisher {
-    /// The publisher, made now if need be.
+    /// The publisher, created if necessary.
     pub(super) fn get(&mut self, context: &Context, channel: u16) -> &mut Publisher {
         self.0.get_or_insert_with(|| {
             let mut publisher = context.vhost.publisher(context.seat.identity());
@@ -37,7 +38,7 @@ impl LazyPublisher {
         })
     }
 
-    /// [`Publisher::flush`]. Of a channel that has published nothing there is nothing to report.
+    /// [`Publisher::flush`]; `None` for a channel that has published nothing.
     pub(super) fn flush(&mut self, now: Timestamp) -> Option<Flushed> {
         self.0.as_mut().map(|publisher| publisher.flush(now))
     }
@@ -49,7 +50,7 @@ impl LazyPublisher {
 }
 
 impl Channel {
-    /// Publishes a message whose content is there.
+    /// Publishes a message whose content has arrived.
     pub(crate) fn publish(
         &mut self,
         context: &Context,
@@ -66,7 +67,7 @@ impl Channel {
         self.take_message(context, message, publish.mandatory)
     }
 
-    /// Waits for the content of a publish.
+    /// Starts to wait for the content of a publish.
     pub(crate) fn expect_content(&mut self, publish: &basic::Publish<'_>) {
         let pending = PendingPublish {
             exchange: publish.exchange.into(),
@@ -90,7 +91,7 @@ impl Channel {
         self.take_progress(context, progress)
     }
 
-    /// Bytes of a message that is not complete.
+    /// Bytes of an incomplete message.
     pub(crate) fn incomplete_bytes(&self) -> usize {
         self.assembler.held()
     }
@@ -138,7 +139,7 @@ impl Channel {
         Ok(())
     }
 
-    /// A message has reached no queue: it is returned if it was mandatory.
+    /// Handles a message that reached no queue: returns it if it was mandatory.
     pub(super) fn is_unroutable(&self, context: &Context, message: Publish<'_>, mandatory: bool) {
         self.shown.publishing().unroutable(mandatory, context.now);
         if mandatory {
@@ -152,7 +153,7 @@ impl Channel {
         }
     }
 
-    /// basic.return.
+    /// Sends basic.return.
     fn return_unroutable(&self, context: &Context, message: Publish<'_>) {
         let code = ReplyCode::NoRoute;
         let method = basic::Return {
@@ -169,8 +170,8 @@ impl Channel {
         context.shared.metrics.messages_returned.add(1);
     }
 
-    /// Hands over what was published, and confirms it as soon as may be. Returns whether all of it was handed over: if not,
-    /// it is to be called again in the connection's next turn.
+    /// Flushes publishes, and confirms them as soon as possible. Returns whether all were flushed; if not, the
+    /// caller calls again in the connection's next turn.
     pub(crate) fn flush(&mut self, context: &Context) -> bool {
         let Some(flushed) = self.publisher.flush(context.now) else { return true };
         if flushed.unfinished {
@@ -190,7 +191,7 @@ impl Channel {
         true
     }
 
-    /// The same to the end, however long it takes: what follows must see what was published before it.
+    /// Flushes everything, however long it takes: the next operation must see all earlier publishes.
     pub(crate) fn flush_all(&mut self, context: &Context) {
         while !self.flush(context) {}
     }
@@ -200,7 +201,7 @@ impl Channel {
         matches!(&self.mode, Mode::Confirm(confirms) if confirms.until().is_some())
     }
 
-    /// Writes the confirms that have waited for what is on disk now.
+    /// Sends the confirms that have waited for the log up to `durable`.
     pub(crate) fn confirm_up_to(&mut self, context: &Context, durable: Lsn) {
         let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode {
@@ -208,7 +209,7 @@ impl Channel {
         }
     }
 
-    /// At the channel's end: its confirms go out when they may, and in front of whatever else is sent from now on.
+    /// At the channel's end: its confirms are sent when they may be, and before anything sent later.
     pub(super) fn leave_confirms(&mut self, context: &Context) {
         let (number, shown) = (self.number, &self.shown);
         if let Mode::Confirm(confirms) = &mut self.mode
@@ -220,7 +221,7 @@ impl Channel {
     }
 }
 
-/// All that came before a run is settled already, so `multiple` needs no lower end.
+/// All publishes before a run are settled already, so `multiple` needs no lower end.
 fn confirm(context: &Context, channel: u16, shown: &OpenChannel, run: Run) {
     let Run { first, last: delivery_tag, refused } = run;
     let multiple = delivery_tag > first;

@@ -11,11 +11,11 @@ use super::super::broker_session::Context;
 use super::super::deliveries::Unsettled;
 use super::{Channel, Mode, Settlement, give_back};
 
-/// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client that
-/// never commits must not fill it: room for several messages of the default maximum size.
+/// Bytes that the publishes of one transaction may take. They are held in memory until commit, and a client
+/// that never commits must not fill it: enough for several messages of the default maximum size.
 const MAX_TRANSACTION_BYTES: usize = 128 * 1024 * 1024;
 
-/// What waits for commit.
+/// The publishes and settlements that wait for commit.
 #[derive(Default)]
 pub(super) struct Transaction {
     publishes: Vec<HeldPublish>,
@@ -44,7 +44,7 @@ impl HeldPublish {
 }
 
 impl Transaction {
-    /// Holds a message until commit. What is wrong with it is found now, as by RabbitMQ.
+    /// Holds a message until commit. Errors in it are reported now, as by RabbitMQ.
     pub(super) fn publish(
         &mut self,
         publisher: &mut Publisher,
@@ -78,7 +78,7 @@ impl Transaction {
         self.settlements.push((how, unsettled));
     }
 
-    /// The deliveries whose settlement is not going to happen.
+    /// The deliveries whose settlements are discarded.
     pub(super) fn into_unsettled(self) -> Vec<(u64, Unsettled)> {
         self.settlements.into_iter().flat_map(|(_, unsettled)| unsettled).collect()
     }
@@ -110,7 +110,7 @@ impl Channel {
                 Ok(true) => {}
                 Ok(false) => self.is_unroutable(context, held.message(), held.mandatory),
                 Err(error) => {
-                    // The channel is going to close, and returns to the queues what it has.
+                    // The channel is about to close, which requeues its deliveries.
                     self.deliveries.restore(transaction.into_unsettled());
                     return Err(error.into());
                 }
@@ -128,7 +128,7 @@ impl Channel {
             give_back(unsettled, how, context);
             self.deliveries.resume(context.now);
         }
-        // What was settled has been written down last.
+        // The settlements were written to the log last.
         let settled = context.store().filter(|_| settles).map(|store| store.end());
         context.hold_until_stored(settled.max(flushed.until));
         context.send(self.number, tx::CommitOk {});

@@ -1,4 +1,4 @@
-//! What the consumers of all channels of a connection have in common: one outbox, and one client to be told.
+//! State shared by the consumers of all channels of a connection: one outbox, and one client to notify.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use super::{ConsumerKey, Deliveries, Traces};
 pub(crate) struct ConnectionConsumers {
     pub(super) outbox: Arc<Outbox>,
     line: Mutex<Line>,
-    /// Somebody stands in line. May be late, so it decides nothing.
+    /// Whether consumers wait for room. May be out of date, so nothing depends on it.
     crowded: AtomicBool,
-    /// Somebody in line waits for a turn of the connection's own task, not for room. Set before the outbox is nudged,
+    /// A waiting consumer needs a turn of the connection's own task, not room. Set before the outbox is nudged,
     /// cleared when that task looks.
     deferred: AtomicBool,
     cancelled: Mutex<Vec<Cancelled>>,
-    /// What they were given while the virtual host is traced.
+    /// Deliveries made while the virtual host is traced.
     traces: Traces,
 }
 
-/// Consumers for which the outbox had no room, of whichever channel, by the tickets that they drew. Each waits for
-/// its turn, or one busy queue could take all the room whenever there is some.
+/// Consumers of any channel for which the outbox had no room, by ticket. Each waits for its turn: otherwise one
+/// busy queue could take all the room whenever there is some.
 #[derive(Default)]
 struct Line {
     waiting: BTreeMap<u64, (Arc<Deliveries>, ConsumerKey)>,
@@ -34,7 +34,7 @@ struct Line {
 
 /// A consumer that the broker has cancelled.
 pub(crate) struct Cancelled {
-    /// Its channel's.
+    /// The deliveries of its channel.
     pub(crate) deliveries: Arc<Deliveries>,
     pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
@@ -46,29 +46,30 @@ impl ConnectionConsumers {
         Self { outbox, line, crowded, deferred, cancelled, traces }
     }
 
-    /// The same, of a virtual host that may be traced.
+    /// Sets the virtual host, whose deliveries may be traced.
     #[must_use]
     pub(crate) fn of(self, vhost: Arc<VirtualHost>) -> Self {
         Self { traces: Traces::of(vhost), ..self }
     }
 
-    /// What the connection's own task is to tell the firehose.
+    /// The deliveries that the connection's own task is to publish to the firehose.
     pub(crate) fn traces(&self) -> &Traces {
         &self.traces
     }
 
-    /// A channel was given messages. They are told of by the connection's own task, if they are to be: see [`Traces`].
+    /// Records deliveries of a channel, which the connection's own task publishes to the firehose: see
+    /// [`Traces`].
     pub(crate) fn trace(&self, channel: u16, queue: &Arc<Queue>, by_get: bool, given: Vec<Delivery>) {
         if self.traces.add(channel, queue, by_get, given) {
             self.outbox.nudge();
         }
     }
 
-    /// The outbox has room again: calls consumers from the line, as long as there is any and the turn is not over. Those
-    /// left wait for the next time, of which the outbox has then been told.
+    /// Called when the outbox has room again: resumes waiting consumers for as long as there is room and the
+    /// turn lasts. The others wait for the next time, and the outbox remembers that.
     pub(crate) fn resume(&self, now: Timestamp) {
         if self.traces.are_full() {
-            // The task that makes room there comes here next.
+            // The task that makes room in them calls this next.
             return self.deferred.store(true, Ordering::Release);
         }
         while let Some((deliveries, key)) = self.next_with_room() {
@@ -79,26 +80,27 @@ impl ConnectionConsumers {
         }
     }
 
-    /// After a nudge: calls consumers that could not be served in the turn of a publisher, or in this connection's last one.
+    /// Called after a nudge: resumes consumers that could not be served in a publisher's turn or in this
+    /// connection's last one.
     pub(crate) fn resume_deferred(&self, now: Timestamp) {
         if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::AcqRel) {
             self.resume(now);
         }
     }
 
-    /// Has the connection's own task call the line in its next turn.
+    /// Makes the connection's own task resume waiting consumers in its next turn.
     fn defer(&self) {
         self.deferred.store(true, Ordering::Release);
         self.outbox.nudge();
     }
 
-    /// How many stand in line.
+    /// Number of waiting consumers.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.line.lock().waiting.len()
     }
 
-    /// Consumers that the broker has cancelled, for the connection's own task to tell its client.
+    /// Takes the cancelled consumers, for the connection's own task to notify its client.
     pub(crate) fn take_cancelled(&self) -> Vec<Cancelled> {
         std::mem::take(&mut self.cancelled.lock())
     }
@@ -108,15 +110,16 @@ impl ConnectionConsumers {
         self.outbox.nudge();
     }
 
-    /// Lets a consumer write if there is room and nobody waits for it, or it is the consumer's turn. If not, or if the
-    /// turn of whoever brings the messages is over, or too many deliveries wait to be told of, puts it at the end of the line and returns its ticket.
+    /// Lets a consumer write if there is room and none waits for it, or if it is the consumer's turn.
+    /// Otherwise, or if the delivering task's turn is over or too many deliveries wait to be traced, adds it to
+    /// the wait queue and returns its ticket.
     pub(super) fn enter(&self, deliveries: &Arc<Deliveries>, key: ConsumerKey, in_turn: bool) -> Option<u64> {
         let is_late = !in_turn && (work::is_turn_over() || self.traces.are_full());
         if !is_late && (in_turn || !self.crowded.load(Ordering::Relaxed)) && self.outbox.has_room() {
             return None;
         }
-        // Looked at again with the line locked: the connection's task, called for the room of which there was none,
-        // then comes to the line after the consumer has joined it.
+        // Checked again with the wait queue locked: the connection's task, which is called when there is room
+        // again, then looks at the queue after the consumer has joined it.
         let mut line = self.line.lock();
         if !is_late && (in_turn || line.waiting.is_empty()) && self.outbox.has_room() {
             return None;
@@ -132,7 +135,7 @@ impl ConnectionConsumers {
         Some(ticket)
     }
 
-    /// Takes a consumer out of the line that is going to be cancelled.
+    /// Removes a consumer that is about to be cancelled from the wait queue.
     pub(super) fn leave(&self, ticket: u64) {
         let mut line = self.line.lock();
         line.waiting.remove(&ticket);
@@ -141,7 +144,7 @@ impl ConnectionConsumers {
 
     fn next_with_room(&self) -> Option<(Arc<Deliveries>, ConsumerKey)> {
         let mut line = self.line.lock();
-        // Asked only for somebody: a no is remembered by the outbox.
+        // Only asked if a consumer waits: the outbox remembers a negative answer.
         if line.waiting.is_empty() || !self.outbox.has_room() {
             return None;
         }

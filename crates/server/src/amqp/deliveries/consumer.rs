@@ -9,9 +9,9 @@ use super::super::content::{Destination, write_deliver};
 use super::inner::{Inner, Standing};
 use super::{Cancelled, ConsumerKey, Deliveries, Unsettled};
 
-/// How a protocol writes a delivery.
+/// The encoding of a delivery in a protocol.
 pub(crate) trait Form: Send + Sync {
-    /// Appends it, whole. Called under the outbox's lock.
+    /// Appends the whole delivery. Called under the outbox's lock.
     fn write(
         &self,
         buf: &mut OutBuf,
@@ -23,7 +23,7 @@ pub(crate) trait Form: Send + Sync {
     );
 }
 
-/// basic.deliver.
+/// Encodes a delivery as basic.deliver.
 pub(crate) struct BasicDeliver;
 
 impl Form for BasicDeliver {
@@ -46,7 +46,7 @@ pub(crate) struct ChannelConsumer<F = BasicDeliver> {
     pub(crate) key: ConsumerKey,
     pub(crate) tag: Box<str>,
     pub(crate) no_ack: bool,
-    /// As it was when it began; 0 is no limit.
+    /// The prefetch when the consumer began; 0 is no limit.
     pub(crate) prefetch: u16,
     pub(crate) queue: Arc<Queue>,
     pub(crate) form: F,
@@ -79,7 +79,7 @@ impl<F: Form> Consumer for ChannelConsumer<F> {
 }
 
 impl<F: Form> ChannelConsumer<F> {
-    /// Takes what there is credit and room for.
+    /// Takes deliveries for as long as there are credit and room.
     fn take(&self, inner: &mut Inner, offer: &mut Offer<'_>) -> Room {
         let connection = &self.deliveries.connection;
         let outbox = &connection.outbox;
@@ -90,8 +90,8 @@ impl<F: Form> ChannelConsumer<F> {
                 inner.exhaust(self.key);
                 return Room::Full;
             }
-            // Asked before each round: a no leaves word with the outbox, so that the session is called when it has
-            // room again.
+            // Asked before each round: a negative answer makes the outbox call the session when it has room
+            // again.
             if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn) {
                 if let Some(credit) = inner.credit_mut(self.key) {
                     credit.standing = Standing::OutOfRoom(ticket);
@@ -111,7 +111,7 @@ impl<F: Form> ChannelConsumer<F> {
                 }
                 false
             });
-            // Here, for nothing else is locked with the outbox.
+            // Only here, because nothing else may be locked together with the outbox.
             if !traced.is_empty() {
                 connection.trace(self.deliveries.channel(), &self.queue, false, traced);
             }

@@ -1,4 +1,4 @@
-//! What a channel keeps under its lock: what is unsettled, and who has credit.
+//! The state of a channel under its lock: its unsettled deliveries and its consumers' credit.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,85 +9,87 @@ use slab::Slab;
 
 use super::{ConsumerKey, Unsettled};
 
-/// Tombstones are swept out of the list of unsettled deliveries when there are more of them than live entries and
-/// this many, so that one delivery that is never settled does not make the list grow for ever.
+/// Tombstones are swept from the unsettled deliveries when they outnumber both the live entries and this
+/// constant, so that one delivery that is never settled does not make the list grow without bound.
 pub(super) const TOMBSTONES_KEPT: usize = 64;
 
-/// Room for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at about 70 bytes each.
-/// Without a prefetch a client may have been given a whole queue.
+/// Capacity for unsettled deliveries that a channel keeps when there are few: more than most prefetches, at
+/// about 70 bytes each. Without a prefetch a client may have received a whole queue.
 pub(super) const UNSETTLED_KEPT: usize = 1024;
 
-/// What is known of a channel that delivers.
+/// The state of a channel that delivers.
 #[derive(Default)]
 pub(super) struct Inner {
-    /// The delivery tag that was given out last; the first is 1.
+    /// The last delivery tag assigned; the first is 1.
     pub(super) last_tag: u64,
-    /// By rising delivery tag. Settled entries leave a tombstone until they reach the front.
+    /// In ascending order of delivery tag. A settled entry leaves a tombstone until it reaches the front.
     pub(super) unsettled: VecDeque<(u64, Option<Unsettled>)>,
-    /// Live entries of `unsettled`.
+    /// Number of live entries in `unsettled`.
     pub(super) unsettled_count: usize,
-    /// Deliveries through consumers whose credit has not been given back: what `channel_limit` limits. Settlements of
-    /// an open transaction still count.
+    /// Deliveries to consumers whose credit has not been given back, which `channel_limit` limits. Settlements
+    /// of an open transaction still count.
     pub(super) consumed_count: usize,
     /// basic.qos with global=true; 0 is no limit.
     pub(super) channel_limit: usize,
     pub(super) consumers: Slab<Credit>,
     /// Serial number of the next consumer.
     pub(super) next_serial: u64,
-    /// Consumers that have credit of their own again and wait for the channel's, by the tickets that they drew.
+    /// Consumers that have credit of their own again and wait for the channel's, by ticket.
     pub(super) waiting: BTreeMap<u64, ConsumerKey>,
     next_ticket: u64,
-    /// When [`Deliveries::is_overdue`](super::Deliveries::is_overdue) was asked, and the next delivery tag then, as long as older ones are unsettled.
+    /// Time and next delivery tag of each call to [`Deliveries::is_overdue`](super::Deliveries::is_overdue) for
+    /// as long as older deliveries are unsettled.
     pub(super) marks: VecDeque<(u64, Instant)>,
-    /// What was delivered, and acknowledged.
+    /// Counts of deliveries and acknowledgements.
     pub(super) passing: Passing,
 }
 
-/// One consumer's share of the channel.
+/// One consumer's share of the channel's credit.
 pub(super) struct Credit {
     pub(super) serial: u64,
-    /// Deliveries that may be unsettled at once; 0 is no limit.
+    /// Most unsettled deliveries; 0 is no limit.
     pub(super) limit: usize,
     pub(super) settling: Settling,
     pub(super) unsettled: usize,
     pub(super) standing: Standing,
-    /// It has just been called from the line for room, so that it need not join its end.
+    /// It was just resumed by the connection's wait queue and need not join its end.
     pub(super) in_turn: bool,
-    /// Where to resume it; unknown until the queue has answered the consume.
+    /// The queue to resume it on; unknown until the queue has accepted the consumer.
     pub(super) registration: Option<(Arc<Queue>, ConsumerId)>,
 }
 
-/// What settles what a consumer is given.
+/// How a consumer's deliveries are settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settling {
-    /// The client.
+    /// By the client.
     Client,
-    /// The delivery itself (`no_ack`). It takes none of the channel's credit, but it waits while there is none: what others
-    /// have not settled holds it back, too, as in RabbitMQ (`rabbit_limiter:can_send/3`).
+    /// By being delivered (`no_ack`). Takes none of the channel's credit, but waits while there is none:
+    /// unsettled deliveries of other consumers hold it back, too, as in RabbitMQ (`rabbit_limiter:can_send/3`).
     Delivery,
-    /// The delivery itself, and no limit applies: a reply comes from its sender, and not from a queue (RabbitMQ, "Direct
-    /// Reply-to").
+    /// By being delivered, without any limit: a reply comes from its sender and not from a queue (RabbitMQ,
+    /// "Direct Reply-to").
     Reply,
 }
 
 impl Settling {
-    /// Of a consumer of a queue.
+    /// For a consumer of a queue.
     pub(crate) fn of_queue(no_ack: bool) -> Self {
         if no_ack { Self::Delivery } else { Self::Client }
     }
 }
 
-/// Whether a consumer's queue offers messages to it; and if not, as it was told that the consumer is full, what is
-/// going to change that.
+/// Whether a consumer's queue offers messages to it; if not, because the consumer reported that it is full, the
+/// event that will change that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It does.
+    /// Messages are offered.
     Served,
-    /// The settlement of one of its own deliveries; for a new consumer, [`Deliveries::activate`](super::Deliveries::activate).
+    /// Waits for the settlement of one of its deliveries or, if new, for
+    /// [`Deliveries::activate`](super::Deliveries::activate).
     Exhausted,
-    /// Its turn in [`Inner::waiting`], under this ticket.
+    /// Waits in [`Inner::waiting`] under this ticket.
     Waiting(u64),
-    /// Its turn in the connection's line, under this ticket.
+    /// Waits in the connection's wait queue under this ticket.
     OutOfRoom(u64),
 }
 
@@ -105,12 +107,12 @@ impl Inner {
         self.consumers.get_mut(key.place).filter(|credit| credit.serial == key.serial)
     }
 
-    /// Whether the channel's limit lets a delivery pass.
+    /// Whether the channel's limit allows a delivery.
     fn channel_has_credit(&self) -> bool {
         self.channel_limit == 0 || self.consumed_count < self.channel_limit
     }
 
-    /// A consumer that was removed has none.
+    /// Whether a consumer may take a delivery; false for one that was removed.
     pub(super) fn has_credit(&self, key: ConsumerKey) -> bool {
         self.consumers.get(key.place).is_some_and(|credit| {
             let is_limited = credit.settling != Settling::Reply;
@@ -118,7 +120,7 @@ impl Inner {
         })
     }
 
-    /// Notes that a consumer was refused a message for want of credit.
+    /// Records that a consumer was refused a message for lack of credit.
     pub(super) fn exhaust(&mut self, key: ConsumerKey) {
         let Some(credit) = self.credit_mut(key) else { return };
         if credit.has_own() {
@@ -128,7 +130,7 @@ impl Inner {
         }
     }
 
-    /// Puts a consumer at the end of the line for the channel's credit.
+    /// Adds a consumer to the queue for the channel's credit.
     fn wait(&mut self, key: ConsumerKey) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -138,7 +140,7 @@ impl Inner {
         }
     }
 
-    /// Takes the next consumer out of the line for the channel's credit, if there is any left.
+    /// Takes the next consumer from the queue for the channel's credit, if any credit is left.
     pub(super) fn next_with_credit(&mut self) -> Option<(Arc<Queue>, ConsumerId)> {
         if !self.channel_has_credit() {
             return None;
@@ -160,7 +162,7 @@ impl Inner {
         self.unsettled.push_back((tag, Some(entry)));
     }
 
-    /// Gives back the credit of deliveries that were taken out.
+    /// Gives back the credit of deliveries that were removed.
     pub(super) fn release(&mut self, taken: &[(u64, Unsettled)]) {
         for key in taken.iter().filter_map(|(_, entry)| entry.consumer) {
             self.consumed_count -= 1;
@@ -194,7 +196,7 @@ impl Inner {
         Some(entry)
     }
 
-    /// `None` when `tag` is not outstanding itself, whatever is below it: so RabbitMQ has it.
+    /// Returns `None` if `tag` itself is not outstanding, even if lower tags are, as in RabbitMQ.
     pub(super) fn take_up_to(&mut self, tag: u64) -> Option<Vec<(u64, Unsettled)>> {
         let end = if tag == 0 {
             self.unsettled.len()
@@ -210,7 +212,8 @@ impl Inner {
         Some(taken)
     }
 
-    /// After a burst of deliveries that have been settled. Down to half from a quarter, so that it is seldom done.
+    /// Shrinks after a burst of deliveries was settled. From a quarter full to half full, so that it is rarely
+    /// done.
     fn give_back_memory(&mut self) {
         let (len, room) = (self.unsettled.len(), self.unsettled.capacity());
         if room > UNSETTLED_KEPT && len < room / 4 {
@@ -220,7 +223,7 @@ impl Inner {
 }
 
 impl Credit {
-    /// Whether its own limit, be there one, lets a delivery pass.
+    /// Whether its own limit, if any, allows a delivery.
     pub(super) fn has_own(&self) -> bool {
         self.limit == 0 || self.unsettled < self.limit
     }

@@ -1,6 +1,6 @@
-//! Consumers of a connection whose outbox is full again and again, in every order in which publishers, the connection's
-//! task and its settlements can meet (`make loom`). A delivery that nobody sees to leaves the connection waiting for
-//! ever, which the model reports.
+//! Consumers of a connection whose outbox fills repeatedly, in every interleaving of publishers, the
+//! connection's task and its settlements (`make loom`). A delivery that is forgotten leaves the connection
+//! waiting for ever, which the model reports.
 
 use std::io;
 use std::pin::Pin;
@@ -19,10 +19,10 @@ use super::*;
 const NOW: Timestamp = Timestamp(1);
 const SESSION: SessionId = SessionId(1);
 
-/// Bytes that every delivery of these tests takes; one of them fills the outbox.
+/// Bytes of each delivery in these tests; one of them fills the outbox.
 const DELIVERY: usize = 65;
 
-/// A client that acknowledges nothing, and goes away when it has got what it waits for.
+/// A client that acknowledges nothing and disconnects when it has received all it waits for.
 struct Client {
     got: usize,
     goal: usize,
@@ -49,7 +49,7 @@ impl AsyncWrite for Client {
 
 const BODY: &[u8] = b"<message>";
 
-/// A connection's task as far as its consumers know it; settles what was delivered when it has been written.
+/// A connection's task as its consumers see it; settles deliveries when they have been written.
 struct Session {
     connection: Arc<ConnectionConsumers>,
     deliveries: Arc<Deliveries>,
@@ -82,8 +82,8 @@ impl Protocol for Session {
     }
 }
 
-/// Two queues of one message each with a consumer on one channel, whose outbox holds one delivery; both are published to
-/// while the connection runs.
+/// Two queues with one message and one consumer each, on one channel whose outbox holds one delivery. Both are
+/// published to while the connection runs.
 fn two_queues(own_limit: usize, channel_limit: usize, no_ack: bool) {
     let broker = Broker::new(BrokerConfig::default());
     let guest = broker.authenticate("guest", b"guest", true).unwrap();

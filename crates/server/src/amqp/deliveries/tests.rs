@@ -15,7 +15,7 @@ use super::*;
 const NOW: Timestamp = Timestamp(1_000_000);
 const SESSION: SessionId = SessionId(1);
 
-/// A channel on a queue of a broker of its own.
+/// A channel consuming from a queue of its own broker.
 struct Fixture {
     vhost: Arc<VirtualHost>,
     queue: Arc<Queue>,
@@ -70,7 +70,7 @@ impl Fixture {
         key
     }
 
-    /// Delivery tags that were written out since the last call.
+    /// Delivery tags written since the last call.
     fn delivered(&self) -> Vec<u64> {
         let bytes = self.outbox.read_all();
         let mut tags = Vec::new();
@@ -86,7 +86,7 @@ impl Fixture {
         tags
     }
 
-    /// How many consumers wait for the channel's credit.
+    /// Number of consumers that wait for the channel's credit.
     fn waiting(&self) -> usize {
         self.deliveries.inner.lock().as_ref().map_or(0, |inner| inner.waiting.len())
     }
@@ -100,7 +100,7 @@ impl Fixture {
     }
 }
 
-/// More than any test writes.
+/// More bytes than any test writes.
 const AMPLE: usize = 1 << 20;
 
 #[test]
@@ -213,7 +213,7 @@ fn a_burst_of_deliveries_takes_memory_only_until_it_is_settled() {
         if multiple {
             assert!(fixture.settle(0, true).is_some());
         } else {
-            // The last ones are still at work.
+            // The last ones are still unsettled.
             (10..10 * UNSETTLED_KEPT as u64).for_each(|tag| assert!(fixture.settle(tag, false).is_some()));
         }
         assert!(capacity(&fixture) <= 2 * UNSETTLED_KEPT, "{}", capacity(&fixture));
@@ -343,7 +343,7 @@ fn a_slow_client_holds_up_nobody_else() {
     assert_eq!(quick.delivered().len(), 1_000, "its own queue");
     let left = slow.queue.message_count();
     assert!(left > 900);
-    // On the slow one's own queue, too.
+    // Also on the slow consumer's own queue.
     quick.queue = Arc::clone(&slow.queue);
     quick.consume("helper", 0, true);
     assert_eq!((quick.delivered().len() as u64, slow.queue.message_count()), (left, 0));
@@ -387,7 +387,7 @@ fn a_settlement_looks_at_few_of_very_many_full_consumers() {
         fixture.deliveries.resume(NOW);
     }
     assert_eq!(fixture.delivered().len(), MANY);
-    // With one credit for all of them, one of them gets it.
+    // With a single credit for all of them, one of them gets it.
     fixture.deliveries.set_channel_limit(1);
     assert!(fixture.settle(0, true).is_some_and(|settled| settled.len() == MANY));
     assert_eq!(fixture.delivered().len(), 1);

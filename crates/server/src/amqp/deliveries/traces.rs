@@ -1,7 +1,8 @@
-//! What the consumers of a connection were given while its virtual host is traced, on its way to the firehose.
+//! Deliveries of a traced virtual host on their way to the firehose.
 //!
-//! A queue delivers from whatever task publishes, with its lock held, where nothing can be published. So what is to be told of
-//! waits here for the connection's own task, whose turn pays for it, within limits: beyond those the consumers wait, too.
+//! A queue delivers from whichever task publishes, with its lock held, where nothing can be published. So
+//! traces wait here for the connection's own task, whose turn pays for them, up to a limit: beyond that,
+//! consumers wait, too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,15 +13,15 @@ use sync::{Mutex, work};
 
 use super::super::room::DiskRoom;
 
-/// Deliveries that wait to be told of.
+/// Deliveries that wait to be traced.
 #[derive(Default)]
 pub(crate) struct Traces {
-    /// `None` where nothing is ever traced.
+    /// `None` if nothing is ever traced.
     vhost: Option<Arc<VirtualHost>>,
     waiting: Mutex<Waiting>,
-    /// As of the last change of `waiting`, for those who only want to know whether to look.
+    /// Whether any delivery waits, as of the last change of `waiting`, to be read without the lock.
     any: AtomicBool,
-    /// The same: as much waits as may.
+    /// Whether the limit is reached, likewise.
     full: AtomicBool,
 }
 
@@ -31,7 +32,7 @@ struct Waiting {
     bytes: usize,
 }
 
-/// A delivery to be told of.
+/// A delivery to be traced.
 struct Traced {
     channel: u16,
     queue: Arc<Queue>,
@@ -39,10 +40,10 @@ struct Traced {
     by_get: bool,
 }
 
-/// Publishes what waits in [`Traces`], for the connection's task.
+/// Publishes the deliveries that wait in [`Traces`], for the connection's task.
 #[derive(Default)]
 pub(crate) struct TracePublisher {
-    /// Made for the first delivery that is traced, dropped once tracing has been switched off.
+    /// Created for the first traced delivery, dropped once tracing has been switched off.
     tracer: Option<Box<Tracer>>,
 }
 
@@ -51,15 +52,15 @@ impl Traces {
         Self { vhost: Some(vhost), ..Self::default() }
     }
 
-    /// Whether what is delivered is to be told of.
+    /// Whether deliveries are to be traced.
     #[inline]
     pub(crate) fn are_wanted(&self) -> bool {
         self.vhost.as_ref().is_some_and(|vhost| vhost.is_traced())
     }
 
-    /// Adds deliveries from a queue; whether none waited before.
+    /// Adds deliveries from a queue; returns whether none waited before.
     pub(super) fn add(&self, channel: u16, queue: &Arc<Queue>, by_get: bool, given: Vec<Delivery>) -> bool {
-        // A protocol without channels has one as far as operators can see.
+        // For operators, a protocol without channels has one.
         let channel = channel.max(1);
         let mut waiting = self.waiting.lock();
         let was_empty = waiting.deliveries.is_empty();
@@ -77,7 +78,7 @@ impl Traces {
         let next = waiting.deliveries.pop_front()?;
         waiting.bytes -= next.delivery.message().body_len();
         if waiting.deliveries.is_empty() {
-            // A connection that rests holds no buffer.
+            // An idle connection holds no buffer.
             waiting.deliveries = VecDeque::new();
         }
         self.changed(&waiting);
@@ -90,20 +91,20 @@ impl Traces {
         self.full.store(count >= MAX_WAITING || waiting.bytes >= MAX_WAITING_BYTES, Ordering::Release);
     }
 
-    /// Whether nothing waits.
+    /// Whether no delivery waits.
     pub(crate) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// Whether consumers are to wait until what was delivered before has been told of.
+    /// Whether consumers must wait until earlier deliveries have been traced.
     pub(super) fn are_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }
 }
 
 impl TracePublisher {
-    /// Publishes what waits, as far as the turn goes. If that is not all, or more is published than can leave memory, `room`
-    /// pauses the client; nothing is done while it does. `tracer` makes the connection's tracer.
+    /// Publishes waiting traces within the turn. If some are left, or more is published than can leave memory,
+    /// `room` pauses the client; does nothing while it is paused. `tracer` creates the connection's tracer.
     pub(crate) fn publish(
         &mut self,
         traces: &Traces,
@@ -131,7 +132,7 @@ impl TracePublisher {
         }
     }
 
-    /// Publishes all that waits, at the connection's end.
+    /// Publishes all waiting traces, at the connection's end.
     pub(crate) fn finish(&mut self, traces: &Traces, now: Timestamp, tracer: impl Fn() -> Tracer) {
         while let Some(Traced { channel, queue, delivery, by_get }) = traces.next() {
             let publisher = self.tracer.get_or_insert_with(|| Box::new(tracer()));
@@ -143,8 +144,8 @@ impl TracePublisher {
     }
 }
 
-/// Deliveries that wait before consumers do: about as many as one of them is given at once.
+/// Waiting deliveries at which consumers have to wait: about as many as one of them takes at once.
 const MAX_WAITING: usize = 1024;
 
-/// The same in bytes of bodies, which are kept in memory for it.
+/// The same limit in bytes of bodies, which the traces keep in memory.
 const MAX_WAITING_BYTES: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What an alarm does to a connection, as RabbitMQ does it: publishers wait, and nobody else.
+//! The effect of an alarm on a connection, as in RabbitMQ: only publishers wait.
 
 use amqp::handshake::Capabilities;
 use amqp::method::connection;
@@ -6,7 +6,7 @@ use amqp::method::connection;
 use super::*;
 use crate::alarms::Resource;
 
-/// A client that knows `connection.blocked`.
+/// A client that supports `connection.blocked`.
 fn knowing(shared: &Arc<Shared>, heartbeat: u16) -> Conversation {
     let mut properties = FieldTable::new();
     Capabilities { connection_blocked: true, ..Default::default() }.add_to(&mut properties);
@@ -31,7 +31,7 @@ fn close(out: &mut Vec<u8>) {
 }
 
 impl Conversation {
-    /// The outbox was nudged; what was held is shown again.
+    /// Nudges the connection and shows held input again.
     fn woken(&mut self) -> Vec<String> {
         let now = self.now;
         self.connection.handle_nudge(now);
@@ -59,7 +59,7 @@ fn a_publisher_waits_from_its_next_message_on_and_then_loses_nothing() {
     assert_eq!(held, ["queue.declare-ok", "connection.blocked low on memory"]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert_eq!(shared.alarms.blocked_connections(), 1);
-    // Another alarm, and the end of one of them, change nothing.
+    // A second alarm, and clearing one of the two, change nothing.
     shared.alarms.raise(Resource::Disk);
     shared.alarms.clear(Resource::Memory);
     assert_eq!(publisher.woken(), [""; 0]);
@@ -146,7 +146,7 @@ fn a_blocked_connection_is_sent_deliveries_and_heartbeats_and_its_silence_is_for
     });
     shared.alarms.raise(Resource::Memory);
     both.call(publish_one);
-    // Its acknowledgements wait behind what it has published.
+    // Its acknowledgements wait behind its publishes.
     let ack =
         |out: &mut Vec<u8>| frame::write_method(out, 1, basic::Ack { delivery_tag: 1, multiple: false });
     assert_eq!(both.call(ack), [""; 0]);
@@ -202,7 +202,7 @@ fn a_blocked_client_that_goes_leaves_nothing_behind() {
     let mut publisher = confirming(&shared);
     shared.alarms.raise(Resource::Memory);
     publisher.call(publish_one);
-    // As in RabbitMQ, the goodbye waits behind what was published before it.
+    // As in RabbitMQ, connection.close waits behind earlier publishes.
     assert_eq!(publisher.call(close), [""; 0]);
     drop(publisher);
     assert_eq!(shared.alarms.blocked_connections(), 0);

@@ -86,7 +86,7 @@ fn a_client_that_knows_nothing_of_it_is_not_told_that_its_consumer_went_with_the
     let now = conversation.now;
     conversation.connection.handle_nudge(now);
     assert_eq!(conversation.received(), [""; 0]);
-    // The tag is free again.
+    // The consumer tag is free again.
     conversation.call(|out| declare(out, "q"));
     assert_eq!(conversation.call(|out| consume(out, "c", false)), ["basic.consume-ok"]);
 }

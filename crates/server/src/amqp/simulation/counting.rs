@@ -1,11 +1,11 @@
-//! What operators see of a channel: how much went through it.
+//! A channel's message counts as operators see them.
 
 use broker::{Count, MessageCounts};
 
 use super::*;
 
 impl Conversation {
-    /// What went through channel 1.
+    /// The message counts of channel 1.
     fn counts(&self) -> Option<MessageCounts> {
         let now = self.shared.clock.timestamp(self.now);
         let shown = self.shared.registry.all().pop().unwrap();

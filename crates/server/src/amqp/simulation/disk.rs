@@ -1,4 +1,4 @@
-//! Answers and confirms that wait for the disk: in order, and never before what they tell is there, whatever the disk does.
+//! Answers and confirms that wait for the disk: in order, and never before their changes are on disk.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use sync::work::Turn;
 
 use super::*;
 
-/// A server with a disk, and the one that writes to it, step by step.
+/// A server with a disk that is written to step by step.
 struct Durable {
     shared: Arc<Shared>,
     store: Arc<Store>,
@@ -43,7 +43,7 @@ impl Durable {
 }
 
 impl Conversation {
-    /// The outbox was nudged; what was held is shown again.
+    /// Nudges the connection and shows held input again.
     fn nudged(&mut self) -> Vec<String> {
         let now = self.now;
         self.connection.handle_nudge(now);
@@ -82,15 +82,16 @@ fn answers_and_confirms_keep_their_order_and_are_never_early() {
     }
 }
 
-/// What one client does, and what it is to hear.
+/// Random actions of one client, and the answers that it expects.
 struct Run {
     dice: Dice,
     durable: Durable,
     client: Conversation,
-    /// What the disk must have before each publish may be confirmed, in order; nothing for those that are not kept.
+    /// Log position that must be on disk before each publish may be confirmed, in order; `None` for transient
+    /// messages.
     unconfirmed: VecDeque<Option<Lsn>>,
     confirmed: u64,
-    /// Answers that are still to come, in order.
+    /// Answers that are still expected, in order.
     answers: VecDeque<&'static str>,
 }
 
@@ -111,7 +112,7 @@ impl Run {
                 _ => self.nudge(),
             }
         }
-        // What waits to be shown again is declared, or published, only when what was said before is answered.
+        // Held input is handled only after earlier requests have been answered.
         for _ in 0..100 {
             self.durable.write_all();
             self.nudge();
@@ -119,7 +120,7 @@ impl Run {
         assert_eq!((self.unconfirmed.len(), self.answers.len()), (0, 0));
     }
 
-    /// Sends a few things in one read.
+    /// Sends a few requests in one read.
     fn speak(&mut self) {
         let mut bytes = Vec::new();
         for _ in 0..=self.dice.below(4) {
@@ -160,7 +161,7 @@ impl Run {
         self.hear(heard);
     }
 
-    /// What was taken since is in the log by now, and was not before.
+    /// Messages taken since `before` are in the log by now and were not then.
     fn note_taken(&mut self, before: Lsn) {
         if self.durable.store.end() > before {
             let new = self.unconfirmed.iter_mut().flatten().filter(|until| **until == Lsn(0));
@@ -201,7 +202,7 @@ fn a_full_journal_pauses_who_publishes_and_nothing_is_lost() {
     assert_eq!(publisher.nudged(), [""; 0]);
     assert_eq!(publisher.connection.intent(), Intent::Pause);
     assert_eq!(publisher.call(flood), [""; 0], "held, not taken");
-    // Who consumes goes on: what the queue has taken is delivered.
+    // A consumer goes on: messages in the queue are delivered.
     let get = |out: &mut Vec<u8>| {
         frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
     };

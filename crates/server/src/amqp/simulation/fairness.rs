@@ -1,21 +1,21 @@
-//! Clients that have much to do leave the others their turns: the clock is the work that is charged.
+//! Busy clients leave others their turns. The clock is the work that is charged.
 
 use sync::work::{TURN, Turn};
 
 use super::*;
 
-/// What a turn may cost beyond its due: the largest step that is not divided, a batch of messages for one queue. And for
-/// each queue of a message, since the queues of a route are looked up in one go.
+/// Cost by which a turn may exceed its budget: the largest indivisible step, a batch of messages for one queue.
+/// Plus `MATCH` for each queue of a message, since the queues of a route are looked up in one step.
 pub(super) const STEP: u64 = 60_000;
 const MATCH: u64 = 30;
 const EXCHANGE: &str = "wide";
-/// Turns after which a test gives up.
+/// Number of turns after which a test gives up.
 pub(super) const ENDLESS: usize = 100_000;
 
-/// Publishers, what each publishes at once, and to how many queues.
+/// Number of publishers, of messages that each publishes at once, and of queues.
 const LOADS: [(usize, usize, usize); 4] = [(4, 5_000, 0), (4, 5_000, 1), (4, 500, 100), (3, 3, 10_000)];
 
-/// Lets the connection work for one turn, on what was nudged and on what it has not taken yet; what that cost.
+/// Lets the connection handle nudges and untaken input for one turn; returns the cost.
 pub(super) fn turn(client: &mut Conversation) -> u64 {
     let turn = Turn::begin();
     let now = client.now;
@@ -30,7 +30,7 @@ fn name(number: usize) -> String {
     format!("wide.{number}")
 }
 
-/// A server with `queues` queues at a fanout exchange, and a client of it.
+/// A server with `queues` queues bound to a fanout exchange, and a client of it.
 fn fanout(queues: usize) -> (Arc<Shared>, Conversation) {
     let shared = simulated::server_of(Broker::new(BrokerConfig::default()), Clock::start(), 0).shared();
     let mut client = Conversation::open(&shared, 0);
@@ -38,7 +38,7 @@ fn fanout(queues: usize) -> (Arc<Shared>, Conversation) {
     (shared, client)
 }
 
-/// Has a client declare `queues` queues at a fanout exchange.
+/// Has a client declare `queues` queues bound to a fanout exchange.
 pub(super) fn declare_wide(client: &mut Conversation, queues: usize) {
     client.call(|out| {
         frame::write_method(
@@ -62,7 +62,7 @@ pub(super) fn publish_wide(out: &mut Vec<u8>, body: &[u8]) {
     write_content(out, 1, publish, NO_PROPERTIES, body, FRAME_MAX);
 }
 
-/// The messages in a queue, as its declare-ok tells.
+/// The number of messages in a queue, according to its declare-ok.
 pub(super) fn depth(client: &mut Conversation, number: usize) -> u32 {
     let (mut bytes, name) = (Vec::new(), name(number));
     frame::write_method(&mut bytes, 1, queue::Declare { queue: &name, passive: true, ..Default::default() });
@@ -84,7 +84,7 @@ fn no_turn_is_longer_than_it_may_be_and_a_bystander_waits_for_one_only() {
         let mut busy: Vec<_> = (0..publishers).map(|_| Conversation::open(&shared, 0)).collect();
         busy.iter_mut().for_each(|client| client.unconsumed.extend_from_slice(&input));
         let mut turns = 0;
-        // A publisher that has been heard out is asked once more, for what it has still under way.
+        // A publisher whose input was taken gets another turn for work in progress.
         let mut quiet = 0;
         while quiet < 2 * publishers {
             let client = &mut busy[turns % publishers];
@@ -94,7 +94,7 @@ fn no_turn_is_longer_than_it_may_be_and_a_bystander_waits_for_one_only() {
             quiet = if spent < 1_000 { quiet + 1 } else { 0 };
             turns += 1;
             assert!(turns < ENDLESS, "{publishers} to {queues}");
-            // Whatever it asks for is answered between two turns of the publishers.
+            // Its requests are answered between two turns of the publishers.
             let asks = Turn::begin();
             let answers = bystander.call(|out| {
                 declare(out, "visit");

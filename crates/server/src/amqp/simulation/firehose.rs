@@ -1,4 +1,4 @@
-//! What a connection publishes and is given is told to the firehose in the connection's own turns.
+//! Publishes and deliveries of a connection are traced to the firehose in the connection's own turns.
 
 use broker::VirtualHost;
 use sync::work::TURN;
@@ -6,7 +6,7 @@ use sync::work::TURN;
 use super::fairness::{ENDLESS, STEP, turn};
 use super::*;
 
-/// A virtual host that is traced, and a client of it. The queue `hears` is bound to the firehose.
+/// A traced virtual host and a client of it. The queue `hears` is bound to the firehose.
 fn traced() -> (Arc<VirtualHost>, Conversation) {
     let broker = Broker::new(BrokerConfig::default());
     let vhost = broker.vhost("/").unwrap();
@@ -22,7 +22,7 @@ fn traced() -> (Arc<VirtualHost>, Conversation) {
     (vhost, client)
 }
 
-/// Messages in the queue that hears.
+/// Number of messages in the queue `hears`.
 fn heard(vhost: &VirtualHost) -> u64 {
     vhost.queue(broker::SessionId(u64::MAX), "hears").unwrap().message_count()
 }
@@ -49,7 +49,7 @@ fn a_load_is_told_of_in_turns_that_are_no_longer_than_others() {
         assert!(turns < ENDLESS, "{delivered} delivered, {} heard", heard(&vhost));
     }
     assert_eq!(heard(&vhost), 2 * MESSAGES as u64);
-    // Some microseconds each.
+    // Each costs some microseconds.
     assert!(turns > 2 * MESSAGES / 250, "{turns}");
 }
 

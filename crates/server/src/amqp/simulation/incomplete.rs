@@ -1,11 +1,11 @@
-//! Messages that clients do not complete: what all of them take is bounded, and nobody else is kept waiting for long.
+//! Messages that clients do not complete: their total memory is bounded, and no other client waits for long.
 
 use super::*;
 
-/// Bytes of a body that each channel of a hostile client sends, of one more that it announces.
+/// Bytes of a body that each channel of a hostile client sends, one less than it announces.
 const SENT: usize = 19_999;
 
-/// More channels than there is room for: the simulated server has 1 MiB.
+/// More channels than the budget allows: the simulated server has 1 MiB.
 const CHANNELS: u16 = 60;
 
 fn begin(out: &mut Vec<u8>, channel: u16, bytes: usize) {
@@ -16,7 +16,7 @@ fn begin(out: &mut Vec<u8>, channel: u16, bytes: usize) {
     }
 }
 
-/// A client that fills the room and stops.
+/// A client that uses up the budget and stops sending.
 fn hostile(shared: &Arc<Shared>) -> Conversation {
     let mut hostile = Conversation::open(shared, 0);
     let channels = 2..2 + CHANNELS;
@@ -75,7 +75,7 @@ fn who_waits_for_room_goes_on_when_others_have_given_way() {
     (2..8).for_each(|channel| {
         waiting.call(|out| begin(out, channel, SENT));
     });
-    // The first client was admitted with its last message, so that this one waits.
+    // The first client was admitted with its last message, so this one waits.
     assert_eq!(waiting.connection.intent(), Intent::Pause);
     assert!(!waiting.unconsumed.is_empty());
     filling.fall_due();

@@ -1,29 +1,27 @@
-//! What open channels take. A client opens as many as it likes with a few bytes each, and idles.
+//! The memory of open channels. A client can open many of them with a few bytes each, and leave them idle.
 
 use allocation_counter::measure;
 
 use super::*;
 
-/// Channels of one client in these tests. Their bytes are counted as they were asked for; jemalloc makes up to a quarter more
-/// of them.
+/// Channels of one client in these tests. Bytes are counted as requested; jemalloc adds up to a quarter.
 const CHANNELS: u16 = 200;
 
-/// Bytes that a channel may take on which nothing has been done: what the session and operators know of it, and its places in
-/// the connection's tables. A client with 200 such channels is to take less than one that stops in a large message.
+/// Bytes of an unused channel: its state in the session and the registry, and its entries in the connection's
+/// tables. 200 such channels of a client are to take less than a large message that is never completed.
 const IDLE: usize = 256;
 
-/// Bytes that a channel may take that has published to a queue, and rests: with the route that it remembers, and what it
-/// counts.
+/// Bytes of an idle channel that has published to a queue, including its cached route and its counts.
 const PUBLISHING: usize = 1024;
 
-/// Bytes that a channel may take with a consumer that has been given nothing, the queue's part included.
+/// Bytes of a channel with a consumer that has received nothing, including the queue's share.
 const CONSUMING: usize = 1024;
 
-/// Bytes that each channel takes after these frames, their answers being read.
+/// Bytes that each channel takes after these frames, with their answers read.
 fn bytes_each(conversation: &mut Conversation, write: impl FnOnce(&mut Vec<u8>)) -> usize {
     let taken = measure(|| {
         conversation.call(write);
-        // What was published is not the channels'.
+        // Published messages are not the channels' memory.
         conversation.call(|out| {
             frame::write_method(out, 1, queue::Purge { queue: "q", ..Default::default() });
         });
@@ -32,7 +30,7 @@ fn bytes_each(conversation: &mut Conversation, write: impl FnOnce(&mut Vec<u8>))
     usize::try_from(taken.bytes_current).unwrap_or_default() / usize::from(CHANNELS)
 }
 
-/// All but channel 1, which is open.
+/// All channels but channel 1, which is open.
 fn channels() -> impl Iterator<Item = u16> {
     2..2 + CHANNELS
 }

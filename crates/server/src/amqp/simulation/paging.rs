@@ -1,4 +1,4 @@
-//! Answers that wait for a message which is on disk only: in order, and never "empty".
+//! Answers that wait for a message that is only on disk: in order, and never "empty".
 
 use broker::{Broker, BrokerConfig, Store, Timestamp};
 use store::disk::simulated::SimDisk;
@@ -8,7 +8,7 @@ use super::*;
 
 const MESSAGES: usize = 300;
 
-/// A server whose long queues are on disk, and its broker, whose paging the test does.
+/// A server whose long queues are paged to disk, and its broker, whose paging the test drives.
 fn paging_server() -> (Arc<Shared>, Arc<Broker>) {
     let disk = SimDisk::new(1, 1 << 30);
     let (store, _rounds, recovered) = Store::open(Arc::new(disk), Settings::default()).unwrap();
@@ -32,7 +32,7 @@ fn get(out: &mut Vec<u8>) {
     frame::write_method(out, 1, basic::Get { queue: "q", no_ack: true, ..Default::default() });
 }
 
-/// A client, and a queue of which most is on disk.
+/// A client, and a queue most of which is on disk.
 fn backlog() -> (Conversation, Arc<Broker>) {
     let (shared, broker) = paging_server();
     let mut client = Conversation::open(&shared, 0);
@@ -48,7 +48,7 @@ fn backlog() -> (Conversation, Arc<Broker>) {
     (client, broker)
 }
 
-/// What comes when the client's outbox is nudged.
+/// Nudges the client's connection; returns the methods received.
 fn nudged(client: &mut Conversation) -> Vec<String> {
     let now = client.now;
     client.connection.handle_nudge(now);

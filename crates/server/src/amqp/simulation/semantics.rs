@@ -1,4 +1,5 @@
-//! What only a channel as a whole shows: replies that go straight to their requester, and deliveries nobody settles.
+//! Behaviour that only a whole channel shows: direct replies to a requester, and deliveries that are never
+//! settled.
 
 use amqp::properties::{ContentHeader, Properties};
 
@@ -7,7 +8,7 @@ use super::*;
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Conversation {
-    /// Lets time pass, and the server do what falls due; what it says.
+    /// Advances the clock and handles deadlines as they fall due; returns the methods received.
     fn wait(&mut self, time: Duration) -> Vec<String> {
         let end = self.now + time;
         while let Some(due) = self.connection.next_deadline().filter(|due| *due <= end) {
@@ -27,7 +28,7 @@ impl Conversation {
         self.call(|out| frame::write_method(out, 1, consume))
     }
 
-    /// Sends a request that asks for a direct reply, and returns where the reply is to go.
+    /// Sends a request that asks for a direct reply; returns the reply-to address.
     fn request(&mut self) -> String {
         let mut properties = Vec::new();
         Properties::default().with_reply_to(broker::REPLY_QUEUE).encode(&mut properties);

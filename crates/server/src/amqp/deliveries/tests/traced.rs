@@ -1,4 +1,4 @@
-//! What consumers are given while their virtual host is traced waits for the connection's own task, and they for it.
+//! Traced deliveries wait for the connection's own task, and consumers wait for that.
 
 use amqp::RawTable;
 use broker::{Binding, Tracer};
@@ -6,10 +6,10 @@ use broker::{Binding, Tracer};
 use super::super::super::room::DiskRoom;
 use super::*;
 
-/// The most that waits: what may, and what one consumer is given at once beyond it.
+/// Most deliveries that wait: the limit plus one consumer's batch beyond it.
 const MOST: usize = 2 * 1024;
 
-/// A channel on a virtual host that is traced, and the queue that hears of it.
+/// A channel on a traced virtual host, and the queue that receives the traces.
 fn traced() -> (Fixture, Arc<Queue>) {
     let mut fixture = Fixture::new(AMPLE);
     let connection = ConnectionConsumers::new(Arc::clone(&fixture.outbox)).of(Arc::clone(&fixture.vhost));
@@ -30,7 +30,7 @@ impl Fixture {
         self.vhost.tracer(&self.identity, None)
     }
 
-    /// What the connection's task does after a nudge.
+    /// The work of the connection's task after a nudge.
     fn tell(&self, publisher: &mut TracePublisher, room: &DiskRoom) {
         room.resume(&self.vhost);
         publisher.publish(self.connection.traces(), room, NOW, || self.tracer());
@@ -82,7 +82,7 @@ fn the_firehose_does_not_hold_up_whoever_listens_to_it() {
         fixture.tell(&mut publisher, &room);
         fixture.delivered();
     }
-    // On the same connection: what it is given is not to be told of.
+    // On the same connection: deliveries of traces are not traced.
     fixture.queue = hears;
     fixture.consume("listens", 0, true);
     assert_eq!(fixture.delivered().len(), MESSAGES);
