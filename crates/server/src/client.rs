@@ -34,12 +34,10 @@ impl Spoken {
 
 /// The server's end of one client's connection.
 pub(crate) trait Client: Protocol + Send + Sized + 'static {
-    /// Creates a connection that has received nothing yet. Its output goes to `outbox`; `now` is when it was
-    /// accepted.
+    /// Creates a connection that has received nothing yet. Its output goes to `outbox`; `now` is when it was accepted.
     fn new(shared: Arc<Shared>, id: u64, peer: Peer, outbox: Arc<Outbox>, place: Place, now: Instant)
     -> Self;
-    /// Offers login by the client's verified certificate, which stands for `user`. Called before the first
-    /// input.
+    /// Offers login by the client's verified certificate, which stands for `user`. Called before the first input.
     fn offer_external(&mut self, user: Arc<str>);
     /// Notes where the connection came from and to. Called before the first input.
     fn arrived(&mut self, arrival: Arrival);

@@ -173,8 +173,7 @@ impl Door {
     }
 }
 
-/// Logs in the user that a verified certificate stands for. The client's own response is ignored, as in
-/// RabbitMQ.
+/// Logs in the user that a verified certificate stands for. The client's own response is ignored, as in RabbitMQ.
 fn login_external(broker: &Broker, credentials: &Credentials, client: Client) -> Result<Login, LoginError> {
     let judged = broker.authenticate_external(&credentials.username, client.peer.is_loopback());
     judged.map(Login::Broker).map_err(|why| {
@@ -183,8 +182,7 @@ fn login_external(broker: &Broker, credentials: &Credentials, client: Client) ->
     })
 }
 
-/// Milliseconds since 1970 that never go backwards: the wall clock at the start of the process plus a monotonic
-/// clock.
+/// Milliseconds since 1970 that never go backwards: the wall clock at the start of the process plus a monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     started: Instant,

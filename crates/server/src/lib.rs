@@ -18,8 +18,7 @@
 //!
 //! Lock order: a queue of the broker, then a channel's deliveries, then an outbox.
 //!
-//! Out of scope: command-line arguments, and HTTP beyond the upgrade to WebSocket and the files served next to
-//! it.
+//! Out of scope: command-line arguments, and HTTP beyond the upgrade to WebSocket and the files served next to it.
 
 mod access;
 mod alarms;

@@ -39,7 +39,8 @@ impl Listener {
     /// Binds a Unix socket at `path`. A socket file left behind by a killed process is replaced; one that a
     /// process still listens on is not.
     ///
-    /// # Errors Fails if the address is in use or the file cannot be created.
+    /// # Errors
+    /// Fails if the address is in use or the file cannot be created.
     pub async fn bind_unix(path: &Path) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path).await => {

@@ -89,8 +89,7 @@ impl Preface {
         self.proxies.as_ref().is_some_and(|proxies| proxies.includes(peer))
     }
 
-    /// Reads the header of a trusted peer and returns the client that it names. Rejects a header from any other
-    /// peer.
+    /// Reads the header of a trusted peer and returns the client that it names. Rejects a header from any other peer.
     pub(crate) async fn real_peer(&self, stream: &mut Stream, peer: Peer) -> Result<Peer, PrefaceError> {
         let Some(proxies) = &self.proxies else { return Ok(peer) };
         if !proxies.includes(peer) {

@@ -266,8 +266,7 @@ impl OpenConnection {
         channels.iter().map(|channel| channel.status()).collect()
     }
 
-    /// Like [`Self::channels`], with each channel's message counts as of `now`; `None` for a channel without
-    /// any.
+    /// Like [`Self::channels`], with each channel's message counts as of `now`; `None` for a channel without any.
     pub fn channels_counted(&self, now: Timestamp) -> Vec<(ChannelStatus, Option<MessageCounts>)> {
         let channels = self.channels.lock().clone();
         channels.iter().map(|channel| (channel.status(), channel.counts(now))).collect()

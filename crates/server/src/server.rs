@@ -199,7 +199,8 @@ impl Server {
     /// Restores the sessions of MQTT clients and starts their expiry. Must be called within a runtime, before
     /// any client is served; does nothing without an embedded broker.
     ///
-    /// # Errors Describes stored state that cannot be read.
+    /// # Errors
+    /// Describes stored state that cannot be read.
     pub fn start_mqtt(&self, config: MqttConfig) -> Result<(), String> {
         let Door::Broker(broker) = &self.shared.door else { return Ok(()) };
         let hub = mqtt::start(broker, config, self.shared.clock)?;
@@ -600,8 +601,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 const PRODUCT: &str = "Leveret";
 
 /// The server-properties of the embedded broker. Clients derive supported features from `version`, so it is
-/// RabbitMQ's; some check `product` as well, which is therefore a setting. The real product is named beside
-/// them.
+/// RabbitMQ's; some check `product` as well, which is therefore a setting. The real product is named beside them.
 fn server_properties(product: &str, version: &str) -> FieldTable {
     let mut properties: FieldTable = [
         ("product", product),

@@ -70,8 +70,7 @@ fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))
 }
 
-/// Appends a JSON string. Clients choose the names of users and virtual hosts, so no byte of them may begin a
-/// new line.
+/// Appends a JSON string. Clients choose the names of users and virtual hosts, so no byte of them may begin a new line.
 fn quote(out: &mut String, text: &str) {
     out.push('"');
     for character in text.chars() {

@@ -1,5 +1,4 @@
-//! The access log: one line for each connection that was opened, and one with the reason for each that has
-//! ended.
+//! The access log: one line for each connection that was opened, and one with the reason for each that has ended.
 //!
 //! Sessions pass finished lines to a writer thread and never wait for it: when it cannot keep up, lines are
 //! dropped, and a line gives their number. No line contains a secret.

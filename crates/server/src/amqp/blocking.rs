@@ -1,5 +1,4 @@
-//! Blocks a publishing connection while an alarm is raised: its publishes wait, and everything it sends after
-//! them.
+//! Blocks a publishing connection while an alarm is raised: its publishes wait, and everything it sends after them.
 
 use amqp::frame::{self, Frame, FrameKind};
 use amqp::method::connection;
@@ -10,8 +9,7 @@ use crate::alarms::Blocked;
 /// Whether the alarms block a connection.
 ///
 /// A blocked connection is not read, as in RabbitMQ: even its connection.close is not answered, because the
-/// messages published before it would have to be accepted or dropped. It still receives deliveries and
-/// heartbeats.
+/// messages published before it would have to be accepted or dropped. It still receives deliveries and heartbeats.
 #[derive(Default)]
 pub(super) struct Blocking {
     place: Option<Blocked>,

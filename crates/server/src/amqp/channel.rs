@@ -24,8 +24,7 @@ use crate::registry::OpenChannel;
 
 /// An open channel.
 ///
-/// A client may open very many channels and use few, so state of more than a few words is allocated on first
-/// use.
+/// A client may open very many channels and use few, so state of more than a few words is allocated on first use.
 pub(crate) struct Channel {
     number: u16,
     deliveries: Arc<Deliveries>,

@@ -161,8 +161,7 @@ impl Connection {
         self.arrival = arrival;
     }
 
-    /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Called before the first
-    /// input.
+    /// Offers EXTERNAL: the client has a verified certificate, which stands for `user`. Called before the first input.
     pub(crate) fn offer_external(&mut self, user: Arc<str>) {
         if let Phase::Handshake(handshake) = &mut self.phase
             && let Some(offer) = self.shared.offer_with_external()
@@ -344,8 +343,7 @@ impl Connection {
                 return;
             }
             Answer::There(false) => return self.vanish(NO_UPSTREAM.to_owned()),
-            // The backend is unavailable, and the client must not receive a refusal or a close that looks like
-            // one.
+            // The backend is unavailable, and the client must not receive a refusal or a close that looks like one.
             Answer::Login(Err(LoginError::Failed(fault))) | Answer::Open(Err(fault))
                 if fault.code == ReplyCode::ConnectionForced =>
             {
@@ -409,8 +407,7 @@ impl Connection {
         }
     }
 
-    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being
-    /// opened.
+    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
     fn register(&mut self, shown: Option<Arc<OpenConnection>>) {
         let Some(shown) = shown else { return };
         self.registered = Some(self.shared.registry.register(Arc::clone(&shown)));
@@ -534,8 +531,7 @@ impl Connection {
         self.deadline = Some(now + CLOSE_TIMEOUT);
     }
 
-    /// While the server drains: closes an open client once its publishes are confirmed or the time limit has
-    /// passed.
+    /// While the server drains: closes an open client once its publishes are confirmed or the time limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let Phase::Open(session) = &self.phase else { return };
         if !self.shared.is_draining() {

@@ -41,8 +41,7 @@ pub(crate) fn view<'a>(body: &'a Body<'a>) -> BodyView<'a> {
     }
 }
 
-/// Appends a method that carries content, the content header, and the body in frames of at most `frame_max`
-/// bytes.
+/// Appends a method that carries content, the content header, and the body in frames of at most `frame_max` bytes.
 pub(crate) fn write_message(
     buf: &mut OutBuf,
     to: Destination,

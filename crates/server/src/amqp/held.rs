@@ -29,8 +29,7 @@ pub(crate) struct HeldAnswers {
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
-    /// The changes to definitions, and the position in the message log, to wait for; both `None` if nothing
-    /// waits.
+    /// The changes to definitions, and the position in the message log, to wait for; both `None` if nothing waits.
     ticket: Option<Ticket>,
     lsn: Option<Lsn>,
     /// A frame was refused because it has to wait for the answers.

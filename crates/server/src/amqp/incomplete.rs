@@ -72,8 +72,7 @@ pub(crate) struct Holding {
     is_known: bool,
     /// Its ticket in the wait queue, from the first refused frame until it is admitted or there is room.
     ticket: Option<u64>,
-    /// Since when it has held room that others lack; set at the nudge that announces it, hence not earlier than
-    /// that.
+    /// The earliest time since which it holds room that others lack; set by the nudge that announces the shortage.
     since: Option<Instant>,
     /// Bytes added since then.
     progress: usize,
@@ -255,7 +254,8 @@ impl Holding {
 
     /// Returns the fault that ends the connection once its deadline has passed without enough progress.
     ///
-    /// # Errors 506 RESOURCE_ERROR.
+    /// # Errors
+    /// 506 RESOURCE_ERROR.
     pub(crate) fn check(&mut self, now: Instant) -> Result<(), Fault> {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return Ok(());

@@ -10,7 +10,8 @@ pub(crate) trait Session: Send {
     /// Handles a frame of any channel but 0, together with following bytes in `rest` that belong to the same
     /// message; returns the number of bytes taken from `rest`.
     ///
-    /// # Errors A fault that ends the connection. The session handles faults that end a channel itself.
+    /// # Errors
+    /// A fault that ends the connection. The session handles faults that end a channel itself.
     fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8], now: Instant) -> Result<usize, Fault>;
     /// Whether a frame can be taken now. If not, it is shown again once [`Session::has_room`] returns true; the
     /// outbox is nudged then.
@@ -46,8 +47,7 @@ pub(crate) trait Session: Send {
     fn upstreams(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Whether no publish of the client is unconfirmed. If not, the outbox is nudged when it is worth asking
-    /// again.
+    /// Whether no publish of the client is unconfirmed. If not, the outbox is nudged when it is worth asking again.
     fn is_settled(&self) -> bool;
     /// The client closes its connection: flushes its publishes and releases everything it holds. Returns true
     /// if that is done, so that the client can be answered; otherwise the outbox is nudged when

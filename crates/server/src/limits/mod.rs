@@ -287,7 +287,8 @@ impl Place {
     /// Counts the connection under its real address, which becomes known late if it came through a load
     /// balancer: such a connection is entered without an address.
     ///
-    /// # Errors Returns the limit that refuses a connection from that address.
+    /// # Errors
+    /// Returns the limit that refuses a connection from that address.
     pub fn locate(&mut self, ip: Option<IpAddr>) -> Result<(), LimitReached> {
         let (counter, now) = (&self.counter, Instant::now());
         let mut counts = counter.counts.lock();

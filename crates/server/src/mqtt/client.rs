@@ -1,13 +1,13 @@
-//! A connected client on the embedded broker: what it publishes, and the life of its session.
+//! A connected client on the embedded broker: its publishes, and its session's lifetime.
 //!
 //! Subscriptions are in [`super::subscribing`], messages for the client in [`super::delivering`].
 //!
-//! # What is on disk
-//! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its subscriptions, and its
-//! messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until they are acknowledged, and the topics of
-//! retained ones are noted until then ([`super::owed`]). That a message of
-//! QoS 2 from the client has come is noted with the LSN at which the log of messages has it: both are noted within one round
-//! of the disk, and after a crash the one counts only if the other is there.
+//! # State on disk
+//! A session that outlives its connection is a definition ([`broker::Section::MqttSessions`]): its
+//! subscriptions, and its messages of QoS 2 in flight. Messages of QoS 1 in flight stay in their queue until
+//! they are acknowledged, and the topics of retained ones stay recorded until then ([`super::owed`]). The
+//! receipt of a QoS 2 message from the client is recorded with the message's LSN in the message log: both are
+//! written in one round of the disk, and after a crash the record counts only if the message is there.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,7 +37,7 @@ use crate::amqp::room::DiskRoom;
 use crate::registry::OpenConnection;
 use crate::server::Shared;
 
-/// What the broker has for a client whose CONNECT was accepted.
+/// A client's state on the broker after its CONNECT was accepted.
 pub(super) struct Client {
     pub(super) shared: Arc<Shared>,
     pub(super) hub: Arc<Hub>,
@@ -48,12 +48,12 @@ pub(super) struct Client {
     pub(super) outbox: Arc<Outbox>,
     pub(super) nudge: Arc<dyn Waiter>,
     pub(super) publisher: Publisher,
-    /// What operators see of the connection. Set once it is open.
+    /// The connection as operators see it. Set once it is open.
     pub(super) shown: Option<Arc<OpenConnection>>,
-    /// Tells the firehose what the client is given. Made for the first message that is traced, dropped once tracing has been
-    /// switched off.
+    /// Publishes the client's deliveries to the firehose. Created for the first traced message, dropped once
+    /// tracing has been switched off.
     pub(super) tracer: Option<Box<Tracer>>,
-    /// Published since the last flush.
+    /// Publishes since the last flush.
     published: Vec<Published>,
     pub(super) room: DiskRoom,
     pub(super) inbox: Arc<Inbox>,
@@ -67,29 +67,29 @@ pub(super) struct Client {
     pub(super) groups: Vec<Box<str>>,
     pub(super) partial: Vec<Partial>,
     pub(super) moving: Vec<(u64, Lsn)>,
-    /// Whose session it is: the client's user, but for a session without a noted user that has not been taken up yet.
+    /// The session's user: the client's, or `None` while a session without a recorded user has not been resumed yet.
     session_user: Option<Box<str>>,
     /// See [`Kept::merged_below`].
     pub(super) merged_below: u64,
     pub(super) owed: Owed,
     pub(super) waiting: Waiting,
-    /// Messages of QoS 2 that the client has, whose PUBREL waits until that is noted.
+    /// Messages of QoS 2 that the client has, whose PUBREL waits until that is recorded.
     pub(super) to_release: Vec<u16>,
-    /// The session has changed, and is to be written down without anybody's waiting for it.
+    /// The session has changed and is to be written, but nothing waits for it.
     pub(super) changed: bool,
-    /// Seconds that the session is to outlive the connection; 0 for one that is nobody's business afterwards.
+    /// Seconds that the session outlives the connection; 0 if it ends with it.
     pub(super) expiry: u32,
-    /// A bridge takes messages as they were published, and nothing of its own.
+    /// A bridge gets RETAIN as published, and none of its own messages.
     pub(super) is_bridge: bool,
     pub(super) now: Timestamp,
 }
 
 /// A publish that has not been flushed.
 struct Published {
-    /// 0 at QoS 0.
+    /// The packet identifier; 0 at QoS 0.
     packet_id: u16,
     matched: bool,
-    /// Of what was retained.
+    /// The change that retains the message.
     ticket: Option<Ticket>,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Refusal {
     pub(super) text: &'static str,
 }
 
-/// What a client brings that is let in.
+/// The parameters of a client that was admitted.
 pub(super) struct Admitted {
     pub(super) owner: Arc<Owner>,
     pub(super) claim: Arc<Claim>,
@@ -155,7 +155,7 @@ impl Client {
         }
     }
 
-    /// The connection is open, and operators see it.
+    /// Called when the connection is open and visible to operators.
     pub(super) fn opened(&mut self, shown: &Arc<OpenConnection>) {
         self.publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
         self.shown = Some(Arc::clone(shown));
@@ -169,7 +169,7 @@ impl Client {
         self.seat.vhost()
     }
 
-    /// What operators see of the client: its name, as RabbitMQ shows it.
+    /// The client properties shown to operators: its identifier, as RabbitMQ shows it.
     pub(super) fn shown_properties(&self) -> FieldTable {
         [("client_id", FieldValue::text(&*self.owner.client_id))].into_iter().collect()
     }
@@ -182,12 +182,12 @@ impl Client {
         &self.claim
     }
 
-    /// Whether the session is to outlive the connection.
+    /// Whether the session outlives the connection.
     pub(super) fn outlives(&self) -> bool {
         self.expiry > 0
     }
 
-    /// Takes over what was kept of the session, but for its subscriptions; returns what is for the engine.
+    /// Takes over a detached session, except its subscriptions; returns the engine's part.
     pub(super) fn adopt(&mut self, kept: Kept) -> Session {
         let Kept {
             session, held, restored, next_tag, owed, groups, partial, moving, user, merged_below, ..
@@ -198,23 +198,23 @@ impl Client {
         session
     }
 
-    /// The session has been taken up: from now on it is the user's.
+    /// Called when the session was resumed: it belongs to the user from now on.
     pub(super) fn own_session(&mut self) {
         self.session_user = Some(self.seat.identity().user().into());
     }
 
-    /// Whether the session is written down.
+    /// Whether the session is stored on disk.
     pub(super) fn is_kept(&self) -> bool {
         self.outlives() && self.store().is_some()
     }
 
-    /// Does something when all that it depends on is on disk.
+    /// Defers an action until everything that it depends on is on disk.
     pub(super) fn wait(&mut self, then: Then, until: (Option<broker::Lsn>, Option<Ticket>)) {
         let store = self.hub.store();
         self.waiting.push(then, until, store, &self.nudge);
     }
 
-    /// Takes a message, which is answered later.
+    /// Publishes a message, which is acknowledged later.
     pub(super) fn publish(&mut self, publish: &packet::Publish<'_>) -> Result<(), Refusal> {
         let owner = Arc::clone(&self.owner);
         let message = Incoming {
@@ -263,7 +263,7 @@ impl Client {
         Ok(())
     }
 
-    /// Hands the message over, and notes in the same round of the disk that it has come.
+    /// Publishes a message, and records its receipt in the same round of the disk.
     fn publish_noted(
         &mut self,
         publish: &packet::Publish<'_>,
@@ -286,13 +286,13 @@ impl Client {
         Ok(())
     }
 
-    /// The queues that have a message which the client has to send again.
+    /// Takes the queues that already have a message which the client sends again.
     fn take_partial(&mut self, packet_id: u16) -> Option<Vec<Box<str>>> {
         let at = self.partial.iter().position(|partial| partial.packet_id == packet_id)?;
         Some(self.partial.swap_remove(at).queues)
     }
 
-    /// Hands over what was published, however long it takes: what follows must see it.
+    /// Flushes all publishes, however long it takes: the next operation must see them.
     pub(super) fn flush_published(&mut self) {
         if !self.published.is_empty() {
             let flushed = self.publisher.flush_all(self.now);
@@ -300,7 +300,7 @@ impl Client {
         }
     }
 
-    /// Notes the acknowledgements of what was handed over.
+    /// Queues the acknowledgements of flushed messages.
     fn flushed(&mut self, flushed: &Flushed) {
         let mut refused = flushed.refused.iter().copied().peekable();
         for (at, published) in std::mem::take(&mut self.published).into_iter().enumerate() {
@@ -321,7 +321,7 @@ impl Client {
         }
     }
 
-    /// A message of QoS 2 was released by the client.
+    /// Called when the client has released a message of QoS 2.
     pub(super) fn released(&mut self, packet_id: u16) {
         let key = received_key(&self.owner, packet_id);
         let vhost = self.is_kept().then(|| self.vhost());
@@ -330,8 +330,8 @@ impl Client {
         self.wait(Then::Complete { packet_id }, (None, ticket));
     }
 
-    /// The end of a batch of input: hands over and notes what it came to. What does not fit into the turn follows in the
-    /// next, and the client is not read before.
+    /// Called at the end of a batch of input: flushes publishes and writes the session. Publishes that do not
+    /// fit into the turn follow in the next, before the client is read again.
     pub(super) fn flush(&mut self, engine: &Engine) {
         if !self.published.is_empty() {
             let flushed = self.publisher.flush(self.now);
@@ -351,12 +351,12 @@ impl Client {
         }
     }
 
-    /// Writes the session down, if it is kept.
+    /// Writes the session to disk, if it is stored.
     pub(super) fn write_down(&self, session: &Session) -> Option<Ticket> {
         self.write_down_with(session, Vec::new())
     }
 
-    /// The same with changes that belong to it.
+    /// Like [`Self::write_down`], together with other changes that belong to it.
     pub(super) fn write_down_with(&self, session: &Session, changes: Vec<Change>) -> Option<Ticket> {
         if !self.is_kept() {
             return None;
@@ -365,13 +365,13 @@ impl Client {
         self.hub.put_session_with(&self.owner, self.vhost(), value, changes)
     }
 
-    /// Writes down a session from earlier that is to end with this connection: a crash must not bring it back as it was.
+    /// Writes a stored session that is now to end with this connection: a crash must not restore its earlier state.
     pub(super) fn write_down_mortal(&self, session: &Session) {
         let value = self.written(session, 0);
         self.hub.put_session(&self.owner, self.vhost(), value);
     }
 
-    /// The session of an open connection as it is to be written.
+    /// The session of an open connection in its stored form.
     fn written(&self, session: &Session, expiry: u32) -> Vec<u8> {
         let user = self.session_user.as_deref();
         let (moving, merged_below) = (&self.moving[..], self.merged_below);
@@ -383,12 +383,12 @@ impl Client {
         self.waiting.is_empty()
     }
 
-    /// The connection is over: the session is kept, or ends.
+    /// Called when the connection has ended: detaches the session or ends it.
     pub(super) fn end(mut self, mut session: Session, end: End) {
         self.publisher.flush_all(self.now);
         self.published.clear();
         for then in self.waiting.drain() {
-            // It was handed over, and is not to be published again.
+            // It was published and must not be published again.
             if let Then::Accept { packet_id, .. } = then {
                 session.accepted(packet_id);
             }

@@ -1,4 +1,4 @@
-//! A client's MQTT connection: CONNECT, its session, and the way between socket and engine.
+//! A client's MQTT connection: CONNECT, its session, and the path between socket and engine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,10 +23,10 @@ use crate::limits::Place;
 use crate::registry::{Arrival, OpenConnection, Opening, Registered};
 use crate::server::Shared;
 
-/// How long a draining server waits for the acknowledgements of what a client has published.
+/// Time limit for the acknowledgements of a client's publishes while the server drains.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Answers that may wait for the disk before nothing more is read from the client.
+/// Answers waiting for the disk at which the client is no longer read.
 const MAX_WAITING: usize = 1024;
 
 /// The state of one client's connection, driven by [`transport::drive`].
@@ -36,16 +36,16 @@ pub(crate) struct Connection {
     id: u64,
     peer: Peer,
     outbox: Arc<Outbox>,
-    /// Given back when the connection is dropped.
+    /// Released when the connection is dropped.
     place: Place,
     engine: Engine,
     phase: Phase,
     intent: Intent,
-    /// The end of the login, or of a drain.
+    /// Deadline of the login, or of a drain.
     deadline: Option<Instant>,
-    /// The client has sent as much as it may for now, and is not read until then.
+    /// The client has used up its receive rate and is not read until then.
     rested_until: Option<Instant>,
-    /// An alarm stands, and the client has published.
+    /// Set while an alarm is raised and the client has published.
     blocked: Option<Blocked>,
     /// The user name of the client's verified certificate.
     external: Option<Arc<str>>,
@@ -53,14 +53,14 @@ pub(crate) struct Connection {
     ending: Ending,
     record: Option<Box<AccessRecord>>,
     arrival: Arrival,
-    /// What operators see of it, once it is open.
+    /// The entry in the registry, once the connection is open.
     registered: Option<Registered>,
 }
 
 enum Phase {
-    /// CONNECT has not come.
+    /// CONNECT has not been received.
     Start,
-    /// The client may come in as soon as it has its session.
+    /// The login was accepted; the client is admitted as soon as it has its session.
     Claiming(Box<Claiming>),
     Open(Box<Client>),
     Over,
@@ -74,7 +74,7 @@ struct Claiming {
 
 impl Connection {
     /// # Panics
-    /// When the server has not [started](crate::Server::start_mqtt) MQTT.
+    /// Panics if the server has not [started](crate::Server::start_mqtt) MQTT.
     pub(crate) fn new(
         shared: Arc<Shared>,
         id: u64,
@@ -108,22 +108,22 @@ impl Connection {
         }
     }
 
-    /// Notes where the client has come to. Before the first input.
+    /// Notes where the connection came from and to. Called before the first input.
     pub(crate) fn arrived(&mut self, arrival: Arrival) {
         self.arrival = arrival;
     }
 
-    /// The client has a verified certificate, which stands for `user`. Before the first input.
+    /// Offers login by the client's verified certificate, which stands for `user`. Called before the first input.
     pub(crate) fn offer_external(&mut self, user: Arc<str>) {
         self.external = Some(user);
     }
 
-    /// Keeps the account of the connection for the access log, if there is one.
+    /// Sets the connection's access-log record, if there is an access log.
     pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
         self.record = record;
     }
 
-    /// What the access log is told in the end.
+    /// Takes the access-log record when the connection has ended.
     pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
         self.go();
         self.record.take()
@@ -134,7 +134,7 @@ impl Connection {
         self.reason.take()
     }
 
-    /// How the connection ended, and why, as far as that is known.
+    /// How the connection ended, and why, as far as known.
     pub(crate) fn ending(&self) -> (Ending, &str) {
         (self.ending, self.reason.as_deref().unwrap_or_default())
     }
@@ -166,7 +166,7 @@ impl Connection {
         if matches!(self.phase, Phase::Over) { input.len() } else { taken }
     }
 
-    /// What follows from an event.
+    /// Performs the action that follows from an event.
     fn act(&mut self, next: Next, now: Instant) {
         match next {
             Next::Nothing => {}
@@ -182,7 +182,7 @@ impl Connection {
             }
             Next::Refused { packet_id, refusal: Refusal { reason, text } } => {
                 let Phase::Open(client) = &mut self.phase else { return };
-                // Acknowledgements come in the order of what they are about (MQTT-4.6.0-2).
+                // Acknowledgements are sent in the order of their messages (MQTT-4.6.0-2).
                 client.flush_published();
                 client.wait(Then::Refuse { packet_id, reason, text }, (None, None));
             }
@@ -221,7 +221,7 @@ impl Connection {
         self.claimed(now);
     }
 
-    /// Authenticates, and looks at limits.
+    /// Authenticates the client, and checks limits.
     fn judge(&mut self, login: Login) -> Result<Login, login::Refused> {
         let judged = login.judge(&self.hub, self.peer, self.external.as_deref());
         if let Some(record) = &mut self.record
@@ -240,8 +240,8 @@ impl Connection {
         Ok(login)
     }
 
-    /// The session is another user's. Older clients are told what RabbitMQ tells them whose user may not have the session's
-    /// queue (return code 3).
+    /// The session belongs to another user. Older clients get the code that RabbitMQ sends if the user may not
+    /// have the session's queue (return code 3).
     fn refuse_foreign(&mut self, _: ForeignSession, owner: &Owner, login: &Login) {
         let user = login.user();
         let why =
@@ -263,7 +263,7 @@ impl Connection {
         self.finish();
     }
 
-    /// Lets the client in if it has its session by now.
+    /// Admits the client if it has its session by now.
     fn claimed(&mut self, now: Instant) {
         let Phase::Claiming(claiming) = &self.phase else { return };
         if claiming.claim.is_superseded() {
@@ -289,7 +289,7 @@ impl Connection {
         let mut client = Box::new(Client::new(&self.shared, &self.hub, &self.outbox, admitted, at));
         let mut session = None;
         match kept {
-            // That of a user who has been deleted ends, and so does one whose time, and that of its queue, is over.
+            // The session of a deleted user is ended, and so is one that has expired together with its queue.
             Some(kept)
                 if self.engine.wants_session() && kept.belongs_to(login.user()) && !kept.is_over(at) =>
             {
@@ -304,7 +304,7 @@ impl Connection {
         self.write(out);
         dropped.into_iter().for_each(|tag| client.delivered(tag, 0, false));
         if let Err(Refusal { reason, text }) = client.resume(&self.engine) {
-            // The session waits for one who may have it.
+            // The session stays for a user with permission.
             self.phase = Phase::Open(client);
             self.ends(Ending::Refused, || format!("the session cannot be resumed: {reason} ({text})"));
             return self.fail(Fault::new(reason, "the session cannot be resumed"));
@@ -328,7 +328,7 @@ impl Connection {
         self.intent = Intent::Run;
     }
 
-    /// Lets operators see the connection. What has been deleted while it was being opened ends it.
+    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
     fn register(&mut self, client: &mut Client, connected_at: u64) {
         let shown = OpenConnection::new(Opening {
             id: self.id,
@@ -353,7 +353,7 @@ impl Connection {
         }
     }
 
-    /// Gives back a claim that came to nothing.
+    /// Releases a claim that is not used.
     fn leave_claim(&mut self) {
         if let Phase::Claiming(claiming) = std::mem::replace(&mut self.phase, Phase::Over) {
             let left = claiming.claim.take_granted().flatten();
@@ -361,14 +361,14 @@ impl Connection {
         }
     }
 
-    /// The end of a batch of input, or a nudge: everything is handed on.
+    /// Called at the end of a batch of input, or after a nudge: flushes everything.
     fn after_batch(&mut self, now: Instant) {
         let Phase::Open(client) = &mut self.phase else { return };
         client.flush(&self.engine);
         self.answer(now);
     }
 
-    /// Sends what has waited for the disk, and messages.
+    /// Sends answers whose changes are on disk, and messages.
     fn answer(&mut self, now: Instant) {
         let store = self.hub.store().cloned();
         while !self.outbox.is_closed() {
@@ -390,14 +390,14 @@ impl Connection {
         self.leave_when_settled(now);
     }
 
-    /// Whether the client is read.
+    /// Sets whether the client is read.
     fn set_intent(&mut self) {
         let Phase::Open(client) = &self.phase else { return };
         let reads = client.room.is_there() && self.blocked.is_none() && client.waiting.len() < MAX_WAITING;
         self.intent = if reads { Intent::Run } else { Intent::Pause };
     }
 
-    /// A client that publishes while an alarm stands is not read any further.
+    /// Stops reading a client that publishes while an alarm is raised.
     fn block_if_alarmed(&mut self) {
         if self.blocked.is_none()
             && self.shared.alarms.stand()
@@ -417,7 +417,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection from our side.
+    /// Ends the connection from the server's side.
     fn disconnect(&mut self, reason: ReasonCode) {
         let mut out = Vec::new();
         let end = self.engine.disconnect(reason, &mut out);
@@ -427,7 +427,7 @@ impl Connection {
         }
     }
 
-    /// The engine has told the end.
+    /// Handles the end that the engine has reported.
     fn ended(&mut self, end: End) {
         let (ending, reason) = describe(&end, self.shared.is_draining());
         self.ends(ending, || reason);
@@ -451,7 +451,7 @@ impl Connection {
         self.phase = Phase::Over;
     }
 
-    /// The socket is gone, whatever the engine knows of it.
+    /// The socket has closed, whatever the engine knows of it.
     fn go(&mut self) {
         if !matches!(self.phase, Phase::Over) {
             let end = self.engine.handle_eof();
@@ -479,7 +479,8 @@ impl Connection {
         }
     }
 
-    /// While the server drains: tells an open client, as soon as what it published is acknowledged or its time is over.
+    /// While the server drains: disconnects an open client once its publishes are acknowledged or the time
+    /// limit has passed.
     fn leave_when_settled(&mut self, now: Instant) {
         let Phase::Open(client) = &self.phase else { return };
         if !self.shared.is_draining() {
@@ -498,7 +499,7 @@ impl Connection {
 
 crate::client::is_client!(Connection);
 
-/// What is to be done about an event, which is lent and has to be let go of first.
+/// The action for an event, which is borrowed and has to be released first.
 enum Next {
     Nothing,
     Connect(Box<Result<Login, login::Refused>>),
@@ -546,7 +547,7 @@ impl Next {
     }
 }
 
-/// Does what has waited for the disk. Some of it ends the connection.
+/// Performs an action that has waited for the disk. Some of them end the connection.
 fn apply(then: Then, client: &mut Client, engine: &mut Engine, out: &mut Vec<u8>) -> Option<End> {
     match then {
         Then::Accept { packet_id, matched } => {
@@ -577,7 +578,7 @@ fn describe(end: &End, draining: bool) -> (Ending, String) {
     }
 }
 
-/// What a packet costs before it is looked at what it asks for, in nanoseconds.
+/// Cost of a packet before its content is handled, in nanoseconds.
 const PACKET: u32 = 200;
 
 impl Protocol for Connection {
@@ -594,7 +595,7 @@ impl Protocol for Connection {
         if let Some(record) = &mut self.record {
             record.received += taken as u64;
         }
-        // Logging in is free: it is bounded, and must not wait for what others have sent.
+        // Logging in is exempt: its bytes are bounded, and it must not wait for other clients' traffic.
         if was_open && self.is_open() {
             self.rested_until = self.place.received(taken, now);
         }
@@ -658,7 +659,7 @@ impl Protocol for Connection {
         }
         self.leave_when_settled(now);
         if rests || self.outbox.backlog() >= self.shared.config.outbox_limit {
-            // Nobody reads what the client sends, so its silence means nothing.
+            // We do not read what the client sends, so its silence means nothing.
             self.engine.note_unread(now);
         }
         let engine = &mut self.engine;
@@ -682,7 +683,7 @@ impl Protocol for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The socket failed, or the peer took nothing: the session has not heard of it yet.
+        // The socket failed, or the peer stopped reading: the session has not been notified yet.
         self.go();
     }
 }

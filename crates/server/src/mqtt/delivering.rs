@@ -1,4 +1,4 @@
-//! Messages for the client from its queues. The retained ones are in [`super::owing`].
+//! Messages for the client from its queues. Retained messages are in [`super::owing`].
 
 use std::sync::Arc;
 
@@ -26,31 +26,31 @@ pub(super) struct Source {
     pub(super) queue: Arc<Queue>,
     pub(super) id: ConsumerId,
     pub(super) kind: Kind,
-    /// To be given back to the queue at the end of the batch.
+    /// Deliveries to be acknowledged to the queue at the end of the batch.
     pub(super) settled: Vec<Delivery>,
 }
 
-/// What a queue is to the client.
+/// The role of a queue for the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Own(Class),
-    /// Of a shared subscription.
+    /// The queue of a shared subscription.
     Shared(Subscription),
 }
 
-/// What is to be sent of a batch, when it is noted what that is.
+/// Packets of a batch that are sent only after the session was written to disk.
 #[derive(Default)]
 pub(super) struct Noted {
     pub(super) bytes: Vec<u8>,
-    /// Out of queues that others share, by the tags that the session has for them.
+    /// Messages from shared queues, by the tags that the session has for them.
     moved: Vec<(u64, Held)>,
-    /// A message of QoS 2 is among them.
+    /// The batch contains a message of QoS 2.
     pub(super) exactly_once: bool,
-    /// Topics of retained messages that are the session's from then on.
+    /// Topics of retained messages that the session holds after the write.
     pub(super) no_longer_owed: Vec<Arc<str>>,
 }
 
-/// Where packets go.
+/// The outbox as the engine's output.
 pub(super) struct Out<'b>(pub(super) &'b mut OutBuf);
 
 impl Output for Out<'_> {
@@ -64,7 +64,7 @@ impl Output for Out<'_> {
 }
 
 impl Client {
-    /// Sends what the client takes now.
+    /// Sends the messages that the client can take now.
     pub(super) fn deliver(&mut self, engine: &mut Engine) {
         let mut noted = Noted::default();
         if !self.waiting.holds_messages() {
@@ -86,9 +86,9 @@ impl Client {
         self.flush_traces();
     }
 
-    /// Writes the session down if it has to be before anything is sent. What came out of a queue that others share is the
-    /// session's from then on: both get to the disk in one round, and of a round that a crash has cut short the session's
-    /// side does not count ([`Kept::moving`](super::kept::Kept)). Returns what to wait for.
+    /// Writes the session if that has to precede sending. Messages from shared queues belong to the session
+    /// from then on: both changes reach the disk in one round, and if a crash cuts the round short, the
+    /// session's side does not count ([`Kept::moving`](super::kept::Kept)). Returns the changes to wait for.
     fn note(&mut self, noted: Noted, engine: &Engine) -> (Option<Lsn>, Option<Ticket>) {
         let Noted { moved, exactly_once, no_longer_owed, .. } = noted;
         if !exactly_once {
@@ -98,14 +98,14 @@ impl Client {
         let _together = store.together();
         self.moving.retain(|(_, lsn)| *lsn > store.durable());
         let until = self.move_out(moved);
-        // Together: a topic that is not owed any more without a session that has its message would be lost.
+        // Together: a topic that is no longer pending while no session has its message would be lost.
         let settled = no_longer_owed.iter().filter_map(|topic| self.no_longer_owed(topic)).collect();
         (until, self.write_down_with(engine.session(), settled))
     }
 
-    /// Lets queues that others share go of messages which the session has from now on. Each queue does so in a record of its own,
-    /// and a crash may leave one and not the next: so a message is the session's once its own queue's record is on disk, no
-    /// sooner and no later. Returns the end of the last of them.
+    /// Acknowledges messages to shared queues, as the session holds them from now on. Each queue writes a
+    /// record of its own, and a crash may leave one and not the next: so a message is the session's once its
+    /// own queue's record is on disk, no sooner and no later. Returns the end of the last record.
     fn move_out(&mut self, mut moved: Vec<(u64, Held)>) -> Option<Lsn> {
         let mut until = None;
         for source in &self.sources {
@@ -116,7 +116,7 @@ impl Client {
                 continue;
             }
             self.inbox.settled(source.key, deliveries.len());
-            // A message that is not on disk is in no queue after a crash: the session alone has it.
+            // A transient message is in no queue after a crash: only the session has it.
             if let Some(lsn) = source.queue.ack(deliveries, self.now) {
                 self.moving.extend(tags.into_iter().map(|tag| (tag, lsn)));
                 until = until.max(Some(lsn));
@@ -130,12 +130,13 @@ impl Client {
         noted.bytes.len() < MAX_NOTED && self.outbox.has_room() && self.may_be_traced()
     }
 
-    /// Whether the firehose can be told of more: it is not if nothing is traced, or as long as the turn lasts and there is room.
+    /// Whether more messages can be delivered as far as tracing is concerned: always if nothing is traced, else
+    /// while the turn lasts and there is room.
     pub(super) fn may_be_traced(&self) -> bool {
         self.tracer.is_none() || (self.room.is_there() && !work::is_turn_over())
     }
 
-    /// Tells the firehose of a message that has come out of a queue.
+    /// Traces a message that was taken from a queue.
     #[cold]
     fn trace(&mut self, at: usize, delivery: &Delivery) {
         let Self { tracer, seat, shown, sources, now, .. } = self;
@@ -146,7 +147,7 @@ impl Client {
         tracer.delivered(1, &sources[at].queue, delivery, false, *now);
     }
 
-    /// Hands over what tells of messages. What does not fit into the turn follows in the next, and messages with it.
+    /// Flushes traces. Those that do not fit into the turn follow in the next, and messages with them.
     fn flush_traces(&mut self) {
         let Some(tracer) = &mut self.tracer else { return };
         let flushed = tracer.flush(self.now);
@@ -159,7 +160,7 @@ impl Client {
         }
     }
 
-    /// Sends some of what has come from one queue; whether anything was taken.
+    /// Sends some of the messages from one queue; returns whether any was taken.
     fn deliver_from(&mut self, at: usize, engine: &mut Engine, noted: &mut Noted) -> bool {
         let (key, needs_window) = (self.sources[at].key, self.sources[at].kind != Kind::Own(Class::Qos0));
         let mut taken = 0;
@@ -176,7 +177,7 @@ impl Client {
         taken > 0
     }
 
-    /// Sends a message, or settles it if it is not to be sent. False when the client takes no more.
+    /// Sends a message, or settles it if it is not to be sent. Returns false if the client can take no more.
     fn send(&mut self, at: usize, delivery: Delivery, engine: &mut Engine, noted: &mut Noted) -> bool {
         let kind = self.sources[at].kind;
         if kind == Kind::Own(Class::Qos1) && self.restored.remove(&delivery.position()) {
@@ -198,7 +199,8 @@ impl Client {
             } else {
                 engine.deliver_at_most_once(topic, retain, properties, payload, &mut noted.bytes)
             };
-            // One that is too large for the client counts as sent (section 3.1.2.11.4), as does what nobody takes any more.
+            // A message too large for the client counts as sent (section 3.1.2.11.4), as does one for a closed
+            // connection.
             debug_assert!(sent != Err(Undeliverable::NoRoom) || self.outbox.is_closed());
             self.settle(at, delivery);
             return true;
@@ -217,7 +219,8 @@ impl Client {
             Ok(_) => {
                 noted.exactly_once |= is_noted;
                 if is_noted && !is_own {
-                    // The session has it once that is noted: its queue would bring it to somebody else after a crash.
+                    // The session has it once that is recorded: until then, a crash would make its queue
+                    // deliver it to another client.
                     noted.moved.push((tag, held));
                 } else {
                     self.held.insert(tag, held);
@@ -237,7 +240,7 @@ impl Client {
         }
     }
 
-    /// A message that was on its way before a restart has come out of its queue again.
+    /// Handles a message that was in flight before a restart and that its queue has redelivered.
     fn take_back(&mut self, at: usize, delivery: Delivery, engine: &Engine) {
         let tag = delivery.position();
         let is_awaited = |stage: &Stage| matches!(stage, Stage::Published(_));
@@ -249,7 +252,7 @@ impl Client {
         }
     }
 
-    /// A message as it is sent to the client. `None` if it is not sent.
+    /// The message as sent to the client. `None` if it is not sent.
     fn message_of(&self, kind: Kind, delivery: &Delivery, engine: &Engine) -> Option<Message> {
         let amqp = delivery.message();
         let properties = Properties::decode(amqp.properties()).ok()?;
@@ -267,7 +270,7 @@ impl Client {
         let verdict = match kind {
             Kind::Own(class) => match self.judge(&outgoing.topic, class, is_own, is_merged) {
                 Match::Send(verdict) => verdict,
-                // Another exchange was bound to the queue, or it was named itself.
+                // Another exchange was bound to the queue, or a publisher addressed the queue directly.
                 Match::None if amqp.exchange() != EXCHANGE => {
                     Verdict { qos: class.highest(), ..Verdict::default() }
                 }
@@ -308,7 +311,7 @@ impl Client {
         tag
     }
 
-    /// The client has a message.
+    /// Called when the client has a message.
     pub(super) fn delivered(&mut self, tag: u64, packet_id: u16, to_be_released: bool) {
         if let Some(held) = self.held.remove(&tag) {
             self.done_with(held);
@@ -317,13 +320,13 @@ impl Client {
             self.owes_no_more(&topic);
         }
         if to_be_released {
-            // Before the session is written down: then it holds the message until its queue does not.
+            // Before the session is written: the session then holds the message until its queue has released it.
             self.flush_settled();
             self.to_release.push(packet_id);
         }
     }
 
-    /// The queue of a message is to let go of it.
+    /// Acknowledges a message to its queue.
     fn done_with(&mut self, held: Held) {
         match self.sources.iter().position(|source| Arc::ptr_eq(&source.queue, &held.queue)) {
             Some(at) => self.settle(at, held.delivery),
@@ -331,14 +334,14 @@ impl Client {
         }
     }
 
-    /// Notes that a message is done with.
+    /// Marks a message as settled.
     fn settle(&mut self, at: usize, delivery: Delivery) {
         if self.sources[at].kind != Kind::Own(Class::Qos0) {
             self.sources[at].settled.push(delivery);
         }
     }
 
-    /// Gives back to the queues what is done with, and lets them deliver more.
+    /// Acknowledges settled messages to their queues, and lets the queues deliver more.
     pub(super) fn flush_settled(&mut self) {
         for source in &mut self.sources {
             let settled = std::mem::take(&mut source.settled);
@@ -350,14 +353,14 @@ impl Client {
         self.resume_sources();
     }
 
-    /// Lets queues deliver that wait for room.
+    /// Resumes queues that wait for room.
     pub(super) fn resume_sources(&self) {
         for source in self.sources.iter().filter(|source| self.inbox.wants_resuming(source.key)) {
             source.queue.resume(source.id, self.now);
         }
     }
 
-    /// Whether something has arrived that can be sent.
+    /// Whether a message has arrived that can be sent.
     pub(super) fn has_arrivals(&self, engine: &Engine) -> bool {
         let window = engine.room() > 0;
         !self.waiting.holds_messages()
@@ -367,12 +370,12 @@ impl Client {
                 .any(|source| (window || source.kind == Kind::Own(Class::Qos0)) && self.inbox.has(source.key))
     }
 
-    /// Whether a queue of the client was deleted by somebody else.
+    /// Whether a queue of the client was deleted by another party.
     pub(super) fn has_lost_a_queue(&self) -> bool {
         self.sources.iter().any(|source| self.inbox.is_gone(source.key))
     }
 
-    /// Consumes no more from a queue.
+    /// Stops consuming from a queue.
     pub(super) fn detach(&mut self, name: &str) {
         let Some(at) = self.sources.iter().position(|source| **source.queue.name() == *name) else { return };
         let source = self.sources.swap_remove(at);
@@ -396,7 +399,7 @@ impl Client {
 }
 
 impl Class {
-    /// The highest quality that messages of this queue are sent at.
+    /// The highest QoS at which messages of this queue are sent.
     fn highest(self) -> QoS {
         match self {
             Self::Qos0 => QoS::AtMostOnce,
@@ -405,8 +408,8 @@ impl Class {
     }
 }
 
-/// Messages sent from one queue before another one has its turn.
+/// Messages sent from one queue before the next one gets its turn.
 const TURN: usize = 32;
 
-/// Bytes of packets that are gathered before their session is written down.
+/// Bytes of packets that are collected before their session is written.
 const MAX_NOTED: usize = 256 * 1024;

@@ -1,6 +1,6 @@
-//! Keys of what is written down: names, each with its length in front.
+//! Keys of stored records: names, each preceded by its length.
 
-/// The key of some names, of 255 bytes each at most.
+/// The key made of names of at most 255 bytes each.
 pub(super) fn key(names: &[&str]) -> Vec<u8> {
     let mut key = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
     for name in names {
@@ -11,13 +11,13 @@ pub(super) fn key(names: &[&str]) -> Vec<u8> {
     key
 }
 
-/// The names of a key; `None` if there are not so many, or it is not well-formed.
+/// Decodes a key of exactly `N` names; `None` if it is malformed.
 pub(super) fn names<const N: usize>(key: &[u8]) -> Option<[&str; N]> {
     let (names, rest) = names_and_rest(key)?;
     rest.is_empty().then_some(names)
 }
 
-/// The names at the front of a key, and what is behind them.
+/// Decodes the names at the front of a key; returns them with the rest.
 pub(super) fn names_and_rest<const N: usize>(mut key: &[u8]) -> Option<([&str; N], &[u8])> {
     let mut names = [""; N];
     for name in &mut names {

@@ -1,16 +1,17 @@
-//! The sessions of all MQTT clients: who has one, who waits for one, and what becomes of those whose client is gone.
+//! The sessions of all MQTT clients: their connections, the connections that wait for them, and detached sessions.
 //!
-//! A session belongs to one connection or to nobody. A connection [claims](Hub::claim) it by the client's name; if another
-//! one has it, that one is told to go, and hands it over when it does ([`Hub::release`]). What belongs to nobody is kept
-//! until its time is over ([`Hub::expire`]). A session is its user's: another user who comes by the same name is refused,
-//! and the connection that has the session goes on.
+//! A session belongs to one connection or is detached. A connection [claims](Hub::claim) it by the client's
+//! name; if another connection has it, that one is asked to close, and hands it over when it does
+//! ([`Hub::release`]). A detached session is kept until it expires ([`Hub::expire`]). A session belongs to a
+//! user: another user who connects with the same client name is refused, and the connection that has the
+//! session goes on.
 //!
-//! A virtual host that is deleted takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its connections
-//! may live on for a moment, when another one may have its name: so they bring along which one they mean, and what they
-//! do for one that is gone comes to nothing.
+//! A deleted virtual host takes its sessions and retained messages along ([`Hub::forget_vhost`]). Its
+//! connections may live on for a moment, when another virtual host may have its name: so they pass the one they
+//! mean, and operations on one that is gone have no effect.
 //!
-//! Lock order: the list of sessions, then a claimant's slot; either or the list of retained messages, then a virtual host's
-//! topology. No queue is called with any of them held.
+//! Lock order: the list of sessions, then a claimant's slot; either or the list of retained messages, then a
+//! virtual host's topology. No queue is called with any of them held.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,13 +37,13 @@ use super::retained::{self, Retained, RetainedMessage};
 use crate::door::Clock;
 use crate::registry::OpenConnection;
 
-/// Where MQTT clients meet in AMQP, as in RabbitMQ.
+/// The exchange of MQTT messages, as in RabbitMQ.
 pub(super) const EXCHANGE: &str = "amq.topic";
 
-/// The hub's own session, which no connection has: those are numbered from 1.
+/// The hub's own session id, which no connection has: those are numbered from 1.
 pub(super) const NOBODY: SessionId = SessionId(0);
 
-/// Whose session it is.
+/// The identity of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Owner {
     pub(super) vhost: Arc<str>,
@@ -56,30 +57,30 @@ pub(crate) struct Hub {
     clock: Clock,
     sessions: Mutex<Sessions>,
     retained: RwLock<HashMap<Arc<str>, Arc<Retained>>>,
-    /// Told that something falls due earlier than it did.
+    /// Notified when the next deadline has become earlier.
     changed: Notify,
 }
 
 #[derive(Default)]
 struct Sessions {
     slots: HashMap<Arc<Owner>, Slot>,
-    /// When something is to be done with sessions that nobody has.
+    /// The deadlines of detached sessions.
     due: BTreeSet<(Timestamp, Arc<Owner>)>,
-    /// How many sessions share each queue of a shared subscription.
+    /// The number of sessions that share each queue of a shared subscription.
     groups: HashMap<(Arc<str>, Box<str>), usize>,
 }
 
 enum Slot {
-    /// A connection has it; another one may wait.
+    /// A connection has it; another one may wait for it.
     Taken { by: Arc<Claim>, next: Option<Arc<Claim>> },
-    /// Nobody has it.
+    /// The session is detached.
     Kept(Box<Kept>),
 }
 
 /// One connection's claim to a session.
 pub(super) struct Claim {
     outbox: Arc<Outbox>,
-    /// Who claims it; `None` while a session ends whose user was never noted.
+    /// The claiming user; `None` while a session without a recorded user is being ended.
     user: Option<Box<str>>,
     state: Mutex<ClaimState>,
 }
@@ -87,7 +88,7 @@ pub(super) struct Claim {
 #[derive(Default)]
 struct ClaimState {
     granted: Option<Option<Box<Kept>>>,
-    /// Another connection of the same client has come.
+    /// Another connection of the same client has claimed the session.
     superseded: bool,
 }
 
@@ -96,12 +97,12 @@ impl Claim {
         Arc::new(Self { outbox: Arc::clone(outbox), user, state: Mutex::default() })
     }
 
-    /// The session, once it is granted: what was kept of it, if anything was.
+    /// The granted claim, once granted, with the detached session if there was one.
     pub(super) fn take_granted(&self) -> Option<Option<Box<Kept>>> {
         self.state.lock().granted.take()
     }
 
-    /// Whether the connection is to go.
+    /// Whether the connection has to close.
     pub(super) fn is_superseded(&self) -> bool {
         self.state.lock().superseded
     }
@@ -117,16 +118,16 @@ impl Claim {
     }
 }
 
-/// The session of this name is another user's.
+/// The session belongs to another user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ForeignSession;
 
-/// Whose a session is.
+/// The user that a session belongs to.
 #[derive(PartialEq, Eq)]
 enum Holder {
-    /// There is none.
+    /// There is no session.
     None,
-    /// An earlier version has not noted it.
+    /// An earlier version did not record the user.
     Unknown,
     User(Box<str>),
 }
@@ -156,7 +157,7 @@ impl Hub {
         hub
     }
 
-    /// A virtual host has been deleted, with what was on disk of it: its sessions and retained messages go.
+    /// Removes the sessions and retained messages of a deleted virtual host, whose records on disk are gone.
     fn forget_vhost(&self, vhost: &str) {
         let mut sessions = self.sessions.lock();
         sessions.due.retain(|(_, owner)| *owner.vhost != *vhost);
@@ -180,7 +181,7 @@ impl Hub {
         &self.broker
     }
 
-    /// The retained messages of a virtual host; none of one that is gone.
+    /// The retained messages of a virtual host; none if it is gone.
     pub(super) fn retained(&self, vhost: &Arc<VirtualHost>) -> Arc<Retained> {
         let retained = self.retained.read();
         let is_gone = vhost.is_gone();
@@ -196,12 +197,12 @@ impl Hub {
         Arc::clone(retained.entry(vhost.name().into()).or_insert_with(new))
     }
 
-    /// Asks for a session. The claim's outbox is nudged when it is granted, or superseded by another one; at once if the
-    /// virtual host is gone. `may_adopt` tells whether the user may have a session whose user was never noted. The session of
-    /// a user that has been deleted is granted, for the claimant to end it.
+    /// Claims a session. The claim's outbox is nudged when it is granted, or superseded by another one; at once
+    /// if the virtual host is gone. `may_adopt` returns whether the user may have a session without a recorded
+    /// user. The session of a user that has been deleted is granted, for the claimant to end it.
     ///
     /// # Errors
-    /// The session is another user's.
+    /// Fails if the session belongs to another user.
     pub(super) fn claim(
         &self,
         owner: &Arc<Owner>,
@@ -211,7 +212,7 @@ impl Hub {
     ) -> Result<(), ForeignSession> {
         let is_foreign =
             |holder: &Holder| matches!(holder, Holder::User(user) if claim.user.as_ref() != Some(user));
-        // Users and permissions are asked before the list of sessions is locked: they come first in the order of locks.
+        // Users and permissions are checked before the list of sessions is locked: they come first in the lock order.
         let holder = self.sessions.lock().holder(owner);
         match &holder {
             Holder::User(user) if is_foreign(&holder) && self.broker.has_user(user) => {
@@ -252,7 +253,8 @@ impl Hub {
         Ok(())
     }
 
-    /// The connection that has a session, or waits for it, is gone. What it leaves goes to whoever waits, or is kept.
+    /// Called when a connection that has a session, or waits for it, has ended. The session in `left` is
+    /// granted to the waiting connection or stays detached.
     pub(super) fn release(&self, owner: &Arc<Owner>, claim: &Arc<Claim>, left: Option<Box<Kept>>) {
         let mut sessions = self.sessions.lock();
         match sessions.slots.remove(owner) {
@@ -281,12 +283,12 @@ impl Hub {
         sessions.slots.insert(Arc::clone(owner), Slot::Kept(kept));
     }
 
-    /// When [`Hub::expire`] next has something to do.
+    /// The next time at which to call [`Hub::expire`].
     pub(super) fn next_deadline(&self) -> Option<Timestamp> {
         self.sessions.lock().due.first().map(|(due, _)| *due)
     }
 
-    /// Publishes wills and ends sessions whose time has come.
+    /// Publishes due wills and ends expired sessions.
     pub(super) fn expire(&self, now: Timestamp) {
         loop {
             let mut sessions = self.sessions.lock();
@@ -295,10 +297,10 @@ impl Hub {
             };
             sessions.due.pop_first();
             let Some(Slot::Kept(mut kept)) = sessions.slots.remove(&owner) else { continue };
-            // As long as a session of it is listed, no other one has its name.
+            // No other virtual host has its name while one of its sessions is listed.
             let Some(vhost) = self.broker.vhost(&owner.vhost) else { continue };
             if kept.ends().is_some_and(|end| end <= now) {
-                // A client that comes meanwhile waits, lest its queue be deleted.
+                // A client that connects meanwhile waits, lest its queue be deleted.
                 let by = Claim::new(&Arc::new(Outbox::new(0)), kept.user.clone());
                 sessions.slots.insert(Arc::clone(&owner), Slot::Taken { by: Arc::clone(&by), next: None });
                 drop(sessions);
@@ -316,7 +318,7 @@ impl Hub {
         }
     }
 
-    /// Ends a session that nobody has: its queue and subscriptions go, and its will is published.
+    /// Ends a session without a connection: deletes its queues and subscriptions, and publishes its will.
     pub(super) fn end(&self, owner: &Owner, vhost: &Arc<VirtualHost>, kept: Kept, now: Timestamp) {
         let Kept { held, owed, groups, will, .. } = kept;
         if let Some(PendingWill { will, user, .. }) = will {
@@ -326,22 +328,22 @@ impl Hub {
             held.queue.requeue(vec![held.delivery], now);
         }
         for queue in [queue_name(&owner.client_id, 0), queue_name(&owner.client_id, 1)] {
-            // Gone already, or somebody else's by now.
+            // It may be gone already, or belong to another client by now.
             let _ = vhost.delete_queue(NOBODY, &queue, false, false);
         }
         groups.iter().for_each(|queue| self.leave_group(owner, vhost, queue));
         vhost.note(|catalogue| {
             if !owed.is_empty() {
-                // Before the session: what is owed without one is cleared away by the next start.
+                // Before the session: the next start removes pending messages without a session.
                 catalogue.delete_all(Section::MqttOwed, disk::key(&[&owner.vhost, &owner.client_id]));
             }
-            // Also what a connection released whose session was to end with it, and left there.
+            // Includes records left by a connection whose session was to end with it.
             catalogue.delete_all(Section::MqttReceived, disk::key(&[&owner.vhost, &owner.client_id]));
             catalogue.delete(Section::MqttSessions, disk::key(&[&owner.vhost, &owner.client_id]))
         });
     }
 
-    /// Writes a session down that nobody has.
+    /// Writes a detached session to disk.
     pub(super) fn write_down(&self, owner: &Owner, vhost: &VirtualHost, kept: &Kept) -> Option<Ticket> {
         let written = Written {
             session: &kept.session,
@@ -359,7 +361,7 @@ impl Hub {
         self.put_session_with(owner, vhost, value, Vec::new())
     }
 
-    /// Writes a session down, with other changes that belong to it: all of them get to the disk, or none does.
+    /// Writes a session together with other changes that belong to it: all of them reach the disk, or none.
     pub(super) fn put_session_with(
         &self,
         owner: &Owner,
@@ -372,7 +374,7 @@ impl Hub {
         vhost.note(|catalogue| catalogue.note(changes))
     }
 
-    /// A session shares a queue from now on.
+    /// Registers a session as sharing a queue.
     pub(super) fn join_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str) {
         let mut sessions = self.sessions.lock();
         if !vhost.is_gone() {
@@ -380,7 +382,7 @@ impl Hub {
         }
     }
 
-    /// A session does not share a queue any more, which goes with the last one.
+    /// Removes a session from those that share a queue, which is deleted with the last one.
     pub(super) fn leave_group(&self, owner: &Owner, vhost: &VirtualHost, queue: &str) {
         let mut sessions = self.sessions.lock();
         if vhost.is_gone() {
@@ -394,12 +396,12 @@ impl Hub {
         }
         sessions.groups.remove(&key);
         drop(sessions);
-        // In use if somebody has come to share it meanwhile.
+        // The queue is in use if another session has joined it meanwhile.
         let _ = vhost.delete_queue(NOBODY, queue, true, false);
     }
 
-    /// Publishes the will of a client that is gone; but nobody's whose virtual host is. `shown` is its connection, if that has
-    /// only just ended.
+    /// Publishes the will of a client that has gone, unless its virtual host is gone. `shown` is its
+    /// connection, if that has only just ended.
     pub(super) fn publish_will(
         &self,
         owner: &Owner,
@@ -426,10 +428,10 @@ impl Hub {
         shown: Option<&Arc<OpenConnection>>,
         now: Timestamp,
     ) -> Result<(), String> {
-        // It was the client's when it connected, from wherever that was.
+        // The user was authenticated when the client connected, from whatever address.
         let identity = self.broker.authenticate_external(user, true).map_err(|why| why.to_string())?;
         let identity = identity.as_client(&owner.client_id);
-        // He may have lost his permissions since.
+        // The user may have lost permissions since.
         self.broker.open(&identity, &owner.vhost).map_err(|error| error.to_string())?;
         let properties = will.properties.as_properties();
         let message =
@@ -453,7 +455,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Retains a message, or with an empty one forgets what was retained. Returns what to wait for.
+    /// Retains a message, or removes the retained one if the payload is empty. Returns the change to wait for.
     pub(super) fn retain(
         &self,
         vhost: &Arc<VirtualHost>,
@@ -476,16 +478,16 @@ impl Hub {
         all.set(RetainedMessage { topic: topic.into(), qos: message.qos, properties, payload, expires }, now)
     }
 
-    /// Brings back what is on disk. To be called once, before any client is served.
+    /// Restores sessions and retained messages from disk. Must be called once, before any client is served.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// Describes stored state that cannot be read.
     pub(super) fn load(&self, now: Timestamp) -> Result<(), String> {
         let Some(store) = self.store() else { return Ok(()) };
         let mut wrong = None;
         let mut found = HashMap::new();
         let mut changed = Vec::new();
-        // Of virtual hosts that were deleted when their MQTT clients' things were not, by an earlier version.
+        // Records of deleted virtual hosts that an earlier version left behind.
         let mut orphans = Vec::new();
         let catalogue = store.catalogue();
         let scanned =
@@ -514,7 +516,7 @@ impl Hub {
         });
         scanned.map_err(|error| error.to_string())?;
         let groups_before = self.separate_dots(&mut found, &mut changed, now);
-        // A crash may have left a queue without the time that its session has got; earlier versions gave it none.
+        // A crash may have left a queue without its session's expiry; earlier versions never set it.
         for (owner, kept) in found.iter().filter(|(_, kept)| kept.expiry > 0) {
             if let Some(vhost) = self.broker.vhost(&owner.vhost)
                 && let Ok(queue) = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1))
@@ -544,13 +546,14 @@ impl Hub {
             self.keep(&mut sessions, &Arc::new(owner), Box::new(kept));
         }
         drop(sessions);
-        // Before a client comes that could take up what has ended.
+        // Before any client connects that could resume an expired session.
         self.expire(now);
         Ok(())
     }
 
-    /// Identifiers of messages that got to the disk. Those of others are forgotten, since the client will send these again;
-    /// unless some of their queues have them, which are not to have them twice.
+    /// Loads the identifiers of QoS 2 messages that reached the disk. Identifiers of other messages are
+    /// forgotten, as the client will send those again; unless some of their queues have the message, which must
+    /// not get it twice.
     fn load_received(&self, store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
         let end = store.opened_at();
         let catalogue = store.catalogue();
@@ -568,13 +571,13 @@ impl Hub {
             }
         });
         scanned.map_err(|error| error.to_string())?;
-        // Before the log is any longer: then what these notes say of it is not true any more.
+        // Before the log grows, which would invalidate the log positions in these records.
         lost.into_iter().for_each(|key| _ = catalogue.delete(Section::MqttReceived, key));
         partial.into_iter().for_each(|(key, value)| _ = catalogue.put(Section::MqttReceived, key, value));
         Ok(())
     }
 
-    /// Does what falls due, for ever.
+    /// Runs `expire` at every deadline, for ever.
     pub(super) async fn keep_time(self: Arc<Self>) {
         loop {
             match self.next_deadline() {
@@ -590,7 +593,7 @@ impl Hub {
     }
 }
 
-/// Of which topics sessions are owed the retained message.
+/// Loads the topics of retained messages that are pending for sessions.
 fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(), String> {
     let mut nobodys = Vec::new();
     let scanned = store.catalogue().scan(Section::MqttOwed, |key, _| {
@@ -605,17 +608,17 @@ fn load_owed(store: &Arc<Store>, found: &mut HashMap<Owner, Kept>) -> Result<(),
     Ok(())
 }
 
-/// The client's queue for messages of QoS 0, or of QoS 1 and 2, as RabbitMQ calls them.
+/// The client's queue for messages of QoS 0, or of QoS 1 and 2, with RabbitMQ's name.
 pub(super) fn queue_name(client_id: &str, qos: u8) -> String {
     format!("{QUEUE_PREFIX}{client_id}qos{qos}")
 }
 
-/// The queue of a shared subscription: the group and the binding key. `None` if the filter is none.
+/// The queue of a shared subscription, named after group and binding key. `None` if the filter is not shared.
 pub(super) fn group_queue(filter: &str) -> Option<String> {
     let filter = mqtt::topic::TopicFilter::parse(filter, true).ok()?;
     let key = mqtt::topic::filter_to_binding_key(filter.filter());
     Some(format!("mqtt-shared-subscription-{}/{key}", filter.group()?))
 }
 
-/// In front of a client's name.
+/// Prefix of the queue names of a client.
 pub(super) const QUEUE_PREFIX: &str = "mqtt-subscription-";

@@ -1,7 +1,8 @@
-//! What queues have handed over for one client and its own task has not looked at yet.
+//! Messages that queues have delivered for one client and its own task has not handled yet.
 //!
-//! Queues deliver from whatever task publishes; packets for the client are made by its own task, which has its session. In
-//! between they wait here, within limits: beyond those, messages stay in their queues. Lock order: queue, then this.
+//! Queues deliver from whichever task publishes; packets for the client are made by its own task, which has its
+//! session. In between messages wait here, up to a limit: beyond that, they stay in their queues. Lock order:
+//! queue, then this.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use parking_lot::Mutex;
 use slab::Slab;
 use transport::Outbox;
 
-/// Messages without acknowledgement that wait here: enough for one wake-up of the client's task.
+/// Messages without acknowledgement that may wait here: enough for one wake-up of the client's task.
 const MAX_WAITING: usize = 128;
 
 /// Bytes of bodies of such messages.
@@ -28,9 +29,9 @@ struct Source {
     arrived: VecDeque<Delivery>,
     /// Bytes of bodies in `arrived`.
     bytes: usize,
-    /// Taken out by the client's task and not settled.
+    /// Messages that the client's task has taken and not settled.
     unsettled: usize,
-    /// Messages that may be here and unsettled; `None` when nothing is to be settled.
+    /// Most messages here and unsettled; `None` if none have to be settled.
     limit: Option<usize>,
     /// Its queue was told that there is no room.
     starved: bool,
@@ -38,7 +39,7 @@ struct Source {
     gone: bool,
 }
 
-/// A queue of the client. Places are used again, serial numbers are not.
+/// A queue of the client. Slots are reused, serial numbers are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SourceKey {
     place: usize,
@@ -56,8 +57,8 @@ impl Inbox {
         Arc::new(Self { outbox: Arc::clone(outbox), sources: Mutex::default() })
     }
 
-    /// Makes a place for a queue, and its consumer. `limit` is how many messages may be unsettled; `None` for a consumer
-    /// without acknowledgements.
+    /// Adds a queue; returns its key and its consumer. `limit` is the most messages that may be unsettled;
+    /// `None` for a consumer without acknowledgements.
     pub(super) fn add(
         self: &Arc<Self>,
         serial: u64,
@@ -77,7 +78,7 @@ impl Inbox {
         (key, Arc::new(QueueConsumer { inbox: Arc::clone(self), key }))
     }
 
-    /// Forgets a queue, whose consumer has been cancelled; returns what had arrived from it.
+    /// Removes a queue whose consumer has been cancelled; returns the messages that had arrived from it.
     pub(super) fn remove(&self, key: SourceKey) -> VecDeque<Delivery> {
         let mut sources = self.sources.lock();
         if find(&mut sources, key).is_none() {
@@ -86,7 +87,7 @@ impl Inbox {
         sources.remove(key.place).arrived
     }
 
-    /// The next message from a queue. One that is to be settled counts until [`Inbox::settled`].
+    /// Takes the next message from a queue. If it has to be settled, it counts until [`Inbox::settled`].
     pub(super) fn take(&self, key: SourceKey) -> Option<Delivery> {
         let mut sources = self.sources.lock();
         let source = find(&mut sources, key)?;
@@ -104,7 +105,7 @@ impl Inbox {
         find(&mut self.sources.lock(), key).is_some_and(|source| !source.arrived.is_empty())
     }
 
-    /// So many messages of the queue have been settled.
+    /// Records that `count` messages of the queue have been settled.
     pub(super) fn settled(&self, key: SourceKey, count: usize) {
         if let Some(source) = find(&mut self.sources.lock(), key) {
             source.unsettled = source.unsettled.saturating_sub(count);
@@ -118,7 +119,7 @@ impl Inbox {
         }
     }
 
-    /// Whether the queue waits to hear that there is room, and there is. It is then to be resumed.
+    /// Whether the queue is waiting for room and there is some. The caller must then resume it.
     pub(super) fn wants_resuming(&self, key: SourceKey) -> bool {
         let mut sources = self.sources.lock();
         let Some(source) = find(&mut sources, key) else { return false };

@@ -1,4 +1,4 @@
-//! A session between two connections of its client, and how it looks on disk.
+//! A detached session, between two connections of its client, and its stored form.
 
 use std::sync::Arc;
 
@@ -11,31 +11,31 @@ use mqtt::{Holder, Properties, PropertyList, QoS};
 use super::owed::Owed;
 use super::received::Partial;
 
-/// A session, and what it has of its queues.
+/// A session with its unsettled deliveries and pending messages.
 pub(super) struct Kept {
     pub(super) session: Session,
-    /// Messages on their way to the client that their queues still count, by their tags.
+    /// Messages in flight that their queues still count, by tag.
     pub(super) held: HashMap<u64, Held>,
-    /// Tags of messages that were on their way before a restart, and that their queue has not brought again yet.
+    /// Tags of messages that were in flight before a restart, and that their queue has not redelivered yet.
     pub(super) restored: HashSet<u64>,
-    /// The next tag of a message that has no place in the client's own queue.
+    /// The next tag for a message without a position in the client's own queue.
     pub(super) next_tag: u64,
     /// Retained messages that the client does not have yet.
     pub(super) owed: Owed,
     /// Queues of shared subscriptions.
     pub(super) groups: Vec<Box<str>>,
-    /// Messages from the client that a crash has left to some of their queues.
+    /// Messages from the client that only some of their queues have after a crash.
     pub(super) partial: Vec<Partial>,
-    /// Messages that came out of a queue which others share, by their tags, and how far the log of messages must have got
-    /// for that queue to have let go of them. After a crash before that they are the queue's, and were not sent to the client.
+    /// Messages taken from a shared queue, by tag, with the log position at which that queue has released them.
+    /// After a crash before that position they are still the queue's, and were not sent to the client.
     pub(super) moving: Vec<(u64, Lsn)>,
-    /// The user whose session it is. `None` only for a session that an earlier version wrote, which noted no user: it
-    /// becomes that of the first user who comes for it and may have its queue.
+    /// The session's user. `None` only for a session written by an earlier version, which recorded no user: it
+    /// then belongs to the first user who connects for it and has permission for its queue.
     pub(super) user: Option<Box<str>>,
-    /// Messages at lower places of the client's queue came from an earlier version, to which `.` and `/` in topics were one;
-    /// 0 if there are none (see [`super::merging`]).
+    /// Messages at lower positions of the client's queue came from an earlier version, which did not
+    /// distinguish `.` and `/` in topics; 0 if there are none (see [`super::merging`]).
     pub(super) merged_below: u64,
-    /// An earlier version has written it, and [`super::merging`] has not looked at it yet.
+    /// An earlier version has written it, and [`super::merging`] has not handled it yet.
     pub(super) is_merged: bool,
     /// Seconds that the session outlives its connection; `u32::MAX` for ever.
     pub(super) expiry: u32,
@@ -44,7 +44,8 @@ pub(super) struct Kept {
     pub(super) will: Option<PendingWill>,
 }
 
-/// `x-expires` of the queue of a session that outlives its connection by so many seconds, in milliseconds; `None` for ever.
+/// `x-expires`, in milliseconds, of the queue of a session that outlives its connection by `expiry` seconds;
+/// `None` for ever.
 pub(super) fn lease(expiry: u32) -> Option<u64> {
     (expiry != u32::MAX).then(|| u64::from(expiry) * 1000)
 }
@@ -55,20 +56,20 @@ pub(super) struct Held {
     pub(super) delivery: Delivery,
 }
 
-/// A will that waits.
+/// A will with a delay.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PendingWill {
     pub(super) will: StoredWill,
-    /// Who publishes it.
+    /// The user that publishes it.
     pub(super) user: Box<str>,
     pub(super) due: Timestamp,
 }
 
-/// Tags from here on are numbers of the session's own; those below are places in the client's queue.
+/// Tags from here on are the session's own numbers; lower ones are positions in the client's queue.
 pub(super) const OWN_TAGS: u64 = 1 << 63;
 
 impl Kept {
-    /// A session that begins.
+    /// A new session.
     pub(super) fn new() -> Self {
         Self {
             session: Session::new(),
@@ -88,28 +89,28 @@ impl Kept {
         }
     }
 
-    /// Whether a user may take it up.
+    /// Whether a user may resume it.
     pub(super) fn belongs_to(&self, user: &str) -> bool {
         self.user.as_deref().is_none_or(|own| own == user)
     }
 
-    /// When the session ends, if ever.
+    /// When the session expires, if ever.
     pub(super) fn ends(&self) -> Option<Timestamp> {
         lease(self.expiry).map(|lease| self.since.after(lease))
     }
 
-    /// Whether it has ended by `now`, though nobody has seen to that yet.
+    /// Whether it has expired by `now`, even if it has not been ended yet.
     pub(super) fn is_over(&self, now: Timestamp) -> bool {
         self.ends().is_some_and(|end| end <= now)
     }
 
-    /// When something is to be done with it.
+    /// The next time at which its will or its end is due.
     pub(super) fn due(&self) -> Option<Timestamp> {
         self.will.as_ref().map(|will| will.due).into_iter().chain(self.ends()).min()
     }
 
-    /// What [`Written::encode`] wrote; `None` if it is not well-formed. A session whose connection was open when the server went is
-    /// without one since `now`.
+    /// Decodes the output of [`Written::encode`]; `None` if malformed. A session whose connection was open when
+    /// the server stopped counts as detached since `now`.
     pub(super) fn decode(bytes: &[u8], now: Timestamp) -> Option<Self> {
         let (&[form], rest) = bytes.split_first_chunk()?;
         let (expiry, rest) = rest.split_first_chunk()?;
@@ -147,8 +148,8 @@ impl Kept {
         })
     }
 
-    /// After a crash that has left the log of messages at `end`: messages that had not left their queues by then are there.
-    /// Returns whether there were any; then the session is to be written down, since the log will be longer.
+    /// Called after a crash that has left the message log at `end`: forgets messages in flight that had not left their
+    /// queues by then. Returns whether there were any; then the session must be written, since the log will grow.
     pub(super) fn forget_what_did_not_move(&mut self, end: Lsn) -> bool {
         let moving = std::mem::take(&mut self.moving);
         let stayed = moving.into_iter().filter(|(_, until)| *until > end);
@@ -156,14 +157,14 @@ impl Kept {
     }
 }
 
-/// A session as it is to be written.
+/// A session in its stored form.
 pub(super) struct Written<'a> {
     pub(super) session: &'a Session,
     pub(super) moving: &'a [(u64, Lsn)],
     pub(super) user: Option<&'a str>,
     pub(super) merged_below: u64,
     pub(super) expiry: u32,
-    /// When its connection ended, if it has.
+    /// When its connection ended; `None` while it is open.
     pub(super) since: Option<Timestamp>,
     pub(super) will: Option<&'a PendingWill>,
 }
@@ -248,13 +249,13 @@ fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(take(rest)?).ok()
 }
 
-/// First byte of what is written, so that another form can be told from this one.
+/// First byte of a stored session: the version of its format.
 const FORM: u8 = 3;
 
-/// As it was before the user was noted, and when `.` and `/` in topics were one.
+/// The format before the user was recorded, when `.` and `/` in topics were not distinguished.
 const WITHOUT_USER: u8 = 2;
 
-/// As it was before messages were noted that are between their queue and the session, either.
+/// The format before messages between a queue and the session were recorded, either.
 const WITHOUT_MOVING: u8 = 1;
 
 #[cfg(test)]

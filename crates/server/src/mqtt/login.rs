@@ -1,4 +1,4 @@
-//! CONNECT: who the client is, where it goes, and how long its session lasts.
+//! CONNECT: the client's identity, its virtual host, and its session's lifetime.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,15 +13,15 @@ use super::MqttConfig;
 use super::hub::{Hub, Owner, QUEUE_PREFIX, queue_name};
 use super::message::{Incoming, MAX_SHORT, Untold, routing_key, to_amqp};
 
-/// Longest client identifier: with what stands around it, it is the name of a queue.
+/// Bytes of the longest client identifier: with prefix and suffix it becomes the name of a queue.
 const MAX_CLIENT_ID: usize = MAX_SHORT - QUEUE_PREFIX.len() - "qos0".len();
 
-/// What a CONNECT says, and what comes of it.
+/// A CONNECT and the outcome of its validation.
 pub(super) struct Login {
     user: Option<Box<str>>,
     password: Option<Box<[u8]>>,
     client_id: Box<str>,
-    /// The name is the server's.
+    /// The server has assigned the client identifier.
     is_assigned: bool,
     expiry: u32,
     pub(super) is_bridge: bool,
@@ -29,13 +29,13 @@ pub(super) struct Login {
     vhost: Box<str>,
 }
 
-/// Why a client is not let in.
+/// Why a client is refused.
 #[derive(Debug)]
 pub(super) struct Refused {
     pub(super) reason: ReasonCode,
     /// For the log.
     pub(super) why: String,
-    /// For the client, who does not learn everything.
+    /// For the client, which does not learn every detail.
     pub(super) told: &'static str,
 }
 
@@ -49,7 +49,7 @@ impl Login {
     /// Reads a CONNECT.
     ///
     /// # Errors
-    /// A name that no queue can have.
+    /// Fails for a client identifier that cannot be part of a queue's name.
     pub(super) fn of(connect: &Connect<'_>) -> Result<Self, Refused> {
         let is_assigned = connect.client_id.is_empty();
         let client_id =
@@ -63,7 +63,7 @@ impl Login {
             });
         }
         if let Some(Err(Untold { reason, text })) = connect.will.as_ref().map(check_will) {
-            // Later there is nobody who could be told.
+            // It could not be reported to the client later.
             return Err(Refused { reason, why: format!("will: {text}"), told: text });
         }
         let expiry = match (connect.version.is_5(), connect.clean_start) {
@@ -88,10 +88,10 @@ impl Login {
         })
     }
 
-    /// Authenticates, and opens the virtual host.
+    /// Authenticates the user, and opens the virtual host.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns why the client is refused.
     pub(super) fn judge(mut self, hub: &Hub, peer: Peer, external: Option<&str>) -> Result<Self, Refused> {
         let config = &hub.config;
         let broker = hub.broker();
@@ -106,7 +106,7 @@ impl Login {
                 broker.authenticate_from(name, password, peer.ip(), loopback, Instant::now())
             }
             (Some(_), None) => return Err(bad_credentials("user without a password")),
-            // The client says nothing: its certificate does, or the operator.
+            // A client without credentials is identified by its certificate or by the operator's setting.
             (None, None) => match external.or(config.anonymous_user.as_deref()) {
                 Some(user) => broker.authenticate_external(user, loopback),
                 None => {
@@ -120,11 +120,11 @@ impl Login {
             LoginRefused::LoopbackOnly => Refused::new(ReasonCode::NotAuthorized, format!("{name}: {why}")),
             why => bad_credentials(&format!("{name}: {why}")),
         })?;
-        // Topic permissions may speak of the client.
+        // Topic permissions may refer to the client identifier.
         let identity = identity.as_client(&self.client_id);
         let seat = broker.seat(&identity, &vhost);
         let seat = seat.map_err(|error| match error {
-            // As RabbitMQ has it: the name in front of the user's is wrong.
+            // As in RabbitMQ: the virtual host in front of the user name is wrong.
             BrokerError::NoVirtualHost(_) => bad_credentials(&error.to_string()),
             error => Refused::new(ReasonCode::NotAuthorized, error.to_string()),
         })?;
@@ -134,23 +134,23 @@ impl Login {
         Ok(self)
     }
 
-    /// The user, once that is known.
+    /// The user, once known.
     pub(super) fn user(&self) -> &str {
         self.user.as_deref().unwrap_or_default()
     }
 
-    /// Whose session it is.
+    /// The identity of the session.
     pub(super) fn owner(&self) -> Owner {
         Owner { vhost: (*self.vhost).into(), client_id: self.client_id.clone() }
     }
 
-    /// The virtual host, once the client may come in.
+    /// The virtual host, once the login was accepted.
     pub(super) fn vhost(&self) -> Option<&Arc<VirtualHost>> {
         self.seat.as_ref().map(Seat::vhost)
     }
 
-    /// Whether the user may have a session of this client that an earlier version wrote, which noted no user: whoever may
-    /// delete its queue and read from it.
+    /// Whether the user may adopt this client's session of an earlier version, which recorded no user: requires
+    /// the permissions to delete its queue and to read from it.
     pub(super) fn may_adopt(&self) -> bool {
         let queue = queue_name(&self.client_id, 1);
         self.seat.as_ref().is_some_and(|seat| {
@@ -162,7 +162,7 @@ impl Login {
         self.seat.take()
     }
 
-    /// The name that the server has given to the client.
+    /// The client identifier that the server has assigned, if it did.
     pub(super) fn assigned(&self) -> Option<&str> {
         self.is_assigned.then_some(&*self.client_id)
     }
@@ -173,12 +173,12 @@ impl Login {
     }
 }
 
-/// User and virtual host of a login that was accepted.
+/// User and virtual host of an accepted login.
 pub(super) fn names(judged: &Result<Login, Refused>) -> Option<(&str, &str)> {
     judged.as_ref().ok().map(|login| (login.user(), &*login.vhost))
 }
 
-/// Whether a will can be published.
+/// Returns an error if a will cannot be published.
 fn check_will(will: &Will<'_>) -> Result<(), Untold> {
     let Will { qos, retain, properties, .. } = *will;
     routing_key(will.topic)?;

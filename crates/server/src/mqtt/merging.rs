@@ -1,10 +1,12 @@
-//! What earlier versions have left on disk of sessions whose filters have dots. To them `.` and `/` in topics were one: `v1.2/x`
-//! was bound, and published, as `v1.2.x`, which is the key of `v1/2/x` alone from now on ([`mqtt::topic::topic_to_routing_key`]).
+//! Upgrades stored sessions of earlier versions whose filters contain dots. Those versions did not distinguish
+//! `.` and `/` in topics: `v1.2/x` was bound and published as `v1.2.x`, which is now the key of `v1/2/x` alone
+//! ([`mqtt::topic::topic_to_routing_key`]).
 //!
-//! When such a session is loaded, its filters are bound by their keys of today, so that nothing that comes from then on misses
-//! it, and the bindings of before go. What waits in its queue already is delivered as it would have been: below a place in the
-//! queue that the session notes, topics and filters are compared in their [merged] form. The queue of a shared subscription
-//! has its key in its name; the queue of before is consumed beside the new one for as long as the session shares it.
+//! When such a session is loaded, its filters are bound with their present keys, so that it misses no later
+//! message, and the old bindings are removed. Messages already in its queue are delivered as before: below a
+//! queue position recorded in the session, topics and filters are compared in their [merged] form. The queue of
+//! a shared subscription has its key in its name; the old queue is consumed beside the new one for as long as
+//! the session shares it.
 
 use broker::{Binding, Queue, QueueDeclare, Timestamp, VirtualHost};
 use hashbrown::{HashMap, HashSet};
@@ -16,16 +18,16 @@ use super::kept::Kept;
 
 use std::sync::Arc;
 
-/// The queue that an earlier version has made for a shared subscription, if it has another name today. `None` if the filter
-/// is none.
+/// The queue that an earlier version created for a shared subscription, if its name differs from the present
+/// one. `None` if the filter is not that of a shared subscription.
 pub(super) fn merged_group_queue(filter: &str) -> Option<String> {
     let parsed = TopicFilter::parse(filter, true).ok().filter(|parsed| parsed.filter().contains('.'))?;
     group_queue(&format!("$share/{}/{}", parsed.group()?, merged(parsed.filter())))
 }
 
 impl Hub {
-    /// Binds what is loaded anew where it has to be. Adds sessions that are to be written to `changed`, and returns the queues
-    /// of before that sessions share.
+    /// Rebinds loaded sessions where necessary. Adds sessions that must be written to `changed`, and returns
+    /// the old queues that sessions share.
     pub(super) fn separate_dots(
         &self,
         found: &mut HashMap<Owner, Kept>,
@@ -33,7 +35,7 @@ impl Hub {
         now: Timestamp,
     ) -> HashMap<Owner, Vec<Box<str>>> {
         let mut groups_before = HashMap::new();
-        // The name of a queue of before may be the right one of somebody else's filter today.
+        // The name of an old queue may be the present name for another filter.
         let groups: HashSet<(Arc<str>, String)> = found
             .iter()
             .flat_map(|(owner, kept)| {
@@ -49,7 +51,7 @@ impl Hub {
                 changed.push(owner.clone());
             }
             let queue = vhost.queue(NOBODY, &queue_name(&owner.client_id, 1)).ok();
-            // A queue that was empty may have begun anew.
+            // An empty queue may have restarted its positions.
             kept.merged_below = kept.merged_below.min(queue.map_or(0, |queue| queue.next_position()));
             for (filter, _) in kept.session.subscriptions() {
                 let Some(before) = merged_group_queue(filter) else { continue };
@@ -65,7 +67,7 @@ impl Hub {
     }
 }
 
-/// The client's own queue.
+/// Rebinds the client's own queue.
 fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut Kept) {
     let name = queue_name(&owner.client_id, 1);
     let Ok(queue) = vhost.queue(NOBODY, &name) else { return };
@@ -80,7 +82,7 @@ fn separate_own(vhost: &Arc<VirtualHost>, owner: &Owner, kept: &mut Kept) {
     }
 }
 
-/// The queue of a group, in whose place another one is from now on.
+/// Replaces the queue of a group by another one.
 fn separate_group(vhost: &Arc<VirtualHost>, filter: &str, before: &Arc<Queue>, now: Timestamp) {
     let Ok(parsed) = TopicFilter::parse(filter, true) else { return };
     let Some(name) = group_queue(filter) else { return };
@@ -113,6 +115,6 @@ fn bind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
 fn unbind(vhost: &Arc<VirtualHost>, queue: &str, routing_key: &str) {
     let binding =
         Binding { source: EXCHANGE, destination: queue, routing_key, arguments: Default::default() };
-    // It is gone already if somebody has unbound it.
+    // It may already have been unbound.
     let _ = vhost.unbind_queue(NOBODY, &binding);
 }

@@ -1,6 +1,6 @@
-//! Messages of MQTT as messages of AMQP, and back.
+//! Maps MQTT messages to AMQP messages, and back.
 //!
-//! What both have is the same property in both; the rest of an MQTT message travels in headers:
+//! Properties that exist in both map to each other; the rest of an MQTT message travels in headers:
 //!
 //! | MQTT | AMQP |
 //! |---|---|
@@ -8,15 +8,15 @@
 //! | QoS | delivery_mode, header `x-mqtt-publish-qos` |
 //! | DUP | header `x-mqtt-dup` |
 //! | RETAIN | header `x-mqtt-retain`, when it is set |
-//! | Message Expiry Interval | expiration, what is left of it |
+//! | Message Expiry Interval | expiration, with the remaining time |
 //! | Content Type | content_type |
 //! | Response Topic | reply_to, as a routing key |
 //! | Correlation Data | correlation_id |
-//! | User Property | header of that name; if there is one twice, or its name is ours, `x-mqtt-user-properties` as well |
+//! | User Property | header of that name; if a name repeats or is reserved, `x-mqtt-user-properties` as well |
 //! | Payload Format Indicator | header `x-mqtt-payload-format-indicator` |
 //!
-//! Headers of AMQP messages become User Properties if they are text, numbers or truth values; others, and AMQP's other
-//! properties, have no counterpart.
+//! Headers of AMQP messages become User Properties if they are text, numbers or booleans; other headers, and
+//! AMQP's other properties, have no counterpart.
 
 use std::time::Duration;
 
@@ -27,60 +27,60 @@ use bytes::Bytes;
 use mqtt::topic::{check_name, routing_key_to_topic, topic_to_routing_key};
 use mqtt::{Property, PropertyList, QoS, ReasonCode};
 
-/// What RabbitMQ's plug-in tells, too.
+/// Headers that RabbitMQ's plug-in sets, too.
 const PUBLISH_QOS: &str = "x-mqtt-publish-qos";
 const DUP: &str = "x-mqtt-dup";
 const RETAIN: &str = "x-mqtt-retain";
-/// Who published it, for subscriptions that want nothing of their own.
+/// The publisher's client identifier, for subscriptions with No Local.
 const CLIENT: &str = "x-mqtt-client-id";
 const PAYLOAD_FORMAT: &str = "x-mqtt-payload-format-indicator";
-/// All User Properties in order, names and values in turn.
+/// All User Properties in order, alternating names and values.
 const USER_PROPERTIES: &str = "x-mqtt-user-properties";
-/// In front of all of ours.
+/// Prefix of all headers set here.
 const OURS: &str = "x-mqtt-";
 
-/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plug-in tells, too.
+/// The delivery_mode of a message that need not survive a restart, which RabbitMQ's plug-in sets, too.
 const TRANSIENT: u8 = 1;
 
-/// Longest short string of AMQP: a routing key, a content type and others.
+/// Bytes of the longest AMQP short string: a routing key, a content type and others.
 pub(super) const MAX_SHORT: usize = 255;
 
-/// Longest time of a message that AMQP's brokers take: ten years. What MQTT knows beyond that is as good as for ever.
+/// The longest expiration that AMQP brokers accept: ten years. A longer MQTT expiry counts as none.
 const MAX_EXPIRY_SECONDS: u32 = 10 * 365 * 24 * 60 * 60;
 
-/// A message on its way in.
+/// A message received from a client.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Incoming<'m> {
     pub(super) qos: QoS,
     pub(super) dup: bool,
     pub(super) retain: bool,
     pub(super) properties: mqtt::Properties<'m>,
-    /// The publisher's name, if it has to be told.
+    /// The publisher's client identifier, if it has to be included.
     pub(super) client_id: Option<&'m str>,
 }
 
-/// Why a message cannot be told in AMQP.
+/// Why a message has no AMQP form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Untold {
     pub(super) reason: ReasonCode,
     pub(super) text: &'static str,
 }
 
-/// What an AMQP message says to MQTT clients.
+/// The part of an AMQP message that matters to MQTT clients.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) topic: String,
-    /// As it was published: QoS 1 where nobody says otherwise, as in RabbitMQ.
+    /// As published: QoS 1 if the message does not say, as in RabbitMQ.
     pub(super) qos: QoS,
     pub(super) retain: bool,
-    /// Its publisher, where it is told.
+    /// The publisher's client identifier, if included.
     pub(super) client_id: Option<Box<str>>,
 }
 
 /// The routing key of a topic name.
 ///
 /// # Errors
-/// It is too long for AMQP.
+/// Fails if it is too long for AMQP.
 pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
     if topic.len() > MAX_SHORT {
         return Err(Untold { reason: ReasonCode::TopicNameInvalid, text: "topic longer than 255 bytes" });
@@ -88,10 +88,10 @@ pub(super) fn routing_key(topic: &str) -> Result<String, Untold> {
     Ok(topic_to_routing_key(topic))
 }
 
-/// Flags and list of the AMQP properties.
+/// Encodes the AMQP properties (flags and list).
 ///
 /// # Errors
-/// A property that is too long for AMQP.
+/// Fails for a property that is too long for AMQP.
 pub(super) fn to_amqp(message: &Incoming<'_>) -> Result<Vec<u8>, Untold> {
     let mut headers = FieldTable::new();
     headers.insert(PUBLISH_QOS, FieldValue::I8(level(message.qos)));
@@ -149,13 +149,13 @@ fn put_user_properties(properties: &mqtt::Properties<'_>, headers: &mut FieldTab
     }
 }
 
-/// Headers that mean something to the broker: a stranger's User Property must not become one.
+/// Whether a header has a meaning to the broker: a client's User Property must not become one.
 fn is_reserved(name: &str) -> bool {
     name.starts_with(OURS) || matches!(name, "CC" | "BCC" | "x-death" | "")
 }
 
-/// Reads what matters for delivering a message, whatever the client's version. `None` if its topic is none that MQTT knows:
-/// it has a wildcard, or is empty.
+/// Reads the properties that matter for delivering a message, whatever the client's version. `None` if its
+/// topic is not valid in MQTT: it is empty or has a wildcard.
 pub(super) fn outgoing(topic: String, properties: &Properties<'_>) -> Option<Outgoing> {
     check_name(&topic).ok().filter(|()| !topic.contains('\0'))?;
     let mut outgoing = Outgoing { topic, qos: QoS::AtLeastOnce, retain: false, client_id: None };
@@ -170,7 +170,7 @@ pub(super) fn outgoing(topic: String, properties: &Properties<'_>) -> Option<Out
     Some(outgoing)
 }
 
-/// The properties for a client of 5.0. `left` is the time after which the message is of no use.
+/// The properties for a client of 5.0. `left` is the time until the message expires.
 pub(super) fn to_mqtt(properties: &Properties<'_>, left: Option<Duration>) -> PropertyList {
     let mut list = PropertyList::new();
     let headers = properties.headers.map(|headers| headers.decode()).unwrap_or_default();
@@ -210,7 +210,7 @@ fn push_user_property(list: &mut PropertyList, name: &str, value: &str) {
     }
 }
 
-/// What MQTT allows in a string.
+/// Whether MQTT allows this string.
 fn is_text(text: &str) -> bool {
     !text.contains('\0')
 }
@@ -234,12 +234,12 @@ fn level(qos: QoS) -> i8 {
     }
 }
 
-/// How long a message is of use from now on.
+/// The time until a message expires.
 pub(super) fn left(expires: Option<Timestamp>, now: Timestamp) -> Option<Duration> {
     expires.map(|at| Duration::from_millis(at.0.saturating_sub(now.0)))
 }
 
-/// A body as the payload that it is, without a copy where it lies in one piece.
+/// Turns a body into a payload, without a copy if it is in one piece.
 pub(super) fn payload_of(body: BodyView<'_>) -> Bytes {
     match body {
         BodyView::Inline(bytes) => Bytes::copy_from_slice(bytes),

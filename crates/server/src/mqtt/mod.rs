@@ -1,17 +1,19 @@
-//! MQTT clients on the embedded broker, as with RabbitMQ's plug-in: subscriptions are queues that are bound to amq.topic, so
-//! that MQTT and AMQP clients hear each other.
+//! MQTT clients on the embedded broker, as with RabbitMQ's plug-in: subscriptions are queues bound to
+//! amq.topic, so that MQTT and AMQP clients can exchange messages.
 //!
 //! - [`connection`]: one connection between its socket and [`mqtt::server`]. [`login`]: its CONNECT.
-//! - [`client`]: what the broker has for it; [`subscribing`], [`delivering`], [`owing`], [`subscriptions`], [`inbox`], [`waiting`].
-//! - [`hub`]: the sessions of all clients; [`kept`]: one of them between two connections. [`merging`]: what earlier
-//!   versions have left of theirs.
-//! - [`message`]: messages of MQTT as messages of AMQP, and back. [`retained`]: retained messages, and [`owed`]: those that a
-//!   client is to be sent. [`received`]: messages of QoS 2 that clients have not released.
+//! - [`client`]: its state on the broker; [`subscribing`], [`delivering`], [`owing`], [`subscriptions`],
+//!   [`inbox`], [`waiting`].
+//! - [`hub`]: the sessions of all clients; [`kept`]: a detached session. [`merging`]: upgrades sessions that
+//!   earlier versions stored.
+//! - [`message`]: maps MQTT messages to AMQP messages, and back. [`retained`]: retained messages, and [`owed`]:
+//!   those pending for a client. [`received`]: messages of QoS 2 that clients have not released.
 //!
-//! What always holds: an acknowledgement is sent when all that it promises is on disk; what is to be sent to a client waits
-//! in its queue, and here only within limits.
+//! Invariants: an acknowledgement is sent once everything it promises is on disk; messages for a client wait in
+//! its queue, and here only up to a limit.
 //!
-//! Lock order: a queue of the broker, then a client's inbox, then its outbox; the hub's list of sessions with no queue's.
+//! Lock order: a queue of the broker, then a client's inbox, then its outbox; the hub's list of sessions is
+//! never held together with a queue's lock.
 
 mod client;
 mod connection;
@@ -44,21 +46,21 @@ pub(crate) use hub::Hub;
 
 use crate::door::Clock;
 
-/// What MQTT clients are offered.
+/// Settings for MQTT clients.
 #[derive(Debug, Clone)]
 pub struct MqttConfig {
     /// The virtual host of clients that name none.
     pub vhost: String,
-    /// Whose rights clients have that give no user name; `None` lets none in.
+    /// The user that clients without a user name act as; `None` refuses them.
     pub anonymous_user: Option<String>,
-    /// Limits and abilities.
+    /// Limits and supported features.
     pub settings: Arc<Settings>,
 }
 
-/// Brings the sessions back, and keeps their time. To be called within a runtime.
+/// Restores the sessions and starts their expiry. Must be called within a runtime.
 ///
 /// # Errors
-/// What cannot be read.
+/// Describes stored state that cannot be read.
 pub(crate) fn start(broker: &Arc<Broker>, config: MqttConfig, clock: Clock) -> Result<Arc<Hub>, String> {
     let hub = Hub::new(Arc::clone(broker), config, clock);
     hub.load(clock.timestamp(Instant::now()))?;

@@ -1,14 +1,16 @@
-//! Retained messages that a client is still owed: new subscriptions have matched their topics, and the client does not have
-//! them yet.
+//! Retained messages pending for a client: new subscriptions have matched their topics, and the client does not
+//! have them yet.
 //!
-//! Topics are noted, not messages: what is sent is what is retained when it is sent. Of a message that has been replaced
-//! meanwhile the client gets the later one, of one that has been cleared nothing, and no old message is kept for a client that
-//! takes its time. Each filter that matches a topic is owed a copy of its own (section 3.3.1.3), however often a client
-//! subscribes with it. What a client can heap up here is bounded: by what is retained, and by [`MOST_COPIES`] beyond a copy of
-//! each; above that, and after a restart, one copy of a topic stands for all filters that match.
+//! Topics are recorded, not messages: the client gets the message that is retained when it is sent. If a
+//! message has been replaced meanwhile, the client gets the later one; if it was cleared, nothing; and no old
+//! message is kept for a slow client. Each filter that matches a topic gets a copy of its own (section
+//! 3.3.1.3), however often a client subscribes with it. The memory of a client's pending copies is bounded by
+//! the retained topics, and by [`MOST_COPIES`] beyond one copy of each; above that, and after a restart, one
+//! copy of a topic stands for all matching filters.
 //!
-//! What a session that outlives its connection is owed at QoS 1 and 2 is on disk ([`broker::Section::MqttOwed`]) before its
-//! SUBACK: at QoS 1 until the client has acknowledged it, at QoS 2 until the session has it.
+//! Messages pending at QoS 1 and 2 for a session that outlives its connection are on disk
+//! ([`broker::Section::MqttOwed`]) before its SUBACK: at QoS 1 until the client has acknowledged them, at QoS 2
+//! until the session holds them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,16 +18,16 @@ use std::sync::Arc;
 use super::disk;
 use super::hub::Owner;
 
-/// What one client is owed.
+/// The pending retained messages of one client.
 #[derive(Default)]
 pub(super) struct Owed {
     /// Topics whose message is to be sent.
     topics: BTreeMap<Arc<str>, OwedTopic>,
-    /// How many of them are on disk.
+    /// Number of topics recorded on disk.
     noted: usize,
-    /// Filters of all topics, beyond one for each.
+    /// Number of filters of all topics, beyond one for each.
     more_copies: usize,
-    /// Topics that are on disk and whose message was sent at QoS 1, by its tag. No more than the client's window.
+    /// Topics on disk whose message was sent at QoS 1, by its tag. Bounded by the client's window.
     sent: Vec<(u64, Arc<str>)>,
 }
 
@@ -33,24 +35,24 @@ pub(super) struct Owed {
 struct OwedTopic {
     /// It is on disk, or will be.
     is_noted: bool,
-    /// It was owed before a restart, and may have been sent then.
+    /// It was pending before a restart, and may have been sent then.
     is_redelivered: bool,
-    /// Each of them is to be sent a copy; if there is none, one copy is for all filters that match.
+    /// Each filter gets a copy; if empty, one copy serves all matching filters.
     filters: Vec<Arc<str>>,
 }
 
-/// A copy of a retained message that is to be sent.
+/// A copy of a retained message to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OwedCopy {
     pub(super) topic: Arc<str>,
     pub(super) is_noted: bool,
     pub(super) is_redelivered: bool,
-    /// The subscription that is to have it; `None` for all that match.
+    /// The subscription that gets it; `None` for all that match.
     pub(super) filter: Option<Arc<str>>,
 }
 
 impl Owed {
-    /// Notes a topic that a subscription has matched; `is_noted` tells that it is on disk, or will be.
+    /// Records a topic that a subscription has matched; `is_noted` means that it is on disk, or will be.
     pub(super) fn add(&mut self, topic: Arc<str>, is_noted: bool, filter: &Arc<str>) {
         let is_new = !self.topics.contains_key(&topic);
         let before = self.topics.entry(topic).or_default();
@@ -59,7 +61,7 @@ impl Owed {
         if is_new {
             before.filters.push(Arc::clone(filter));
         } else if before.filters.is_empty() || before.filters.contains(filter) {
-            // A copy for it is owed already.
+            // A copy for this filter is pending already.
         } else if self.more_copies < MOST_COPIES {
             before.filters.push(Arc::clone(filter));
             self.more_copies += 1;
@@ -69,18 +71,18 @@ impl Owed {
         }
     }
 
-    /// Takes in a topic that is on disk from before a restart.
+    /// Adds a topic that was on disk before a restart.
     pub(super) fn restore(&mut self, topic: Arc<str>) {
         let restored = OwedTopic { is_noted: true, is_redelivered: true, filters: Vec::new() };
         self.noted += usize::from(self.topics.insert(topic, restored).is_none());
     }
 
-    /// Whether another topic may be noted on disk.
+    /// Whether another topic may be recorded on disk.
     pub(super) fn may_note(&self) -> bool {
         self.noted + self.sent.len() < MOST_NOTED
     }
 
-    /// The copy that is the next to be sent.
+    /// The next copy to be sent.
     pub(super) fn first(&self) -> Option<OwedCopy> {
         let (topic, owed) = self.topics.first_key_value()?;
         Some(OwedCopy {
@@ -91,7 +93,7 @@ impl Owed {
         })
     }
 
-    /// Takes it out: it is being sent.
+    /// Removes that copy, which is being sent.
     pub(super) fn pop_first(&mut self) {
         let Some(mut first) = self.topics.first_entry() else { return };
         if first.get().filters.len() > 1 {
@@ -102,18 +104,18 @@ impl Owed {
         self.noted -= usize::from(first.remove().is_noted);
     }
 
-    /// The message of a topic that is on disk was sent at QoS 1.
+    /// Records that the message of a topic on disk was sent at QoS 1.
     pub(super) fn sent(&mut self, tag: u64, topic: Arc<str>) {
         self.sent.push((tag, topic));
     }
 
-    /// A message has been acknowledged: its topic, if that is on disk.
+    /// Called when a message was acknowledged: returns its topic, if that is on disk.
     pub(super) fn acknowledged(&mut self, tag: u64) -> Option<Arc<str>> {
         let at = self.sent.iter().position(|(sent, _)| *sent == tag)?;
         Some(self.sent.swap_remove(at).1)
     }
 
-    /// Whether a topic is to stay on disk: it may have come to be owed again.
+    /// Whether a topic must stay on disk: it may have become pending again.
     pub(super) fn needs(&self, topic: &str) -> bool {
         self.topics.get(topic).is_some_and(|owed| owed.is_noted)
             || self.sent.iter().any(|(_, sent)| **sent == *topic)
@@ -125,19 +127,20 @@ impl Owed {
     }
 }
 
-/// Topics that one client may be owed on disk at a time. They are written before anybody's next confirm: more of them, for a
-/// subscription to everything, would hold that up. What goes beyond is owed for as long as the connection lasts.
+/// Pending topics that one client may have on disk. They are written before the next confirm of any client,
+/// which more of them, for a subscription to everything, would delay. Further topics are pending only while the
+/// connection lasts.
 const MOST_NOTED: usize = 10_000;
 
-/// Copies that one client may be owed beyond one of each topic, for filters that overlap: some 16 bytes each.
+/// Pending copies that one client may have beyond one per topic, for overlapping filters: some 16 bytes each.
 const MOST_COPIES: usize = 10_000;
 
-/// The key of what a client is owed of one topic.
+/// The key of a client's pending topic.
 pub(super) fn owed_key(owner: &Owner, topic: &str) -> Vec<u8> {
     disk::key(&[&owner.vhost, &owner.client_id, topic])
 }
 
-/// What [`owed_key`] made a key of; `None` if it is not well-formed.
+/// Decodes a key of [`owed_key`]; `None` if it is malformed.
 pub(super) fn read_key(key: &[u8]) -> Option<(Owner, Arc<str>)> {
     let [vhost, client_id, topic] = disk::names(key)?;
     Some((Owner { vhost: vhost.into(), client_id: client_id.into() }, topic.into()))

@@ -14,11 +14,11 @@ use super::owed::{OwedCopy, owed_key};
 use super::retained::RetainedMessage;
 use super::subscriptions::Verdict;
 
-/// Topics that turn out to have nothing for the client, before others get their turn: nothing else stops at these.
+/// Topics with nothing for the client that are handled before others get their turn, as nothing else stops there.
 const MOST_FOR_NOTHING: usize = 1_000;
 
 impl Client {
-    /// Sends the retained messages that the client takes now.
+    /// Sends the retained messages that the client can take now.
     pub(super) fn deliver_retained(&mut self, engine: &mut Engine, noted: &mut Noted) {
         if self.owed.first().is_none() || self.waiting.holds_subscriptions() {
             return;
@@ -29,7 +29,7 @@ impl Client {
             if for_nothing == MOST_FOR_NOTHING {
                 return self.outbox.nudge();
             }
-            // There is none any more, or nobody who wants it.
+            // The message has been cleared, or the subscription is gone.
             let verdict = match filter {
                 Some(filter) => self.subscriptions.get(&filter).map(Verdict::of),
                 None => self.subscriptions.judge_retained(&topic),
@@ -45,7 +45,7 @@ impl Client {
             }
             let sent = copy.map(|copy| self.send_retained(copy, engine, noted));
             if sent == Some(Err(Undeliverable::NoRoom)) {
-                // The connection is over.
+                // The connection has ended.
                 return;
             }
             self.owed.pop_first();
@@ -53,15 +53,15 @@ impl Client {
             match sent {
                 _ if !is_noted => {}
                 Some(Ok(tag)) if qos == QoS::AtLeastOnce => self.owed.sent(tag, topic),
-                // The session has it from the next note on.
+                // The session holds it from the next write on.
                 Some(Ok(_)) if qos == QoS::ExactlyOnce && self.is_kept() => noted.no_longer_owed.push(topic),
-                // One that is too large for the client counts as sent.
+                // A message that is too large for the client counts as sent.
                 _ => self.owes_no_more(&topic),
             }
         }
     }
 
-    /// A retained message as it is sent for a new subscription: with RETAIN, whatever Retain As Published says
+    /// A retained message as sent for a new subscription: with RETAIN, whatever Retain As Published says
     /// (section 3.3.1.3).
     fn copy_of(&self, message: &RetainedMessage, verdict: &Verdict) -> Message {
         let mut properties = message.properties.clone();
@@ -80,7 +80,7 @@ impl Client {
         }
     }
 
-    /// Sends it, and returns its tag.
+    /// Sends the message and returns its tag.
     fn send_retained(
         &mut self,
         copy: Message,
@@ -99,14 +99,14 @@ impl Client {
         sent.map(|_| tag)
     }
 
-    /// The client has the retained message of a topic that is on disk.
+    /// Called when the client has the retained message of a topic that is on disk.
     pub(super) fn owes_no_more(&self, topic: &Arc<str>) {
         if let Some(change) = self.no_longer_owed(topic) {
             self.vhost().note(|catalogue| catalogue.note([change]));
         }
     }
 
-    /// What this changes on disk; nothing if the topic is owed again.
+    /// The change that removes the topic from disk; `None` if it is pending again.
     pub(super) fn no_longer_owed(&self, topic: &Arc<str>) -> Option<Change> {
         let is_settled = !self.owed.needs(topic);
         is_settled.then(|| Change::delete(Section::MqttOwed, owed_key(&self.owner, topic)))

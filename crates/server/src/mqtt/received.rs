@@ -1,41 +1,43 @@
-//! What is on disk of messages of QoS 2 that have come and that their clients have not released.
+//! Records on disk of received messages of QoS 2 that their clients have not released.
 //!
-//! A note gets to the disk before its message does, in the same round. So it says how far the log of messages must have got
-//! for it to count; after a crash that left the log shorter, the client sends the message again. A message goes to each of
-//! its queues by a record of its own, and a log that is torn may hold some of these: then it goes to the others alone.
+//! A record reaches the disk before its message, in the same round. So it states the log position that the
+//! message log must have reached for it to count; if a crash left the log shorter, the client sends the message
+//! again. A message is logged with a separate record for each of its queues, and a torn log may hold only some
+//! of them: then the message is published to the other queues alone.
 
 use broker::Share;
 
 use super::disk;
 use super::hub::Owner;
 
-/// What is noted of one message.
+/// The stored record of one message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Note {
-    /// How far the log must have got for the message to be there.
+    /// The log position at which the message is complete.
     until: u64,
-    /// The same for each of its queues, if there are several.
+    /// The log position for each of its queues, if there are several.
     shares: Vec<(u64, Box<str>)>,
 }
 
-/// What a crash has left of a message.
+/// State of a message after a crash.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AfterCrash {
     There,
     Lost,
-    /// These queues have it.
+    /// Only these queues have it.
     InSome(Vec<Box<str>>),
 }
 
-/// A message from a client that a crash has left to some of its queues.
+/// A client's message that only some of its queues have after a crash.
 pub(super) struct Partial {
     pub(super) packet_id: u16,
-    /// Those that have it.
+    /// The queues that have it.
     pub(super) queues: Vec<Box<str>>,
 }
 
 impl Note {
-    /// Of a message whose last record is before `until`. The queues `before` have had it, `shares` were given it.
+    /// A record for a message whose last log record ends at `until`. The queues `before` had it already;
+    /// `shares` are new.
     pub(super) fn new(until: u64, before: &[Box<str>], shares: &[Share]) -> Self {
         let before = before.iter().map(|queue| (0, queue.clone()));
         let shares = shares.iter().map(|share| (share.until.0, (*share.queue).into()));
@@ -43,12 +45,12 @@ impl Note {
         Self { until, shares: if all.len() > 1 { all } else { Vec::new() } }
     }
 
-    /// Of a message that some queues alone have.
+    /// A record for a message that only some queues have.
     pub(super) fn partial(queues: &[Box<str>]) -> Self {
         Self { until: u64::MAX, shares: queues.iter().map(|queue| (0, queue.clone())).collect() }
     }
 
-    /// What there is of the message if the log of messages ends at `end`.
+    /// State of the message if the message log ends at `end`.
     pub(super) fn after_crash(self, end: u64) -> AfterCrash {
         if self.until <= end {
             return AfterCrash::There;
@@ -67,7 +69,7 @@ impl Note {
         bytes
     }
 
-    /// What [`Note::encode`] wrote; `None` if it is not well-formed.
+    /// Decodes the output of [`Note::encode`]; `None` if malformed.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (until, mut rest) = bytes.split_first_chunk()?;
         let mut shares = Vec::new();
@@ -81,14 +83,14 @@ impl Note {
     }
 }
 
-/// The key of the note of a message.
+/// The key of a message's record.
 pub(super) fn received_key(owner: &Owner, packet_id: u16) -> Vec<u8> {
     let mut key = disk::key(&[&owner.vhost, &owner.client_id]);
     key.extend_from_slice(&packet_id.to_be_bytes());
     key
 }
 
-/// What [`received_key`] made a key of; `None` if it is not well-formed.
+/// Decodes a key of [`received_key`]; `None` if malformed.
 pub(super) fn read_key(key: &[u8]) -> Option<(Owner, u16)> {
     let ([vhost, client_id], rest) = disk::names_and_rest::<2>(key)?;
     let owner = Owner { vhost: vhost.into(), client_id: client_id.into() };

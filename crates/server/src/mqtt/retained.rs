@@ -1,7 +1,8 @@
-//! Retained messages: the last one of each topic, for those who subscribe later (section 3.3.1.3).
+//! Retained messages: the last one of each topic, for later subscribers (section 3.3.1.3).
 //!
-//! One tree of topic levels for each virtual host. A subscription looks at as many nodes as its filter can match, and a
-//! change at as many as its topic has levels. What is retained is in memory; on disk it is a table of definitions.
+//! There is a tree of topic levels for each virtual host. A subscription visits as many nodes as its filter can
+//! match, and a change visits as many as its topic has levels. Retained messages are in memory; on disk they
+//! are a table of definitions.
 
 use std::sync::Arc;
 
@@ -15,11 +16,11 @@ use parking_lot::RwLock;
 /// Bytes that all retained messages of a virtual host may take.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Bytes that a retained message takes beside what it says, about.
+/// Approximate bytes of a retained message besides its content.
 const OWN_BYTES: usize = 128;
 
-/// Bytes of a node of the tree beside its name, about: with the smallest table that a map makes for its first child.
-/// Topics of very many levels take far more in nodes than in letters.
+/// Approximate bytes of a tree node besides its name: with the smallest table that a map allocates for its
+/// first child. Topics of very many levels take far more bytes in nodes than in characters.
 const NODE_BYTES: usize = 256;
 
 /// One retained message.
@@ -43,7 +44,7 @@ impl RetainedMessage {
     }
 }
 
-/// There is no room for another retained message.
+/// The memory limit for retained messages is reached.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Full;
 
@@ -57,7 +58,7 @@ pub(super) struct Retained {
 struct Tree {
     root: Node,
     bytes: usize,
-    /// Nothing expires before this.
+    /// No message expires before this.
     first_expiry: Option<Timestamp>,
 }
 
@@ -72,10 +73,10 @@ impl Retained {
         Self { vhost: Arc::clone(vhost), tree: RwLock::default() }
     }
 
-    /// Retains a message in place of the one that its topic had. Returns what to wait for.
+    /// Retains a message, replacing the topic's previous one. Returns the change to wait for.
     ///
     /// # Errors
-    /// There is no room, though all that has expired by `now` has gone.
+    /// Fails if the limit is reached even after all messages that have expired by `now` are removed.
     pub(super) fn set(&self, message: RetainedMessage, now: Timestamp) -> Result<Option<Ticket>, Full> {
         let mut tree = self.tree.write();
         if !tree.has_room(&message) {
@@ -87,14 +88,14 @@ impl Retained {
         Ok(self.write_down(&tree.set(message)))
     }
 
-    /// Forgets the message of a topic. Returns what to wait for, if there was one.
+    /// Removes the message of a topic. Returns the change to wait for, if there was one.
     pub(super) fn clear(&self, topic: &str) -> Option<Ticket> {
         let mut tree = self.tree.write();
         tree.clear(topic).then_some(())?;
         self.write_cleared(topic)
     }
 
-    /// The messages of the topics that a filter matches, at `now`.
+    /// The messages, unexpired at `now`, of the topics that a filter matches.
     pub(super) fn matching(&self, filter: &TopicFilter<'_>, now: Timestamp) -> Vec<Arc<RetainedMessage>> {
         let mut found = Vec::new();
         let levels: Vec<&str> = filter.filter().split('/').collect();
@@ -106,7 +107,7 @@ impl Retained {
         found
     }
 
-    /// The message of a topic, at `now`.
+    /// The message of a topic, unless expired at `now`.
     pub(super) fn get(&self, topic: &str, now: Timestamp) -> Option<Arc<RetainedMessage>> {
         let levels: Vec<&str> = topic.split('/').collect();
         let tree = self.tree.read();
@@ -114,9 +115,9 @@ impl Retained {
         (!found.is_expired(now)).then(|| Arc::clone(found))
     }
 
-    /// Takes in what was on disk.
+    /// Adds a message that was on disk.
     pub(super) fn restore(&self, message: RetainedMessage) {
-        // There was room for it before.
+        // It fitted before.
         self.tree.write().set(message);
     }
 
@@ -164,7 +165,7 @@ impl Tree {
         true
     }
 
-    /// Forgets what has expired; returns the topics. Looks at nothing when there can be none.
+    /// Removes expired messages; returns their topics. Visits no node if none can have expired.
     fn sweep(&mut self, now: Timestamp) -> Vec<Arc<str>> {
         let mut gone = Vec::new();
         if self.first_expiry.is_some_and(|first| first <= now) {
@@ -181,7 +182,7 @@ fn node_weight(level: &str) -> usize {
 }
 
 impl Node {
-    /// Takes a message out, and the nodes that nothing is left of; with the bytes that are free now.
+    /// Removes a message and the nodes left empty; returns it with the number of bytes freed.
     fn remove(&mut self, levels: &[&str]) -> Option<(Arc<RetainedMessage>, usize)> {
         let Some((level, rest)) = levels.split_first() else {
             let message = self.message.take()?;
@@ -197,7 +198,7 @@ impl Node {
         Some((message, freed))
     }
 
-    /// Topics of what has expired, and when the next of the others does.
+    /// Collects the topics of expired messages, and finds the next expiry of the others.
     fn expired(&self, now: Timestamp, gone: &mut Vec<Arc<str>>, next: &mut Option<Timestamp>) {
         if let Some((message, at)) =
             self.message.as_ref().and_then(|message| message.expires.map(|at| (message, at)))
@@ -216,7 +217,7 @@ impl Node {
         node.message.as_ref()
     }
 
-    /// Section 4.7.2: wildcards in front match no topics that begin with `$`.
+    /// Section 4.7.2: leading wildcards match no topics that begin with `$`.
     fn collect(&self, levels: &[&str], is_first: bool, each: &mut impl FnMut(&Arc<RetainedMessage>)) {
         let Some((level, rest)) = levels.split_first() else {
             return self.message.iter().for_each(each);
@@ -245,7 +246,7 @@ impl Node {
     }
 }
 
-/// Name of the virtual host and topic, which begins behind the first byte that is no part of a name.
+/// The name of the virtual host, then the topic.
 fn key(vhost: &str, topic: &str) -> Vec<u8> {
     super::disk::key(&[vhost, topic])
 }
@@ -260,7 +261,7 @@ fn encode(message: &RetainedMessage) -> Vec<u8> {
     bytes
 }
 
-/// What [`encode`] wrote, with the virtual host; `None` if it is not well-formed.
+/// Decodes the output of [`encode`] and the virtual host of its key; `None` if malformed.
 pub(super) fn decode<'k>(key: &'k [u8], value: &[u8]) -> Option<(&'k str, RetainedMessage)> {
     let names = super::disk::names::<2>(key)?;
     let (&[FORM, qos], rest) = value.split_first_chunk()? else { return None };
@@ -278,7 +279,7 @@ pub(super) fn decode<'k>(key: &'k [u8], value: &[u8]) -> Option<(&'k str, Retain
     Some((names[0], message))
 }
 
-/// First byte of what is written, so that another form can be told from this one.
+/// First byte of a stored message: the version of its format.
 const FORM: u8 = 1;
 
 #[cfg(test)]
@@ -398,10 +399,10 @@ mod tests {
         for number in 0..10 {
             retained.set(message(&topic(number), b""), Timestamp(0)).unwrap();
         }
-        // The smallest table of a map has four places.
+        // The smallest table of a map has four slots.
         let before = bytes();
         assert!(before > 10 * LEVELS * 4 * size_of::<(Box<str>, Node)>(), "{before}");
-        // In place of one that is there nothing more is needed.
+        // Replacing an existing message takes no more.
         retained.set(message(&topic(0), b""), Timestamp(0)).unwrap();
         assert_eq!(bytes(), before);
         (0..10).for_each(|number| _ = retained.clear(&topic(number)));

@@ -30,7 +30,7 @@ use crate::limits::{ConnectionCounter, ConnectionLimits};
 use crate::server::Shared;
 use crate::simulated::server_of;
 
-/// A server, and perhaps its disk, whose rounds the test does.
+/// A server, and possibly its disk, whose rounds the test drives.
 struct World {
     shared: Arc<Shared>,
     hub: Arc<Hub>,
@@ -43,7 +43,7 @@ impl World {
         Self::of(Broker::new(BrokerConfig::default()), None)
     }
 
-    /// On what a disk holds.
+    /// A server restored from a disk.
     fn on(disk: &SimDisk) -> Self {
         let broker = Broker::new(BrokerConfig { defaults: false, ..BrokerConfig::default() });
         let settings = JournalSettings::default();
@@ -90,7 +90,7 @@ impl World {
         Client { connection, outbox, version, now }
     }
 
-    /// A client that is let in. `expiry` 0 is a session that begins and ends with the connection.
+    /// A client that is admitted. With an `expiry` of 0 the session begins and ends with the connection.
     fn connected(&mut self, version: Version, name: &str, expiry: u32) -> Client {
         let mut client = self.client(version);
         let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
@@ -119,7 +119,7 @@ impl Client {
         self.received(world)
     }
 
-    /// What has come, after all the disk's work is done.
+    /// Returns the packets received, with all disk writes done.
     fn received(&mut self, world: &mut World) -> Vec<String> {
         let mut all = self.look();
         for _ in 0..3 {
@@ -129,7 +129,7 @@ impl Client {
         all
     }
 
-    /// What has come without waiting for the disk.
+    /// Returns the packets received without waiting for the disk.
     fn look(&mut self) -> Vec<String> {
         self.connection.handle_nudge(self.now);
         let bytes = self.outbox.read_all();
@@ -411,7 +411,7 @@ fn a_message_of_qos_2_keeps_its_identifier_across_a_restart() {
     let received = reader.received(&mut world);
     assert_eq!(received, ["publish t ExactlyOnce 1", "publish t ExactlyOnce 2"]);
     assert_eq!(reader.ack(&mut world, AckKind::PubRec, 1), ["pubrel 1 success"]);
-    // Killed: the connections do not get to say anything.
+    // Killed: the connections send nothing more.
     std::mem::forget((reader, writer));
     drop(world);
 

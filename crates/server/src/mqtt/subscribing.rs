@@ -1,6 +1,6 @@
-//! A client's subscriptions as queues and bindings, as RabbitMQ's plug-in has them: one queue for what is sent at QoS 0,
-//! which goes with the connection, and one for the rest, which stays as long as the session. A shared subscription is a queue
-//! that all its clients consume from.
+//! A client's subscriptions as queues and bindings, as in RabbitMQ's plug-in: one queue for messages of QoS 0,
+//! which goes with the connection, and one for the rest, which stays as long as the session. A shared
+//! subscription is a queue that all its clients consume from.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ use super::owed::owed_key;
 use super::subscriptions::Class;
 use super::waiting::Then;
 
-/// A line of a SUBSCRIBE, to be answered.
+/// An entry of a SUBSCRIBE, to be answered.
 pub(super) struct Request {
     text: Box<str>,
-    /// Why it cannot be, if it cannot.
+    /// Why the entry is invalid, if it is.
     fault: Option<ReasonCode>,
     options: SubscribeOptions,
     wants_retained: bool,
@@ -33,7 +33,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// The lines of a SUBSCRIBE.
+    /// The entries of a SUBSCRIBE.
     pub(super) fn all(event: &SubscribeEvent<'_>) -> Vec<Self> {
         let identifier = event.identifier();
         let requests = event.requests().map(|request| Self {
@@ -48,7 +48,7 @@ impl Request {
 }
 
 impl Client {
-    /// Subscribes, and answers when that is on disk. Returns a reason code for each line.
+    /// Subscribes, and answers once that is on disk. Returns a reason code for each entry.
     pub(super) fn subscribe(
         &mut self,
         engine: &mut Engine,
@@ -91,7 +91,7 @@ impl Client {
             return Ok(ticket);
         }
         self.subscriptions.insert(&request.text, subscription);
-        // Its messages came through the other queue until now.
+        // Its messages used the other queue until now.
         if let Some(before) = before
             && Class::of(before.options.qos) != Class::of(options.qos)
         {
@@ -100,7 +100,7 @@ impl Client {
         Ok(ticket)
     }
 
-    /// Makes queue and binding of a subscription. Returns what to wait for.
+    /// Creates the queue and binding of a subscription. Returns the change to wait for.
     pub(super) fn establish(
         &mut self,
         filter: &str,
@@ -131,7 +131,7 @@ impl Client {
             routing_key: &key,
             arguments: RawTable::default(),
         };
-        // Before there is a queue that nobody can bind.
+        // Checked first, so that no queue is created that the user may not bind.
         self.seat.check_bind_queue(&binding)?;
         let declared = self.attach(&name, kind)?;
         let bound = self.seat.bind_queue(self.session_id, &binding)?;
@@ -142,11 +142,11 @@ impl Client {
         queue_name(&self.owner.client_id, if class == Class::Qos0 { 0 } else { 1 })
     }
 
-    /// Declares a queue and consumes from it, unless that has been done.
+    /// Declares a queue and consumes from it, unless that was done before.
     fn attach(&mut self, name: &str, kind: Kind) -> Result<Ticket, BrokerError> {
         let found = self.sources.iter_mut().find(|source| **source.queue.name() == *name);
         if let Some(source) = found {
-            // A shared subscription may be given other options.
+            // A shared subscription may get new options.
             source.kind = kind;
             return Ok(Ticket::default());
         }
@@ -158,12 +158,12 @@ impl Client {
         }
         let found = self.vhost().queue(self.session_id, name).ok();
         let (queue, ticket) = match found.filter(|_| kind != Kind::Own(Class::Qos0)) {
-            // From an earlier connection, whose session may have been about another time of expiry.
+            // From an earlier connection, whose session may have had another expiry.
             Some(queue) if kind == Kind::Own(Class::Qos1) => {
                 let ticket = self.set_lease(&queue, self.expiry);
                 (queue, ticket)
             }
-            // Shared with others.
+            // Shared with other clients.
             Some(queue) => (queue, Ticket::default()),
             None => self.declare(name, kind)?,
         };
@@ -177,7 +177,7 @@ impl Client {
             Kind::Own(Class::Qos1) => (true, !self.outlives()),
             Kind::Shared(_) => (self.outlives(), false),
         };
-        // The session's time is its queue's, as in RabbitMQ. Queues of groups go with the last session.
+        // The session's expiry is its queue's, as in RabbitMQ. Queues of groups are deleted with the last session.
         let is_leased = kind == Kind::Own(Class::Qos1) && self.outlives();
         let expires = lease(self.expiry).filter(|_| is_leased).and_then(|lease| i64::try_from(lease).ok());
         let expires = expires.map(|expires| ("x-expires", FieldValue::I64(expires)));
@@ -188,16 +188,16 @@ impl Client {
         Ok((declared.queue, declared.ticket))
     }
 
-    /// Makes a queue of the session last as long as it. Returns what to wait for.
+    /// Makes a queue of the session last as long as the session. Returns the change to wait for.
     fn set_lease(&self, queue: &Arc<Queue>, expiry: u32) -> Ticket {
         if expiry == 0 || queue.properties().auto_delete {
-            // It goes with the connection.
+            // It is deleted with the connection.
             return Ticket::default();
         }
         self.vhost().set_queue_expires(queue, lease(expiry), self.now)
     }
 
-    /// The client has changed the time of its session with its last words.
+    /// Applies a session expiry that the client has changed in its DISCONNECT.
     pub(super) fn renew_lease(&self, expiry: u32) {
         if expiry != self.expiry
             && let Ok(queue) = self.vhost().queue(self.session_id, &self.queue_of(Class::Qos1))
@@ -235,7 +235,7 @@ impl Client {
         Ok(())
     }
 
-    /// Unsubscribes, and answers when that is on disk.
+    /// Unsubscribes, and answers once that is on disk.
     pub(super) fn unsubscribe(&mut self, engine: &mut Engine, packet_id: u16, filters: Vec<Box<str>>) {
         let mut reasons = Vec::with_capacity(filters.len());
         let mut ticket = None;
@@ -257,7 +257,7 @@ impl Client {
         self.wait(Then::Unsubscribed { packet_id, reasons }, (None, ticket));
     }
 
-    /// Unbinds the filter of a subscription that is gone, unless another one needs the same binding.
+    /// Unbinds the filter of a removed subscription, unless another one needs the same binding.
     fn unbind(&self, filter: &str, class: Class) -> Option<Ticket> {
         if self.subscriptions.binds(filter, class) {
             return None;
@@ -269,11 +269,11 @@ impl Client {
             routing_key: &key,
             arguments: RawTable::default(),
         };
-        // Somebody may have deleted the queue; then the binding is gone as well.
+        // If the queue was deleted meanwhile, the binding is gone as well.
         self.vhost().unbind_queue(self.session_id, &binding).ok()
     }
 
-    /// The queue that an earlier version has made for a shared subscription, if the session still shares it.
+    /// The queue that an earlier version created for a shared subscription, if the session still shares it.
     fn group_queue_before(&self, filter: &str, engine: &Engine) -> Option<String> {
         let name = merged_group_queue(filter)?;
         let mut filters = engine.session().subscriptions().map(|(filter, _)| filter);
@@ -292,10 +292,10 @@ impl Client {
         }
     }
 
-    /// Takes up the subscriptions of a session that was kept.
+    /// Restores the subscriptions of a resumed session.
     ///
     /// # Errors
-    /// The user may not have one of them any more, or its queue cannot be had.
+    /// Fails if the user has lost permission for one of them, or its queue is not available.
     pub(super) fn resume(&mut self, engine: &Engine) -> Result<(), Refusal> {
         let all: Vec<(Box<str>, Subscription)> =
             engine.session().subscriptions().map(|(filter, one)| (filter.into(), *one)).collect();
@@ -306,11 +306,11 @@ impl Client {
             } else if let Some(name) = self.group_queue_before(&filter, engine)
                 && self.vhost().queue(self.session_id, &name).is_ok()
             {
-                // What an earlier version has queued for the group.
+                // Consumes the messages that an earlier version has queued for the group.
                 self.attach(&name, Kind::Shared(subscription))?;
             }
         }
-        // Messages from before all its subscriptions were changed to QoS 0 are the client's still.
+        // Messages from before all its subscriptions were changed to QoS 0 still belong to the client.
         let name = self.queue_of(Class::Qos1);
         if self.vhost().queue(self.session_id, &name).is_ok() {
             self.attach(&name, Kind::Own(Class::Qos1))?;
@@ -318,7 +318,7 @@ impl Client {
         Ok(())
     }
 
-    /// The client is to be sent the retained messages of a new subscription. Returns what to wait for.
+    /// Makes the retained messages of a new subscription pending. Returns the change to wait for.
     fn owe_retained(&mut self, request: &Request) -> Option<Ticket> {
         let filter = TopicFilter::parse(&request.text, false).ok()?;
         let messages = self.hub.retained(self.vhost()).matching(&filter, self.now);
@@ -328,7 +328,7 @@ impl Client {
             let is_needed = self.owed.needs(&message.topic);
             let is_lasting = self.is_kept() && request.options.qos.min(message.qos) != QoS::AtMostOnce;
             let is_noted = is_lasting && (is_needed || self.owed.may_note());
-            // Who subscribes again and again makes the disk work once.
+            // Repeated subscriptions cause a single disk write.
             if is_noted && !is_needed {
                 let key = owed_key(&self.owner, &message.topic);
                 let noted = self.vhost().note(|catalogue| catalogue.put(Section::MqttOwed, key, Vec::new()));
@@ -340,7 +340,7 @@ impl Client {
     }
 }
 
-/// Whether a filter is that of a shared subscription. Before 5.0 there are none.
+/// Whether a filter is that of a shared subscription, which exist since 5.0.
 fn is_shared(filter: &str, engine: &Engine) -> bool {
     TopicFilter::parse(filter, engine.version().is_5()).is_ok_and(|filter| filter.group().is_some())
 }

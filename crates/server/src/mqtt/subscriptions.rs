@@ -1,44 +1,44 @@
-//! Which of a client's subscriptions a message belongs to.
+//! Finds the subscriptions of a client that a message belongs to.
 
 use hashbrown::HashMap;
 use mqtt::QoS;
 use mqtt::session::Subscription;
 use mqtt::topic::{TopicFilter, filter_to_binding_key, merged};
 
-/// A client's subscriptions that are not shared, found by topic. Those without wildcards are found at once, the others by one
-/// look for each shape that there is, of which clients have few however many filters they have.
+/// A client's subscriptions that are not shared, found by topic. Those without wildcards are found by one
+/// lookup, the others by one lookup per shape, of which clients have few however many filters they have.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
-    /// By their filters.
+    /// By filter.
     entries: HashMap<Box<str>, Subscription>,
-    /// Shapes of filters with wildcards, and how many have each.
+    /// The shapes of filters with wildcards, and the number of filters of each.
     shapes: HashMap<Box<str>, usize>,
-    /// How many want nothing of the client's own.
+    /// Number of subscriptions with No Local.
     no_local: usize,
-    /// How many have a level `*`, which is a letter to MQTT and a wildcard to AMQP.
+    /// Number of filters with a level `*`, a plain character in MQTT and a wildcard in AMQP.
     stars: usize,
 }
 
-/// Which of a client's two queues a subscription's messages go through, as in RabbitMQ.
+/// Which of a client's two queues a subscription uses, as in RabbitMQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     Qos0,
-    /// QoS 2 as well.
+    /// Includes QoS 2.
     Qos1,
 }
 
 /// How a message is sent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
-    /// The highest quality that was granted.
+    /// The highest QoS granted.
     pub(super) qos: QoS,
-    /// RETAIN of the publisher is told.
+    /// Whether the publisher's RETAIN flag is passed on.
     pub(super) retain_as_published: bool,
     pub(super) identifiers: Vec<u32>,
 }
 
 impl Verdict {
-    /// By one subscription alone.
+    /// For a single subscription.
     pub(super) fn of(subscription: &Subscription) -> Self {
         Self {
             qos: subscription.options.qos,
@@ -48,12 +48,12 @@ impl Verdict {
     }
 }
 
-/// What becomes of a message.
+/// The outcome of matching a message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// It is sent.
+    /// The message is sent.
     Send(Verdict),
-    /// It is not: the client's other queue has it, too, or the client does not want what is its own.
+    /// It is dropped: the client's other queue has it, too, or it is the client's own and No Local is set.
     Drop,
     /// No subscription matches.
     None,
@@ -66,7 +66,7 @@ impl Class {
 }
 
 impl Subscriptions {
-    /// Notes a subscription, in place of one with the same filter.
+    /// Adds a subscription, replacing one with the same filter.
     pub(super) fn insert(&mut self, filter: &str, subscription: Subscription) {
         self.remove(filter);
         if let Some(shape) = shape(filter) {
@@ -94,7 +94,7 @@ impl Subscriptions {
         self.entries.get(filter)
     }
 
-    /// Whether a subscription of a class has the same binding as this filter's.
+    /// Whether a subscription of a class has the same binding key as this filter.
     pub(super) fn binds(&self, filter: &str, class: Class) -> bool {
         let is_of = |subscription: &Subscription| Class::of(subscription.options.qos) == class;
         if self.stars == 0 && !has_star(filter) {
@@ -105,19 +105,19 @@ impl Subscriptions {
         self.entries.iter().any(|(other, one)| is_of(one) && filter_to_binding_key(other) == key)
     }
 
-    /// Whether the client wants nothing of its own in any of them.
+    /// Whether any of them has No Local.
     pub(super) fn any_no_local(&self) -> bool {
         self.no_local > 0
     }
 
-    /// What becomes of a message that came through the queue of `class`. `is_own` tells that the client published it.
+    /// Matches a message from the queue of `class`. `is_own` means that the client published it.
     pub(super) fn judge(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = Judging::new(class, is_own);
         self.each_match(topic, |subscription| judging.add(subscription));
         judging.finish()
     }
 
-    /// The same for a message that an earlier version has queued, to which `.` and `/` were one: by the [merged] topic.
+    /// Matches a message queued by an earlier version, which did not distinguish `.` and `/`, by its [merged] topic.
     pub(super) fn judge_merged(&self, topic: &str, class: Class, is_own: bool) -> Match {
         let mut judging = Judging::new(class, is_own);
         for (filter, subscription) in &self.entries {
@@ -128,8 +128,8 @@ impl Subscriptions {
         judging.finish()
     }
 
-    /// How the retained message of a topic is sent, for all subscriptions that match at once (section 3.3.4); `None` if there
-    /// is no such subscription any more.
+    /// How the retained message of a topic is sent, for all matching subscriptions at once (section 3.3.4);
+    /// `None` if there is none left.
     pub(super) fn judge_retained(&self, topic: &str) -> Option<Verdict> {
         let mut verdict = None;
         self.each_match(topic, |subscription| {
@@ -152,7 +152,7 @@ impl Subscriptions {
     }
 }
 
-/// What is found out about a message while its subscriptions are looked at.
+/// The state collected while a message's subscriptions are visited.
 struct Judging {
     class: Class,
     is_own: bool,
@@ -186,18 +186,18 @@ impl Judging {
         self.verdict.identifiers.sort_unstable();
         match self.class {
             _ if !self.is_matched => Match::None,
-            // The subscription that it came by has been changed to QoS 0, or has gone when its copy in the other queue had
-            // been dropped for this one. It must not be lost by that (MQTT-3.8.4-4).
+            // The subscription that queued it was changed to QoS 0, or removed after the copy in the other queue
+            // had been dropped in favour of this one. The message must not be lost by that (MQTT-3.8.4-4).
             Class::Qos1 if !self.is_wanted && self.in_other => Match::Send(self.verdict),
             _ if !self.is_wanted => Match::Drop,
-            // Section 3.3.4: one copy, at the highest quality.
+            // Section 3.3.4: one copy, at the highest QoS.
             Class::Qos0 if self.in_other => Match::Drop,
             Class::Qos0 | Class::Qos1 => Match::Send(self.verdict),
         }
     }
 }
 
-/// A filter's wildcards, each in its place: the other levels are empty. `None` if it has none.
+/// A filter's wildcards at their levels, with all other levels empty. `None` if it has no wildcards.
 fn shape(filter: &str) -> Option<String> {
     if !filter.contains(['+', '#']) {
         return None;
@@ -206,7 +206,7 @@ fn shape(filter: &str) -> Option<String> {
     Some(levels.collect::<Vec<_>>().join("/"))
 }
 
-/// Puts together the only filter of a shape that can match a topic; false if none can (sections 4.7.1 and 4.7.2).
+/// Builds the only filter of a shape that can match a topic; returns false if there is none (sections 4.7.1 and 4.7.2).
 fn fill(shape: &str, topic: &str, filter: &mut String) -> bool {
     filter.clear();
     if topic.starts_with('$') && shape.starts_with(['+', '#']) {
@@ -218,7 +218,7 @@ fn fill(shape: &str, topic: &str, filter: &mut String) -> bool {
             filter.push('/');
         }
         if wanted == "#" {
-            // It stands for the level above as well.
+            // It matches the parent level as well.
             filter.push('#');
             return true;
         }

@@ -6,31 +6,31 @@ use std::sync::Arc;
 use broker::{Lsn, Store, Ticket, Waiter};
 use mqtt::ReasonCode;
 
-/// What is done when all that it waits for is on disk.
+/// The action that follows once everything it waits for is on disk.
 pub(super) enum Then {
-    /// PUBACK or PUBREC.
+    /// Sends PUBACK or PUBREC.
     Accept { packet_id: u16, matched: bool },
-    /// The same, with a failure.
+    /// Sends PUBACK or PUBREC with a failure.
     Refuse { packet_id: u16, reason: ReasonCode, text: &'static str },
-    /// PUBREL.
+    /// Sends PUBREL.
     Release { packet_id: u16 },
-    /// PUBCOMP.
+    /// Sends PUBCOMP.
     Complete { packet_id: u16 },
-    /// SUBACK. Retained messages follow it.
+    /// Sends SUBACK, which retained messages follow.
     Subscribed { packet_id: u16, reasons: Vec<ReasonCode> },
-    /// UNSUBACK.
+    /// Sends UNSUBACK.
     Unsubscribed { packet_id: u16, reasons: Vec<ReasonCode> },
-    /// Messages for the client, whose identifiers had to be noted first.
+    /// Sends messages to the client whose identifiers had to be recorded first.
     Send { bytes: Vec<u8> },
 }
 
-/// What waits for one client.
+/// The waiting actions of one client.
 #[derive(Default)]
 pub(super) struct Waiting {
     entries: VecDeque<Entry>,
-    /// Entries that hold messages for the client.
+    /// Number of entries that hold messages for the client.
     sends: usize,
-    /// Entries that answer a SUBSCRIBE.
+    /// Number of entries that answer a SUBSCRIBE.
     subscribes: usize,
 }
 
@@ -41,7 +41,7 @@ struct Entry {
 }
 
 impl Waiting {
-    /// Adds what is to be done behind all that waits. `nudge` is woken when it is worth to [ask](Waiting::next).
+    /// Adds an action behind all that wait. `nudge` is woken when it is worth calling [`next`](Waiting::next).
     pub(super) fn push(
         &mut self,
         then: Then,
@@ -65,7 +65,7 @@ impl Waiting {
         self.entries.push_back(Entry { then, lsn, ticket });
     }
 
-    /// The next thing to be done.
+    /// The next action that is ready.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>) -> Option<Then> {
         let is_ready = |entry: &mut Entry| {
             store.is_none_or(|store| {
@@ -82,7 +82,7 @@ impl Waiting {
         Some(entry.then)
     }
 
-    /// Whether messages for the client wait, so that others must not overtake them.
+    /// Whether messages for the client wait, which others must not overtake.
     pub(super) fn holds_messages(&self) -> bool {
         self.sends > 0
     }
@@ -100,7 +100,7 @@ impl Waiting {
         self.entries.len()
     }
 
-    /// Everything, when nobody is there any more to be answered.
+    /// Removes all actions when there is no client left to answer.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Then> {
         (self.sends, self.subscribes) = (0, 0);
         std::mem::take(&mut self.entries).into_iter().map(|entry| entry.then)

@@ -15,8 +15,7 @@ struct Look {
 }
 
 impl ByteRates {
-    /// Bytes received and sent per second between two looks that are at least [`STEP`] apart; zero at the first
-    /// one.
+    /// Bytes received and sent per second between two looks that are at least [`STEP`] apart; zero at the first one.
     pub(super) fn look(&self, received: u64, sent: u64, now: Timestamp) -> (f64, f64) {
         let mut last = self.0.lock();
         let Some(look) = &mut *last else {

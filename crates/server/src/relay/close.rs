@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use websocket::{CloseCode, CloseFrame, Fault, encode};
 
-/// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to
-/// send something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer
-/// listen.
+/// Time limit, after the client has closed, for the upstream to accept bytes that are left for it, or else to send
+/// something or end. Clients wait some ten seconds for the answer to their close frame; browsers no longer listen.
 pub(super) const HALF_CLOSED: Duration = Duration::from_secs(30);
 
 /// Time limit for the client to answer our close frame. Bytes that it sends meanwhile still reach the upstream.

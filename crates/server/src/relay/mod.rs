@@ -79,8 +79,7 @@ pub enum RelayUpstream {
 /// How text messages are handled. The upstream knows bytes only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextRule {
-    /// Relays their UTF-8 like any bytes. Answers are binary all the same: the upstream's bytes may be cut
-    /// anywhere.
+    /// Relays their UTF-8 like any bytes. Answers are binary all the same: the upstream's bytes may be cut anywhere.
     Accept,
     /// Refuses them with 1003.
     Refuse,

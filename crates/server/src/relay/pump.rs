@@ -409,8 +409,7 @@ where
         let mut progress = false;
         while let Some(deadline) = self.next_deadline() {
             let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
-            // A later deadline waits for the timer's next firing: resetting the timer at every read would cost
-            // more.
+            // A later deadline waits for the timer's next firing: resetting the timer at every read would cost more.
             if deadline < timer.deadline().into_std() {
                 timer.as_mut().reset(deadline.into());
             }

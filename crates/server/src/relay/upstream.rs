@@ -17,7 +17,8 @@ const KEEPALIVE: Duration = Duration::from_secs(60);
 /// Connects, and sends the client's address to the upstream if configured. `listener` is the address that the
 /// client connected to, if it has one.
 ///
-/// # Errors Returns why there is no connection; [`io::ErrorKind::TimedOut`] if the upstream did not answer.
+/// # Errors
+/// Returns why there is no connection; [`io::ErrorKind::TimedOut`] if the upstream did not answer.
 pub(super) async fn connect(
     config: &RelayConfig,
     client: Peer,

@@ -1,4 +1,4 @@
-//! A client's STOMP connection: login, heart-beats, and the session behind it.
+//! A client's STOMP connection: login, heart-beats, and its session on the broker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::limits::Place;
 use crate::registry::{Arrival, OpenConnection, Opening, Registered};
 use crate::server::{MAX_UNSPLIT_MESSAGE, Shared};
 
-/// How long a client that has disconnected is kept for its receipt, which waits for the disk.
+/// Time limit for the receipt of a client that has disconnected, which waits for the disk.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a draining server waits for the receipts of what a client has sent.
+/// Time limit for the receipts of a client's requests while the server drains.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of one client's connection, driven by [`transport::drive`].
@@ -31,26 +31,26 @@ pub(crate) struct Connection {
     id: u64,
     peer: Peer,
     outbox: Arc<Outbox>,
-    /// Given back when the connection is dropped.
+    /// Released when the connection is dropped.
     place: Place,
     machine: machine::Connection,
     session: Option<Box<Session>>,
     /// The user name of the client's verified certificate.
     external: Option<Arc<str>>,
     is_over: bool,
-    /// The end of the login, of waiting for the last receipt, or of a drain.
+    /// Deadline of the login, of the last receipt, or of a drain.
     deadline: Option<Instant>,
-    /// The client has sent as much as it may for now, and is not read until then.
+    /// The client has used up its receive rate and is not read until then.
     rested_until: Option<Instant>,
-    /// Of DISCONNECT: nothing more is read.
+    /// The client has sent DISCONNECT: nothing more is read.
     is_leaving: bool,
     /// Why the connection ended, for the log.
     reason: Option<String>,
     ending: Ending,
-    /// What the access log is told, if there is one.
+    /// The access-log record, if there is an access log.
     record: Option<Box<AccessRecord>>,
     arrival: Arrival,
-    /// What operators see of it, once it is open.
+    /// The entry in the registry, once the connection is open.
     registered: Option<Registered>,
 }
 
@@ -87,22 +87,22 @@ impl Connection {
         }
     }
 
-    /// Notes where the client has come to. Before the first input.
+    /// Notes where the connection came from and to. Called before the first input.
     pub(crate) fn arrived(&mut self, arrival: Arrival) {
         self.arrival = arrival;
     }
 
-    /// The client has a verified certificate, which is its login if it names no other. Before the first input.
+    /// Offers login by the client's verified certificate, if it names no other user. Called before the first input.
     pub(crate) fn offer_external(&mut self, user: Arc<str>) {
         self.external = Some(user);
     }
 
-    /// Keeps the account of the connection for the access log, if there is one.
+    /// Sets the connection's access-log record, if there is an access log.
     pub(crate) fn keep_record(&mut self, record: Option<Box<AccessRecord>>) {
         self.record = record;
     }
 
-    /// What the access log is told in the end.
+    /// Takes the access-log record when the connection has ended.
     pub(crate) fn take_record(&mut self) -> Option<Box<AccessRecord>> {
         self.record.take()
     }
@@ -112,12 +112,12 @@ impl Connection {
         self.reason.take()
     }
 
-    /// How the connection ended, and why, as far as that is known.
+    /// How the connection ended, and why, as far as known.
     pub(crate) fn ending(&self) -> (Ending, &str) {
         (self.ending, self.reason.as_deref().unwrap_or_default())
     }
 
-    /// What tells the session from others.
+    /// The identifier of the session.
     #[cfg(test)]
     pub(super) fn session_name(&self) -> String {
         self.machine.session().to_string()
@@ -141,7 +141,8 @@ impl Connection {
         if self.is_over { input.len() } else { taken }
     }
 
-    /// Whether more can be taken now. What the backlog forbids is shown again when the client has read some of it.
+    /// Whether more can be taken now. Input refused because of the backlog is shown again when the client has
+    /// read some of its output.
     fn takes(&self) -> bool {
         !self.is_over
             && self.session.as_ref().is_none_or(|session| session.has_room())
@@ -149,7 +150,7 @@ impl Connection {
             && !work::is_turn_over()
     }
 
-    /// Takes one frame, if there is one. Returns the bytes taken, and whether there was.
+    /// Handles one frame, if there is one. Returns the bytes taken, and whether there was a frame.
     fn step(&mut self, input: &[u8], now: Instant) -> (usize, bool) {
         work::charge(FRAME, 1);
         let mut out = Vec::new();
@@ -166,7 +167,7 @@ impl Connection {
         (taken, true)
     }
 
-    /// As far as what the machine lends is needed.
+    /// The part of a step that borrows the machine's event.
     fn take_frame(&mut self, input: &[u8], now: Instant, out: &mut Vec<u8>) -> (usize, Option<Outcome>) {
         let step = self.machine.handle_input(input, now, out);
         let outcome = match &step.event {
@@ -192,7 +193,7 @@ impl Connection {
         (step.taken, outcome)
     }
 
-    /// The login was judged.
+    /// Handles the outcome of a login.
     fn entered(&mut self, judged: Result<Box<Session>, Refused>, now: Instant) {
         match judged {
             Ok(mut session) => {
@@ -216,7 +217,7 @@ impl Connection {
         }
     }
 
-    /// Lets operators see the connection. What has been deleted while it was being opened ends it.
+    /// Makes the connection visible to operators. Closes it if its vhost or user was deleted while it was being opened.
     fn register(&mut self, session: &mut Session, now: Instant) {
         let seat = &session.context.seat;
         let shown = OpenConnection::new(Opening {
@@ -242,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection if an operator wants that.
+    /// Ends the connection if an operator has asked for that.
     fn leave_if_asked(&mut self, now: Instant) {
         let asked = |registered: &Registered| registered.connection().take_close_reason();
         if self.session.is_none() || self.is_over {
@@ -255,7 +256,7 @@ impl Connection {
         }
     }
 
-    /// Answers requests whose promises are kept. The answer to a DISCONNECT is the last.
+    /// Answers requests whose changes are on disk. The answer to a DISCONNECT is the last.
     fn settle_receipts(&mut self, now: Instant) {
         let Some(session) = &mut self.session else { return };
         let mut out = Vec::new();
@@ -289,7 +290,7 @@ impl Connection {
     fn fail(&mut self, fault: Fault, receipt: Option<&str>, now: Instant) {
         let mut out = Vec::new();
         let end = self.machine.fail(fault, receipt, &mut out);
-        // What it has got before is in order.
+        // Requests before the fault are in order.
         self.release_session(now);
         self.append(&out);
         if let Some(end) = end {
@@ -297,7 +298,7 @@ impl Connection {
         }
     }
 
-    /// While the server drains: tells the client, as soon as it has its receipts or their time is over.
+    /// While the server drains: closes the client once it has its receipts or the time limit has passed.
     fn leave_drained(&mut self, now: Instant) {
         if !self.shared.is_draining() || self.is_over || self.is_leaving {
             return;
@@ -316,7 +317,7 @@ impl Connection {
         }
     }
 
-    /// The protocol is over.
+    /// Called when the protocol has ended.
     fn ended(&mut self, end: &End, now: Instant) {
         let ending = match end {
             End::Disconnected | End::Eof => Ending::Normal,
@@ -332,7 +333,7 @@ impl Connection {
         self.deadline = None;
     }
 
-    /// Notes how the connection ends, unless that is known already.
+    /// Records how the connection ends, unless that is known already.
     fn ends(&mut self, ending: Ending, reason: impl FnOnce() -> String) {
         if self.reason.is_none() {
             self.ending = ending;
@@ -340,7 +341,7 @@ impl Connection {
         }
     }
 
-    /// Ends the session, if there is one still.
+    /// Ends the session if there still is one.
     fn release_session(&mut self, now: Instant) {
         if let Some(mut session) = self.session.take() {
             session.end(now);
@@ -358,16 +359,16 @@ fn append(outbox: &Outbox, bytes: &[u8]) {
     }
 }
 
-/// What a frame comes to.
+/// The outcome of a frame.
 enum Outcome {
     Done,
     Ended(End),
     Judged(Result<Box<Session>, Refused>),
-    /// With the receipt that was asked for.
+    /// A fault, with the receipt that was asked for.
     Failed(Fault, Option<Box<str>>),
 }
 
-/// What a login is judged by.
+/// The context in which a login is validated.
 struct Login<'l> {
     shared: &'l Arc<Shared>,
     id: u64,
@@ -375,7 +376,7 @@ struct Login<'l> {
     outbox: &'l Arc<Outbox>,
 }
 
-/// Why there is no login.
+/// Why a login failed.
 struct Refused {
     fault: Fault,
     ending: Ending,
@@ -388,7 +389,7 @@ impl From<Fault> for Refused {
 }
 
 impl Login<'_> {
-    /// Judges CONNECT, in RabbitMQ's words.
+    /// Validates CONNECT, with RabbitMQ's error messages.
     fn judge(
         &self,
         connect: &Connect<'_>,
@@ -401,7 +402,7 @@ impl Login<'_> {
         };
         let loopback = self.peer.is_loopback();
         let default = self.shared.config.stomp_default_user.as_deref();
-        // A password without a user is nobody's.
+        // A passcode without a login belongs to no user.
         let unnamed = external.or(default.filter(|_| connect.passcode().is_none()));
         let (user, judged) = match (connect.login(), connect.passcode(), unnamed) {
             (None, _, Some(user)) => (user, broker.authenticate_external(user, loopback)),
@@ -409,11 +410,11 @@ impl Login<'_> {
                 let (ip, now) = (self.peer.ip(), Instant::now());
                 (user, broker.authenticate_from(user, passcode.as_bytes(), ip, loopback, now))
             }
-            // With RabbitMQ's defaults this is guest. Nobody is let in here who does not say who it is, unless the operator
-            // has said so.
+            // RabbitMQ's default is guest here. This server admits a client without a login only if the
+            // operator has configured a user for it.
             _ => return Err(bad_connect("Missing login or passcode header(s)").into()),
         };
-        // RabbitMQ takes no host for its default virtual host.
+        // In RabbitMQ, a missing host means the default virtual host.
         let vhost = connect.host().unwrap_or("/");
         if let Some(record) = record {
             (record.user, record.vhost) = (user.into(), vhost.into());
@@ -436,7 +437,7 @@ impl Login<'_> {
             BrokerError::NoVirtualHost(_) | BrokerError::VirtualHostRefused { .. } => {
                 bad_connect(format!("Virtual host '{vhost}' access denied"))
             }
-            // A limit of the user or of the virtual host.
+            // A limit of the user or the virtual host was reached.
             error => bad_connect(error.to_string()),
         })?;
         let outbox = Arc::clone(self.outbox);
@@ -449,10 +450,10 @@ fn bad_connect(detail: impl Into<std::borrow::Cow<'static, str>>) -> Fault {
     Fault::new("Bad CONNECT", detail)
 }
 
-/// What a frame costs before its request is looked at, in nanoseconds: its headers are parsed.
+/// Cost of a frame before its request is handled, in nanoseconds: its headers are parsed.
 const FRAME: u32 = 400;
 
-/// What AMQP tells by basic.nack.
+/// The equivalent of basic.nack in AMQP.
 fn full_queue() -> Fault {
     Fault::new("Message refused", "A queue that the message was routed to is full and has not taken it.\n")
 }
@@ -469,7 +470,7 @@ impl Protocol for Connection {
         if let Some(record) = &mut self.record {
             record.received += taken as u64;
         }
-        // Logging in is free: it is bounded, and must not wait for what others have sent.
+        // Logging in is exempt: its bytes are bounded, and it must not wait for other clients' traffic.
         if self.session.is_some() {
             self.rested_until = self.place.received(taken, now);
         }
@@ -563,7 +564,7 @@ impl Protocol for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The socket failed, or the peer took nothing: the session has not heard of it yet.
+        // The socket failed, or the peer stopped reading: the session has not been notified yet.
         self.release_session(Instant::now());
     }
 }

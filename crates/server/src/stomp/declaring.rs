@@ -1,4 +1,4 @@
-//! Headers of SEND and SUBSCRIBE that say what kind of queue is meant, as RabbitMQ's adapter reads them.
+//! Headers of SEND and SUBSCRIBE that describe a queue, as RabbitMQ's adapter reads them.
 
 use amqp::{FieldTable, FieldValue};
 use base64::Engine;
@@ -17,10 +17,10 @@ pub(super) struct Declaration {
 }
 
 impl Declaration {
-    /// Of `/queue`: durable, unless the headers say otherwise. One that is not goes with its connection.
+    /// For `/queue`: durable, unless the headers say otherwise. A queue that is not durable goes with its connection.
     ///
-    /// `persistent` on a SUBSCRIBE is the same as `durable`. On a SEND it is about the message, and with RabbitMQ about the
-    /// queue as well: `persistent:false` there asks for an exclusive queue, which nobody can mean.
+    /// `persistent` on a SUBSCRIBE means the same as `durable`. On a SEND it concerns the message; in RabbitMQ it
+    /// concerns the queue as well, and `persistent:false` requests an exclusive queue, which cannot be intended.
     pub(super) fn of_queue(headers: &Headers<'_>, is_send: bool) -> Result<Self, Fault> {
         let durable = durable(headers, is_send)?.unwrap_or(true);
         Ok(Self {
@@ -31,7 +31,7 @@ impl Declaration {
         })
     }
 
-    /// Of a subscription to `/topic` or `/exchange`: it goes with its subscriber, unless the headers say otherwise.
+    /// For a subscription to `/topic` or `/exchange`: it goes with its subscriber, unless the headers say otherwise.
     pub(super) fn of_subscription(headers: &Headers<'_>) -> Result<Self, Fault> {
         Ok(Self {
             durable: durable(headers, false)?.unwrap_or(false),
@@ -42,7 +42,7 @@ impl Declaration {
     }
 }
 
-/// Whether a subscription outlives its connection, by its headers.
+/// Whether the headers ask for a subscription that outlives its connection.
 pub(super) fn is_durable(headers: &Headers<'_>) -> Result<bool, Fault> {
     Ok(durable(headers, false)?.unwrap_or(false))
 }
@@ -52,7 +52,7 @@ fn durable(headers: &Headers<'_>, is_send: bool) -> Result<Option<bool>, Fault> 
     if durable.is_some() || is_send { Ok(durable) } else { headers.flag("persistent") }
 }
 
-/// The name of the queue of a subscription: as asked for; for a durable one made of what it is found again by; or else any.
+/// The name of a subscription's queue: as requested, or derived from id and destination if durable, or generated.
 pub(super) fn subscription_queue(
     destination: &Destination<'_>,
     headers: &Headers<'_>,
@@ -67,8 +67,8 @@ pub(super) fn subscription_queue(
     })
 }
 
-/// As RabbitMQ names the queue of a durable subscription, so that one is found again by clients that have moved here: the MD5
-/// of the Erlang term `{Key, Id}`, both of them lists of bytes, in base 64 for URLs.
+/// The name that RabbitMQ gives the queue of a durable subscription, so that migrated clients find theirs
+/// again: the MD5 of the Erlang term `{Key, Id}`, both of them lists of bytes, in URL-safe base 64.
 fn digest(key: &str, id: &str) -> String {
     let mut term = vec![131, 104, 2];
     for text in [key, id] {
@@ -79,14 +79,14 @@ fn digest(key: &str, id: &str) -> String {
                 term.extend_from_slice(&len.to_be_bytes());
                 term.extend_from_slice(text.as_bytes());
             }
-            // Headers are shorter; a key of AMQP is by far.
+            // Unreachable: headers are shorter, and AMQP keys much shorter.
             Err(_) => term.extend_from_slice(text.as_bytes()),
         }
     }
     BASE64.encode(Md5::digest(&term))
 }
 
-/// Arguments of the queue.
+/// The arguments of the queue.
 fn arguments(headers: &Headers<'_>) -> Result<FieldTable, Fault> {
     let mut table = FieldTable::new();
     for name in NUMBERS {

@@ -1,4 +1,4 @@
-//! MESSAGE frames.
+//! Encodes MESSAGE frames.
 
 use amqp::Properties;
 use broker::{BodyView, Delivery, QueueKind};
@@ -11,7 +11,7 @@ use super::properties::write_headers;
 use crate::amqp::content::Destination;
 use crate::amqp::deliveries::Form;
 
-/// Writes the messages of one subscription.
+/// Encodes the messages of one subscription.
 pub(super) struct Messages(pub(super) MessageForm);
 
 impl Form for Messages {
@@ -28,7 +28,7 @@ impl Form for Messages {
         let published = Published { exchange: message.exchange(), routing_key: message.routing_key() };
         let mut frame = self.0.begin(buf.tail(), published, delivery_tag, delivery.redelivered());
         let properties = delivery.properties(from, false);
-        // The broker holds what it has checked.
+        // The broker only stores properties that it has validated.
         write_headers(&mut frame, &Properties::decode(&properties).unwrap_or_default());
         frame.end_head(message.body_len());
         match message.body() {

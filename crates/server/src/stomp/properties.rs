@@ -1,15 +1,15 @@
-//! Headers of STOMP as properties of AMQP messages, and back, as RabbitMQ's adapter has them.
+//! Maps STOMP headers to properties of AMQP messages, and back, as RabbitMQ's adapter does.
 //!
 //! | STOMP | AMQP |
 //! |---|---|
 //! | `content-type`, `content-encoding`, `correlation-id`, `expiration`, `priority`, `reply-to`, `timestamp`, `type`, `user-id`, `app-id` | the property of that name |
 //! | `amqp-message-id` | message_id: STOMP's own `message-id` names a delivery |
 //! | `persistent` | delivery_mode 2 |
-//! | all others | the header of that name, a text |
+//! | any other | the header of that name, as text |
 //!
-//! What is about the frame and not about the message does not become a header: `content-length`, `destination`,
-//! `receipt`, `transaction`. Towards clients, headers that are texts, numbers or truth values are told; tables, arrays and
-//! bytes have no form in STOMP. RabbitMQ's `reply-to` for queues, `/reply-queue/…`, is a destination to answer to.
+//! Headers that concern the frame and not the message are not mapped: `content-length`, `destination`, `receipt`,
+//! `transaction`. Clients receive headers that are text, numbers or booleans; tables, arrays and bytes have no
+//! form in STOMP. RabbitMQ's `reply-to` for queues, `/reply-queue/…`, is a destination to reply to.
 
 use std::borrow::Cow;
 
@@ -18,13 +18,13 @@ use amqp::{FieldTable, FieldValue, Properties, RawTable};
 use stomp::destination::{PREFIXES, REPLY_QUEUE_PREFIX};
 use stomp::{Fault, FrameWriter, Headers};
 
-/// Bytes of a short string of AMQP: a name, a key, a property.
+/// Bytes of an AMQP short string: a name, a key, a property.
 pub(super) const MAX_SHORT: usize = 255;
 
-/// Flags and list of the AMQP properties of a SEND. `reply_to` stands for the header, if it was resolved.
+/// Encodes the AMQP properties (flags and list) of a SEND. `reply_to` replaces the header, if it was resolved.
 ///
 /// # Errors
-/// A header that AMQP cannot hold.
+/// Fails for a header that AMQP cannot hold.
 pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<Vec<u8>, Fault> {
     let mut table = FieldTable::new();
     for (name, value) in headers.iter().filter(|(name, _)| !OF_THE_FRAME.contains(name) && !is_property(name))
@@ -61,7 +61,7 @@ pub(super) fn to_amqp(headers: &Headers<'_>, reply_to: Option<&str>) -> Result<V
     Ok(bytes)
 }
 
-/// Refuses what is too long for a short string of AMQP.
+/// Refuses text that is too long for an AMQP short string.
 pub(super) fn check_short(what: &str, text: &str) -> Result<(), Fault> {
     if text.len() <= MAX_SHORT {
         return Ok(());
@@ -69,7 +69,7 @@ pub(super) fn check_short(what: &str, text: &str) -> Result<(), Fault> {
     Err(Fault::header(format!("{what} may have {MAX_SHORT} bytes at most\n")))
 }
 
-/// Adds the headers of a MESSAGE that the message brings.
+/// Adds the headers of a MESSAGE that come from the message itself.
 pub(super) fn write_headers(frame: &mut FrameWriter<'_>, properties: &Properties<'_>) {
     let mut add = |name: &str, value: Option<&str>| {
         if let Some(value) = value {
@@ -95,7 +95,7 @@ pub(super) fn write_headers(frame: &mut FrameWriter<'_>, properties: &Properties
     }
     let Some(headers) = properties.headers.filter(|headers| !headers.is_empty()) else { return };
     for (name, value) in headers.decode().iter() {
-        // The first of several headers counts: a publisher must not speak for the broker.
+        // The first of repeated headers counts: a publisher must not speak for the broker.
         if !name.is_empty() && !OF_A_DELIVERY.contains(&name) && !is_property(name) {
             write_value(frame, name, value);
         }
@@ -117,7 +117,7 @@ fn write_value(frame: &mut FrameWriter<'_>, name: &str, value: &FieldValue) {
     }
 }
 
-/// Where an answer goes: a name alone is a queue's.
+/// The destination of a reply: a plain name means a queue.
 fn destination_of_reply(reply_to: &str) -> Cow<'_, str> {
     if PREFIXES.iter().any(|prefix| reply_to.starts_with(prefix)) {
         reply_to.into()
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// The headers of a frame of a client with these lines.
+    /// Parses a client's frame with these header lines.
     fn with_headers<R>(lines: &str, work: impl FnOnce(&Headers<'_>) -> R) -> R {
         let wire = format!("SEND\n{lines}\n\0");
         let mut decoder = Decoder::of_clients(100);

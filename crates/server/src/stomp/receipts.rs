@@ -1,21 +1,22 @@
-//! Receipts that wait until what they promise is kept.
+//! Receipts that wait until their requests are on disk.
 //!
-//! They go out in the order of the requests: who has one knows that everything before it has been done, too.
+//! They are sent in the order of the requests: a client that has a receipt knows that all earlier requests are
+//! done, too.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use broker::{Flushed, Lsn, Store, Ticket, Waiter};
 
-/// Bytes of receipts, with what is kept of each, that may wait before nothing more is read from the client.
+/// Bytes of waiting receipts, including their entries, at which the client is no longer read.
 const MAX_WAITING: usize = 256 * 1024;
 
-/// The receipts of one connection that wait.
+/// The waiting receipts of one connection.
 #[derive(Default)]
 pub(super) struct Receipts {
     waiting: VecDeque<Receipt>,
     bytes: usize,
-    /// Of messages that the publisher has not handed over: the place of each since the last time.
+    /// Receipts for messages that the publisher has not flushed, each with the message's index since the last flush.
     unflushed: Vec<(u64, Box<str>)>,
 }
 
@@ -24,15 +25,15 @@ pub(super) struct Receipts {
 pub(super) struct Receipt {
     pub(super) id: Box<str>,
     until: Until,
-    /// A full queue has not taken the message.
+    /// A full queue has refused the message.
     pub(super) is_refused: bool,
-    /// It is about a message.
+    /// It confirms a message.
     pub(super) is_confirm: bool,
-    /// The number of the subscription that it is about: its messages come behind the receipt.
+    /// The number of the subscription that it confirms, whose messages are sent after the receipt.
     pub(super) starts: Option<u64>,
 }
 
-/// What has to be on disk, of definitions and of messages.
+/// The changes to definitions and to messages that must be on disk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Until {
     pub(super) ticket: Option<Ticket>,
@@ -40,7 +41,7 @@ pub(super) struct Until {
 }
 
 impl Until {
-    /// Until definitions are kept.
+    /// Waits for a change to definitions.
     pub(super) fn ticket(ticket: Ticket) -> Self {
         Self { ticket: Some(ticket), lsn: None }
     }
@@ -52,13 +53,14 @@ impl Until {
 }
 
 impl Receipts {
-    /// A message with a receipt was given to the publisher, which had `before` messages since it was flushed.
+    /// Called when a message with a receipt was given to the publisher, as message number `before` since its
+    /// last flush.
     pub(super) fn published(&mut self, id: &str, before: u64) {
         self.bytes += cost(id);
         self.unflushed.push((before, id.into()));
     }
 
-    /// The publisher was flushed.
+    /// Called when the publisher was flushed.
     pub(super) fn flushed(&mut self, flushed: &Flushed) {
         for (place, id) in self.unflushed.drain(..) {
             let is_refused = flushed.refused.binary_search(&place).is_ok();
@@ -67,7 +69,7 @@ impl Receipts {
         }
     }
 
-    /// A request is done, but for `until`.
+    /// Called when a request is done except for `until`.
     pub(super) fn done(&mut self, id: &str, until: Until, starts: Option<u64>) {
         self.bytes += cost(id);
         self.waiting.push_back(Receipt {
@@ -79,8 +81,8 @@ impl Receipts {
         });
     }
 
-    /// The next receipt that need not wait any more. If the first that is there has to, `waiter` is woken when it is worth
-    /// asking again.
+    /// The next receipt that need not wait any more. If the first one has to wait, `waiter` is woken when it is
+    /// worth asking again.
     pub(super) fn next(&mut self, store: Option<&Arc<Store>>, waiter: &Arc<dyn Waiter>) -> Option<Receipt> {
         let first = self.waiting.front()?;
         if let Some(store) = store
@@ -103,12 +105,12 @@ impl Receipts {
         Some(receipt)
     }
 
-    /// Whether nothing waits.
+    /// Whether no receipt waits.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.unflushed.is_empty()
     }
 
-    /// Whether the client may ask for more.
+    /// Whether the client may send more requests.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < MAX_WAITING
     }

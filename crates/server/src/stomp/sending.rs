@@ -1,4 +1,4 @@
-//! SEND, and the queues and answers that it may need.
+//! SEND, and the queues and replies that it may need.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use super::session::{Session, of_broker};
 use super::subscribing::{NewConsumer, Subscription};
 use super::transactions::Held;
 
-/// Queues for answers that one connection may have: their names are the client's to choose.
+/// Reply queues that one connection may have: the client chooses their names.
 const MAX_REPLIES: usize = 1024;
 
-/// Queues that a connection remembers to have declared; when there are more, it starts anew.
+/// Queues that a connection remembers as declared; beyond that, it starts over.
 const MAX_DECLARED: usize = 1024;
 
-/// Where answers come to that a client waits for.
+/// The reply queue of a client's requests, and the subscription to it.
 pub(super) struct Reply {
     queue: Arc<Queue>,
     pub(super) subscription: Subscription,
@@ -44,7 +44,7 @@ impl Session {
         }
         let reply_to = match headers.get("reply-to").map(Destination::parse) {
             Some(Ok(Destination::TempQueue(name))) => Some(self.reply_queue(&name)?),
-            // RabbitMQ passes on whatever is a destination, and here also what is only the name of something.
+            // RabbitMQ passes on any other destination; here plain names are passed on, too.
             _ => None,
         };
         let properties = to_amqp(headers, reply_to.as_deref())?;
@@ -65,7 +65,7 @@ impl Session {
         }
     }
 
-    /// Gives a message to the publisher.
+    /// Passes a message to the publisher.
     pub(super) fn publish(&mut self, message: Publish<'_>, receipt: Option<&str>) -> Result<(), Fault> {
         let before = self.unflushed;
         self.publisher.publish(message, self.context.now).map_err(of_broker)?;
@@ -77,7 +77,7 @@ impl Session {
         Ok(())
     }
 
-    /// The queue of `/queue/NAME`, declared unless this connection has done so before.
+    /// The queue of `/queue/NAME`, declared unless this connection has already done so.
     pub(super) fn ensure_queue(
         &mut self,
         name: &str,
@@ -110,7 +110,7 @@ impl Session {
         declared.map(|declared| (declared.queue, declared.ticket)).map_err(of_broker)
     }
 
-    /// The queue that answers to `/temp-queue/NAME` come to, with a subscription to it: made with the first request.
+    /// The reply queue for `/temp-queue/NAME`, created with a subscription to it at the first request.
     fn reply_queue(&mut self, name: &str) -> Result<String, Fault> {
         if let Some(reply) = self.replies.get(name) {
             return Ok(reply.queue.name().to_string());
@@ -132,7 +132,7 @@ impl Session {
     }
 }
 
-/// Reads a destination, and makes sure that AMQP can hold its names.
+/// Parses a destination, and checks that its names fit AMQP.
 pub(super) fn parse(destination: &str) -> Result<Destination<'_>, Fault> {
     let parsed = Destination::parse(destination)?;
     let (exchange, routing_key) = parsed.route();
@@ -141,7 +141,7 @@ pub(super) fn parse(destination: &str) -> Result<Destination<'_>, Fault> {
     Ok(parsed)
 }
 
-/// A destination that means something, but not here.
+/// The fault for a valid destination that the command does not support.
 pub(super) fn not_for(destination: &str, command: &str) -> Fault {
     Fault::new("Invalid destination", format!("'{destination}' is not a valid destination for '{command}'\n"))
 }

@@ -1,4 +1,4 @@
-//! What an open connection has in the broker.
+//! An open connection's state on the broker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,68 +27,68 @@ use crate::server::Shared;
 pub(super) struct Session {
     pub(super) context: Context,
     pub(super) publisher: Publisher,
-    /// Messages that it was given since it was flushed.
+    /// Messages passed to the publisher since its last flush.
     pub(super) unflushed: u64,
     pub(super) receipts: Receipts,
-    /// By their numbers.
+    /// By subscription number.
     pub(super) subscriptions: HashMap<u64, Subscription>,
-    /// The first delivery tag of the next subscription, so that one that takes the id of another does not repeat the
-    /// identifiers of its messages.
+    /// First delivery tag of the next subscription, so that a subscription that reuses an id does not repeat
+    /// message identifiers.
     pub(super) next_tag: u64,
-    /// Where answers come to, by the names of the `/temp-queue`s.
+    /// Reply queues by the names of the `/temp-queue`s.
     pub(super) replies: HashMap<Box<str>, Reply>,
     pub(super) transactions: HashMap<TransactionId, Transaction>,
-    /// Bytes in `transactions`.
+    /// Bytes of messages in `transactions`.
     pub(super) held_bytes: usize,
-    /// Queues that were declared, not to be declared with each message anew.
+    /// Queues already declared, so that not every message declares its queue again.
     pub(super) declared: HashMap<Box<str>, Arc<Queue>>,
-    /// The server's alarms make the client wait.
+    /// Set while an alarm of the server blocks the client.
     blocked: Option<Blocked>,
-    /// When to look for deliveries that nobody settles; `None` while there can be none.
+    /// When to look for overdue deliveries; `None` while there can be none.
     next_check: Option<Instant>,
-    /// Tells the firehose what it was given.
+    /// Publishes the traces of its deliveries to the firehose.
     traces: TracePublisher,
     ended: bool,
 }
 
-/// What the session has to do with.
+/// The session's environment: server, vhost and connection.
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
-    /// What the user may do, to be asked before the virtual host.
+    /// The user's authorised session in the vhost, consulted before the vhost itself.
     pub(super) seat: Seat,
     pub(super) vhost: Arc<VirtualHost>,
     pub(super) session: SessionId,
     pub(super) version: Version,
-    /// What tells this session from others.
+    /// The identifier of the session.
     pub(super) name: Arc<str>,
     pub(super) consumers: Arc<ConnectionConsumers>,
-    /// What operators see of the connection. Set once it is open.
+    /// The connection as operators see it. Set once it is open.
     shown: Option<Arc<OpenConnection>>,
     outbox: Arc<Outbox>,
     room: DiskRoom,
     nudge: Arc<dyn Waiter>,
-    /// The time of the input that is being handled.
+    /// Time of the current input.
     pub(super) now: Timestamp,
 }
 
 impl Context {
-    /// What tells the firehose of deliveries.
+    /// Creates the tracer that publishes deliveries to the firehose.
     fn tracer(&self) -> Tracer {
         let shown = self.shown.as_deref().map(|shown| shown as &dyn TracedConnection);
         self.vhost.tracer(self.seat.identity(), shown)
     }
 
-    /// Where durable things are kept, if anywhere.
+    /// The store of durable objects, if there is one.
     pub(super) fn store(&self) -> Option<&Arc<Store>> {
         self.vhost.store()
     }
 }
 
 impl Session {
-    /// For a client that sits at `seat`.
+    /// A session for a client with the authorised session `seat`.
     ///
     /// # Errors
-    /// The user has as many channels as allowed.
+    /// Fails if the user has as many channels as allowed.
     pub(super) fn new(
         shared: &Arc<Shared>,
         seat: Seat,
@@ -130,21 +130,21 @@ impl Session {
         })
     }
 
-    /// The connection is open, and operators see it.
+    /// Called when the connection is open and visible to operators.
     pub(super) fn opened(&mut self, shown: &Arc<OpenConnection>) {
         self.publisher.set_connection(Arc::<OpenConnection>::clone(shown), 1);
         self.context.shown = Some(Arc::clone(shown));
     }
 
-    /// What tells this session from others.
+    /// The identifier of the session.
     pub(super) fn name(&self) -> &Arc<str> {
         &self.context.name
     }
 
-    /// Does what a client asks for. Its receipt comes from [`Session::next_receipt`].
+    /// Handles a client's request. Its receipt is returned by [`Session::next_receipt`].
     ///
     /// # Errors
-    /// What ends the connection.
+    /// A fault that ends the connection.
     pub(super) fn handle(&mut self, request: &Request<'_>, now: Instant) -> Result<(), Fault> {
         self.set_time(now);
         let receipt = request.receipt();
@@ -190,14 +190,14 @@ impl Session {
         Ok(())
     }
 
-    /// The messages of a subscription may come, if it is still there.
+    /// Starts the messages of a subscription, if it still exists.
     pub(super) fn start(&self, number: u64) {
         if let Some(subscription) = self.subscriptions.get(&number) {
             subscription.start(self.context.now);
         }
     }
 
-    /// The next receipt whose promise is kept.
+    /// The next receipt whose request is on disk.
     pub(super) fn next_receipt(&mut self) -> Option<Receipt> {
         let receipt = self.receipts.next(self.context.vhost.store(), &self.context.nudge)?;
         if receipt.is_confirm {
@@ -206,8 +206,8 @@ impl Session {
         Some(receipt)
     }
 
-    /// The batch of frames that was read at once is through: hands over what was gathered. What does not fit into the turn
-    /// follows in the next, before [`Session::has_room`] says that more can be taken.
+    /// Called at the end of a batch of frames that were read at once: flushes publishes. Those that do not fit
+    /// into the turn follow in the next, before [`Session::has_room`] allows more.
     pub(super) fn flush(&mut self, now: Instant) {
         self.set_time(now);
         if self.unflushed == 0 {
@@ -221,8 +221,8 @@ impl Session {
         }
     }
 
-    /// Hands over all that was published, however long it takes: what follows must see it. Returns what to wait for until
-    /// it is on disk.
+    /// Flushes all publishes, however long it takes: the next operation must see them. Returns the log position
+    /// to wait for until they are on disk.
     pub(super) fn flush_published(&mut self) -> Option<broker::Lsn> {
         if self.unflushed == 0 {
             return None;
@@ -240,11 +240,13 @@ impl Session {
         }
     }
 
-    /// Another task has left word. Returns the subscriptions that the broker has cancelled, with their tags.
+    /// Called after another task has nudged the outbox. Returns the subscriptions that the broker has
+    /// cancelled, with their tags.
     pub(super) fn handle_nudge(&mut self, now: Instant) -> Vec<(Box<str>, u64)> {
         self.set_time(now);
         self.context.room.resume(&self.context.vhost);
-        // Without room, too: what has reached some of its queues keeps dead letters and the log waiting.
+        // Flushed even without room: a message that has reached only some of its queues delays dead-lettering
+        // and the log.
         self.flush(now);
         let Self { context, traces, .. } = self;
         traces.publish(context.consumers.traces(), &context.room, context.now, || context.tracer());
@@ -256,21 +258,21 @@ impl Session {
         cancelled.iter().filter_map(|cancelled| self.cancelled(cancelled)).collect()
     }
 
-    /// The connection's outbox has room again.
+    /// Called when the connection's outbox has room again.
     pub(super) fn handle_room(&mut self, now: Instant) {
         self.set_time(now);
         self.context.consumers.resume(self.context.now);
     }
 
-    /// When to call [`Session::handle_deadline`], at the latest.
+    /// The latest time at which to call [`Session::handle_deadline`].
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.next_check
     }
 
-    /// The time of [`Session::next_deadline`] may have come.
+    /// Called when the time of [`Session::next_deadline`] may have come.
     ///
     /// # Errors
-    /// What ends the connection: a message that was not acknowledged for too long.
+    /// The fault that ends the connection if a delivery was not acknowledged in time.
     pub(super) fn handle_deadline(&mut self, now: Instant) -> Result<(), Fault> {
         if self.next_check.is_none_or(|next| now < next) {
             return Ok(());
@@ -290,17 +292,17 @@ impl Session {
         Ok(())
     }
 
-    /// Whether more requests can be taken. After a no, the outbox is nudged when they can.
+    /// Whether more requests can be taken. If not, the outbox is nudged when they can.
     pub(super) fn has_room(&self) -> bool {
         self.context.room.is_there() && self.blocked.is_none() && self.receipts.has_room()
     }
 
-    /// Whether no receipt waits. After a no, the outbox is nudged when it is worth asking again.
+    /// Whether no receipt waits. If one does, the outbox is nudged when it is worth asking again.
     pub(super) fn is_settled(&self) -> bool {
         self.receipts.is_empty()
     }
 
-    /// The connection is over, however it ended: what was published is handed over, and what it holds is released.
+    /// The connection has ended, in whatever way: flushes its publishes and releases everything it holds.
     pub(super) fn end(&mut self, now: Instant) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -320,7 +322,7 @@ impl Session {
         self.context.shared.metrics.channels_closed.add(1);
     }
 
-    /// As in RabbitMQ, the first message that comes while an alarm stands is taken, and nothing behind it.
+    /// As in RabbitMQ, the first message during an alarm is accepted, and nothing after it.
     fn wait_out_alarms(&mut self) {
         let alarms = &self.context.shared.alarms;
         if alarms.stand() && self.blocked.is_none() {
@@ -328,7 +330,7 @@ impl Session {
         }
     }
 
-    /// How often to look for deliveries that nobody settles.
+    /// Interval at which to look for overdue deliveries.
     fn check_interval(&self) -> Duration {
         self.context.shared.config.consumer_timeout.min(MAX_CHECK_INTERVAL)
     }
@@ -338,7 +340,7 @@ impl Session {
     }
 }
 
-/// What the broker refuses, as RabbitMQ's adapter tells it: the name of the reply code, and its text.
+/// Converts a broker error as RabbitMQ's adapter does: the name of the reply code, and its text.
 pub(super) fn of_broker(error: impl Into<amqp::Fault>) -> Fault {
     let fault = error.into();
     Fault::new(fault.code.name().to_lowercase(), fault.reply_text())
@@ -352,5 +354,5 @@ impl Waiter for Nudge {
     }
 }
 
-/// As in RabbitMQ: the time-out is half an hour by default, and a minute more does not matter.
+/// As in RabbitMQ: the timeout is half an hour by default, so an extra minute does not matter.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Whole conversations with the embedded broker, stepped without sockets and on a clock of the test's own.
+//! Whole conversations with the embedded broker, stepped without sockets and on a simulated clock.
 
 mod disk;
 mod limits;
@@ -32,7 +32,7 @@ struct Conversation {
     outbox: Arc<Outbox>,
     now: Instant,
     version: Version,
-    /// Sent and not taken by the server yet.
+    /// Bytes sent that the server has not taken yet.
     unconsumed: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ impl Conversation {
         let now = Instant::now();
         let unlimited = ConnectionLimits { total: 0, per_ip: 0, per_user: 1 };
         let place = ConnectionCounter::new(unlimited).enter(None).unwrap();
-        // Numbers of connections are the owners of their exclusive queues.
+        // Connection numbers identify the owners of exclusive queues.
         let id = 1 + shared.metrics.connections_opened.get();
         shared.metrics.connections_opened.add(1);
         let connection = Connection::new(Arc::clone(shared), id, peer, Arc::clone(&outbox), place, now);
@@ -57,20 +57,20 @@ impl Conversation {
         conversation
     }
 
-    /// One read of the server.
+    /// Sends bytes that the server reads at once.
     fn send(&mut self, bytes: &[u8]) {
         self.unconsumed.extend_from_slice(bytes);
         let taken = self.connection.handle_input(&self.unconsumed, self.now);
         self.unconsumed.drain(..taken);
     }
 
-    /// Sends frames, which stand one behind the other with a NUL in between, in one read; returns what comes back.
+    /// Sends frames, separated by NUL, in one read; returns the answers.
     fn call(&mut self, frames: &str) -> Vec<String> {
         self.send(format!("{frames}\0").as_bytes());
         self.received()
     }
 
-    /// The server's task looks at what others have left.
+    /// Nudges the server's task, and shows it untaken input again.
     fn nudge(&mut self) -> Vec<String> {
         self.connection.handle_nudge(self.now);
         let now = self.now;
@@ -80,7 +80,7 @@ impl Conversation {
         self.received()
     }
 
-    /// What has come: the command, the headers that tell frames apart, and the body.
+    /// Returns the frames received, each with its command, distinguishing headers, and body.
     fn received(&mut self) -> Vec<String> {
         let bytes = self.outbox.read_all();
         let mut decoder = Decoder::of_servers(1 << 20);

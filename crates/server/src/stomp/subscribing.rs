@@ -24,28 +24,28 @@ pub(super) struct Subscription {
     key: ConsumerKey,
     queue: Arc<Queue>,
     id: ConsumerId,
-    /// Its consumer tag.
+    /// The consumer tag.
     tag: Box<str>,
 }
 
-/// What a consumer is to be like.
+/// The properties of a new consumer.
 pub(super) struct NewConsumer {
-    /// What the broker brings back when it cancels the consumer: its number, or the name of a `/temp-queue`.
+    /// Identifies the consumer when the broker cancels it: its number, or the name of a `/temp-queue`.
     pub(super) word: Box<str>,
     pub(super) form: MessageForm,
     pub(super) is_acked: bool,
-    /// Messages that may be unacknowledged at once; 0 is no limit.
+    /// Most unacknowledged messages; 0 is no limit.
     pub(super) limit: u16,
 }
 
 impl Subscription {
-    /// Lets messages come.
+    /// Starts the delivery of messages.
     pub(super) fn start(&self, now: Timestamp) {
         self.deliveries.activate(self.key, &self.queue, self.id);
         self.queue.resume(self.id, now);
     }
 
-    /// Ends it: what is not acknowledged returns to its queue. Returns the first delivery tag that it has not used.
+    /// Ends it and requeues unacknowledged messages. Returns the first delivery tag that it has not used.
     pub(super) fn end(self, now: Timestamp) -> u64 {
         self.queue.cancel(self.id, now);
         self.deliveries.remove_consumer(self.key);
@@ -55,7 +55,7 @@ impl Subscription {
 }
 
 impl Session {
-    /// Adds a subscription, which is still to be [started](Session::start). Returns what to wait for until it is kept.
+    /// Adds a subscription, which is yet to be [started](Session::start). Returns the changes to wait for.
     pub(super) fn subscribe(
         &mut self,
         subscribe: &SubscribeEvent,
@@ -84,7 +84,7 @@ impl Session {
         Ok(Until::ticket(ticket))
     }
 
-    /// A queue of the subscription's own, bound to the exchange.
+    /// Declares the subscription's own queue and binds it to the exchange.
     fn bound_queue(
         &mut self,
         destination: &Destination<'_>,
@@ -101,8 +101,8 @@ impl Session {
         match context.seat.bind_queue(context.session, &binding) {
             Ok(ticket) => Ok((queue, declared.max(ticket))),
             Err(error) => {
-                // Nobody would ever come for it. One that was there is somebody's, such as a durable subscription's. That it
-                // cannot be deleted is no other fault.
+                // A new queue would never be consumed. An existing one is in use, for example by a durable
+                // subscription. A failure to delete it changes nothing about the error.
                 if is_new {
                     let _ = context.vhost.delete_queue(context.session, queue.name(), true, true);
                 }
@@ -111,12 +111,12 @@ impl Session {
         }
     }
 
-    /// Adds a consumer to a queue, which is still to be [started](Subscription::start).
+    /// Adds a consumer to a queue, which is yet to be [started](Subscription::start).
     pub(super) fn consume(&self, queue: &Arc<Queue>, new: NewConsumer) -> Result<Subscription, Fault> {
         let NewConsumer { word, form, is_acked, limit } = new;
         let context = &self.context;
         context.seat.check_read_queue(queue.name()).map_err(of_broker)?;
-        // What an AMQP channel has, this has none of.
+        // A placeholder: STOMP has no channels and no frame limit.
         let channel = Channel { channel: 0, frame_max: 0 };
         let deliveries = Deliveries::new(Arc::clone(&context.consumers), channel).starting_at(self.next_tag);
         let deliveries = Arc::new(deliveries);
@@ -143,8 +143,8 @@ impl Session {
         Ok(Subscription { deliveries, key, queue: Arc::clone(queue), id, tag })
     }
 
-    /// Ends a subscription. Its queue goes, too, if it is that of a durable one on a topic and the client says that this is
-    /// for good.
+    /// Ends a subscription. Deletes its queue, too, if the subscription is a durable one on a topic and the
+    /// client ends it permanently.
     pub(super) fn unsubscribe(
         &mut self,
         number: u64,
@@ -181,11 +181,12 @@ impl Session {
         Ok(Until { lsn: self.context.store().map(|store| store.end()), ticket: None })
     }
 
-    /// The broker has cancelled a consumer. Returns the tag and number of its subscription, if the client has one.
+    /// Handles a consumer cancelled by the broker. Returns the tag and number of its subscription, if the
+    /// client has one.
     pub(super) fn cancelled(&mut self, cancelled: &Cancelled) -> Option<(Box<str>, u64)> {
         let is_it = |own: &Subscription| Arc::ptr_eq(&own.deliveries, &cancelled.deliveries);
         if self.replies.get(&cancelled.tag).is_some_and(|reply| is_it(&reply.subscription)) {
-            // The next request makes another.
+            // The next request creates another.
             self.replies.remove(&cancelled.tag);
             return None;
         }
@@ -197,7 +198,7 @@ impl Session {
     }
 }
 
-/// How deliveries end.
+/// The outcome of deliveries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Settlement {
     Ack,
@@ -214,7 +215,7 @@ impl Settlement {
         }
     }
 
-    /// Tells the queue of these deliveries, which are of one subscription.
+    /// Settles these deliveries, all of one subscription, with their queue.
     pub(super) fn apply(self, unsettled: Vec<(u64, Unsettled)>, now: Timestamp) {
         let Some((_, first)) = unsettled.first() else { return };
         let queue = Arc::clone(&first.queue);
@@ -232,7 +233,7 @@ pub(super) fn unknown_delivery(delivery_tag: u64) -> Fault {
     of_broker(amqp::Fault::new(ReplyCode::PreconditionFailed, text))
 }
 
-/// Refuses headers that would change what comes, if they were understood.
+/// Refuses unsupported headers that would change which messages are delivered.
 fn refuse_unknown(headers: &Headers<'_>) -> Result<(), Fault> {
     for (name, why) in [
         ("selector", "messages cannot be selected by their headers: bind to an exchange of type headers"),

@@ -1,7 +1,7 @@
 //! BEGIN to COMMIT: messages and settlements that take effect together.
 //!
-//! As with RabbitMQ, nothing of it happens before COMMIT. All messages are judged before the first is published, so that a
-//! commit that fails has done nothing.
+//! As in RabbitMQ, none of them takes effect before COMMIT. All messages are validated before the first is
+//! published, so that a commit that fails has no effect.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use super::session::{Session, of_broker};
 use super::subscribing::{Settlement, unknown_delivery};
 use crate::amqp::deliveries::{Deliveries, Unsettled};
 
-/// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a client
-/// that never commits must not fill it: room for several messages of the default maximum size, as for AMQP.
+/// Bytes that the messages of a connection's open transactions may take. They are held in memory until commit, and a
+/// client that never commits must not fill it: enough for several messages of the default maximum size, as for AMQP.
 const MAX_HELD_BYTES: usize = 128 * 1024 * 1024;
 
-/// What waits for COMMIT.
+/// The messages and settlements that wait for COMMIT.
 #[derive(Default)]
 pub(super) struct Transaction {
     messages: Vec<Held>,
     settlements: Vec<HeldSettlement>,
 }
 
-/// A message that waits.
+/// A message that waits for COMMIT.
 pub(super) struct Held {
     exchange: Box<str>,
     routing_key: Box<str>,
@@ -35,7 +35,8 @@ pub(super) struct Held {
     receipt: Option<Box<str>>,
 }
 
-/// Deliveries that the client has acknowledged or refused. They are still its own, and count against its prefetch.
+/// Deliveries that the client has acknowledged or rejected. Until COMMIT they remain its own and count against
+/// its prefetch.
 struct HeldSettlement {
     how: Settlement,
     subscription: u64,
@@ -80,7 +81,7 @@ impl Held {
 }
 
 impl Transaction {
-    /// It is not going to be committed, and its subscriptions end: what was delivered returns to the queues.
+    /// Discards a transaction whose subscriptions end: its deliveries are requeued.
     pub(super) fn give_up(self, now: Timestamp) {
         for HeldSettlement { unsettled, .. } in self.settlements {
             Settlement::Requeue.apply(unsettled, now);
@@ -89,7 +90,7 @@ impl Transaction {
 }
 
 impl Session {
-    /// Holds a message.
+    /// Holds a message until COMMIT.
     pub(super) fn hold(&mut self, id: TransactionId, held: Held, message: &Publish<'_>) -> Result<(), Fault> {
         self.publisher.check(*message).map_err(of_broker)?;
         let bytes = held.bytes();
@@ -105,7 +106,7 @@ impl Session {
         Ok(())
     }
 
-    /// Holds a settlement.
+    /// Holds a settlement until COMMIT.
     pub(super) fn hold_settlement(&mut self, id: TransactionId, settle: Settle) -> Result<(), Fault> {
         let unknown = || unknown_delivery(settle.delivery_tag);
         let own = self.subscriptions.get(&settle.subscription).ok_or_else(unknown)?;
@@ -118,10 +119,10 @@ impl Session {
         Ok(())
     }
 
-    /// Does it all. Returns what to wait for until it is kept.
+    /// Commits a transaction. Returns the changes to wait for.
     pub(super) fn commit(&mut self, id: TransactionId) -> Result<Until, Fault> {
         let messages = self.transactions.get(&id).map_or(&[][..], |transaction| &transaction.messages);
-        // A fault ends the connection, and with it the transaction.
+        // A fault ends the connection, and the transaction with it.
         messages.iter().try_for_each(|held| self.publisher.check(held.message())).map_err(of_broker)?;
         let Some(Transaction { messages, settlements }) = self.take_transaction(id) else {
             return Ok(Until::default());
@@ -137,12 +138,12 @@ impl Session {
             how.apply(unsettled, now);
             deliveries.resume(now);
         }
-        // What was settled has been written down last.
+        // The settlements were written to the log last.
         let settled = self.context.store().filter(|_| settles).map(|store| store.end());
         Ok(Until { lsn: settled.max(published), ticket: None })
     }
 
-    /// Forgets it: deliveries are as they were.
+    /// Aborts a transaction: its deliveries are as before.
     pub(super) fn abort(&mut self, id: TransactionId) {
         let Some(transaction) = self.take_transaction(id) else { return };
         for HeldSettlement { subscription, deliveries, unsettled, .. } in transaction.settlements {

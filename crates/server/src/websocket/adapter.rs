@@ -204,8 +204,7 @@ impl<P: Inner> WebSocket<P> {
         }
     }
 
-    /// Unwraps from the front of `input` as far as one decoder step goes, and shows the payload to the inner
-    /// protocol.
+    /// Unwraps from the front of `input` as far as one decoder step goes, and shows the payload to the inner protocol.
     fn show(&mut self, input: &[u8], now: Instant) -> (usize, Stop) {
         let (taken, stop);
         if self.left.is_empty() {

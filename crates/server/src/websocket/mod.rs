@@ -42,8 +42,7 @@ use crate::network::Network;
 pub struct WebSocketConfig {
     /// The origins whose pages may connect to AMQP.
     pub origins: OriginRules,
-    /// How long a client may be silent before it is pinged, and then again before it is dropped; zero for
-    /// never.
+    /// How long a client may be silent before it is pinged, and then again before it is dropped; zero for never.
     pub ping_interval: Duration,
     /// Whether messages may be compressed (permessage-deflate) for clients that offer it.
     pub compression: bool,

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 /// Pings a silent peer, and gives up if it stays silent. Any byte is a sign of life.
 #[derive(Debug)]
 pub(crate) struct Pings {
-    /// How long a peer may be silent before it is pinged, and then again before it is dropped. Zero turns pings
-    /// off.
+    /// How long a peer may be silent before it is pinged, and then again before it is dropped. Zero turns pings off.
     interval: Duration,
     last_received: Instant,
     pinged: bool,

@@ -329,7 +329,6 @@ impl Member {
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    // Fields 14 and 15 of proc_pid_stat(5), in hundredths of a second; the second field, the name, may contain
-    // spaces.
+    // Fields 14 and 15 of proc_pid_stat(5), in hundredths of a second; the second field, the name, may contain spaces.
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }

@@ -57,8 +57,7 @@ impl ConnectionConsumers {
         &self.traces
     }
 
-    /// Records deliveries of a channel, which the connection's own task publishes to the firehose: see
-    /// [`Traces`].
+    /// Records deliveries of a channel, which the connection's own task publishes to the firehose: see [`Traces`].
     pub(crate) fn trace(&self, channel: u16, queue: &Arc<Queue>, by_get: bool, given: Vec<Delivery>) {
         if self.traces.add(channel, queue, by_get, given) {
             self.outbox.nudge();

@@ -90,8 +90,7 @@ impl<F: Form> ChannelConsumer<F> {
                 inner.exhaust(self.key);
                 return Room::Full;
             }
-            // Asked before each round: a negative answer makes the outbox call the session when it has room
-            // again.
+            // Asked before each round: a negative answer makes the outbox call the session when it has room again.
             if let Some(ticket) = connection.enter(&self.deliveries, self.key, in_turn) {
                 if let Some(credit) = inner.credit_mut(self.key) {
                     credit.standing = Standing::OutOfRoom(ticket);

@@ -212,8 +212,7 @@ impl Inner {
         Some(taken)
     }
 
-    /// Shrinks after a burst of deliveries was settled. From a quarter full to half full, so that it is rarely
-    /// done.
+    /// Shrinks after a burst of deliveries was settled. From a quarter full to half full, so that it is rarely done.
     fn give_back_memory(&mut self) {
         let (len, room) = (self.unsettled.len(), self.unsettled.capacity());
         if room > UNSETTLED_KEPT && len < room / 4 {

@@ -87,8 +87,7 @@ struct Run {
     dice: Dice,
     durable: Durable,
     client: Conversation,
-    /// Log position that must be on disk before each publish may be confirmed, in order; `None` for transient
-    /// messages.
+    /// Log position that must be on disk before each publish may be confirmed, in order; `None` for transient messages.
     unconfirmed: VecDeque<Option<Lsn>>,
     confirmed: u64,
     /// Answers that are still expected, in order.

@@ -1,17 +1,17 @@
-//! A virtual host that is deleted, and made again: nothing of the first is in the second.
+//! A virtual host that is deleted and created again: no state of the first is in the second.
 
 use broker::{Section, Timestamp};
 
 use super::*;
 
-/// Deletes the virtual host `/`, and makes another one.
+/// Deletes the virtual host `/`, and creates another one.
 fn make_again(world: &World) {
     let broker = world.hub.broker();
     assert!(broker.undefine(Section::VirtualHosts, &["/"], Timestamp(1)));
     broker.add_defaults();
 }
 
-/// How many definitions of MQTT's are on disk.
+/// Number of MQTT definitions on disk.
 fn written(world: &mut World) -> usize {
     for _ in 0..3 {
         world.round();
@@ -83,7 +83,7 @@ fn clients_of_a_deleted_virtual_host_are_told_to_go_and_leave_nothing_in_the_nex
     assert_eq!(answers, ["connack Success"], "and nobody is waited for");
     new.subscribe_at(&mut world, "will", QoS::AtLeastOnce);
     let before = written(&mut world);
-    // What it has sent before it hears of it.
+    // Packets sent before the client is notified.
     let mut bytes = Vec::new();
     let kept = Publish { retain: true, ..message("kept", QoS::ExactlyOnce, 3) };
     kept.encode(Version::V5, &mut bytes);

@@ -1,4 +1,4 @@
-//! Dots and slashes in topics stay apart, and what an earlier version has queued when they did not is not lost.
+//! Dots and slashes in topics are distinct, and messages queued by earlier versions, which merged them, are not lost.
 
 use broker::{Section, SessionId, Timestamp};
 
@@ -14,7 +14,7 @@ fn resumed(world: &mut World, name: &str) -> (Client, Vec<String>) {
     (client, answers)
 }
 
-/// Rewrites all sessions on disk as the version before has written them.
+/// Rewrites all sessions on disk in the format of the previous version.
 fn as_before(world: &mut World) {
     let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
     let mut found = Vec::new();
@@ -29,7 +29,7 @@ fn as_before(world: &mut World) {
     world.round();
 }
 
-/// Binds a queue as the version before did, in place of how it is bound.
+/// Replaces the binding of a queue by that of the previous version.
 fn bind_as_before(world: &World, queue: &str, key: &str, before: &str) {
     let vhost = world.hub.broker().vhost("/").unwrap();
     let binding = |routing_key| broker::Binding {
@@ -65,7 +65,7 @@ fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_th
     let (mut reader, _) = resumed(&mut world, "reader");
     reader.subscribe_at(&mut world, "v1.2/+", QoS::AtLeastOnce);
     drop(reader);
-    // To that version `v1.2/x` was what `v1/2/x` is.
+    // The previous version did not distinguish `v1.2/x` and `v1/2/x`.
     bind_as_before(&world, QUEUE, "v1/2.*", "v1.2.*");
     let mut writer = world.connected(Version::V311, "writer", 0);
     assert_eq!(writer.publish(&mut world, "v1/2/x", QoS::AtLeastOnce, 1).len(), 1);
@@ -73,7 +73,7 @@ fn a_session_of_the_version_before_gets_what_it_has_queued_and_misses_nothing_th
     as_before(&mut world);
     drop(world);
 
-    // Twice, since the client may come after the second start.
+    // Twice, since the client may connect after the second start.
     drop(World::on(&disk));
     let mut world = World::on(&disk);
     let mut writer = world.connected(Version::V311, "writer", 0);
@@ -91,7 +91,7 @@ fn the_queue_of_a_shared_subscription_from_the_version_before_is_emptied() {
     const TODAY: &str = "mqtt-shared-subscription-g/v1/2.x";
     let disk = SimDisk::new(1, 1 << 30);
     let mut world = World::on(&disk);
-    // What makes the queue of before, and goes again but for it.
+    // Creates the old queue, and is then removed except for it.
     let (mut maker, _) = resumed(&mut world, "maker");
     maker.subscribe_at(&mut world, "$share/g/v1/2/x", QoS::AtLeastOnce);
     let (mut worker, _) = resumed(&mut world, "worker");

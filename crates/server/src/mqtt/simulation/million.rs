@@ -1,21 +1,21 @@
-//! A million subscriptions of some thousand sessions in one process: what one takes, and what a message costs that finds its
-//! one subscriber among them.
+//! A million subscriptions of some thousand sessions in one process: the memory of each, and the cost of a
+//! message that has a single subscriber among them.
 //!
 //! `make capacity ARGS="--only subscriptions"` runs it in full.
 
 use super::*;
 use crate::simulated::resident_bytes;
 
-/// Filters of each session.
+/// Filters per session.
 const EACH: usize = 500;
 
-/// Filters in one SUBSCRIBE.
+/// Filters per SUBSCRIBE.
 const AT_ONCE: usize = 100;
 
-/// Messages that are timed at each level.
+/// Messages timed at each level.
 const MESSAGES: usize = 20_000;
 
-/// What docs/benchmarks.md promises of each, the session's part and that of the test's own end of it included.
+/// Bytes per subscription that docs/benchmarks.md promises, including the session's share and the test's own client.
 const ALLOWED_BYTES: u64 = 1024;
 
 #[test]
@@ -25,7 +25,7 @@ fn a_million_subscriptions_take_less_than_a_kib_each() {
     let mut world = World::new();
     let mut writer = world.connected(Version::V5, "writer", 0);
     let mut readers: Vec<Client> = Vec::new();
-    // So that what is there once only is not counted.
+    // Excludes one-time allocations from the count.
     readers.push(subscriber(&mut world, 0));
     measure(&mut world, &mut writer, &mut readers);
     let before = resident_bytes();
@@ -56,7 +56,7 @@ fn a_million_subscriptions_take_less_than_a_kib_each() {
     assert_eq!(world.hub.broker().metrics().bindings.get(), 0);
 }
 
-/// A session with filters of its own: half of them without wildcards.
+/// A session with its own filters, half of them without wildcards.
 fn subscriber(world: &mut World, number: usize) -> Client {
     let mut client = world.connected(Version::V5, &format!("device-{number}"), 0);
     for from in (0..EACH).step_by(AT_ONCE) {
@@ -80,7 +80,7 @@ fn filter(session: usize, at: usize) -> String {
     }
 }
 
-/// A topic that this filter alone matches.
+/// A topic that only this filter matches.
 fn topic(session: usize, at: usize) -> String {
     match at % 4 {
         0 | 1 => format!("site/{session}/device/{at}/temperature"),
@@ -89,11 +89,11 @@ fn topic(session: usize, at: usize) -> String {
     }
 }
 
-/// Publishes to subscriptions here and there, and sees that each message comes to its subscriber. Microseconds until it is in
-/// its queue, and from there until it is written to its subscriber.
+/// Publishes to subscriptions here and there, and checks that each message reaches its subscriber. Returns the
+/// microseconds until it is in its queue, and from there until it is written to its subscriber.
 fn measure(world: &mut World, writer: &mut Client, readers: &mut [Client]) -> (f64, f64) {
     let (mut sending, mut arriving) = (0.0, 0.0);
-    // A step that has no part in common with the number of all comes to each of them, in no order.
+    // A step coprime to their number visits all of them out of order.
     let all = readers.len() * EACH;
     for at in (0..MESSAGES).map(|number| number * 7_919_003 % all) {
         let (session, at) = (at / EACH, at % EACH);

@@ -1,12 +1,12 @@
-//! Retained messages that a new subscription has matched come to the client, however often it goes or the server is killed
-//! before it has acknowledged them.
+//! Retained messages that a new subscription has matched reach the client, however often it disconnects or the
+//! server is killed before it has acknowledged them.
 
 use ::mqtt::packet::{Filters, RetainHandling, Unsubscribe};
 use broker::Section;
 
 use super::*;
 
-/// More than are under way to a client at once.
+/// More messages than can be in flight to a client.
 const MANY: usize = 30;
 
 /// The window of a client.
@@ -27,7 +27,7 @@ fn retain_many(world: &mut World, qos: QoS) {
     }
 }
 
-/// A client of 5.0 with its session, and what it is told.
+/// Reconnects a client of 5.0 to its session; returns its packets.
 fn back(world: &mut World, name: &str) -> (Client, Vec<String>) {
     let mut client = world.client(Version::V5);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(60));
@@ -46,7 +46,7 @@ fn messages(packets: &[String]) -> Vec<(String, u16)> {
     parts.map(|parts| (parts[1].to_owned(), parts[3].parse().unwrap())).collect()
 }
 
-/// Acknowledges all that comes, and returns the topics of it.
+/// Acknowledges every message received, and returns their topics.
 fn take_all(client: &mut Client, world: &mut World, mut packets: Vec<String>) -> Vec<String> {
     let mut topics = Vec::new();
     while !packets.is_empty() {
@@ -74,7 +74,7 @@ fn take_all(client: &mut Client, world: &mut World, mut packets: Vec<String>) ->
 }
 
 fn kill(client: Client, world: World, disk: &SimDisk) -> SimDisk {
-    // The connection does not get to say anything.
+    // The connection sends nothing more.
     std::mem::forget(client);
     let killed = disk.kill();
     drop(world);
@@ -150,7 +150,7 @@ fn at_qos_2_each_comes_once_however_far_it_was_when_the_server_was_killed() {
     let mut world = World::on(&disk);
     retain_many(&mut world, QoS::ExactlyOnce);
     let (mut reader, came) = subscribed(&mut world, QoS::ExactlyOnce);
-    // Some are done with, some are released by the server alone, and others were just sent.
+    // Some are complete, some are released by the server alone, and others were just sent.
     let first = messages(&came);
     let mut taken: Vec<String> = first[..6].iter().map(|(topic, _)| topic.clone()).collect();
     for (at, (_, packet_id)) in first[..6].iter().enumerate() {
@@ -268,7 +268,7 @@ fn a_client_that_subscribes_again_and_again_is_owed_each_once_for_each_filter() 
     }
     assert_eq!(owed_on_disk(&mut world), MANY);
     came = take_all(&mut reader, &mut world, came);
-    // Those that were under way are sent a second time, since they have been asked for again.
+    // Those in flight are sent a second time, since they have been requested again.
     let filters = 3;
     assert_eq!(came.len(), WINDOW + filters * MANY);
     assert_eq!(owed_on_disk(&mut world), 0);
@@ -313,7 +313,7 @@ fn retain_handling_decides_what_is_owed_and_identifiers_come_along() {
     let requests = Requests::write(&mut buffer, [SubscribeRequest { filter: "t", options }]);
     let packet = Subscribe { packet_id: 1, properties: list.as_properties(), requests };
     assert_eq!(reader.send(&mut world, Packet::Subscribe(packet)).len(), 2);
-    // In place of the subscription that was to have it: it must not be lost by that.
+    // Replaces the subscription for which it was pending: it must not be lost by that.
     assert_eq!(subscribe(&mut reader, &mut world, RetainHandling::IfNew), 0);
     let disk = kill(reader, world, &disk);
 
@@ -447,6 +447,6 @@ fn very_many_topics_that_nobody_wants_any_more_are_gone_through_in_turns() {
     reader.connection.handle_input(&bytes, reader.now);
     let answers = reader.received(&mut world);
     assert_eq!(messages(&answers).len(), 0, "{answers:?}");
-    // What is retained afterwards still comes.
+    // Messages retained afterwards still arrive.
     assert_eq!(messages(&reader.subscribe_at(&mut world, "r/7", QoS::AtLeastOnce)).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Sessions that change while there is something to be sent, or acknowledged.
+//! Sessions that change while messages are pending or unacknowledged.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn acknowledgements_come_in_the_order_of_the_messages_though_one_is_refused() {
 
 #[test]
 fn what_waits_is_not_lost_when_its_subscription_is_changed_to_qos_0() {
-    // More than are under way to a client at once.
+    // More messages than can be in flight to a client.
     const MANY: u16 = 30;
     for goes_again in [false, true] {
         let mut world = World::new();
@@ -87,7 +87,7 @@ fn a_session_that_is_to_end_with_its_connection_does_not_survive_a_crash() {
     let disk = disk.kill();
     drop(world);
 
-    // Nobody can take it up: it has ended before the first client comes.
+    // It cannot be resumed: it has ended before the first client connects.
     let mut world = World::on(&disk);
     assert_eq!(world.hub.next_deadline(), None);
     let vhost = world.hub.broker().vhost("/").unwrap();

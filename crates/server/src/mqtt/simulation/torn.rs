@@ -1,20 +1,20 @@
-//! Crashes in the middle of a round of the disk: definitions are there, and the log of messages is not whole.
+//! Crashes in the middle of a round of the disk: definitions are complete, and the message log is not.
 
 use super::*;
 
-/// The disk after a crash in the middle of a write: the last record of the log of messages is not whole.
+/// The disk after a crash in the middle of a write: the last record of the message log is incomplete.
 fn torn(disk: &SimDisk) -> SimDisk {
     torn_at(disk, log_end(disk) - 1)
 }
 
-/// The disk after a crash when the log of messages had been written up to here.
+/// The disk after a crash when the message log had been written up to `at`.
 fn torn_at(disk: &SimDisk, at: usize) -> SimDisk {
     let torn = disk.kill();
     torn.damage(&log(&torn), |bytes| bytes[at..].fill(0));
     torn
 }
 
-/// Where the log of messages ends, but for zeros.
+/// The end of the message log, without trailing zeros.
 fn log_end(disk: &SimDisk) -> usize {
     let (mut end, copy) = (0, disk.kill());
     copy.damage(&log(&copy), |bytes| end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1);
@@ -46,7 +46,7 @@ fn a_message_of_qos_2_that_a_torn_log_has_left_to_some_queues_goes_to_the_others
             vhost.queue(broker::SessionId(0), &name).unwrap().message_count()
         })
     };
-    // Another crash, when the log has become longer than it was, is to change nothing.
+    // Another crash, after the log has grown, must not change anything.
     let mut world = World::on(&disk);
     assert_eq!(counts(&world).iter().sum::<u64>(), 1);
     let mut other = world.connected(Version::V311, "other", 0);
@@ -113,14 +113,14 @@ fn messages_of_several_shared_queues_are_nowhere_twice_and_nowhere_lost_wherever
     let mut writer = world.connected(Version::V311, "writer", 1);
     writer.publish(&mut world, "t", QoS::ExactlyOnce, 1);
     let before = log_end(&disk);
-    // Both are taken in one go, and each queue writes down that it has let go of its own.
+    // Both are taken at once, and each queue logs the release of its own.
     assert_eq!(worker.received(&mut world), ["publish t ExactlyOnce 1", "publish t ExactlyOnce 2"]);
     let after = log_end(&disk);
     std::mem::forget((worker, writer));
     drop(world);
 
     let mut by_session = Vec::new();
-    // Records are longer than this.
+    // Records are longer than this step.
     for at in (before..after).step_by(8) {
         let mut world = World::on(&torn_at(&disk, at));
         let mut first = world.client(Version::V5);

@@ -1,4 +1,4 @@
-//! A session belongs to its user: nobody else takes it over, ends it or is given what it has.
+//! A session belongs to its user: no other user can take it over, end it or get its messages.
 
 use broker::{Definitions, PasswordHash, Permissions, Section, Timestamp};
 
@@ -7,7 +7,7 @@ use crate::mqtt::kept::Kept;
 
 const USERS: [&str; 2] = ["alice", "bob"];
 
-/// Makes both users, with all rights.
+/// Creates both users with all permissions.
 fn make_users(world: &World) {
     let mut users = Vec::new();
     for name in USERS {
@@ -28,7 +28,7 @@ fn permit(world: &World, user: &str, permissions: &Permissions) {
     world.hub.broker().vhost("/").unwrap().set_permissions(user, Some(permissions)).unwrap();
 }
 
-/// A client that asks for its session, and what it is told.
+/// Connects a client that asks for its session; returns its packets.
 fn come(world: &mut World, version: Version, user: &str, expiry: u32) -> (Client, Vec<String>) {
     let mut client = world.client(version);
     let list = PropertyList::new().with(Property::SessionExpiryInterval(expiry));
@@ -128,7 +128,7 @@ fn a_session_without_a_noted_user_is_the_first_ones_who_may_have_its_queue() {
     alice.subscribe_at(&mut world, "t", QoS::AtLeastOnce);
     drop(alice);
     world.round();
-    // As the version before has written it.
+    // In the format of the previous version.
     let catalogue = Arc::clone(world.hub.store().unwrap().catalogue());
     let mut found = Vec::new();
     catalogue.scan(Section::MqttSessions, |key, value| found.push((key.to_vec(), value.to_vec()))).unwrap();

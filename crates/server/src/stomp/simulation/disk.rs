@@ -1,4 +1,4 @@
-//! Receipts wait for the disk: in order, and never before what they promise is there.
+//! Receipts wait for the disk: they are in order, and never sent before their changes are on disk.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use store::journal::{Settings, Step};
 
 use super::*;
 
-/// A server with a disk, and the one that writes to it when it is told to.
+/// A server with a disk, written to when the test says so.
 struct Durable {
     shared: Arc<Shared>,
     store: Arc<Store>,

@@ -1,4 +1,4 @@
-//! Logins, time-outs, alarms and drain.
+//! Logins, timeouts, alarms and drain.
 
 use transport::Intent;
 

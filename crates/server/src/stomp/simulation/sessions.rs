@@ -1,4 +1,4 @@
-//! What clients ask for, and what they get.
+//! Requests of clients and their answers.
 
 use transport::Intent;
 
