@@ -1,4 +1,4 @@
-//! What the pool is told.
+//! Configuration of the pool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use crate::resolver::{Resolver, SystemResolver};
 /// Where a broker listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamAddress {
-    /// A name or an address.
+    /// A host name or an IP address.
     pub host: String,
     /// The TCP port.
     pub port: u16,
-    /// Over TLS; needs [`UpstreamTransport::tls`].
+    /// Whether to connect over TLS; needs [`UpstreamTransport::tls`].
     pub tls: bool,
 }
 
-/// What connections to brokers go through before AMQP.
+/// Transport settings of connections to brokers, below AMQP.
 #[derive(Debug, Clone, Default)]
 pub struct UpstreamTransport {
     /// For the addresses with TLS.
     pub tls: Option<Arc<ClientTls>>,
-    /// The version of the PROXY protocol whose header goes in front. It tells the pool's own address, as every
-    /// connection may come to carry another client.
+    /// The version of the PROXY protocol header to send first. The header carries the pool's own address,
+    /// because any connection may later serve another client.
     pub proxy_protocol: Option<proxy_protocol::Version>,
 }
 
@@ -35,71 +35,76 @@ impl std::fmt::Display for UpstreamAddress {
     }
 }
 
-/// How the pool behaves. Make one with [`PoolConfig::new`] and change what is to differ.
+/// Settings of the pool. Create one with [`PoolConfig::new`] and override fields as needed.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
-    /// The brokers. New connections go to the address with the fewest of those that answer; a name may have several.
+    /// The brokers. New connections go to the responding address with the fewest connections; a name may have
+    /// several.
     pub upstreams: Vec<UpstreamAddress>,
-    /// What their names stand for.
+    /// Resolves the brokers' names.
     pub resolver: Arc<dyn Resolver>,
-    /// How they are reached.
+    /// How to connect to them.
     pub transport: UpstreamTransport,
-    /// How long a handshake with some credentials speaks for clients that present the same ones.
+    /// How long a successful handshake vouches for other clients that present the same credentials.
     pub auth_ttl: Duration,
-    /// The longest that connecting and the handshake may take, together, per address.
+    /// Timeout for connecting and the handshake together, per address.
     pub connect_timeout: Duration,
-    /// A broker that takes nothing of what is written to it for this long is given up. One that has said
-    /// `connection.blocked` does not read, and is waited for.
+    /// A broker that accepts no written data for this long is given up. This does not apply after
+    /// `connection.blocked`, when it does not read.
     pub write_timeout: Duration,
-    /// Heartbeat interval wanted, in seconds; the broker may ask for a shorter one.
+    /// Requested heartbeat interval, in seconds; the broker may ask for a shorter one.
     pub heartbeat_secs: u16,
-    /// Bytes of the largest frame wanted. At most [`transport::MAX_UNCONSUMED`], which fits the read buffer.
+    /// Requested maximum frame size in bytes. At most [`transport::MAX_UNCONSUMED`], which fits the read
+    /// buffer.
     pub frame_max: u32,
-    /// Most channels on an upstream connection that clients share, if the broker allows as many. A client's own
-    /// connection carries as many as the broker allows.
+    /// Maximum channels on an upstream connection that clients share, if the broker allows as many. A
+    /// client's own connection carries as many as the broker allows.
     pub max_channels_per_connection: u16,
-    /// Most upstream connections that clients with the same credentials share in one virtual host.
+    /// Maximum upstream connections that clients with the same credentials share in one virtual host.
     pub max_shared_connections: usize,
-    /// How many of them stay open although nobody uses them.
+    /// How many of those stay open while unused.
     pub min_shared_connections: usize,
-    /// Most upstream connections at one time, those that belong to one client included.
+    /// Maximum upstream connections at one time, including those that belong to one client.
     pub max_connections: usize,
-    /// Bytes of the largest message that is passed on; `None` leaves that to the broker, which has a limit of its own. Memory
-    /// is bounded in any case, for large messages are passed on as they come.
+    /// Bytes of the largest message that is passed on; `None` leaves that to the broker, which has a limit of
+    /// its own. Memory is bounded in any case, because large messages are streamed.
     pub max_message_size: Option<u64>,
-    /// An upstream connection without a client's channel is closed after this long, and so is a channel without a client.
+    /// An upstream connection without a client's channel is closed after this long, and so is a channel
+    /// without a client.
     pub idle_timeout: Duration,
-    /// How long clients wait for a lost upstream, or another one, to be there again.
+    /// How long clients wait for a lost upstream to return, or for another one.
     pub outage_max: Duration,
-    /// How long a client that comes while no upstream answers waits for one before it is refused; and how long one waits that
-    /// needs a connection while there are [`Self::max_connections`].
+    /// How long a client that arrives while no upstream answers waits for one before it is refused; also how
+    /// long a client waits for a connection while [`Self::max_connections`] are open.
     pub arrival_max: Duration,
-    /// How long a client waits for a channel that others are about to be through with, while the brokers are slow to open so
-    /// many new ones. Then one more is opened.
+    /// How long a client waits for a channel that others are about to release, while the brokers are slow to
+    /// open many new ones. After that one more is opened.
     pub opening_patience: Duration,
-    /// Bytes of one client's unanswered frames, kept to be sent again, from which on it is no longer read.
+    /// Bytes of one client's unanswered frames, kept for replay, from which on it is no longer read.
     pub replay_client_max: usize,
-    /// The same of all clients together: from here on those are not read that have something kept.
+    /// The same limit for all clients together: above it, clients that have frames kept for replay are not
+    /// read.
     pub replay_total_max: usize,
-    /// Bytes kept of what clients had sent that are gone, until an upstream has answered something behind it. From here on a
-    /// channel is closed for its client only when the upstream has answered, and what clients leave that just vanish is not
-    /// kept.
+    /// Bytes kept of frames sent by departed clients, until an upstream has replied to something behind them.
+    /// Above this, a channel is closed for its client only when the upstream has replied, and leftovers of
+    /// clients that vanish are not kept.
     pub departed_total_max: usize,
-    /// Bytes of incomplete messages of all clients together, held until they are complete; what each may hold in any case
-    /// does not count. What goes beyond waits, or streams on connections of its clients' own: on a part of them.
+    /// Bytes of incomplete messages of all clients together, held until they are complete; the amount
+    /// guaranteed to each client does not count. Further messages wait, or stream on their clients' own
+    /// connections, of which only a part may be used for this.
     pub staging_total_max: usize,
-    /// How long a message may be incomplete while others wait for room. The client that has held room for longest is ended
-    /// then.
+    /// How long a message may be incomplete while others wait for room. After that the client that has held
+    /// room for longest is disconnected.
     pub staging_patience: Duration,
-    /// Bytes that wait for a place, of all clients together: while a connection is being opened, or until an outage ends.
-    /// From here on those are not read that have something waiting.
+    /// Bytes of all clients that wait for placement: while a connection is being opened, or until an outage
+    /// ends. Above this, clients that have something waiting are not read.
     pub held_total_max: usize,
-    /// What clients with certificates are upstream.
+    /// Upstream credentials of clients that log in with certificates.
     pub identities: Arc<Identities>,
-    /// Bytes that may wait for a client on connections that it shares before its consumers go on on a connection of its
-    /// own. A consumer whose limit of unacknowledged messages stands for more is there from the start; with 0 all are.
+    /// Bytes that may wait for a client on shared connections before its consumers move to a connection of
+    /// its own. A consumer whose prefetch stands for more starts there; with 0 all consumers do.
     pub consumer_budget: usize,
-    /// Bytes that may wait for all clients together, and some KiB for each on top; `None` for a multiple of
+    /// Bytes that may wait for all clients together, plus some KiB for each; `None` for a multiple of
     /// `consumer_budget`.
     pub waiting_total_max: Option<usize>,
     /// Bytes waiting for one upstream connection from which on its clients are no longer read.
@@ -107,7 +112,7 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// The defaults, for these brokers.
+    /// The defaults, for the given brokers.
     pub fn new(upstreams: Vec<UpstreamAddress>) -> Self {
         Self {
             upstreams,
@@ -126,18 +131,18 @@ impl PoolConfig {
             idle_timeout: Duration::from_secs(60),
             outage_max: Duration::from_secs(60),
             arrival_max: Duration::from_secs(3),
-            // Longer than a round trip to a broker that is far away.
+            // Longer than a round trip to a distant broker.
             opening_patience: Duration::from_millis(200),
             replay_client_max: 8 * 1024 * 1024,
             replay_total_max: 256 * 1024 * 1024,
-            // A second of publishing at the rate of a fast broker, while an upstream has to be connected to again.
+            // A second of publishing at the rate of a fast broker, while the pool reconnects to an upstream.
             departed_total_max: 64 * 1024 * 1024,
-            // For hundreds of clients that send large messages over slow lines; thousands that never finish theirs must not
-            // take all the memory.
+            // Enough for hundreds of clients that send large messages over slow links; thousands that never
+            // finish theirs must not take all the memory.
             staging_total_max: 256 * 1024 * 1024,
-            // A megabyte over a line of a megabit a second.
+            // A megabyte over a link of a megabit a second.
             staging_patience: Duration::from_secs(10),
-            // As much as of what is kept to be sent again: in an outage that comes to wait here.
+            // The same as for frames kept for replay: in an outage those come to wait here.
             held_total_max: 256 * 1024 * 1024,
             identities: Arc::default(),
             consumer_budget: 4 * 1024 * 1024,
@@ -146,7 +151,7 @@ impl PoolConfig {
         }
     }
 
-    /// Upstream connections that may be taken because there is no room for incomplete messages.
+    /// Upstream connections that clients may stream on because there is no room for incomplete messages.
     pub(crate) fn lanes_max(&self) -> usize {
         (self.max_connections / LANE_SHARE).max(1)
     }
@@ -158,10 +163,12 @@ impl PoolConfig {
     }
 }
 
-/// One upstream connection in this many may be taken for incomplete messages: enough for progress, and the others are
-/// there for who needs one whatever clients never complete.
+/// One in this many upstream connections may be used for streaming incomplete messages: enough for progress,
+/// while the others stay available to clients that need one, whatever messages are never completed.
 const LANE_SHARE: usize = 8;
-/// How many clients' budgets may wait in all: that many slow consumers have all they may, more of them have less each.
+/// How many clients' budgets may wait in total: this number of slow consumers get their full budget, more of
+/// them get less each.
 const WAITING_BUDGETS: usize = 64;
-/// What counts as a budget at least: connections that belong to one client need room whatever may wait on shared ones.
+/// Lower bound of a budget in bytes: connections that belong to one client need room however little may wait
+/// on shared ones.
 const WAITING_BUDGET_MIN: usize = 1024 * 1024;

@@ -1,4 +1,4 @@
-//! Who may put credentials to the broker, and when.
+//! The auth gate: which credentials may start a handshake with the broker, and when.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -8,33 +8,33 @@ use amqp::Credentials;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Bounds handshakes at one time, so that a storm of clients does not become one of handshakes, and keeps those with
-/// wrong credentials from holding up those with good ones.
+/// Bounds concurrent handshakes, so that a storm of clients does not become a storm of handshakes, and keeps
+/// wrong credentials from delaying good ones.
 #[derive(Debug)]
 pub(crate) struct Doorkeeper {
-    /// For credentials that a broker has accepted before.
+    /// Permits for credentials that a broker has accepted before.
     known: Semaphore,
-    /// For all others, who keep it while they wait for a place.
+    /// Permits for all others, which keep theirs while they wait for a connection permit.
     strangers: Semaphore,
-    /// What was accepted last for each user, at most [`VERIFIED_MAX`].
+    /// The credentials accepted last for each user, at most [`VERIFIED_MAX`].
     verified: Mutex<HashMap<String, Arc<Credentials>>>,
-    /// What was refused last, oldest first, at most [`REFUSED_MAX`].
+    /// The credentials refused last, oldest first, at most [`REFUSED_MAX`].
     refused: Mutex<VecDeque<Refused>>,
 }
 
 #[derive(Debug)]
 struct Refused {
     credentials: Credentials,
-    /// The broker's words.
+    /// The broker's reply text.
     text: String,
     at: Instant,
 }
 
-/// The permission to begin a handshake, given back when dropped.
+/// Permission to begin a handshake, returned on drop.
 #[derive(Debug)]
 pub(crate) struct Permit<'d> {
     _held: Option<SemaphorePermit<'d>>,
-    /// A broker has accepted the credentials before.
+    /// Whether a broker has accepted the credentials before.
     pub(crate) is_known: bool,
 }
 
@@ -48,35 +48,35 @@ impl Doorkeeper {
         }
     }
 
-    /// Waits for the permission to begin a handshake.
+    /// Waits for permission to begin a handshake.
     pub(crate) async fn enter(&self, credentials: &Credentials) -> Permit<'_> {
         let is_known =
             self.verified.lock().get(&credentials.username).is_some_and(|known| **known == *credentials);
         if is_known {
             return self.enter_known().await;
         }
-        // Never closed.
+        // The semaphore is never closed.
         Permit { _held: self.strangers.acquire().await.ok(), is_known }
     }
 
-    /// The same with credentials that a broker had accepted when the caller came.
+    /// Like [`Self::enter`], with credentials that a broker had accepted when the caller arrived.
     pub(crate) async fn enter_known(&self) -> Permit<'_> {
-        // Never closed.
+        // The semaphore is never closed.
         Permit { _held: self.known.acquire().await.ok(), is_known: true }
     }
 
-    /// A broker has accepted these credentials.
+    /// Records that a broker has accepted these credentials.
     pub(crate) fn verified(&self, credentials: &Arc<Credentials>) {
         let mut verified = self.verified.lock();
         if verified.len() >= VERIFIED_MAX && !verified.contains_key(&credentials.username) {
-            // Any will do: whoever is forgotten is a stranger once.
+            // Any entry will do: a forgotten user only queues with the unknown ones once.
             let forgotten = verified.keys().next().cloned();
             forgotten.map(|user| verified.remove(&user));
         }
         verified.insert(credentials.username.clone(), credentials.clone());
     }
 
-    /// A broker has refused these credentials, in these words.
+    /// Records that a broker has refused these credentials, with its reply text.
     pub(crate) fn refuse(&self, credentials: Credentials, text: String, now: Instant) {
         let mut verified = self.verified.lock();
         if verified.get(&credentials.username).is_some_and(|known| **known == credentials) {
@@ -91,7 +91,7 @@ impl Doorkeeper {
         refused.push_back(Refused { credentials, text, at: now });
     }
 
-    /// The broker's words, when it refused the very same credentials a moment ago.
+    /// The broker's reply text, if it refused exactly these credentials a moment ago.
     pub(crate) fn refusal(&self, credentials: &Credentials, now: Instant) -> Option<String> {
         let mut refused = self.refused.lock();
         forget(&mut refused, now);
@@ -105,14 +105,15 @@ fn forget(refused: &mut VecDeque<Refused>, now: Instant) {
     }
 }
 
-/// Handshakes at one time, of each kind. RabbitMQ spends milliseconds of CPU on each.
+/// Concurrent handshakes, of each kind. RabbitMQ spends milliseconds of CPU on each.
 const HANDSHAKES_AT_ONCE: usize = 32;
-/// How long a refusal is repeated without asking: long enough to take the load of a client that retries in a loop off
-/// the broker, short enough that nobody waits for a password that was just set.
+/// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
+/// in a loop, short enough that nobody has to wait for a newly set password to work.
 const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
-/// Refusals kept, so that guessing costs little memory; a client that retries in a loop is among the last.
+/// Refusals remembered, so that guessing costs little memory; a client that retries in a loop is among the
+/// last.
 const REFUSED_MAX: usize = 128;
-/// Users whose credentials are remembered; more than that are rarely behind one proxy.
+/// Users whose credentials are remembered; few proxies serve more.
 const VERIFIED_MAX: usize = 1024;
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! Passing frames on: another channel number in the header, bodies split to the receiver's frame_max.
+//! Forwarding of frames: with another channel number in the header, and bodies split to the receiver's
+//! frame_max.
 
 use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
 use amqp::{Fault, FrameKind, ReplyCode};
 
-/// Appends a frame for `channel` of a receiver with this `frame_max`; a body is split when it has to be.
+/// Appends a frame for `channel` of a receiver with this `frame_max`; a body is split if necessary.
 #[inline]
 pub(crate) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payload: &[u8], frame_max: u32) {
     if kind == FrameKind::Body && payload.len() > max_body_payload(frame_max) {
@@ -15,7 +16,7 @@ pub(crate) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payloa
     }
 }
 
-/// Appends a frame as it stands on the wire, for another channel.
+/// Appends a copy of a frame in wire format, with another channel number.
 #[inline]
 pub(crate) fn copy_frame(out: &mut Vec<u8>, wire: &[u8], channel: u16) {
     let start = out.len();
@@ -34,7 +35,7 @@ fn put_whole(out: &mut Vec<u8>, kind: FrameKind, channel: u16, payload: &[u8]) {
     out.push(FRAME_END);
 }
 
-/// Judges whether a frame that cannot be split fits the upstream's frame_max.
+/// Checks whether a frame that cannot be split fits the upstream's frame_max.
 ///
 /// # Errors
 /// 501 FRAME_ERROR.

@@ -1,19 +1,19 @@
-//! How long something takes, counted without a lock.
+//! A lock-free histogram of durations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The upper bounds of the buckets, in seconds. What takes longer than the last one is in none of them.
+/// The upper bounds of the buckets, in seconds. Longer durations than the last bound are in none of them.
 pub const BOUNDS: [f64; 10] = [0.000_01, 0.000_03, 0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.1, 1.0, 10.0];
 
-/// Durations that were observed.
+/// A snapshot of observed durations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
-    /// How many fell between the bound before and this one of [`BOUNDS`].
+    /// Number of durations between the previous bound and this one of [`BOUNDS`].
     pub buckets: [u64; BOUNDS.len()],
-    /// How many there were.
+    /// Number of durations.
     pub count: u64,
-    /// What they add up to.
+    /// Their sum.
     pub sum: Duration,
 }
 
@@ -22,7 +22,7 @@ pub struct Durations {
 pub(crate) struct Histogram {
     buckets: [AtomicU64; BOUNDS.len()],
     count: AtomicU64,
-    /// Nanoseconds.
+    /// Sum in nanoseconds.
     sum: AtomicU64,
 }
 
@@ -33,7 +33,7 @@ impl Histogram {
             self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        // In nanoseconds a u64 holds five hundred years.
+        // In nanoseconds a u64 holds over five hundred years.
         self.sum.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
     }
 

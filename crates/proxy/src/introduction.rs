@@ -1,4 +1,4 @@
-//! What an upstream connection says of itself (P9), for whoever looks at the broker's list of connections.
+//! The client properties of an upstream connection (P9), shown in the broker's list of connections.
 
 use std::borrow::Cow;
 
@@ -6,19 +6,20 @@ use amqp::{Capabilities, FieldTable, FieldValue};
 
 use crate::pool::ClientInfo;
 
-/// Who stands behind a connection when it is opened.
+/// Describes the client behind a connection when it is opened.
 #[derive(Debug, Clone)]
 pub(crate) struct Introduction {
     connection_name: Cow<'static, str>,
-    /// The program of the one client that the connection is opened for, in its own words.
+    /// Product, version and platform of the one client that the connection is opened for, as that client
+    /// reports them.
     client: Option<Box<str>>,
 }
 
 impl Introduction {
-    /// Of a connection that clients share.
+    /// For a connection that clients share.
     pub(crate) const SHARED: Self = Self { connection_name: Cow::Borrowed("Leveret"), client: None };
 
-    /// Of a connection that is opened for a client with these properties.
+    /// For a connection that is opened for a client with these properties.
     pub(crate) fn of(info: &ClientInfo, client_properties: &FieldTable) -> Self {
         let told =
             |key| client_properties.get(key).and_then(FieldValue::as_text).filter(|text| !text.is_empty());
@@ -31,7 +32,7 @@ impl Introduction {
         Self { connection_name: connection_name.into(), client }
     }
 
-    /// As client properties.
+    /// Encodes this as client properties.
     pub(crate) fn properties(&self) -> FieldTable {
         let own = [("product", "Leveret"), ("version", env!("CARGO_PKG_VERSION")), ("platform", "Rust")];
         let behind = [("connection_name", &*self.connection_name)];
@@ -43,7 +44,7 @@ impl Introduction {
     }
 }
 
-/// Characters that are kept of what a client says of itself: an idle client is to take little.
+/// Characters kept of a client's self-description, so that an idle client takes little memory.
 const CLIENT_MAX: usize = 100;
 
 #[cfg(test)]

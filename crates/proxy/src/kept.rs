@@ -1,5 +1,5 @@
-//! What is kept of clients' frames until brokers have answered for it, in bytes: of each client, of all clients that are
-//! connected, and of all that are gone.
+//! Accounting of clients' frames that are kept until brokers have answered for them, in bytes: per client,
+//! for all connected clients, and for all departed ones.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ impl KeptTotals {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// Bytes kept of what clients had written that are gone.
+    /// Bytes kept of frames that departed clients had sent.
     pub(crate) fn departed(&self) -> usize {
         self.departed.load(Ordering::Relaxed)
     }
@@ -30,21 +30,21 @@ impl KeptTotals {
     }
 }
 
-/// The part of one client. The client's ledgers hold it as well, and may outlive the client.
+/// The share of one client. The client's ledgers hold it as well, and may outlive the client.
 #[derive(Debug)]
 pub(crate) struct Kept {
     totals: Arc<KeptTotals>,
     sum: Mutex<Sum>,
-    /// The client is not read because of what is kept.
+    /// Set while the client is not read because of the bytes kept for it.
     awaits_release: AtomicBool,
-    /// Nudged when less is kept. Not held on to: what waits there for a client that is gone is no use.
+    /// Nudged when bytes are released. Weak, because pending output of a departed client is of no use.
     outbox: Weak<Outbox>,
 }
 
 #[derive(Debug, Default)]
 struct Sum {
     bytes: usize,
-    /// The client is gone. Never cleared.
+    /// Whether the client is gone. Never cleared.
     departed: bool,
 }
 
@@ -58,14 +58,14 @@ impl Kept {
         }
     }
 
-    /// More bytes are kept.
+    /// Adds to the bytes kept.
     pub(crate) fn add(&self, bytes: usize) {
         let mut sum = self.sum.lock();
         sum.bytes += bytes;
         self.totals.of(sum.departed).fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Fewer bytes are kept. Nudges the client that waits for it.
+    /// Releases bytes, and nudges the client if it waits for that.
     pub(crate) fn release(&self, bytes: usize) {
         let mut sum = self.sum.lock();
         sum.bytes -= bytes;
@@ -78,7 +78,7 @@ impl Kept {
         }
     }
 
-    /// The client is gone: what is kept counts among that of those from now on.
+    /// Marks the client as gone: its bytes count as departed from now on.
     pub(crate) fn depart(&self) {
         let mut sum = self.sum.lock();
         if !std::mem::replace(&mut sum.departed, true) {
@@ -87,8 +87,8 @@ impl Kept {
         }
     }
 
-    /// Whether more may be kept for this client. After a no, its outbox is nudged when less is kept: a client with nothing
-    /// kept always gets a yes, so that there is something to wait for.
+    /// Whether more may be kept for this client. If not, its outbox is nudged when bytes are released; the
+    /// answer is always yes for a client with nothing kept, so that there is always something to wait for.
     pub(crate) fn may_add(&self, most: usize, most_of_all: usize) -> bool {
         let may = || match self.sum.lock().bytes {
             0 => true,
@@ -98,12 +98,12 @@ impl Kept {
             return true;
         }
         self.awaits_release.store(true, Ordering::Release);
-        // What was waited for may just have come; then nobody will tell.
+        // The release may have happened just before the flag was set, in which case no nudge comes.
         may()
     }
 }
 
-/// Bytes that wait to be sent again for a client that is gone.
+/// Bytes that wait to be sent again for a departed client.
 #[derive(Debug)]
 pub(crate) struct KeptDeparted {
     totals: Arc<KeptTotals>,

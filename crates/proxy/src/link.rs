@@ -1,4 +1,4 @@
-//! A client as the upstream connections see it.
+//! The upstream connections' view of a client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,32 +16,32 @@ use crate::topology::{Consuming, Declarer};
 use crate::upstream::{Role, Upstream};
 use crate::waiting::{ALWAYS, Waiting};
 
-/// What an upstream connection's task sends to: the client's outbox for what passes through, and a queue of events
-/// for what changes the session's state.
+/// The endpoint that an upstream connection's task sends to: the client's outbox for frames that pass
+/// through, and a queue of events for changes of the session's state.
 #[derive(Debug)]
 pub(crate) struct ClientLink {
-    /// The number of the client's connection; 0 for nobody.
+    /// The number of the client's connection; 0 if it stands for no client.
     pub(crate) client: u64,
     pub(crate) outbox: Arc<Outbox>,
-    /// What waits for all clients, this one's outbox included.
+    /// The backlog of all clients, including this one's outbox.
     pub(crate) waiting: Arc<Waiting>,
     /// The client's negotiated frame_max; 0 is no limit.
     pub(crate) frame_max: u32,
-    /// The client knows `basic.cancel` from the server.
+    /// Whether the client has the `consumer_cancel_notify` capability.
     pub(crate) cancel_notify: bool,
-    /// The client knows `connection.blocked`.
+    /// Whether the client has the `connection.blocked` capability.
     pub(crate) blocked_notify: bool,
-    /// How many of the upstream connections are blocked that the client publishes on.
+    /// How many of the upstream connections that the client publishes on are blocked.
     blocked: AtomicUsize,
-    /// The backlog passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
+    /// Set when the backlog has passed [`CLIENT_BACKLOG_MAX`]; nothing more is passed on.
     overflowed: AtomicBool,
-    /// What of this client's frames is kept until the broker answers.
+    /// Bytes of this client's frames that are kept until the broker answers.
     pub(crate) kept: Arc<Kept>,
-    /// What it holds of incomplete messages, for others to see.
+    /// The client's budget share of incomplete messages, visible to other clients.
     pub(crate) stake: Stake,
-    /// Has what the client declares remembered; `None` for a client that is gone.
+    /// Remembers the client's declarations; `None` for a departed client.
     declarer: Option<Declarer>,
-    /// Whether `events` is worth a look.
+    /// Whether `events` may be non-empty.
     has_events: AtomicBool,
     events: Mutex<Events>,
 }
@@ -49,45 +49,46 @@ pub(crate) struct ClientLink {
 #[derive(Debug, Default)]
 struct Events {
     queue: Vec<Event>,
-    /// The session has ended.
+    /// Whether the session has ended.
     gone: bool,
 }
 
-/// What happened upstream, for the session to act on.
+/// Something that happened upstream, for the session to act on.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The upstream closed a channel. `payload` is its method; `answered` says that close-ok has been sent.
+    /// The upstream closed a channel. `payload` is its `channel.close` method; `answered` is true if close-ok
+    /// has been sent.
     ChannelClosed { channel: u16, lease: u64, payload: Box<[u8]>, answered: bool },
     /// The upstream confirmed a close. `last_queue` is what an empty queue name meant on the channel.
     CloseOk { channel: u16, lease: u64, last_queue: Option<Box<str>> },
-    /// The client's own connection had no channel number left, and has one again.
+    /// The client's own connection had run out of channel numbers, and has one again.
     ChannelFree,
-    /// The broker is through with what the next frames of a channel wait for.
+    /// The broker has processed what the next frames of a channel were waiting for.
     Answered,
     /// Everything published on the channel has been confirmed.
     Confirmed { channel: u16, lease: u64 },
-    /// An upstream connection is ready, or will not be: the client's own one, or one to share.
+    /// An upstream connection is ready or failed to open: the client's own, or a shared one.
     Ready { own: bool, role: Role, result: Result<Arc<Upstream>, Refusal> },
-    /// The broker was asked about the client's new secret, the `number`th.
+    /// The broker's verdict on the client's new secret, the `number`th.
     SecretVerified { number: u64, result: Result<Arc<Credentials>, Refusal> },
     /// An upstream connection ended in the middle of a message for the client.
     BrokenOff { upstream: u64 },
     /// An upstream connection has ended.
     Lost { upstream: u64, fault: Fault },
-    /// What the client has declared is lost with its broker, and cannot be declared again for it.
+    /// The client's declarations are lost with their broker, and cannot be declared again for it.
     NotRestored { fault: Fault },
     /// The client's own connection is clean again and back in the pool.
     Returned,
-    /// The client does not take its deliveries fast enough for a shared connection: nothing more is delivered on this
-    /// channel.
+    /// The client does not take its deliveries fast enough for a shared connection: nothing more is delivered
+    /// on this channel.
     DeliveriesOverflowed { channel: u16, lease: u64 },
-    /// Nothing behind the last messages of this channel has an answer.
+    /// The last messages of this channel are not followed by anything that has a reply.
     Unproven { channel: u16, lease: u64 },
-    /// The client does not read what else a shared connection has for it.
+    /// The client does not read other frames from a shared connection.
     Overflowed,
-    /// There is no room for what the client has sent of messages that are not complete.
+    /// There is no room for the client's incomplete messages.
     NoRoom,
-    /// Others wait for the room, or the lane, that the client has held for long.
+    /// Others wait for the room, or the streaming connection, that the client has held for long.
     GiveWay,
 }
 
@@ -118,7 +119,7 @@ impl ClientLink {
         }
     }
 
-    /// Has what the client declares remembered.
+    /// Has the client's declarations remembered.
     pub(crate) fn with_declarer(self, declarer: Declarer) -> Self {
         Self { declarer: Some(declarer), ..self }
     }
@@ -127,32 +128,33 @@ impl ClientLink {
         self.declarer.as_ref()
     }
 
-    /// The client's number among those who declare; 0 for nobody.
+    /// The client's number in the topology; 0 without a declarer.
     pub(crate) fn declarer_id(&self) -> u64 {
         self.declarer.as_ref().map_or(0, |declarer| declarer.id)
     }
 
-    /// A method of the client was carried out, or sent without asking for an answer. `queue` is what an empty queue name in
-    /// it means.
+    /// Records that a method of the client was carried out, or sent with no-wait. `queue` is what an empty
+    /// queue name in it means.
     pub(crate) fn carried_out(self: &Arc<Self>, method: &Method<'_>, queue: Option<&str>) {
         if let Some(declarer) = &self.declarer {
             declarer.carried_out(self, method, queue);
         }
     }
 
-    /// Counts a consumer of the client, if its queue is remembered and goes with its last consumer.
+    /// Counts a consumer of the client, if its queue is remembered and is deleted with its last consumer.
     pub(crate) fn consuming(&self, queue: &str) -> Option<Consuming> {
         self.declarer.as_ref()?.consuming(queue)
     }
 
-    /// Stands for a client that is gone: what is sent to it goes nowhere.
+    /// A link that stands for a departed client and discards everything sent to it.
     pub(crate) fn nobody() -> Arc<Self> {
         let link = Self::departed(Arc::default());
         link.leave();
         link
     }
 
-    /// The same, for whoever hands over what a client has left behind: that hears events.
+    /// A link for the task that hands over a departed client's leftovers; unlike [`Self::nobody`] it receives
+    /// events.
     pub(crate) fn departed(kept: Arc<KeptTotals>) -> Arc<Self> {
         let outbox = Arc::new(Outbox::new(0));
         let link = Self::new(0, outbox, 0, amqp::Capabilities::default(), kept, Arc::default());
@@ -160,7 +162,7 @@ impl ClientLink {
         Arc::new(link)
     }
 
-    /// Leaves an event for the session; gives it back when the session has ended.
+    /// Queues an event for the session; returns it if the session has ended.
     pub(crate) fn push(&self, event: Event) -> Result<(), Event> {
         let mut events = self.events.lock();
         if events.gone {
@@ -173,9 +175,9 @@ impl ClientLink {
         Ok(())
     }
 
-    /// Like [`Self::push`] for events that mean nothing to a session that has ended.
+    /// Like [`Self::push`], for events that an ended session can ignore.
     pub(crate) fn tell(&self, event: Event) {
-        // An ended session has given up its channels already.
+        // An ended session has already given up its channels.
         let _ = self.push(event);
     }
 
@@ -195,7 +197,7 @@ impl ClientLink {
         self.events.lock().gone
     }
 
-    /// The session has ended; returns the events that nobody saw.
+    /// Marks the session as ended; returns the events that were not handled.
     pub(crate) fn leave(&self) -> Vec<Event> {
         let mut events = self.events.lock();
         events.gone = true;
@@ -203,20 +205,20 @@ impl ClientLink {
         std::mem::take(&mut events.queue)
     }
 
-    /// Whether the client's own connection may be read for it. After a no, [`crate::Session::handle_room`] is called when
-    /// it may.
+    /// Whether the client's own connection may be read. If not, [`crate::Session::handle_room`] is called
+    /// when it may.
     pub(crate) fn has_room(&self) -> bool {
         self.outbox.has_room_below(self.outbox.limit().min(self.waiting.allowance()))
     }
 
-    /// Whether the client may ask for more: what it asked for so far has not taken all that all clients leave to it. After
-    /// a no, [`crate::Session::handle_room`] is called when it may.
+    /// Whether the client may send more requests: replies to earlier ones have not used up the client's share
+    /// of the total backlog. If not, [`crate::Session::handle_room`] is called when it may.
     pub(crate) fn may_ask(&self) -> bool {
         self.outbox.has_room_below(self.waiting.allowance())
     }
 
-    /// Passes on bytes that came from an upstream. On a shared connection nobody waits for this client: past
-    /// [`CLIENT_BACKLOG_MAX`] it is given up.
+    /// Passes on bytes that came from an upstream. A shared connection never waits for this client: past
+    /// [`CLIENT_BACKLOG_MAX`] the client is given up.
     pub(crate) fn deliver(&self, mut bytes: Vec<u8>, shared: bool) {
         let backlog = self.outbox.backlog();
         if shared && backlog > CLIENT_BACKLOG_MAX {
@@ -226,20 +228,21 @@ impl ClientLink {
             return;
         }
         if backlog > ALWAYS {
-            // It will wait a while, and only what is in it counts.
+            // It will wait a while, and only the length is counted, not the capacity.
             bytes.shrink_to_fit();
         }
         self.outbox.append(|buf| buf.push(bytes.into()));
     }
 
-    /// An upstream connection is blocked that the client publishes on. The client hears of the first.
+    /// An upstream connection that the client publishes on is blocked. The client is notified of the first.
     pub(crate) fn block(&self, reason: &str) {
         if self.blocked.fetch_add(1, Ordering::AcqRel) == 0 && self.blocked_notify {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Blocked { reason }));
         }
     }
 
-    /// An upstream connection is blocked no more that the client publishes on. The client hears of the last.
+    /// An upstream connection that the client publishes on is no longer blocked. The client is notified of
+    /// the last.
     pub(crate) fn unblock(&self) {
         if self.blocked.fetch_sub(1, Ordering::AcqRel) == 1 && self.blocked_notify {
             self.outbox.append(|buf| write_method(buf.tail(), 0, connection::Unblocked {}));
@@ -247,7 +250,7 @@ impl ClientLink {
     }
 }
 
-/// Bytes that may wait for a client that shares its upstream connection. What comes over shared connections, deliveries
-/// left out, is replies, confirms and returned messages; and reading from a client stops long before, so only a client
-/// that pipelined requests without ever reading gets here.
+/// Bytes that may wait for a client that shares its upstream connection. Apart from deliveries, shared
+/// connections bring replies, confirms and returned messages; and reading from a client stops long before, so
+/// only a client that pipelined requests without ever reading gets here.
 const CLIENT_BACKLOG_MAX: usize = 64 * 1024 * 1024;

@@ -1,4 +1,4 @@
-//! Numbers of the pool, as they are seen from outside.
+//! Metrics of the pool.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,13 +10,13 @@ use crate::upstream::Remains;
 pub struct PoolMetrics {
     /// Upstream connections that are open.
     pub upstream_connections: usize,
-    /// Those of them that the broker has blocked.
+    /// Upstream connections that the broker has blocked.
     pub blocked_connections: usize,
-    /// Those of them that belong to one client at the moment.
+    /// Upstream connections that currently belong to one client.
     pub own_connections: usize,
     /// Upstream channels that are leased, or not yet clean or closed.
     pub upstream_channels: usize,
-    /// Upstream channels that are open and clean, and wait for a client.
+    /// Upstream channels that are open and clean, and wait for a client to lease them.
     pub resting_channels: usize,
     /// Clients with an open session.
     pub clients: usize,
@@ -26,13 +26,13 @@ pub struct PoolMetrics {
     pub handshakes_avoided: u64,
     /// Upstream channels leased to clients' channels.
     pub leases: u64,
-    /// Of those, the ones that were open already.
+    /// Leases of upstream channels that were already open.
     pub leases_reused: u64,
-    /// Round trips to an upstream that clients were spared.
+    /// Upstream round trips that clients were spared.
     pub round_trips_saved: u64,
     /// Connection attempts and handshakes that failed, refused logins not counted.
     pub connect_failures: u64,
-    /// Upstream connections that ended otherwise than by the pool's wish.
+    /// Upstream connections that ended without the pool closing them.
     pub connections_lost: u64,
     /// Refusals repeated without asking the broker.
     pub refusals_repeated: u64,
@@ -48,56 +48,58 @@ pub struct PoolMetrics {
     pub bytes_from_upstreams: u64,
     /// Messages sent again after their upstream connection was lost.
     pub messages_replayed: u64,
-    /// Channels that went on elsewhere after their upstream connection was lost.
+    /// Channels that continued elsewhere after their upstream connection was lost.
     pub channels_recovered: u64,
-    /// Channels whose consumers went on on a connection of the client's own, because the client was too slow to share one.
+    /// Channels whose consumers moved to the client's own connection, because the client was too slow to
+    /// share one.
     pub consumers_moved: u64,
-    /// Of those, the channels whose clients were within their own budget, but too much waited for all clients together.
+    /// Channels whose consumers moved although their clients were within their own budget, because the total
+    /// backlog of all clients was too large.
     pub consumers_squeezed: u64,
-    /// Channels that had sent messages outside confirm mode when their upstream connection was lost, or closed for an error,
-    /// which were too large to be kept: they may be lost, and nobody will say so.
+    /// Channels with messages outside confirm mode, too large to be kept, when their upstream connection was
+    /// lost or closed for an error: these messages may be lost without notice.
     pub channels_unconfirmed: u64,
-    /// Bytes kept for clients until upstreams answer for them.
+    /// Bytes kept for connected clients until upstreams answer for them.
     pub bytes_kept: usize,
-    /// Bytes kept of what clients had sent that are gone, until upstreams answer for something behind it.
+    /// Bytes kept of frames that departed clients had sent, until upstreams answer for something behind them.
     pub bytes_departed: usize,
-    /// Messages of clients that are gone, sent again after their upstream connection was lost.
+    /// Messages of departed clients sent again after their upstream connection was lost.
     pub messages_departed_resent: u64,
-    /// Messages of clients that are gone which may be lost: no upstream answered in time, too many bytes were kept already, or
-    /// the message was too large to be kept.
+    /// Messages of departed clients that may be lost: no upstream answered in time, too many bytes were kept
+    /// already, or the message was too large to be kept.
     pub messages_departed_lost: u64,
-    /// Bytes of messages that clients have not sent completely, held until they are.
+    /// Bytes of incomplete messages held from clients.
     pub bytes_staged: usize,
-    /// Clients that are not read because there is no room for messages that are not complete.
+    /// Clients that are not read because there is no room for incomplete messages.
     pub clients_in_line: usize,
     /// Upstream connections on which clients stream for the same reason.
     pub lanes: usize,
-    /// How often a client had to wait for that.
+    /// How often a client had to wait for that room.
     pub messages_lined_up: u64,
-    /// Clients that were ended because they held such room for too long while others waited.
+    /// Clients that were disconnected because they held such room for too long while others waited.
     pub clients_gave_way: u64,
-    /// Bytes of what clients have declared that ends with a broker, remembered to be declared again.
+    /// Bytes of client declarations that do not survive a broker restart, remembered to be declared again.
     pub bytes_remembered: usize,
     /// Exchanges, queues and bindings that were declared again.
     pub declarations_repeated: u64,
-    /// Clients that were ended with 320 because something they had declared could not be.
+    /// Clients that were closed with 320 because one of their declarations could not be repeated.
     pub clients_not_restored: u64,
-    /// Bytes of clients whose channels wait for an upstream connection.
+    /// Bytes of frames whose channels wait for an upstream connection.
     pub bytes_held: usize,
-    /// Bytes that clients have not read yet.
+    /// Bytes that wait for clients to read them.
     pub bytes_waiting: usize,
     /// Upstream connections that are being opened.
     pub opening_connections: usize,
-    /// How often a client waited for an upstream connection because as many were open as there may be.
+    /// How often a client waited for an upstream connection because the maximum number was open.
     pub connections_awaited: u64,
     /// Logins that a broker refused.
     pub logins_refused: u64,
-    /// How long what clients sent waited here for an upstream connection's socket to take it; one batch at a time of each
-    /// connection is looked at.
+    /// How long client data waited for an upstream connection's socket to take it; each connection samples
+    /// one batch at a time.
     pub queueing: Durations,
-    /// Upstream addresses that are known.
+    /// Known upstream addresses.
     pub addresses: usize,
-    /// Those of them that did not answer last.
+    /// Addresses that did not answer when last asked.
     pub addresses_down: usize,
 }
 
@@ -132,20 +134,20 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// What a client that is gone had under way is not sent again.
+    /// Counts messages of a departed client that are not sent again.
     pub(crate) fn count_lost(&self, remains: &Remains) {
         let too_large = remains.too_large.len() as u64;
         add(&self.messages_departed_lost, remains.messages + remains.lost + too_large);
     }
 
-    /// A channel was leased, which its client has been told to be open without asking.
+    /// Counts a lease of a channel, whose `channel.open` the proxy answered itself.
     pub(crate) fn count_lease(&self, fresh: bool) {
         add(&self.leases, 1);
         add(&self.leases_reused, u64::from(!fresh));
     }
 }
 
-/// Adds to a counter that nothing is ordered by.
+/// Adds to a counter that orders nothing else.
 pub(crate) fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }

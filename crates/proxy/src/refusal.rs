@@ -1,4 +1,4 @@
-//! Why a client is not let in, and how a broker's words become a fault.
+//! Reasons for refusing a client, and conversion of a broker's close text to a fault.
 
 use amqp::{Fault, ReplyCode};
 
@@ -26,12 +26,12 @@ impl Refusal {
         Self::Fault(Fault::new(ReplyCode::ConnectionForced, format!("waited {limit:?} in vain: {text}")))
     }
 
-    /// Whether it may be otherwise in a moment: no broker could be asked, or it is starting or stopping.
+    /// Whether retrying may succeed shortly: no broker could be asked, or it is starting or stopping.
     pub(crate) fn is_outage(&self) -> bool {
         matches!(self, Self::Fault(fault) if matches!(fault.code, ReplyCode::ConnectionForced | ReplyCode::InternalError))
     }
 
-    /// Whether a broker has refused the credentials or the virtual host: it would do so again.
+    /// Whether a broker has refused the credentials or the virtual host, and would do so again.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::Login(_) => true,
@@ -39,7 +39,7 @@ impl Refusal {
         }
     }
 
-    /// As a fault that ends the connection.
+    /// Converts to a fault that ends the connection.
     pub fn into_fault(self) -> Fault {
         match self {
             Self::Login(text) => Fault::new(ReplyCode::AccessRefused, text).on_connection(),
@@ -59,8 +59,8 @@ impl std::fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// The fault that a broker announced in a close method: its text has the code's name in front, which
-/// [`Fault::reply_text`] puts back.
+/// The fault that a broker announced in a close method: its text starts with the code's name, which
+/// [`Fault::reply_text`] adds again.
 pub(crate) fn announced_fault(code: u16, text: &str, method: (u16, u16)) -> Fault {
     let code = ReplyCode::from_code(code).unwrap_or(ReplyCode::InternalError);
     let bare = match text.strip_prefix(code.name()) {
@@ -71,8 +71,8 @@ pub(crate) fn announced_fault(code: u16, text: &str, method: (u16, u16)) -> Faul
     Fault::new(code, bare.to_owned()).caused_by(method).on_connection()
 }
 
-/// The same from the payload of a broker's `connection.close`, if it is one. Its text need not be one: RabbitMQ cuts a long
-/// text in the middle of a letter, and repeats what is no text.
+/// Like [`announced_fault`], from the payload of a broker's `connection.close`, if it is one. The text need
+/// not be valid UTF-8: RabbitMQ truncates long texts in the middle of a character, and echoes invalid ones.
 pub(crate) fn announced_close(payload: &[u8]) -> Option<Fault> {
     let arguments = payload.strip_prefix(&CONNECTION_CLOSE)?;
     let (code, rest) = arguments.split_first_chunk()?;
@@ -83,7 +83,7 @@ pub(crate) fn announced_close(payload: &[u8]) -> Option<Fault> {
     Some(announced_fault(u16::from_be_bytes(*code), &String::from_utf8_lossy(text), blame))
 }
 
-/// Class and method of `connection.close`, as they stand in front of its arguments.
+/// Class and method id of `connection.close`, which precede its arguments.
 const CONNECTION_CLOSE: [u8; 4] = [0, 10, 0, 50];
 
 #[cfg(test)]

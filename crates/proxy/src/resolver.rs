@@ -1,4 +1,4 @@
-//! What a broker's name stands for.
+//! Resolution of brokers' names.
 
 use std::fmt::Debug;
 use std::io;
@@ -6,15 +6,15 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-/// Looks names up.
+/// Resolves host names.
 pub trait Resolver: Debug + Send + Sync {
-    /// All addresses that a name stands for. The future is given up after some seconds.
+    /// Returns all addresses of a name. The future is dropped after some seconds.
     ///
     /// # Errors
-    /// When the name is not found, or nobody can be asked.
+    /// If the name is not found, or no resolver can be reached.
     fn resolve<'r>(&'r self, host: &'r str, port: u16) -> Resolving<'r>;
 
-    /// How long an answer holds before the name is looked up again.
+    /// How long an answer is cached before the name is resolved again.
     fn holds(&self) -> Duration {
         NAME_HOLDS
     }
@@ -23,7 +23,7 @@ pub trait Resolver: Debug + Send + Sync {
 /// A lookup under way.
 pub type Resolving<'r> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'r>>;
 
-/// Asks the system, which may ask DNS.
+/// Uses the system's resolver, which may query DNS.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemResolver;
 
@@ -33,5 +33,6 @@ impl Resolver for SystemResolver {
     }
 }
 
-/// The system does not tell how long its answers hold. The names of services whose instances come and go hold for seconds.
+/// The system does not report how long its answers are valid. Names of services whose instances come and go
+/// are valid for seconds.
 const NAME_HOLDS: Duration = Duration::from_secs(10);

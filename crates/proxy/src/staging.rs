@@ -1,13 +1,15 @@
-//! The room for messages that clients have not sent completely, and who waits when there is none.
+//! The room for incomplete messages, and the wait queue of clients when there is none.
 //!
-//! Everybody may hold a little whatever others hold; what goes beyond counts, up to a total. A client that finds no room
-//! is not read any more and stands in a *line*. Whoever is first in it goes on as soon as there is room again, or on a
-//! *lane*: it streams on an upstream connection of its own, of which only a part may be taken for this, and only while
-//! there are places for more. So a moment of many large messages is waited out. Against those that never complete theirs
-//! there is a patience, which counts only while somebody stands in line: who has held room, or a lane, for longer gives
-//! way, the longest first, and no more of them than those in line need.
+//! Each client may always hold a little; beyond that its bytes count towards a total. A client that finds no
+//! room is no longer read and joins the *line*, a wait queue. The first in the queue continues as soon as
+//! there is room again, or on a *lane*: it streams on an upstream connection of its own, of which only a part
+//! may be used for this, and only while connection permits are available. So a burst of large messages is
+//! waited out. Clients that never complete theirs are limited by a patience, which counts only while somebody
+//! waits: clients that have held room, or a streaming connection, for longer give way, the longest first, and
+//! no more of them than the waiters need.
 //!
-//! What is read of a client before it stands in line counts when it goes on: a read for each of them at most.
+//! Bytes read from a client before it joined the wait queue count when it continues: at most one read for
+//! each of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,45 +22,45 @@ use tokio::sync::Semaphore;
 use crate::link::{ClientLink, Event};
 use crate::metrics::add;
 
-/// What all clients have there.
+/// State of the room for incomplete messages, shared by all clients.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    /// Bytes that count.
+    /// Bytes that count towards the total.
     bytes: AtomicUsize,
-    /// How many there may be.
+    /// Maximum of `bytes`.
     most: usize,
     lanes_max: usize,
-    /// The places for upstream connections that are free.
+    /// Connection permits of the pool, of which streaming needs a free one.
     places: Arc<Semaphore>,
-    /// How long a message may be incomplete while somebody stands in line.
+    /// How long a message may be incomplete while somebody waits for room.
     patience: Duration,
-    /// Somebody stands in line.
+    /// Whether the wait queue is non-empty.
     pressed: AtomicBool,
-    /// What [`Stake::since`] counts from.
+    /// The origin of [`Stake::since`].
     epoch: Instant,
     table: Mutex<Table>,
-    /// Clients that had to wait.
+    /// How often a client had to wait.
     lined_up: AtomicU64,
-    /// Clients that were ended to make room.
+    /// Clients that were disconnected to make room.
     gave_way: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Lanes that are taken.
+    /// Streaming connections in use.
     lanes: usize,
     line: BTreeMap<Ticket, Waiter>,
-    /// What those in line hold already.
+    /// Counted bytes that clients in the wait queue already hold.
     held_in_line: usize,
     next_ticket: u64,
-    /// Clients that have held room or a lane, by the addresses of their links.
+    /// Clients that hold or have held room or a streaming connection, by the addresses of their links.
     holders: HashMap<usize, Arc<ClientLink>>,
-    /// A task looks after those in line.
+    /// Whether a task attends to the wait queue.
     attended: bool,
 }
 
-/// A place in line. Those who have waited with the same message before come first, so that a message of many reads need
-/// not wait as often behind all.
+/// A position in the wait queue. Clients that have already waited with the same message come first, so that a
+/// message of many reads need not wait behind all others each time.
 type Ticket = (Turn, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,44 +72,45 @@ enum Turn {
 #[derive(Debug)]
 struct Waiter {
     link: Arc<ClientLink>,
-    /// Bytes of its that count.
+    /// The client's bytes that count towards the total.
     counted: usize,
-    /// Bytes that it has already and that do not count yet.
+    /// Bytes that the client already holds and that do not count yet.
     need: usize,
 }
 
-/// What others have to know of one client.
+/// A client's budget share, as other clients see it.
 #[derive(Debug, Default)]
 pub(crate) struct Stake {
-    /// Since when it has held room or a lane, at the earliest, in microseconds from [`Staging::epoch`] and 1; 0 when it
-    /// holds none.
+    /// Lower bound of the time since which it has held room or a streaming connection, in microseconds from
+    /// [`Staging::epoch`] plus 1; 0 if it holds neither.
     since: AtomicU64,
-    /// Bytes that count.
+    /// The client's bytes that count towards the total.
     bytes: AtomicUsize,
-    /// It holds a lane.
+    /// Whether it streams on a connection of its own.
     lane: AtomicBool,
-    /// Where it stands with a ticket: one of the constants below.
+    /// The state of its ticket: one of the constants below.
     standing: AtomicU8,
 }
 
-/// Nowhere.
+/// Not in the wait queue.
 const OUTSIDE: u8 = 0;
 const IN_LINE: u8 = 1;
-/// It has what it needs, and need only look.
+/// Granted; the client only has to collect it.
 const HAS_ROOM: u8 = 2;
 const HAS_LANE: u8 = 3;
 
-/// What a client gets for its waiting.
+/// The outcome of a client's wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grant {
-    /// What it holds counts now, and more may come.
+    /// Its bytes count now, and more may come.
     Room,
     /// It may stream on a connection of its own until it gives the lane back.
     Lane,
 }
 
 impl Staging {
-    /// Room for so many bytes, and so many lanes while there are `places` for their connections.
+    /// Creates room for `most` bytes and `lanes_max` streaming connections, as far as `places` has permits
+    /// for their connections.
     pub(crate) fn new(
         most: usize,
         lanes_max: usize,
@@ -128,22 +131,22 @@ impl Staging {
         })
     }
 
-    /// How long a message may be incomplete while somebody stands in line.
+    /// How long a message may be incomplete while somebody waits for room.
     pub(crate) fn patience(&self) -> Duration {
         self.patience
     }
 
-    /// Whether somebody stands in line.
+    /// Whether somebody waits for room.
     pub(crate) fn is_pressed(&self) -> bool {
         self.pressed.load(Ordering::SeqCst)
     }
 
-    /// A client is ended to make room.
+    /// Counts a client that is disconnected to make room.
     pub(crate) fn count_gave_way(&self) {
         add(&self.gave_way, 1);
     }
 
-    /// How many were.
+    /// How many clients were disconnected to make room.
     pub(crate) fn gave_way(&self) -> u64 {
         self.gave_way.load(Ordering::Relaxed)
     }
@@ -153,14 +156,15 @@ impl Staging {
         self.lined_up.load(Ordering::Relaxed)
     }
 
-    /// Clients in line, and lanes that are taken.
+    /// Clients in the wait queue, and streaming connections in use.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let table = self.table.lock();
         (table.line.len(), table.lanes)
     }
 
-    /// Has those give way who have held room or a lane for longer than the patience, the longest first, as far as those in
-    /// line need it. Each looks for itself whether that is so. False when nobody is in line.
+    /// Asks clients that have held room or a streaming connection for longer than the patience to give way,
+    /// the longest first, as far as the waiters need it. Each checks the condition itself. Returns false if
+    /// nobody waits.
     pub(crate) fn press(&self, now: Instant) -> bool {
         let mut table = self.table.lock();
         self.serve(&mut table);
@@ -199,26 +203,26 @@ impl Staging {
         true
     }
 
-    /// Room or a lane has become free.
+    /// Serves the wait queue after room or a streaming connection was freed.
     fn freed(&self) {
         if self.is_pressed() {
             self.serve(&mut self.table.lock());
         }
     }
 
-    /// Gives those in line what there is.
+    /// Grants available room and streaming connections to the wait queue, in order.
     fn serve(&self, table: &mut Table) {
         while let Some(first) = table.line.first_entry() {
             let need = first.get().need;
             let bytes = self.bytes.load(Ordering::SeqCst);
-            // When nobody but those in line holds any, they would wait for each other for ever: one goes on, however much it
-            // has, and the next one when it is through or gives way.
+            // If only waiting clients hold any room, they would wait for each other forever: one continues,
+            // whatever its size, and the next one follows when it is done or gives way.
             let stuck = bytes == table.held_in_line && table.lanes == 0;
             let standing = if stuck || bytes + need <= self.most {
                 self.bytes.fetch_add(need, Ordering::SeqCst);
                 HAS_ROOM
             } else if table.lanes < self.lanes_max && table.lanes < self.places.available_permits() {
-                // The lanes that are taken may all have their connections still to open.
+                // The connections of all lanes in use may still have to be opened.
                 table.lanes += 1;
                 HAS_LANE
             } else {
@@ -232,7 +236,7 @@ impl Staging {
         self.pressed.store(!table.line.is_empty(), Ordering::SeqCst);
     }
 
-    /// Looks after those in line for as long as there are any.
+    /// Attends to the wait queue until it is empty.
     fn attend(self: &Arc<Self>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let staging = self.clone();
@@ -252,24 +256,24 @@ impl Staging {
     }
 }
 
-/// One client's part of it.
+/// One client's handle to the room.
 #[derive(Debug)]
 pub(crate) struct Seat {
     staging: Arc<Staging>,
-    /// Bytes of its that count.
+    /// The client's bytes that count towards the total.
     counted: usize,
-    /// Its place in line and what it needs, until it takes what it got.
+    /// Its ticket and the bytes it needs, until it collects the grant.
     ticket: Option<(Ticket, usize)>,
-    /// It has waited since it last held nothing.
+    /// Whether it has waited since it last held nothing.
     waited: bool,
-    /// It is among the holders.
+    /// Whether it is in `holders`.
     known: bool,
     lane: bool,
-    /// Bytes of bodies that came since it was last looked at.
+    /// Bytes of bodies that arrived since progress was last checked.
     came: usize,
-    /// Since when it will give way, unless something comes.
+    /// When it was warned that it will give way; reset by progress.
     warned: Option<Instant>,
-    /// Until when nothing is held against it.
+    /// Time before which lack of progress is not held against it.
     excused: Option<Instant>,
 }
 
@@ -292,7 +296,8 @@ impl Seat {
         &self.staging
     }
 
-    /// The client holds so much at the end of a batch. False when there is no room for it: then it has to wait.
+    /// Reports the bytes that the client holds at the end of a batch. Returns false if there is no room: then
+    /// it has to wait.
     #[inline]
     pub(crate) fn settle(&mut self, staged: usize, link: &Arc<ClientLink>) -> bool {
         let wanted = staged.saturating_sub(ALWAYS);
@@ -317,7 +322,7 @@ impl Seat {
             self.set_counted(wanted, link);
             return true;
         }
-        // What it waited for is not wanted any more.
+        // It no longer needs what it waited for.
         self.leave_line(link);
         let less = self.counted - wanted;
         self.set_counted(wanted, link);
@@ -334,7 +339,7 @@ impl Seat {
         self.counted = counted;
         link.stake.bytes.store(counted, Ordering::Relaxed);
         if !held || !self.holds() {
-            // Both are about what it holds.
+            // Both refer to the bytes held so far.
             self.came = 0;
             self.warned = None;
         }
@@ -351,7 +356,7 @@ impl Seat {
         self.counted > 0 || self.lane
     }
 
-    /// It holds room or a lane since then.
+    /// Records that the client has held room or a streaming connection since `since`.
     pub(crate) fn hold_since(&mut self, since: Instant, link: &Arc<ClientLink>) {
         link.stake.since.store(self.staging.stamp(since), Ordering::Relaxed);
         if !self.known {
@@ -360,7 +365,7 @@ impl Seat {
         }
     }
 
-    /// Has the client stand in line with what it holds. What it gets is there when it is nudged, or at once.
+    /// Puts the client into the wait queue. The grant is available when it is nudged, or at once.
     pub(crate) fn line_up(&mut self, staged: usize, link: &Arc<ClientLink>) {
         let need = staged.saturating_sub(ALWAYS).saturating_sub(self.counted);
         let turn = if std::mem::replace(&mut self.waited, true) { Turn::Again } else { Turn::First };
@@ -370,7 +375,7 @@ impl Seat {
         link.stake.standing.store(IN_LINE, Ordering::Release);
         table.line.insert(ticket, Waiter { link: link.clone(), counted: self.counted, need });
         table.held_in_line += self.counted;
-        // Before the room is looked at: whoever frees some looks here afterwards.
+        // Set before looking for room: a client that frees some looks here afterwards.
         self.staging.pressed.store(true, Ordering::SeqCst);
         self.staging.serve(&mut table);
         let attend = !table.line.is_empty() && !std::mem::replace(&mut table.attended, true);
@@ -382,13 +387,13 @@ impl Seat {
         }
     }
 
-    /// Whether the client stands in line, or has not looked yet at what it got.
+    /// Whether the client is in the wait queue, or has not collected its grant yet.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
         self.ticket.is_some()
     }
 
-    /// What the client got for its waiting, once.
+    /// Collects the grant that the client waited for, once.
     pub(crate) fn take_grant(&mut self, link: &Arc<ClientLink>, now: Instant) -> Option<Grant> {
         let (_, need) = self.ticket?;
         let standing = link.stake.standing.load(Ordering::Acquire);
@@ -431,24 +436,24 @@ impl Seat {
         self.lane
     }
 
-    /// Bytes of a message's body have come.
+    /// Counts bytes of a message's body that arrived.
     #[inline]
     pub(crate) fn count_came(&mut self, bytes: usize) {
         self.came += bytes;
     }
 
-    /// Whether so much has come since this was last asked that the room or the lane is put to use.
+    /// Whether enough has arrived since the last call to justify the room or the streaming connection.
     pub(crate) fn makes_progress(&mut self) -> bool {
         std::mem::take(&mut self.came) >= if self.lane { LANE_PROGRESS } else { ROOM_PROGRESS }
     }
 
-    /// Whether it has known for a while that it will give way. It knows from now on.
+    /// Whether it was warned a while ago that it will give way. The first call warns it.
     pub(crate) fn is_warned(&mut self, now: Instant) -> bool {
         let since = *self.warned.get_or_insert(now);
         now.saturating_duration_since(since) >= self.staging.patience / WARNINGS_IN_PATIENCE
     }
 
-    /// The lane is not used any more.
+    /// Gives up the streaming connection.
     pub(crate) fn give_up_lane(&mut self, link: &Arc<ClientLink>) {
         if !std::mem::take(&mut self.lane) {
             return;
@@ -460,19 +465,19 @@ impl Seat {
         self.staging.serve(&mut table);
     }
 
-    /// What happened until now is not the client's doing.
+    /// Excuses the client for its lack of progress until now.
     pub(crate) fn excuse(&mut self, now: Instant, link: &Arc<ClientLink>) {
         self.excused = Some(now);
         self.warned = None;
         self.hold_since(now, link);
     }
 
-    /// Until when nothing is held against the client.
+    /// Time before which lack of progress is not held against the client.
     pub(crate) fn excused(&self) -> Option<Instant> {
         self.excused
     }
 
-    /// The client is gone.
+    /// Releases everything when the client is gone.
     pub(crate) fn leave(&mut self, link: &Arc<ClientLink>) {
         self.give_up_lane(link);
         self.settle(0, link);
@@ -482,22 +487,25 @@ impl Seat {
     }
 }
 
-/// Bytes of incomplete messages that a client may hold however much others do: messages of usual sizes are never held
-/// up, whatever pieces they come in. A body in one frame waits in the read buffer until it is there.
+/// Bytes of incomplete messages that a client may hold however much others do: messages of usual sizes are
+/// never held up, however they are split. A body in one frame waits in the read buffer until it is complete.
 const ALWAYS: usize = 16 * 1024;
-/// What has to come on a lane in the time of the patience, so that a message of [`crate::session::STAGING_LIMIT`] does not
-/// take it for longer than 16 times as long; and hardly anybody's line is slower.
+/// Bytes that must arrive on a streaming connection within the patience, so that a message of
+/// [`crate::session::STAGING_LIMIT`] does not occupy it for more than 16 times as long; hardly any network
+/// link is slower.
 const LANE_PROGRESS: usize = 64 * 1024;
-/// The same where room is held, of which there is less for those who wait: four times as long. A client whose rate is limited
-/// is not to blame for it.
+/// The same where room is held, which is scarcer for waiters: at this rate four times the patience suffices.
+/// A client whose rate is limited is not to blame for it.
 const ROOM_PROGRESS: usize = 256 * 1024;
-/// For so many times the patience what comes may excuse a message that is not complete: by then the largest one would be.
+/// How many times the patience progress may excuse an incomplete message: by then the largest one would be
+/// complete.
 pub(crate) const EXCUSED_FOR: u32 = 5;
-/// Who gives way was told so before, the time of the patience divided by this ago, and could be read then and now.
+/// A client gives way only if it was warned the patience divided by this ago, and could be read both then and
+/// now.
 const WARNINGS_IN_PATIENCE: u32 = 8;
-/// How often those in line are looked after in the time of the patience.
+/// How often the wait queue is attended to within the patience.
 const LOOKS_IN_PATIENCE: u32 = 4;
-/// For a patience of nothing, as tests have it.
+/// Lower bound of the step, for a patience of zero in tests.
 const STEP_MIN: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

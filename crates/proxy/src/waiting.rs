@@ -1,10 +1,10 @@
-//! What waits for all clients together, and how much of it one of them may cause.
+//! The total backlog of all clients, and how much of it one client may cause.
 //!
-//! Everybody may have a share of what is left, and a little in any case, as queues in the memory of a switch may
-//! (Choudhury and Hahne, "Dynamic queue length thresholds for multipriority traffic", 1997). The more clients do not
-//! read, the less waits for each of them; whoever reads finds room at any time, so that nobody has to be chosen who is
-//! closed. What does not wait here waits at the broker: a client's own connection is not read meanwhile, and consumers
-//! on a shared one move to one of their own.
+//! Each client may use a share of the remaining room, and a small amount in any case, like queues in the
+//! memory of a switch (Choudhury and Hahne, "Dynamic queue length thresholds for multipriority traffic",
+//! 1997). The more clients do not read, the less may wait for each of them; a client that reads always finds
+//! room, so that no victim has to be chosen and closed. Further messages wait at the broker: a client's own
+//! connection is not read meanwhile, and consumers on a shared one move to one of their own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,24 +13,24 @@ use transport::Tally;
 
 use crate::metrics::add;
 
-/// The room for what clients have not read yet.
+/// The room for the backlog of clients.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
-    /// What waits.
+    /// Bytes that wait.
     tally: Arc<Tally>,
-    /// Bytes that should wait at most.
+    /// Maximum bytes that should wait.
     most: usize,
     /// How often a channel's consumers found no room although they were within their own budget.
     squeezed: AtomicU64,
 }
 
 impl Waiting {
-    /// Room for so many bytes.
+    /// Creates room for `most` bytes.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
 
-    /// Where the backlog of a client's out-buffer is to be counted.
+    /// The tally in which the backlog of a client's out-buffer is to be counted.
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.tally
     }
@@ -46,22 +46,22 @@ impl Waiting {
         self.tally.bytes()
     }
 
-    /// A channel's consumers found no room.
+    /// Counts a channel whose consumers found no room.
     pub(crate) fn count_squeezed(&self) {
         add(&self.squeezed, 1);
     }
 
-    /// How many did.
+    /// How often that happened.
     pub(crate) fn squeezed(&self) -> u64 {
         self.squeezed.load(Ordering::Relaxed)
     }
 }
 
-/// One client may have one part in this many of what is left: a few that do not read leave most of it to others, and as
-/// many as there may be never take the last of it.
+/// One client may use one part in this many of the remaining room: a few that do not read leave most of it to
+/// others, and no number of them uses up the rest.
 const SHARE: usize = 8;
-/// Bytes that may wait for a client however many do not read: some small messages or answers. What all clients together
-/// have is bounded by [`Waiting::most`] and this for each of them.
+/// Bytes that may wait for a client however many do not read: some small messages or replies. The total for
+/// all clients is bounded by [`Waiting::most`] plus this for each of them.
 pub(crate) const ALWAYS: usize = 16 * 1024;
 
 #[cfg(test)]
