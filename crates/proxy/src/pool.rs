@@ -1,4 +1,4 @@
-//! The pool: which connections there are, and who may use them.
+//! The pool: the set of upstream connections, and access to them.
 
 mod deletions;
 mod endpoints;
@@ -42,70 +42,71 @@ use crate::topology::Topologies;
 use crate::upstream::{self, Begun, Role, Upstream, UpstreamView};
 use crate::waiting::Waiting;
 
-/// Connections to the upstream brokers, and the door through which clients come to them.
+/// Connections to the upstream brokers, and the entry point for clients.
 #[derive(Debug)]
 pub struct Pool {
     config: PoolConfig,
-    /// Of its own, for it changes while others use it.
+    /// Held separately from `config`, because it changes while others use it.
     identities: ArcSwap<Identities>,
     /// Connections that have not ended, oldest first, by user name.
     connections: Mutex<HashMap<String, Vec<Arc<Upstream>>>>,
-    /// What is left of [`PoolConfig::max_connections`]; those being opened have taken theirs.
+    /// Remaining permits of [`PoolConfig::max_connections`]; connections being opened already hold theirs.
     places: Arc<Semaphore>,
-    /// Tells of connections that nobody uses.
+    /// Notifies waiters that a connection may be unused.
     unused: Arc<Unused>,
     doorkeeper: Doorkeeper,
     counters: Counters,
     next_id: AtomicU64,
     endpoints: Arc<Endpoints>,
-    /// What clients have declared that ends with a broker.
+    /// Client declarations that do not survive a broker restart.
     topologies: Arc<Topologies>,
-    /// What of clients' frames is kept to be sent again.
+    /// Bytes of clients' frames that are kept for replay.
     kept: Arc<KeptTotals>,
-    /// Bytes of messages that clients have not sent completely.
+    /// Bytes of incomplete messages held from clients.
     staged: AtomicUsize,
-    /// The room for those.
+    /// The room for incomplete messages.
     staging: Arc<Staging>,
-    /// Bytes that wait for a place.
+    /// Bytes of frames that wait for placement.
     held: AtomicUsize,
-    /// Bytes that clients have not read.
+    /// The backlog of clients that do not read.
     waiting: Arc<Waiting>,
-    /// Held by the client that asks whether a broker answers, for all that come meanwhile.
+    /// Held by the client that asks whether a broker answers, on behalf of all that arrive meanwhile.
     asking: tokio::sync::Mutex<()>,
     draining: AtomicBool,
-    /// Whose turn it is to open a connection that others will share.
+    /// Decides which client opens the next connection to be shared.
     opening: placement::Opening,
-    /// A connection is being opened because the others are busy.
+    /// Whether a connection is being opened because the others are busy.
     growing: AtomicBool,
-    /// How many tasks hand over what clients left behind.
+    /// Number of tasks that hand over departed clients' leftovers.
     handing_over: AtomicUsize,
-    /// A connection was removed, or something was handed over.
+    /// Notified when a connection was removed or a handover has ended.
     removed: Notify,
-    /// As a broker sent them last.
+    /// As last received from a broker.
     server_properties: Mutex<Option<FieldTable>>,
     /// Virtual hosts that a broker has deleted.
     deletions: Deletions,
 }
 
-/// Who a client is, for names and logs.
+/// Identifies a client in names and logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientInfo {
     /// The client connection's number.
     pub id: u64,
-    /// Where the client is.
+    /// The client's address.
     pub peer: String,
 }
 
-/// A login that the broker has accepted. What [`Pool::open`] asks for.
+/// A login that the broker has accepted, for [`Pool::open`].
 #[derive(Debug)]
 pub struct Login {
     credentials: Arc<Credentials>,
     info: ClientInfo,
-    /// The connection on which the login was verified, when it was not one that is open already.
+    /// The connection on which the login was verified, unless an open connection vouched for it.
     begun: Option<HalfOpen>,
 }
 
-/// A connection that is logged in and has no virtual host yet, and its place. Boxed: a stream with TLS is large.
+/// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is
+/// large.
 type HalfOpen = Box<(Begun, Endpoint, Place)>;
 
 /// The client's end of a session.
@@ -113,16 +114,16 @@ type HalfOpen = Box<(Begun, Endpoint, Place)>;
 pub struct ClientSide {
     /// The out-buffer of the client's connection.
     pub outbox: Arc<Outbox>,
-    /// The limits of the client's connection.
+    /// The limits negotiated on the client's connection.
     pub negotiated: Negotiated,
-    /// What the client knows.
+    /// The client's capabilities.
     pub capabilities: Capabilities,
-    /// As the client sent them.
+    /// The client properties, as received.
     pub client_properties: FieldTable,
 }
 
 impl Pool {
-    /// An empty pool. Nothing is connected before a client comes.
+    /// Creates an empty pool. It connects to nothing before a client comes.
     pub fn new(config: PoolConfig) -> Arc<Self> {
         let places = places::places(config.max_connections);
         let staging = Staging::new(
@@ -158,13 +159,14 @@ impl Pool {
         })
     }
 
-    /// Verifies credentials with the broker (P1): by a connection that is open and was verified with the same ones less
-    /// than `auth_ttl` ago, or by a handshake that begins now and goes on in [`Self::open`]. What a broker refused a moment
-    /// ago is refused again without asking. While no broker can be asked, the client waits for `arrival_max`.
+    /// Verifies credentials with the broker (P1): by an open connection that was verified with the same ones
+    /// less than `auth_ttl` ago, or by a handshake that begins now and continues in [`Self::open`].
+    /// Credentials that a broker refused a moment ago are refused again without asking. While no broker can
+    /// be asked, the client waits for `arrival_max`.
     ///
     /// # Errors
-    /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked, which a client should not hear: its
-    /// connection ends without a word then, as that to a dead broker.
+    /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked. The client should not
+    /// receive the latter: its connection should end without a reply, like one to a dead broker.
     pub async fn authenticate(
         self: &Arc<Self>,
         credentials: Credentials,
@@ -201,17 +203,17 @@ impl Pool {
         }
     }
 
-    /// From now on clients with a certificate log in upstream with these.
+    /// Replaces the upstream credentials of clients that log in with a certificate.
     pub fn set_identities(&self, identities: Identities) {
         self.identities.store(Arc::new(identities));
     }
 
-    /// Whether clients may log in by a certificate (SASL EXTERNAL).
+    /// Whether clients may log in with a certificate (SASL EXTERNAL).
     pub fn takes_external(&self) -> bool {
         !self.identities.load().is_empty()
     }
 
-    /// The credentials as the broker knows them: those of a client with a certificate are what the pool has for it.
+    /// The credentials as the broker knows them: for a client with a certificate, the configured ones.
     fn own_words(&self, credentials: Credentials) -> Result<Credentials, Refusal> {
         if credentials.mechanism != Mechanism::External {
             return Ok(credentials);
@@ -228,15 +230,15 @@ impl Pool {
         Err(Refusal::Login(text))
     }
 
-    /// A login without a handshake.
+    /// Creates a login without a handshake.
     fn avoided(&self, credentials: Credentials, info: ClientInfo) -> Login {
         add(&self.counters.handshakes_avoided, 1);
         add(&self.counters.round_trips_saved, HANDSHAKE_ROUND_TRIPS);
         Login { credentials: self.shared_copy(credentials), info, begun: None }
     }
 
-    /// Opens a virtual host for a client (P1): the broker has accepted these credentials for it less than `auth_ttl` ago
-    /// on a connection that is open, or does so now.
+    /// Opens a virtual host for a client (P1). The broker must have accepted these credentials for it less
+    /// than `auth_ttl` ago on a connection that is still open, or accept them now.
     ///
     /// # Errors
     /// The broker's refusal, or 320 CONNECTION_FORCED when no broker can be asked.
@@ -266,9 +268,9 @@ impl Pool {
     ) -> Result<(), Refusal> {
         let verified = || self.is_verified_for(credentials, virtual_host).then_some(());
         if let Some(begun) = begun {
-            // The broker has accepted them a moment ago, and this one has a place in hand.
+            // The broker accepted them a moment ago, and this connection already holds its permit.
             let _permit = self.doorkeeper.enter_known().await;
-            // Somebody else may have done it meanwhile.
+            // Another client may have done it meanwhile.
             return if verified().is_some() {
                 Ok(())
             } else {
@@ -289,10 +291,10 @@ impl Pool {
         self.endpoints.any_answered()
     }
 
-    /// Whether a broker answers, as far as that is known: for a client that has said nothing yet, which should meet a
-    /// dead broker while there is none. One to which connections are open answers. `None` before one was asked, and after
-    /// the last connection was lost; then [`Self::ask_answers`] tells. Addresses that did not answer are asked again in the
-    /// background until they do.
+    /// Whether a broker answers, if known. For a client that has sent nothing yet, which should see a dead
+    /// broker while no upstream answers. A broker to which connections are open counts as answering. Returns
+    /// `None` before one was asked, and after the last connection was lost; call [`Self::ask_answers`] then.
+    /// Addresses that did not answer are probed in the background until they do.
     pub fn answers(&self) -> Option<bool> {
         match self.endpoints.reach() {
             Reach::Answers => Some(true),
@@ -301,18 +303,18 @@ impl Pool {
         }
     }
 
-    /// Whether a broker answers. Asks when nobody knows, once for all who want to know at the same time.
+    /// Whether a broker answers. Asks if that is not known, once for all concurrent callers.
     pub async fn ask_answers(self: &Arc<Self>) -> bool {
         let _turn = self.asking.lock().await;
         match self.answers() {
             Some(answers) => answers,
-            // A connection may have been opened meanwhile, though others hear nothing.
+            // A connection may have been opened meanwhile, even if probes get no reply.
             None => self.probe().await || self.answers() == Some(true),
         }
     }
 
-    /// Asks the brokers, in turn, for their first words; returns whether one answered, as [`Self::is_reachable`] does
-    /// from then on.
+    /// Probes the brokers, in turn, by waiting for their first method; returns whether one answered, as
+    /// [`Self::is_reachable`] does from then on.
     pub async fn probe(self: &Arc<Self>) -> bool {
         for endpoint in self.endpoints_in_order().await {
             match upstream::probe(&endpoint, &self.config).await {
@@ -333,7 +335,7 @@ impl Pool {
         false
     }
 
-    /// The broker's server-properties, if it has ever been heard; asks when it has not.
+    /// The broker's server-properties. Asks for them if no broker has sent them yet.
     pub async fn server_properties(self: &Arc<Self>) -> Option<FieldTable> {
         let known = self.server_properties.lock().clone();
         if known.is_some() {
@@ -343,7 +345,7 @@ impl Pool {
         self.server_properties.lock().clone()
     }
 
-    /// The pool's numbers now.
+    /// A snapshot of the pool's metrics.
     pub fn metrics(&self) -> PoolMetrics {
         let connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         let upstream::Loads { channels, resting, own, blocked } = upstream::loads(&connections);
@@ -399,20 +401,21 @@ impl Pool {
         }
     }
 
-    /// The upstream addresses that are known, whether each answered last, and how many connections it has.
+    /// The known upstream addresses, whether each answered when last asked, and its number of connections.
     pub fn addresses(&self) -> Vec<(String, bool, usize)> {
         self.endpoints.states()
     }
 
-    /// The connections that there are, by user and age.
+    /// The open connections, oldest first.
     pub fn connections(&self) -> Vec<UpstreamView> {
         let mut connections: Vec<_> = self.connections.lock().values().flatten().cloned().collect();
         connections.sort_by_key(|upstream| upstream.id);
         connections.iter().map(|upstream| upstream.view()).collect()
     }
 
-    /// Hands over what clients left behind, then closes all connections cleanly, and waits until they are closed or
-    /// `limit` has passed. New ones are refused from then on. Sessions should have ended before.
+    /// Hands over departed clients' leftovers, then closes all connections cleanly, and waits until they are
+    /// closed or `limit` has passed. New connections are refused from then on. Sessions should have ended
+    /// before.
     pub async fn drain(&self, limit: Duration) {
         let end = tokio::time::Instant::now() + limit;
         let handed_over = self.wait_until(|| self.handing_over.load(Ordering::Acquire) == 0);
@@ -426,7 +429,7 @@ impl Pool {
         let _ = tokio::time::timeout_at(end, emptied).await;
     }
 
-    /// Waits for something that `removed` tells of.
+    /// Waits for a condition whose changes are notified by `removed`.
     async fn wait_until(&self, done: impl Fn() -> bool) {
         loop {
             let mut removed = std::pin::pin!(self.removed.notified());
@@ -446,42 +449,42 @@ impl Pool {
         &self.counters
     }
 
-    /// Bytes of messages that clients have not sent completely.
+    /// Bytes of incomplete messages held from clients.
     pub(crate) fn staged(&self) -> &AtomicUsize {
         &self.staged
     }
 
-    /// The room for those.
+    /// The room for incomplete messages.
     pub(crate) fn staging(&self) -> &Arc<Staging> {
         &self.staging
     }
 
-    /// Bytes that wait for a place.
+    /// Bytes of frames that wait for placement.
     pub(crate) fn held(&self) -> &AtomicUsize {
         &self.held
     }
 
-    /// What clients have not read.
+    /// The backlog of clients that do not read.
     pub(crate) fn waiting(&self) -> &Arc<Waiting> {
         &self.waiting
     }
 
-    /// What of clients' frames is kept to be sent again.
+    /// Bytes of clients' frames that are kept for replay.
     pub(crate) fn kept(&self) -> &Arc<KeptTotals> {
         &self.kept
     }
 
-    /// Whether no more may be kept of what clients had sent that are gone.
+    /// Whether no more frames of departed clients may be kept.
     pub(crate) fn departed_is_full(&self) -> bool {
         self.kept.departed() >= self.config.departed_total_max
     }
 
-    /// Tells of connections that nobody uses.
+    /// Notifies waiters that a connection may be unused.
     pub(crate) fn unused(&self) -> &Arc<Unused> {
         &self.unused
     }
 
-    /// How many connections there are, those being opened included.
+    /// Number of connections, including those being opened.
     fn taken(&self) -> usize {
         self.config.max_connections.saturating_sub(self.places.available_permits())
     }
@@ -524,7 +527,7 @@ impl Pool {
         self.newest(credentials, |upstream| upstream.is_verified_within(self.config.auth_ttl)).is_some()
     }
 
-    /// The pool's own copy of equal credentials, so that a password is not kept once per client.
+    /// The pool's shared copy of equal credentials, so that a password is not kept once per client.
     fn shared_copy(&self, credentials: Credentials) -> Arc<Credentials> {
         match self.newest(&credentials, |_| true) {
             Some(upstream) => upstream.credentials.clone(),
@@ -532,7 +535,8 @@ impl Pool {
         }
     }
 
-    /// The newest connection with these very credentials, compared in constant time, that is `wanted`.
+    /// The newest connection with exactly these credentials, compared in constant time, for which `wanted`
+    /// holds.
     fn newest(
         &self,
         credentials: &Credentials,
@@ -544,7 +548,8 @@ impl Pool {
         of_user.iter().rev().filter(same).find(|upstream| wanted(upstream)).cloned()
     }
 
-    /// The addresses in the order in which to try them. While there are none, the names are looked up in the background.
+    /// The addresses in the order in which to try them. If there are none, the names are resolved in the
+    /// background.
     async fn endpoints_in_order(self: &Arc<Self>) -> Vec<Endpoint> {
         let endpoints = self.endpoints.in_order(&self.config.upstreams).await;
         if endpoints.is_empty() {
@@ -553,7 +558,7 @@ impl Pool {
         endpoints
     }
 
-    /// Connects and logs in, at the first address that answers.
+    /// Connects and logs in at the first address that answers.
     async fn begin(
         self: &Arc<Self>,
         place: Place,
@@ -569,7 +574,7 @@ impl Pool {
                     *self.server_properties.lock() = Some(begun.server_properties.clone());
                     return Ok(Box::new((begun, endpoint, place)));
                 }
-                // A broker has spoken: another one would say the same.
+                // A broker has decided: another one would say the same.
                 Err(Refusal::Login(text)) => {
                     self.endpoints.heard(&endpoint);
                     add(&self.counters.logins_refused, 1);
@@ -616,7 +621,7 @@ impl Pool {
             credentials: credentials.clone(),
             virtual_host: virtual_host.into(),
         };
-        // One that belongs to a client is nothing to others, unless it vouches for them.
+        // A client's own connection is of no use to others, unless it vouches for their credentials.
         let helps_others = owner.is_none() || self.verified(credentials, virtual_host).is_none();
         let upstream = upstream::spawn(self, stream, limits, login, owner, role);
         if helps_others {
@@ -630,7 +635,7 @@ impl Pool {
     }
 }
 
-/// Whether credentials are the same, compared in constant time unless they are one and the same object.
+/// Whether credentials are equal, compared in constant time unless they are the same object.
 fn is_same(own: &Arc<Credentials>, credentials: &Credentials) -> bool {
     std::ptr::eq(&**own, credentials) || **own == *credentials
 }

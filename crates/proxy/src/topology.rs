@@ -1,16 +1,20 @@
-//! What clients have declared that a restart of their broker undoes, to be declared again before anything else goes on (P7).
+//! Client declarations that a restart of their broker undoes, to be repeated before anything else continues
+//! (P7).
 //!
-//! Exchanges and queues that are transient or deleted automatically are remembered, and bindings unless both their ends
-//! last, for as long as one of the clients that declared them is there: exactly what a client library's recovery would
-//! declare again after a connection of its own. One declaration of many clients is kept once. What somebody deletes,
-//! unbinds, or has the broker delete by cancelling the last consumer, is forgotten for all of them; without an answer of its
-//! own, when the broker has answered something behind it, for it may have refused.
+//! Exchanges and queues that are transient or auto-delete are remembered, and bindings unless both their ends
+//! are durable, while one of the clients that declared them is connected: exactly the set that a client
+//! library's recovery would declare again on a connection of its own. A declaration made by many clients is
+//! stored once. An entity that any client deletes or unbinds, or has the broker delete by cancelling the last
+//! consumer, is forgotten for all of them; if the method has no reply, only when the broker has answered
+//! something behind it, because it may have been refused.
 //!
-//! A virtual host is *torn* when that may be gone: when no broker answered, when the last connection to it ended, or for one
-//! client when a connection that it used was lost. Then no channel of it is placed until [`crate::pool`] has declared
-//! everything again: first all exchanges, then all queues, then all bindings, whoever declared them, so that the order in
-//! which clients come back does not matter. A client whose part of that fails, or was too much to remember, hears 320 and
-//! declares it itself when it is back. What a broker refuses to one client, another that declared it is asked to.
+//! A virtual host is *torn* when its topology may be gone: when no broker answered, when the last connection
+//! to it ended, or for one client when a connection that it used was lost. Then none of its channels is
+//! placed until [`crate::pool`] has declared everything again: first all exchanges, then all queues, then all
+//! bindings, across all clients, so that the order in which clients come back does not matter. A client whose
+//! declarations cannot be repeated, or were too many to remember, receives 320 and declares them itself when
+//! it reconnects. If a broker refuses a step to one client, it is retried with the credentials of another
+//! client that declared it.
 
 mod change;
 mod declarer;
@@ -28,50 +32,50 @@ pub(crate) use self::declarer::Declarer;
 use self::vhost::Vhost;
 use crate::link::ClientLink;
 
-/// What is remembered, by virtual host. Its lock is a leaf.
+/// The remembered topology, by virtual host. Its lock is a leaf.
 #[derive(Debug, Default)]
 pub(crate) struct Topologies {
     state: Mutex<State>,
-    /// Some virtual host is torn; so that placing a channel costs no lock while none is.
+    /// Whether any virtual host is torn, so that placing a channel takes no lock while none is.
     torn: AtomicBool,
-    /// Something is remembered at all; likewise.
+    /// Whether anything is remembered, for the same reason.
     any: AtomicBool,
     /// Bytes remembered for all clients.
     bytes: AtomicUsize,
-    /// The number of the next client, or declaration.
+    /// The number of the last client or declaration.
     next: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     vhosts: HashMap<Box<str>, Vhost>,
-    /// How many of them are torn.
+    /// Number of torn virtual hosts.
     torn: usize,
 }
 
-/// Something to be declared again.
+/// A declaration to be repeated.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
-    /// The method, encoded, that asks for an answer.
+    /// The encoded method, which requests a reply.
     pub(crate) method: Arc<[u8]>,
-    /// The login of one who declared it.
+    /// The credentials of one of the owners.
     pub(crate) credentials: Arc<Credentials>,
-    /// All who did, by the numbers of their declarers.
+    /// All clients that declared it, by the numbers of their declarers.
     owners: Vec<u64>,
-    /// For the log, and the client when it fails.
+    /// Description for the log, and for the client if it fails.
     pub(crate) what: String,
 }
 
-/// All that is to be declared again in a virtual host, and in what order.
+/// Everything to be declared again in a virtual host, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// Exchanges, queues, bindings.
     pub(crate) phases: [Vec<Step>; 3],
-    /// Clients that cannot be helped, and why.
+    /// Clients whose declarations are not remembered, and why.
     pub(crate) lost: Vec<(Arc<ClientLink>, &'static str)>,
 }
 
-/// A restoration that is under way. What it was to restore is torn again when it ends without [`Self::done`].
+/// A restoration in progress. Its virtual host is torn again when it is dropped without [`Self::done`].
 #[derive(Debug)]
 pub(crate) struct Restoring<'t> {
     topologies: &'t Topologies,
@@ -79,8 +83,8 @@ pub(crate) struct Restoring<'t> {
     done: bool,
 }
 
-/// A consumer of a queue that goes with its last one. Clones are the same consumer; the last one to go takes the queue with
-/// it.
+/// A consumer of a queue that is deleted with its last consumer. Clones stand for the same consumer; dropping
+/// the last clone removes the consumer, and the queue with its last consumer.
 #[derive(Debug, Clone)]
 pub(crate) struct Consuming {
     _count: Arc<Counted>,
@@ -92,7 +96,7 @@ struct Counted {
     virtual_host: Box<str>,
     client: u64,
     queue: Node,
-    /// Of the queue's declaration.
+    /// Number of the queue's declaration.
     declaration: u64,
 }
 
@@ -110,13 +114,13 @@ impl Topologies {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether a client's channels have to wait until what was declared in the virtual host is declared again.
+    /// Whether a client's channels have to wait until the virtual host's topology is declared again.
     pub(crate) fn is_torn(&self, virtual_host: &str, client: u64) -> bool {
         self.torn.load(Ordering::Acquire)
             && self.state.lock().vhosts.get(virtual_host).is_some_and(|vhost| vhost.is_torn_for(client))
     }
 
-    /// The virtual hosts of which everything may be gone.
+    /// The virtual hosts whose whole topology may be gone.
     pub(crate) fn torn(&self) -> Vec<Box<str>> {
         if !self.torn.load(Ordering::Acquire) {
             return Vec::new();
@@ -125,12 +129,12 @@ impl Topologies {
         state.vhosts.iter().filter(|(_, vhost)| vhost.is_torn_for(0)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Whether something is remembered of a virtual host.
+    /// Whether anything is remembered of a virtual host.
     pub(crate) fn knows(&self, virtual_host: &str) -> bool {
         self.any.load(Ordering::Acquire) && self.state.lock().vhosts.contains_key(virtual_host)
     }
 
-    /// No broker answers: nothing is left anywhere.
+    /// No broker answers: every topology is lost.
     pub(crate) fn lost_all(&self) {
         let mut state = self.state.lock();
         state.vhosts.values_mut().for_each(|vhost| vhost.lost_all());
@@ -138,30 +142,30 @@ impl Topologies {
         self.torn.store(state.torn > 0, Ordering::Release);
     }
 
-    /// The last connection to a virtual host has ended: whatever happens now is not seen.
+    /// The last connection to a virtual host has ended: later changes go unnoticed.
     pub(crate) fn lost(&self, virtual_host: &str) {
         self.with(virtual_host, Vhost::lost_all);
     }
 
-    /// A client has lost a connection, and with it the consumers that kept some queues.
+    /// A client has lost a connection, and with it the consumers that kept some queues alive.
     pub(crate) fn lost_client(&self, virtual_host: &str, client: u64) {
         self.with(virtual_host, |vhost| vhost.lost_client(client));
     }
 
-    /// What is to be declared again in a virtual host; nothing is torn meanwhile but by what is lost from now on, and its
-    /// clients still wait. `None` when there is nothing to do. One at a time for each virtual host.
+    /// Starts restoring a virtual host. Meanwhile only new losses tear it again, and its clients still wait.
+    /// Returns `None` when there is nothing to do. One restoration at a time per virtual host.
     pub(crate) fn restore<'t>(&'t self, virtual_host: &'t str) -> Option<(Plan, Restoring<'t>)> {
         let plan = self.with(virtual_host, Vhost::begin_restoring).flatten()?;
         Some((plan, Restoring { topologies: self, virtual_host, done: false }))
     }
 
-    /// Held by the one who restores a virtual host.
+    /// A lock held by the task that restores a virtual host.
     pub(crate) fn turn(&self, virtual_host: &str) -> Option<Arc<tokio::sync::Mutex<()>>> {
         self.state.lock().vhosts.get(virtual_host).map(Vhost::turn)
     }
 
-    /// A broker has refused what a step was to declare to these credentials. Those of its owners who have them are forgotten;
-    /// returns them, and the step as another owner asks for it.
+    /// A broker has refused a step to these credentials. Forgets the owners that use them; returns those, and
+    /// the step with another owner's credentials, if there is one.
     pub(crate) fn pass_on(
         &self,
         virtual_host: &str,
@@ -171,7 +175,7 @@ impl Topologies {
         self.with(virtual_host, |vhost| vhost.pass_on(step, credentials)).unwrap_or_default()
     }
 
-    /// What a step was to declare could not be. Those who declared it are forgotten; returns them.
+    /// A step has failed for good. Forgets its owners, and returns them.
     pub(crate) fn give_up(&self, virtual_host: &str, step: &Step) -> Vec<Arc<ClientLink>> {
         self.with(virtual_host, |vhost| vhost.give_up(&step.owners)).unwrap_or_default()
     }
@@ -180,7 +184,7 @@ impl Topologies {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Changes what is known of a virtual host, if anything is.
+    /// Changes the state of a virtual host, if it has any.
     fn with<T>(&self, virtual_host: &str, change: impl FnOnce(&mut Vhost) -> T) -> Option<T> {
         if !self.any.load(Ordering::Acquire) {
             return None;
@@ -212,7 +216,7 @@ impl Topologies {
 }
 
 impl Restoring<'_> {
-    /// Everything is there again.
+    /// Marks the restoration as complete.
     pub(crate) fn done(mut self) {
         self.done = true;
     }
@@ -224,12 +228,12 @@ impl Drop for Restoring<'_> {
     }
 }
 
-/// Bytes remembered for one client, some hundreds for each declaration. Beyond that nothing is remembered of it any more,
-/// and it hears 320 when something is lost: an application whose topology ends with the broker has tens of things, or
-/// some thousands of bindings.
+/// Bytes remembered for one client, some hundreds for each declaration. Above that nothing more is remembered
+/// for it, and it receives 320 when something is lost: an application with a transient topology declares tens
+/// of entities, or some thousands of bindings.
 pub(crate) const CLIENT_BYTES_MAX: usize = 1024 * 1024;
-/// Bytes remembered for all clients together: a sixteenth of a gigabyte, for which hundreds of thousands of usual
-/// declarations have room. Who comes to declare beyond that is treated as one beyond [`CLIENT_BYTES_MAX`].
+/// Bytes remembered for all clients together: a sixteenth of a gigabyte, room for hundreds of thousands of
+/// usual declarations. A client that declares beyond that is treated like one beyond [`CLIENT_BYTES_MAX`].
 pub(crate) const TOTAL_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 #[cfg(test)]

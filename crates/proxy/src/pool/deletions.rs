@@ -1,7 +1,8 @@
-//! Virtual hosts that a broker deletes while clients are in them.
+//! Virtual hosts that a broker deletes while clients use them.
 //!
-//! A broker closes all connections of a virtual host that is deleted with 320 CONNECTION_FORCED, as it does when it stops.
-//! Clients are to go on after a stop, and most of them have nothing upstream by which they would notice a deletion.
+//! A broker closes all connections of a deleted virtual host with 320 CONNECTION_FORCED, just as when it
+//! stops. Clients must survive a stop, and most of them have nothing upstream by which they would notice a
+//! deletion.
 
 use std::collections::VecDeque;
 
@@ -11,29 +12,30 @@ use tokio::sync::Notify;
 
 use super::Pool;
 
-/// Those that nobody has asked for yet.
+/// Deleted virtual hosts that were not fetched yet.
 #[derive(Debug, Default)]
 pub(super) struct Deletions {
     queue: Mutex<VecDeque<DeletedVirtualHost>>,
-    /// There is one.
+    /// Notified when `queue` has an entry.
     news: Notify,
 }
 
-/// A virtual host that is gone upstream.
+/// A virtual host that was deleted upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeletedVirtualHost {
-    /// Its name.
+    /// The virtual host's name.
     pub name: Box<str>,
-    /// What the broker said, without `CONNECTION_FORCED - ` in front.
+    /// The broker's reply text, without `CONNECTION_FORCED - ` in front.
     pub reason: Box<str>,
 }
 
 impl Pool {
-    /// Waits until a broker says that it has deleted a virtual host. All clients that are in it are to be told the reason;
-    /// each is told once for every upstream connection that was open to the virtual host.
+    /// Waits until a broker reports that it has deleted a virtual host. The caller should report the reason
+    /// to all clients in it; a virtual host may be reported once for every upstream connection that was open
+    /// to it.
     pub async fn deleted_virtual_host(&self) -> DeletedVirtualHost {
         loop {
-            // One waiter: a permit that is left from before only makes it look once more.
+            // One waiter: a leftover permit only makes it look once more.
             if let Some(deleted) = self.deletions.queue.lock().pop_front() {
                 return deleted;
             }
@@ -41,7 +43,7 @@ impl Pool {
         }
     }
 
-    /// A broker has closed a connection to a virtual host with this fault.
+    /// Handles the fault with which a broker has closed a connection to a virtual host.
     pub(crate) fn closed_with(&self, virtual_host: &str, fault: &Fault) {
         if !is_deletion(virtual_host, fault) {
             return;
@@ -57,8 +59,9 @@ impl Pool {
     }
 }
 
-/// Whether the fault is RabbitMQ's for the connections of a deleted virtual host (`rabbit_connection_tracking`). It says that
-/// the virtual host is down where that ends before its connections are looked through.
+/// Whether the fault is the one that RabbitMQ sends to the connections of a deleted virtual host
+/// (`rabbit_connection_tracking`). The text says that the virtual host is down if it stops before its
+/// connections are enumerated.
 fn is_deletion(virtual_host: &str, fault: &Fault) -> bool {
     let rest = fault.text.strip_prefix("vhost '").and_then(|rest| rest.strip_prefix(virtual_host));
     fault.code == ReplyCode::ConnectionForced && matches!(rest, Some("' is deleted" | "' is down"))

@@ -1,4 +1,4 @@
-//! The addresses of the brokers: which there are, which of them answer, and which is next.
+//! The addresses of the brokers: which exist, which answer, and which to use next.
 
 #[cfg(test)]
 mod tests;
@@ -21,64 +21,66 @@ use crate::upstream;
 /// One address of a broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// As it is configured.
+    /// As configured.
     pub(crate) address: UpstreamAddress,
-    /// One of those that the name stands for.
+    /// One of the addresses that the name resolves to.
     pub(crate) socket: SocketAddr,
 }
 
-/// All of them. Those that do not answer are asked again in the background, ever less often, until they do; clients are
-/// sent there only while there is no other.
+/// All addresses. Those that do not answer are probed in the background, ever less often, until they do;
+/// clients are sent there only while there is no other.
 #[derive(Debug)]
 pub(super) struct Endpoints {
     resolver: Arc<dyn Resolver>,
     known: Mutex<Vec<Known>>,
-    /// When names were last looked up.
+    /// When each name was last resolved.
     asked: Mutex<Vec<(UpstreamAddress, Instant)>>,
-    /// No name stands for any address, and the names are looked up again in the background.
+    /// Set while no name resolves to an address, and the names are retried in the background.
     nameless: AtomicBool,
-    /// Which of equals is next.
+    /// Rotates between equals.
     turn: AtomicUsize,
-    /// One answers again.
+    /// Notified when an address answers again.
     healed: Notify,
 }
 
 #[derive(Debug)]
 struct Known {
     endpoint: Endpoint,
-    /// When its name was last found to stand for it.
+    /// When its name last resolved to it.
     resolved_at: Instant,
     connections: usize,
-    /// Failures, one soon after the other.
+    /// Consecutive failures in short succession.
     failures: u32,
     failed_at: Option<Instant>,
-    /// It did not answer last, or lost a connection, and is being asked again.
+    /// It did not answer last, or lost a connection, and is being probed.
     down: bool,
-    /// Whether it answered when it was last asked; `None` before that.
+    /// Whether it answered when it was last asked; `None` if it was never asked.
     answered: Option<bool>,
-    /// What clients declared may be there: set when it answers, cleared when that is counted as lost.
+    /// Whether client declarations may exist there: set when it answers, cleared when they are counted as
+    /// lost.
     has_state: bool,
 }
 
 /// Whether a broker would answer a client that comes now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// Connections to one are open, or one answered when it was last asked and has not lost a connection since.
+    /// A broker has open connections, or answered when it was last asked and has not lost a connection since.
     Answers,
     /// None answered when it was last asked.
     Silent,
-    /// None was asked, or none since it lost a connection.
+    /// No broker was asked, or none since it lost a connection.
     Unknown,
 }
 
 impl Known {
-    /// A broker whose connections work is not dead, whatever it says to those who come: it may have as many connections
-    /// as it is allowed, or be slow to greet.
+    /// A broker whose connections work is not dead, whatever it replies to new ones: it may be at its
+    /// connection limit, or slow to greet.
     fn is_in_use(&self) -> bool {
         self.connections > 0
     }
 
-    /// Whether what clients declared there is to be counted as lost: once, when it is silent and no connection is left.
+    /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is
+    /// left.
     fn loses_state(&mut self) -> bool {
         self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
     }
@@ -135,7 +137,7 @@ impl Endpoints {
         order.into_iter().map(|known| known.endpoint.clone()).collect()
     }
 
-    /// Looks a name up when it is time. Whoever has addresses to go on with does not wait for long.
+    /// Resolves a name when it is time. Does not wait for long if some addresses are known.
     async fn look_up(self: &Arc<Self>, address: &UpstreamAddress) {
         let has_some = self.known.lock().iter().any(|known| known.endpoint.address == *address);
         if has_some && !self.is_due(address) {
@@ -144,15 +146,15 @@ impl Endpoints {
         let (endpoints, address) = (self.clone(), address.clone());
         let lookup = tokio::spawn(async move { endpoints.resolve(&address).await });
         if has_some {
-            // What comes later is for those who come later.
+            // A later result serves later callers.
             let _ = tokio::time::timeout(LOOKUP_PATIENCE, lookup).await;
         } else {
-            // It ends by itself; a panic would have been told.
+            // It ends by itself; a panic would have been reported.
             let _ = lookup.await;
         }
     }
 
-    /// Whether the caller is to look a name up again: one at a time, whether that succeeds or not.
+    /// Whether the caller is to resolve a name again: one caller at a time, whether that succeeds or not.
     fn is_due(&self, address: &UpstreamAddress) -> bool {
         if address.host.parse::<IpAddr>().is_ok() {
             return false;
@@ -171,7 +173,7 @@ impl Endpoints {
         }
     }
 
-    /// Looks a name up. What it stood for before stays when that fails, and where connections are.
+    /// Resolves a name. Earlier addresses stay if that fails, or while they have connections.
     async fn resolve(&self, address: &UpstreamAddress) {
         let lookup = self.resolver.resolve(&address.host, address.port);
         match tokio::time::timeout(LOOKUP_TIMEOUT, lookup).await {
@@ -186,7 +188,8 @@ impl Endpoints {
         let (mut known, now) = (self.known.lock(), Instant::now());
         known.retain(|known| {
             let is_gone = known.endpoint.address == *address && !sockets.contains(&known.endpoint.socket);
-            // Names may stand for some of their addresses at a time, so one that is down is not forgotten at once.
+            // Names may resolve to a subset of their addresses at a time, so one that is down is not
+            // forgotten at once.
             let is_missed = known.down && now < known.resolved_at + FORGOTTEN_AFTER;
             !is_gone || known.connections > 0 || is_missed
         });
@@ -212,7 +215,7 @@ impl Endpoints {
         }
         drop(known);
         if is_more {
-            // Nothing is known against it: those who wait for an upstream may try it.
+            // Nothing is known against it: waiters for an upstream may try it.
             self.healed.notify_waiters();
         }
     }
@@ -246,21 +249,21 @@ impl Endpoints {
         self.healed.notify_waiters();
     }
 
-    /// It has answered, but not let anybody in yet: it may still be about to lose who comes.
+    /// It has answered, but not let any client in yet: it may still lose those that come.
     pub(super) fn heard(&self, endpoint: &Endpoint) {
         self.with(endpoint, Known::set_answered);
     }
 
-    /// It was asked and does not answer. Returns whether that is new.
+    /// Records that it was asked and does not answer. Returns whether that is new.
     pub(super) fn is_silent(&self, pool: &Arc<Pool>, endpoint: &Endpoint) -> bool {
         let is_new = self.is_unheard(pool, endpoint);
         self.failed(pool, endpoint);
         is_new
     }
 
-    /// It does not answer; returns whether that is new. What ends with a broker is gone if that is why, unless connections
-    /// to it are open. Nobody knows which node of a cluster had what: everything is declared again, which changes nothing
-    /// where it is still there.
+    /// Records that it does not answer; returns whether that is new. The broker may have stopped and lost its
+    /// transient topology, unless connections to it are open. Which node of a cluster had which part is
+    /// unknown: everything is declared again, which is harmless where it still exists.
     fn is_unheard(&self, pool: &Pool, endpoint: &Endpoint) -> bool {
         let change = |known: &mut Known| (known.answered.replace(false) != Some(false), known.loses_state());
         let (is_new, is_lost) = self.with(endpoint, change).unwrap_or_default();
@@ -270,7 +273,7 @@ impl Endpoints {
         is_new
     }
 
-    /// No name stands for any address. Looks the names up in the background until one does.
+    /// Records that no name resolves to an address. Retries in the background until one does.
     pub(super) fn is_nameless(&self, pool: &Arc<Pool>) {
         if let Ok(runtime) = tokio::runtime::Handle::try_current()
             && !self.nameless.swap(true, Ordering::AcqRel)
@@ -301,9 +304,9 @@ impl Endpoints {
         self.known.lock().iter().any(|known| known.is_in_use() || known.answered == Some(true))
     }
 
-    /// It does not answer, or lost a connection. Asks it again in the background until it answers.
+    /// Records that it does not answer, or lost a connection. Probes it in the background until it answers.
     pub(super) fn failed(&self, pool: &Arc<Pool>, endpoint: &Endpoint) {
-        // However many find out at once, it is one failure.
+        // However many callers find out at once, it counts as one failure.
         let is_new = self.with(endpoint, |known| {
             let is_new = !known.down;
             if is_new {
@@ -318,7 +321,7 @@ impl Endpoints {
         }
     }
 
-    /// Whether trying should wait for [`Self::healed`]: none answers, and those that are back keep failing.
+    /// Whether to wait for [`Self::healed`] before trying: none is up, and those that come back keep failing.
     pub(super) fn keep_failing(&self) -> bool {
         let known = self.known.lock();
         !known.is_empty() && known.iter().all(|known| known.down && known.failures > 1)
@@ -336,20 +339,20 @@ impl Endpoints {
             known.is_empty()
         };
         if none {
-            // Names that mean nothing are nobody's to ask.
+            // Nothing to probe while no name resolves.
             tokio::time::sleep(BACKOFF_MAX).await;
         } else {
             healed.await;
         }
     }
 
-    /// How many there are, and how many of them are down.
+    /// Number of addresses, and how many of them are down.
     pub(super) fn count(&self) -> (usize, usize) {
         let known = self.known.lock();
         (known.len(), known.iter().filter(|known| known.down).count())
     }
 
-    /// Each as text, whether it is up, and its connections.
+    /// Each address as text, whether it is up, and its number of connections.
     pub(super) fn states(&self) -> Vec<(String, bool, usize)> {
         let known = self.known.lock();
         let state = |known: &Known| (known.endpoint.to_string(), !known.down, known.connections);
@@ -367,7 +370,7 @@ impl Endpoints {
     }
 }
 
-/// Asks an address until it answers, or somebody else found out that it does.
+/// Probes an address until it answers, or another caller found out that it does.
 async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
     loop {
         let Some(pause) = pool.upgrade().and_then(|pool| pool.endpoints.backoff(&endpoint)) else { return };
@@ -388,7 +391,7 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
                 } else {
                     tracing::debug!(%endpoint, %error, "upstream still does not answer");
                 }
-                // Its name may stand for others by now, and nobody else asks while none answers.
+                // Its name may resolve to other addresses by now, and no other task asks while none answers.
                 let endpoints = pool.endpoints.clone();
                 drop(pool);
                 endpoints.look_up(&endpoint.address).await;
@@ -397,7 +400,7 @@ async fn heal(pool: Weak<Pool>, endpoint: Endpoint) {
     }
 }
 
-/// Looks the names of the brokers up until one stands for an address.
+/// Resolves the names of the brokers until one yields an address.
 async fn find(pool: Weak<Pool>) {
     loop {
         tokio::time::sleep(BACKOFF_MAX).await;
@@ -409,23 +412,23 @@ async fn find(pool: Weak<Pool>) {
     }
 }
 
-/// The pause after so many failures: doubled each time, and anything from half to all of it, so that many proxies do not
-/// come at once.
+/// The pause after this number of failures: doubled each time, with a random factor between a half and one,
+/// so that many proxies do not reconnect at once.
 fn backoff(failures: u32, random: u64) -> Duration {
     let doubled = BACKOFF_MIN.saturating_mul(1 << failures.saturating_sub(1).min(10));
     let longest = doubled.min(BACKOFF_MAX);
     longest / 2 + (longest / 2).mul_f64(random as f64 / u64::MAX as f64)
 }
 
-/// The first pause: a restarted broker, or another one of a cluster, may be there at once.
+/// The first pause: a restarted broker, or another one of a cluster, may answer at once.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
-/// The longest pause: a broker that returns is not left alone for long, and one question costs it next to nothing.
+/// The longest pause: a broker that returns is noticed soon, and one probe costs it next to nothing.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
-/// Failures further apart than this are not a row of them.
+/// Failures further apart than this are not consecutive.
 const FAILURES_COUNT_WITHIN: Duration = Duration::from_secs(30);
-/// How long looking a name up may take.
+/// Timeout for resolving a name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long somebody waits for that who knows some addresses: normally it takes milliseconds.
+/// How long a caller that already knows some addresses waits for that: normally it takes milliseconds.
 const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
-/// An address that does not answer, and that its name has not stood for so long, is nobody's any more.
+/// How long an address that does not answer, and that its name no longer resolves to, is remembered.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);

@@ -1,11 +1,11 @@
-//! What is given back when it is dropped.
+//! Guards that release something on drop.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Pool;
 
-/// Keeps [`Pool::drain`] waiting until what a client left behind is handed over.
+/// Keeps [`Pool::drain`] waiting until a client's leftovers are handed over.
 #[derive(Debug)]
 pub(crate) struct HandingOver(Arc<Pool>);
 

@@ -12,16 +12,16 @@ impl Pool {
     /// Waits while upstreams let clients in only to lose them again, but not beyond `end`.
     pub(crate) async fn wait_while_failing(&self, end: Instant) {
         if self.endpoints.keep_failing() {
-            // At the end of its time the caller tries once more.
+            // When the time is over the caller tries once more.
             let _ = tokio::time::timeout_at(end, self.endpoints.healed()).await;
         }
     }
 
-    /// Waits until an upstream answers again. While none does, nothing is tried but the addresses themselves, by
+    /// Waits until an upstream answers again. While none does, only the addresses themselves are probed, by
     /// [`super::endpoints`], however many clients wait.
     ///
     /// # Errors
-    /// When `end` has come, or waiting is no use: the pool is draining or the client is gone.
+    /// When `end` has come, or waiting is pointless: the pool is draining or the client is gone.
     pub(crate) async fn wait_out(
         &self,
         refusal: Refusal,
@@ -39,12 +39,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Until when a client that arrives now waits for an upstream to answer.
+    /// The time until which a client that arrives now waits for an upstream to answer.
     pub(super) fn arrival_end(&self) -> Instant {
         Instant::now() + self.config.arrival_max
     }
 
-    /// The same for a client that has just arrived: it is let in only by an upstream's word (P1), and refused otherwise.
+    /// Like [`Self::wait_out`], for a client that has just arrived: it needs an upstream's verdict to be let
+    /// in (P1), and is refused otherwise.
     ///
     /// # Errors
     /// When `end` has come, the refusal is no outage, or the pool is draining.

@@ -1,4 +1,4 @@
-//! Which connection a client is placed on, and how many there are.
+//! Selection of the connection that a client is placed on, and of the number of connections.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use crate::refusal::Refusal;
 use crate::upstream::{Role, Upstream};
 
 impl Pool {
-    /// The connection with the least to do of those that share their channels among clients for this use and have one for
-    /// this client; among equals the newest one, so that the older ones empty and can be closed. When even that one is busy, another
-    /// one is opened for those who come next.
+    /// The least loaded shared connection for this role that has a channel for this client; among equals the
+    /// newest one, so that the older ones drain and can be closed. If even that one is busy, another one is
+    /// opened for later clients.
     ///
-    /// With `patience` a channel has to rest there once the brokers have many to open: see [`OPENING_MAX`].
+    /// With `patience`, once the brokers have many channels to open, only a resting channel will do: see
+    /// [`OPENING_MAX`].
     pub(crate) fn find_shared(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -48,8 +49,8 @@ impl Pool {
         Some(upstream)
     }
 
-    /// A connection that nobody uses, made the client's own. With `keep_warm` the newest one with room for others is left to
-    /// them, so that the warm path stays warm (P6).
+    /// Takes an unused connection as the client's own. With `keep_warm` the newest one with room is left to
+    /// others, so that the warm path stays warm (P6).
     pub(crate) fn find_own(
         &self,
         credentials: &Credentials,
@@ -69,8 +70,8 @@ impl Pool {
         found
     }
 
-    /// Opens a connection for a session that waits for it, after a pause, and through an outage as well; an event tells it
-    /// when that is done.
+    /// Opens a connection for a session that waits for it, after a pause, and through an outage as well; an
+    /// event reports the result.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         link: Arc<ClientLink>,
@@ -108,7 +109,8 @@ impl Pool {
         });
     }
 
-    /// A connection for a session, its own one with an `introduction`, one to share for this use without: where everything is declared that clients rely on.
+    /// A connection for a session: its own one with an `introduction`, or a shared one for this role without.
+    /// The topology that clients rely on has been declared there.
     pub(crate) async fn connection_for(
         self: &Arc<Self>,
         link: &Arc<ClientLink>,
@@ -117,7 +119,7 @@ impl Pool {
         role: Role,
         introduction: Option<&Introduction>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        // First, for restoring may take a connection while there are as many as there may be.
+        // Restore first, because that may take a connection while all permits are taken.
         self.restored(virtual_host, link.declarer_id()).await?;
         let upstream = match introduction {
             Some(introduction) => {
@@ -134,7 +136,7 @@ impl Pool {
         Ok(upstream)
     }
 
-    /// A connection with room, opened if there is none and there may be one more.
+    /// A shared connection with room, opened if there is none and another one is allowed.
     pub(crate) async fn shared_connection(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -146,7 +148,8 @@ impl Pool {
             return Ok(upstream);
         }
         let found = || self.find_shared(credentials, virtual_host, confirm, role, false);
-        // Many may come at once who all find none: the first one's will do for them, if it is there in a moment.
+        // Many clients may arrive at once and find none: the connection that the first one opens serves them
+        // all, if it is ready soon.
         let turn = self.opening.turn(credentials, virtual_host, role);
         let turn = tokio::time::timeout(self.config.opening_patience, turn.lock()).await;
         if let Some(upstream) = found() {
@@ -168,8 +171,8 @@ impl Pool {
         opened
     }
 
-    /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not beyond the
-    /// patience; returns the connection with it.
+    /// Waits, while the brokers have many channels to open, for one that rests or has been opened, but not
+    /// beyond `opening_patience`; returns the connection with it.
     async fn wait_for_rest(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -181,7 +184,7 @@ impl Pool {
         loop {
             let mut busiest = None::<(usize, Arc<Upstream>)>;
             self.each(credentials, virtual_host, |upstream| {
-                // What other clients have on connections of their own is nothing to this one.
+                // Channels on other clients' own connections are irrelevant here.
                 let opening = upstream.shared(confirm, role).map_or(0, |shared| shared.opening);
                 if opening > busiest.as_ref().map_or(0, |(most, _)| *most) {
                     busiest = Some((opening, upstream.clone()));
@@ -193,7 +196,8 @@ impl Pool {
             if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm, role, true) {
                 return Some(upstream);
             }
-            // The news may be of another connection, or have been told to somebody who no longer needed it.
+            // The notification may concern another connection, or have woken a waiter that no longer needed
+            // it.
             let look_again = end.min(Instant::now() + LOOK_AGAIN);
             if tokio::time::timeout_at(look_again, news).await.is_err() && look_again == end {
                 return None;
@@ -201,7 +205,7 @@ impl Pool {
         }
     }
 
-    /// A connection that belongs to one client: a new one, or one that has come out of use meanwhile.
+    /// A connection that belongs to one client: a new one, or one that has become unused meanwhile.
     async fn own_connection(
         self: &Arc<Self>,
         credentials: &Arc<Credentials>,
@@ -209,27 +213,27 @@ impl Pool {
         introduction: &Introduction,
         owner: Arc<ClientLink>,
     ) -> Result<Arc<Upstream>, Refusal> {
-        // When no other one can be opened, even the last one that nobody uses will do.
+        // When no other one can be opened, even the last unused one will do.
         let found = || self.find_own(credentials, virtual_host, &owner, !self.is_full());
         let (_permit, place) = match self.enter(credentials, true, self.arrival_end(), found).await? {
             Entered::Instead(upstream) => return Ok(upstream),
             Entered::Begin(permit, place) => (permit, place),
         };
         if owner.is_gone() {
-            // It did not wait so long; others do.
+            // The client is gone; leave the permit to others.
             return Err(Refusal::unreachable("client is gone"));
         }
         let begun = self.begin(place, credentials, introduction).await?;
         self.finish(begun, credentials, virtual_host, Some(owner), None).await
     }
 
-    /// Whether an idle connection is one of the last that are kept.
+    /// Whether an idle connection is one of the last that are kept open.
     pub(crate) fn keeps_warm(&self, upstream: &Upstream) -> bool {
         let least = self.config.min_shared_connections;
         least > 0 && self.count_shared(&upstream.credentials, &upstream.virtual_host, None) <= least
     }
 
-    /// How many connections clients share, for one use or any.
+    /// Number of connections that clients share, for one role or any.
     fn count_shared(&self, credentials: &Credentials, virtual_host: &str, role: Option<Role>) -> usize {
         let mut count = 0;
         self.each(credentials, virtual_host, |upstream| {
@@ -261,7 +265,8 @@ impl Pool {
         });
     }
 
-    /// Shows all connections with these very credentials, compared in constant time, in a virtual host, newest first.
+    /// Calls `show` for all connections with exactly these credentials, compared in constant time, in a
+    /// virtual host, newest first.
     fn each(&self, credentials: &Credentials, virtual_host: &str, mut show: impl FnMut(&Arc<Upstream>)) {
         let connections = self.connections.lock();
         for upstream in connections.get(&credentials.username).into_iter().flatten().rev() {
@@ -272,8 +277,8 @@ impl Pool {
     }
 }
 
-/// The turns of those who open connections to be shared. Those with the same credentials, virtual host and role have the same
-/// one, and so may others, whom that costs a moment.
+/// Locks that serialise opening shared connections. The same credentials, virtual host and role always map to
+/// the same lock; a collision costs a short delay.
 #[derive(Debug, Default)]
 pub(super) struct Opening([tokio::sync::Mutex<()>; 32]);
 
@@ -285,22 +290,24 @@ impl Opening {
     }
 }
 
-/// Keeps what has the least load.
+/// Keeps the connection with the least load.
 fn keep_least(least: &mut Option<(usize, Arc<Upstream>)>, load: usize, upstream: &Arc<Upstream>) {
     if least.as_ref().is_none_or(|(least, _)| load < *least) {
         *least = Some((load, upstream.clone()));
     }
 }
 
-/// Channels that the brokers are still to open, and to prove clean if they were given back, for clients with the same
-/// credentials in a virtual host, from which on the next client waits a moment for one to rest. Opening a channel costs a broker several times as much as a publish does, so
-/// clients that publish one message each and go would otherwise, once the broker is a little behind, have it open
-/// channels faster than it can, until there are no more: its answers, which let them rest, would come later and later.
+/// Number of channels that the brokers are still to open, or to prove clean after they were given back, for
+/// clients with the same credentials in a virtual host, from which on the next client waits a moment for one
+/// to rest. Opening a channel costs a broker several times as much as a publish does. Once the broker is a
+/// little behind, clients that publish one message each and leave would otherwise request channels faster
+/// than it can open them, until none are left: the replies that let channels rest would come later and later.
 const OPENING_MAX: usize = 128;
-/// After this time one who waits looks by itself.
+/// Interval after which a waiter looks by itself.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Bytes waiting for a connection from which on it is worth having another one: as much as one client may have waiting
-/// before it has to wait itself.
+/// Bytes waiting for a connection from which on another one is worthwhile: as much as one client may have
+/// waiting before it has to wait itself.
 const BUSY_BACKLOG: usize = 128 * 1024;
-/// Channels in use from which on it is: brokers read and write each connection in one process.
+/// Channels in use from which on another connection is worthwhile: brokers read and write each connection in
+/// one process.
 const BUSY_CHANNELS: usize = 100;

@@ -1,8 +1,8 @@
-//! The places that there are for upstream connections, and waiting for one when all are taken.
+//! Permits for upstream connections, and waiting for one when all are taken.
 //!
-//! Those who wait get the places that become free in turn. Meanwhile connections that nobody uses make room for others,
-//! the one first that has been idle for longest, whatever credentials and virtual host it is for. Of those whose
-//! credentials no broker has accepted yet only a few stand in line, see [`crate::doorkeeper`].
+//! Waiters get released permits in turn. Meanwhile unused connections are closed to make room for others, the
+//! longest idle first, whatever their credentials and virtual host. Of the clients whose credentials no
+//! broker has accepted yet only a few may wait, see [`crate::doorkeeper`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,53 +17,54 @@ use crate::doorkeeper::Permit;
 use crate::metrics::add;
 use crate::refusal::Refusal;
 
-/// One of [`crate::PoolConfig::max_connections`], given back when dropped.
+/// A permit for one of [`crate::PoolConfig::max_connections`], returned on drop.
 #[derive(Debug)]
 pub(super) struct Place(OwnedSemaphorePermit);
 
 impl Place {
-    /// The connection exists now; [`Pool::remove`] will give the place back.
+    /// The connection exists now; [`Pool::remove`] will return the permit.
     pub(super) fn keep(self) {
         self.0.forget();
     }
 }
 
-/// Tells that a connection may have come out of use.
+/// Notifies waiters that a connection may have become unused.
 #[derive(Debug, Default)]
 pub(crate) struct Unused {
-    /// It is worth looking for one.
+    /// Whether it is worth looking for an unused connection.
     some: AtomicBool,
     told: Notify,
 }
 
 impl Unused {
-    /// A connection may have come out of use.
+    /// Reports that a connection may have become unused.
     pub(crate) fn tell(&self) {
         self.some.store(true, Ordering::Release);
         self.told.notify_one();
     }
 
-    /// There is a connection that was not there before. Many may wait for the same: all of them look.
+    /// Reports a new connection. Many may wait for the same one, so all of them look.
     pub(super) fn tell_all(&self) {
         self.some.store(true, Ordering::Release);
         self.told.notify_waiters();
     }
 }
 
-/// What a client that needs a connection gets.
+/// The outcome of [`Pool::enter`].
 pub(super) enum Entered<'p, T> {
-    /// It need not open one.
+    /// An alternative has come up; no new connection is needed.
     Instead(T),
-    /// It may begin a handshake.
+    /// The client may begin a handshake.
     Begin(Permit<'p>, Place),
 }
 
 impl Pool {
-    /// Waits for the permission to begin a handshake, and until `end` for a place, unless there is something `instead`. A
-    /// session's credentials were `accepted` by a broker, though others of the same user may have been since.
+    /// Waits for permission to begin a handshake, and until `end` for a connection permit, unless there is an
+    /// alternative `instead`. `accepted` is true for a session's credentials: a broker has accepted them,
+    /// though others of the same user may have been accepted since.
     ///
     /// # Errors
-    /// 506 RESOURCE_ERROR when there is no place, 320 CONNECTION_FORCED when the pool is draining.
+    /// 506 RESOURCE_ERROR when no permit is free, 320 CONNECTION_FORCED when the pool is draining.
     pub(super) async fn enter<T>(
         &self,
         credentials: &Credentials,
@@ -75,20 +76,21 @@ impl Pool {
             true => self.doorkeeper.enter_known().await,
             false => self.doorkeeper.enter(credentials).await,
         };
-        // Somebody else may have opened one meanwhile.
+        // Another client may have opened one meanwhile.
         if let Some(other) = instead() {
             return Ok(Entered::Instead(other));
         }
         if let Some(place) = self.free_place()? {
             return Ok(Entered::Begin(permit, place));
         }
-        // Nobody's handshake waits for somebody known who has no place for one. Strangers keep the permission, so that only as
-        // many of them stand in line, and none waits for it with a place in hand.
+        // No handshake waits for a known client that has no connection permit. Clients with unknown
+        // credentials keep their auth permit, so that only that number of them may queue, and none waits for
+        // it while holding a connection permit.
         let stranger = (!permit.is_known).then_some(permit);
         let place = match self.wait_for_place(end, &instead).await? {
             Ok(place) => place,
             Err(other) => {
-                // What told this one may be worth knowing for the next one who waits.
+                // The notification may matter to the next waiter.
                 self.unused.told.notify_one();
                 return Ok(Entered::Instead(other));
             }
@@ -103,7 +105,7 @@ impl Pool {
         }
     }
 
-    /// A place, for what can do without.
+    /// A connection permit, for optional connections; never waits.
     ///
     /// # Errors
     /// As [`Self::enter`].
@@ -111,12 +113,12 @@ impl Pool {
         self.free_place()?.ok_or_else(|| self.all_taken(""))
     }
 
-    /// Whether all places are taken.
+    /// Whether all permits are taken.
     pub(super) fn is_full(&self) -> bool {
         self.places.available_permits() == 0
     }
 
-    /// A place, if one is free and nobody waits for it.
+    /// A permit, if one is free and nobody waits for it.
     fn free_place(&self) -> Result<Option<Place>, Refusal> {
         if self.draining.load(Ordering::Acquire) {
             return Err(Refusal::unreachable("shutting down"));
@@ -124,7 +126,7 @@ impl Pool {
         Ok(self.places.clone().try_acquire_owned().ok().map(Place))
     }
 
-    /// Waits in turn for a place, or for something `instead`.
+    /// Waits in turn for a permit, or for an alternative `instead`.
     async fn wait_for_place<T>(
         &self,
         end: Instant,
@@ -142,8 +144,9 @@ impl Pool {
             if was_told {
                 self.make_room();
             }
-            // Nobody tells of a channel that comes to rest on a connection in use. The longer one has waited the less often it
-            // looks, for each look costs all others a moment of the pool's table.
+            // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client
+            // has waited the less often it looks, because each look briefly locks the pool's table for all
+            // others.
             let now = Instant::now();
             let look_again = end.min(now + (now - began).max(LOOK_AGAIN));
             tokio::select! {
@@ -161,14 +164,14 @@ impl Pool {
                             None => Err(self.all_taken(", and none became free in time")),
                         };
                     }
-                    // The room that was made may still be on its way.
+                    // The connection that was closed to make room may still be closing.
                     was_told = false;
                 }
             }
         }
     }
 
-    /// Closes the connection that nobody has used for longest, if there is one.
+    /// Closes the longest-idle unused connection, if there is one.
     fn make_room(&self) {
         if !self.unused.some.swap(false, Ordering::AcqRel) {
             return;
@@ -177,7 +180,7 @@ impl Pool {
         connections.retain(|upstream| upstream.unused_since().is_some());
         connections.sort_by_cached_key(|upstream| upstream.unused_since());
         if connections.into_iter().any(|upstream| upstream.close_unused("room for others")) {
-            // There may be more, for the next one who waits.
+            // There may be more, for the next waiter.
             self.unused.some.store(true, Ordering::Release);
         }
     }
@@ -187,18 +190,18 @@ impl Pool {
         Refusal::Fault(Fault::new(ReplyCode::ResourceError, text))
     }
 
-    /// A connection has ended.
+    /// Returns the permit of a connection that has ended.
     pub(super) fn free(&self) {
         self.places.add_permits(1);
     }
 }
 
-/// So many places.
+/// Creates the semaphore of connection permits.
 pub(super) fn places(count: usize) -> Arc<tokio::sync::Semaphore> {
     Arc::new(tokio::sync::Semaphore::new(count.min(tokio::sync::Semaphore::MAX_PERMITS)))
 }
 
-/// After this time at least one who waits looks by itself.
+/// Minimum interval at which a waiter looks by itself.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -212,7 +215,7 @@ mod tests {
     async fn what_came_without_a_word_is_found_at_the_end() {
         let pool = Pool::new(PoolConfig { max_connections: 0, ..PoolConfig::new(Vec::new()) });
         let looks = Cell::new(0);
-        // When it comes, and when it begins to wait, there is nothing yet.
+        // There is nothing yet when it arrives, nor when it begins to wait.
         let instead = || (looks.replace(looks.get() + 1) == 2).then_some(());
         let end = Instant::now() + LOOK_AGAIN / 2;
         let entered = pool.enter(&Credentials::plain("user", "right"), false, end, instead).await;

@@ -1,4 +1,5 @@
-//! Declaring again what a broker has lost, before anything else goes on (P7). See [`crate::topology`].
+//! Repeating declarations that a broker has lost, before anything else continues (P7). See
+//! [`crate::topology`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,19 +17,19 @@ use crate::refusal::Refusal;
 use crate::topology::{Plan, Step, Topologies};
 use crate::upstream::Declaring;
 
-/// No client: waits for what concerns everybody.
+/// Stands for no client: waits only for losses that concern all clients.
 const NOBODY: u64 = 0;
 
-/// How far a virtual host is restored.
+/// The progress of restoring a virtual host.
 #[derive(Default)]
 struct Progress {
-    /// One for each credentials, oldest first; fewer when there is no place for more.
+    /// One connection per set of credentials, oldest first; fewer when no permits are free.
     open: Vec<Open>,
-    /// Credentials that a broker has refused meanwhile, and its words: they are not put to it again.
+    /// Credentials that a broker has refused meanwhile, and its reply text: they are not tried again.
     refused: Vec<(Arc<Credentials>, String)>,
 }
 
-/// A connection with these credentials, until all is declared or others need its place.
+/// A connection with these credentials, until everything is declared or others need its permit.
 struct Open {
     credentials: Arc<Credentials>,
     declaring: Declaring,
@@ -37,16 +38,16 @@ struct Open {
 }
 
 impl Pool {
-    /// What clients have declared that ends with a broker.
+    /// Client declarations that do not survive a broker restart.
     pub(crate) fn topologies(&self) -> &Arc<Topologies> {
         &self.topologies
     }
 
-    /// Waits until everything is declared again that was lost in a virtual host, or of one client there; by doing it, if
-    /// nobody else does.
+    /// Waits until everything that was lost in a virtual host, or of one client there, is declared again;
+    /// does it itself if no other task does.
     ///
     /// # Errors
-    /// When no broker lets the pool in, or it is lost meanwhile.
+    /// When no broker lets the pool in, or the connection is lost meanwhile.
     pub(crate) async fn restored(self: &Arc<Self>, virtual_host: &str, client: u64) -> Result<(), Refusal> {
         while self.topologies.is_torn(virtual_host, client)
             && let Some(turn) = self.topologies.turn(virtual_host)
@@ -59,7 +60,7 @@ impl Pool {
         Ok(())
     }
 
-    /// An upstream answers again: restores what was lost, whether somebody waits for it or not.
+    /// Restores what was lost now that an upstream answers again, whether a client waits for it or not.
     pub(super) fn restore_soon(self: &Arc<Self>) {
         let torn = self.topologies.torn();
         if torn.is_empty() {
@@ -69,14 +70,14 @@ impl Pool {
         tokio::spawn(async move {
             for virtual_host in torn {
                 if let Err(error) = pool.restored(&virtual_host, NOBODY).await {
-                    // It is tried again when an upstream answers next, or somebody needs it.
+                    // It is retried when an upstream answers next, or a client needs it.
                     tracing::debug!(%error, "not declared again yet");
                 }
             }
         });
     }
 
-    /// Declares all that is planned, phase by phase, each client's with its own credentials.
+    /// Carries out the plan, phase by phase, each client's declarations with its own credentials.
     async fn restore(self: &Arc<Self>, virtual_host: &str, plan: Plan) -> Result<(), Refusal> {
         for (link, why) in &plan.lost {
             let text = format!("the broker lost what this client declared, and it is not remembered: {why}");
@@ -85,7 +86,7 @@ impl Pool {
         let count: usize = plan.phases.iter().map(Vec::len).sum();
         let mut progress = Progress::default();
         for mut steps in plan.phases {
-            // What is refused to one owner, the next one asks for.
+            // A step refused to one owner is retried with the next one's credentials.
             while !steps.is_empty() {
                 let mut again = Vec::new();
                 for group in by_credentials(steps) {
@@ -101,8 +102,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Declares what clients with the same credentials have declared. What the broker refuses ends those who declared it;
-    /// returns what it refuses to these credentials and others are to ask for.
+    /// Repeats declarations of clients with the same credentials. Closes clients whose declarations the
+    /// broker refuses; returns steps refused to these credentials that other owners are to retry.
     async fn restore_group(
         self: &Arc<Self>,
         virtual_host: &str,
@@ -139,12 +140,13 @@ impl Pool {
         Ok(again)
     }
 
-    /// A broker refuses a step; returns it as another owner asks for it.
+    /// Handles a step that a broker refused; returns it with another owner's credentials, if it is to be
+    /// retried.
     fn refused(&self, virtual_host: &str, step: &Step, fault: &Fault) -> Option<Step> {
         let text = fault.reply_text();
         match fault.code {
             ReplyCode::AccessRefused => return self.pass_on(virtual_host, step, &text),
-            // The queue belongs to a connection that is open, so it was never lost, nor was what is bound to it.
+            // The queue belongs to an open connection, so it was never lost, nor were its bindings.
             ReplyCode::ResourceLocked if fault.method == QUEUE_BIND => {
                 tracing::debug!(virtual_host, what = step.what, "not declared again: the queue is in use");
             }
@@ -153,8 +155,8 @@ impl Pool {
         None
     }
 
-    /// Where among the open connections one with these credentials is, opened if there is none; or why a broker lets nobody
-    /// in with them.
+    /// The index of an open connection with these credentials, opened if there is none; or the broker's
+    /// reason for refusing them.
     async fn declaring(
         self: &Arc<Self>,
         virtual_host: &str,
@@ -193,7 +195,7 @@ impl Pool {
     ) -> Result<Open, Refusal> {
         let (nothing, end) = (|| None::<()>, self.arrival_end().max(Instant::now() + PLACE_PATIENCE));
         let entered = match Box::pin(self.enter(credentials, true, end, nothing)).await {
-            // Clients wait for that as for a broker that is away: nothing that they did would have to be done otherwise.
+            // Clients wait for this as for an outage: nothing that they sent is at fault.
             Err(Refusal::Fault(fault)) if fault.code == ReplyCode::ResourceError => {
                 return Err(Refusal::unreachable(fault.text));
             }
@@ -215,12 +217,12 @@ impl Pool {
         Ok(Open { credentials: credentials.clone(), declaring, endpoint, _place: place })
     }
 
-    /// Ends the clients that have declared something which cannot be declared again.
+    /// Closes the clients that own a declaration which cannot be repeated.
     fn give_up(&self, virtual_host: &str, step: &Step, why: &str) {
         self.end_owners(virtual_host, step, self.topologies.give_up(virtual_host, step), why);
     }
 
-    /// The same for those of them to whose credentials it is refused; returns it as another owner asks for it.
+    /// Closes only the owners with the refused credentials; returns the step with another owner's.
     fn pass_on(&self, virtual_host: &str, step: &Step, why: &str) -> Option<Step> {
         let (refused, again) = self.topologies.pass_on(virtual_host, step, &step.credentials);
         self.end_owners(virtual_host, step, refused, why);
@@ -240,7 +242,7 @@ impl Pool {
     }
 }
 
-/// Steps with the same credentials together. Clients that log in at the same time each have a copy of them.
+/// Groups steps by credentials. Clients that log in at the same time each have a copy of theirs.
 fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
     let mut groups = BTreeMap::<String, Vec<Vec<Step>>>::new();
     for step in steps {
@@ -256,6 +258,6 @@ fn by_credentials(steps: Vec<Step>) -> Vec<Vec<Step>> {
 
 /// Class and method of `queue.bind`.
 const QUEUE_BIND: (u16, u16) = (50, 20);
-/// How long a restoration waits for a place at least. It is tried again at once while clients need it, so that this is the
-/// pause between attempts where clients that come wait for nothing.
+/// Minimum time a restoration waits for a permit. It is retried at once while clients need it, so this is the
+/// pause between attempts where arriving clients do not wait at all.
 const PLACE_PATIENCE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! How long a login speaks for others, and how it is repeated (P1).
+//! How long a login vouches for others, and how it is refreshed (P1).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,9 +14,9 @@ use crate::refusal::Refusal;
 use crate::upstream::Upstream;
 
 impl Pool {
-    /// Whether the broker accepted these credentials for the virtual host less than `auth_ttl` ago, and a connection that
-    /// was opened with them is still open. When half of that time is over, it is asked again in the background, so that
-    /// nobody who comes often enough ever waits (P6).
+    /// Whether the broker accepted these credentials for the virtual host less than `auth_ttl` ago, and a
+    /// connection opened with them is still open. After half of that time the broker is asked again in the
+    /// background, so that a steady stream of clients never waits (P6).
     pub(super) fn is_verified_for(self: &Arc<Self>, credentials: &Credentials, virtual_host: &str) -> bool {
         let Some(upstream) = self.verified(credentials, virtual_host) else { return false };
         if !upstream.is_verified_within(self.config.auth_ttl / 2) && upstream.begin_refresh() {
@@ -32,7 +32,8 @@ impl Pool {
         })
     }
 
-    /// Verifies credentials for a virtual host by the rest of a handshake. The connection is kept if there is none yet.
+    /// Verifies credentials for a virtual host by completing a handshake. The connection is kept if there is
+    /// none yet.
     pub(super) async fn verify(
         self: &Arc<Self>,
         begun: super::HalfOpen,
@@ -52,7 +53,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks the broker again. What it refuses now speaks for nobody any more.
+    /// Asks the broker again. Credentials that it refuses now no longer vouch for anyone.
     fn refresh(self: &Arc<Self>, upstream: Arc<Upstream>) {
         let pool = self.clone();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -63,7 +64,7 @@ impl Pool {
                 let begun = pool.begin(pool.place_at_once()?, &credentials, &Introduction::SHARED).await?;
                 pool.verify(begun, &credentials, &upstream.virtual_host).await
             };
-            // Otherwise no broker could be asked, and what was verified holds until its time is over.
+            // Otherwise no broker could be asked, and the earlier verification is valid until it expires.
             if result.await.is_err_and(|refusal| refusal.is_final()) {
                 pool.distrust(&credentials, &upstream.virtual_host);
             }
@@ -71,9 +72,9 @@ impl Pool {
         });
     }
 
-    /// The broker accepts these credentials no longer.
+    /// Revokes the verification of credentials that the broker no longer accepts.
     fn distrust(&self, credentials: &Credentials, virtual_host: &str) {
-        // A filter that takes none sees all.
+        // A filter that accepts none visits all.
         self.newest(credentials, |upstream| {
             if *upstream.virtual_host == *virtual_host {
                 upstream.distrust();
@@ -82,8 +83,9 @@ impl Pool {
         });
     }
 
-    /// Puts the `number`th new secret of a client to the broker; an event tells the client what it says. While no broker can
-    /// be asked, which says nothing against the secret, the client waits and goes on with the one that it has.
+    /// Verifies the `number`th new secret of a client with the broker; an event reports the verdict. While no
+    /// broker can be asked, which says nothing against the secret, the client waits and continues with its
+    /// current one.
     pub(crate) fn verify_secret(
         self: &Arc<Self>,
         link: Arc<ClientLink>,
@@ -137,7 +139,7 @@ impl Pool {
     }
 }
 
-/// How long after an attempt to ask about a new secret the next one is made. Attempts wait for `arrival_max` themselves.
+/// Pause between attempts to verify a new secret. Each attempt itself waits for `arrival_max`.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// The same identity with another secret.

@@ -1,4 +1,4 @@
-//! What a method that a broker has carried out changes in its topology, as far as a restart of the broker undoes it.
+//! The effect of a completed method on the topology, as far as a broker restart undoes it.
 
 use std::sync::Arc;
 
@@ -18,22 +18,22 @@ pub(super) enum Kind {
     Queue,
 }
 
-/// What a method changes. The methods in it are encoded, want an answer, and spell everything out.
+/// The effect of a method. The methods in it are encoded, request a reply, and name everything explicitly.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// An exchange or a queue that a restart of the broker may undo.
+    /// An exchange or a queue that a broker restart may undo.
     Declare { node: Node, method: Vec<u8>, auto_delete: bool },
-    /// An exchange or a queue that is there after a restart.
+    /// An exchange or a queue that survives a restart.
     Settled(Node),
-    /// A queue that ends with the client's own connection, and its bindings with it.
+    /// A queue that ends with the client's own connection, together with its bindings.
     Exclusive(Node),
-    /// A binding; which of its ends last is not known here.
+    /// A binding; whether its ends are durable is not known here.
     Bind { from: Node, to: Node, method: Vec<u8> },
     /// The binding that this method would make is gone.
     Unbind { from: Node, to: Node, method: Vec<u8> },
-    /// Gone, with its bindings.
+    /// An exchange or a queue is deleted, with its bindings.
     Delete(Node),
-    /// Nobody can tell what was declared.
+    /// A declaration whose name is not known.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ impl Node {
         Self { kind: Kind::Queue, name: name.into() }
     }
 
-    /// Whether it is an exchange that every broker has.
+    /// Whether it is a predeclared exchange, which every broker has.
     pub(super) fn is_built_in(&self) -> bool {
         self.kind == Kind::Exchange && (self.name.is_empty() || self.name.starts_with("amq."))
     }
@@ -62,8 +62,8 @@ impl std::fmt::Display for Node {
     }
 }
 
-/// What a method changes that was carried out, or was sent without asking for an answer. `queue` is what an empty queue
-/// name in it means: what the broker called a queue that it was to name, or the last one declared on the channel.
+/// The effect of a method that was carried out, or was sent with no-wait. `queue` is what an empty queue name
+/// in it means: the name that the broker generated, or the last queue declared on the channel.
 pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Change> {
     let named = |name: &str| if name.is_empty() { queue.map(Node::queue) } else { Some(Node::queue(name)) };
     Some(match method {
@@ -86,7 +86,8 @@ pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Chan
             if declare.durable && !declare.auto_delete {
                 return Some(Change::Settled(node));
             }
-            // A name of the broker's choice cannot be asked for: only a queue that is still there is found again.
+            // A server-named queue cannot be requested by its name: it is only found again if it still
+            // exists.
             let (queue, passive) = (&*node.name, declare.queue.is_empty());
             let method = encoded(queue::Declare { queue, passive, no_wait: false, ..*declare });
             Change::Declare { method, auto_delete: declare.auto_delete, node }
@@ -117,7 +118,7 @@ pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Chan
             let method = exchange_binding(destination, source, routing_key, arguments);
             Change::Unbind { from: Node::exchange(source), to: Node::exchange(destination), method }
         }
-        // Without an answer nobody knows whether the condition held.
+        // Without a reply the outcome of the condition is unknown.
         Method::QueueDelete(delete) if !delete.no_wait || !(delete.if_unused || delete.if_empty) => {
             Change::Delete(named(delete.queue)?)
         }
@@ -140,7 +141,8 @@ fn exchange_binding(destination: &str, source: &str, routing_key: &str, argument
     encoded(exchange::Bind { destination, source, routing_key, arguments, ..Default::default() })
 }
 
-/// The arguments of a binding in an order of their own, by which brokers tell bindings apart.
+/// The arguments of a binding in sorted order: brokers distinguish bindings by their arguments, whatever the
+/// order.
 fn sorted(arguments: RawTable<'_>) -> Vec<u8> {
     if arguments.is_empty() {
         return FieldTable::new().encode();

@@ -1,4 +1,4 @@
-//! A client as one who declares.
+//! A client's link to the remembered topology.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -14,7 +14,7 @@ use super::vhost::Client;
 use super::{Consuming, Counted, TOTAL_BYTES_MAX, Topologies};
 use crate::link::ClientLink;
 
-/// What a client needs to have remembered what it declares; forgotten with it.
+/// Remembers a client's declarations; they are forgotten when the client leaves.
 #[derive(Debug)]
 pub(crate) struct Declarer {
     topologies: Arc<Topologies>,
@@ -22,20 +22,20 @@ pub(crate) struct Declarer {
     /// Unique in the pool.
     pub(crate) id: u64,
     credentials: ArcSwap<Credentials>,
-    /// What it declared last that needs not be remembered.
+    /// Names declared last that need not be remembered.
     names: Mutex<Names>,
-    /// The client is gone: what the broker still answers it is remembered for nobody. Set once, under the lock of the
-    /// topologies, as it is read.
+    /// Whether the client is gone: later replies of the broker are not remembered. Set once, under the lock
+    /// of the topologies, and read under it.
     left: AtomicBool,
 }
 
-/// What a client has declared that needs not be remembered, the last of each kind.
+/// Names that a client declared last and that need not be remembered, by kind.
 #[derive(Debug, Default)]
 struct Names {
-    /// What lasts: bindings between two of these need not be remembered either.
+    /// Durable names: bindings between two of these need not be remembered either.
     settled: Hashes<SETTLED_MAX>,
-    /// Its exclusive queues: no binding that ends there need be. Its own connection keeps them, and whoever else asks for
-    /// them is refused.
+    /// Its exclusive queues: no binding that ends there needs to be remembered. The queue lives with the
+    /// client's own connection, and is locked for any other.
     exclusive: Hashes<EXCLUSIVE_MAX>,
 }
 
@@ -60,20 +60,20 @@ impl Declarer {
         }
     }
 
-    /// The client has a new secret.
+    /// Replaces the client's credentials after it has sent a new secret.
     pub(crate) fn set_credentials(&self, credentials: Arc<Credentials>) {
         self.credentials.store(credentials.clone());
         self.topologies.with(&self.virtual_host, |vhost| vhost.set_credentials(self.id, credentials));
     }
 
-    /// A method of the client was carried out, or sent without asking for an answer. `queue` is what an empty queue name
-    /// in it means.
+    /// Records that a method of the client was carried out, or sent with no-wait. `queue` is what an empty
+    /// queue name in it means.
     pub(crate) fn carried_out(&self, link: &Arc<ClientLink>, method: &Method<'_>, queue: Option<&str>) {
         let Some(change) = change_of(method, queue) else { return };
         match change {
             Change::Settled(node) => {
                 self.names.lock().forget(&node).settled.push(hash(&node));
-                // It was another one that had the name before.
+                // An earlier entity had the same name.
                 self.delete(&node);
             }
             Change::Exclusive(node) => {
@@ -106,14 +106,14 @@ impl Declarer {
         }
     }
 
-    /// The broker has deleted a queue.
+    /// Forgets a queue that the broker has deleted.
     pub(crate) fn queue_gone(&self, queue: &str) {
         let queue = Node::queue(queue);
         self.names.lock().forget(&queue);
         self.delete(&queue);
     }
 
-    /// Counts a consumer of a queue, if the queue goes with its last one and is remembered.
+    /// Counts a consumer of a queue, if the queue is auto-delete and remembered.
     pub(crate) fn consuming(&self, queue: &str) -> Option<Consuming> {
         let queue = Node::queue(queue);
         let declaration =
@@ -124,7 +124,7 @@ impl Declarer {
         })
     }
 
-    /// The client is gone.
+    /// Forgets the client's declarations when it is gone.
     pub(crate) fn leave(&self) {
         let mut state = self.topologies.state.lock();
         self.left.store(true, Ordering::Relaxed);
@@ -154,7 +154,7 @@ impl Declarer {
 }
 
 impl Names {
-    /// Forgets a name, for something else may have it now.
+    /// Forgets a name, because something else may have it now.
     fn forget(&mut self, node: &Node) -> &mut Self {
         let hash = hash(node);
         self.settled.remove(hash);
@@ -162,7 +162,7 @@ impl Names {
         self
     }
 
-    /// Whether a restart of the broker undoes a binding that the client may be there to miss.
+    /// Whether a broker restart loses a binding whose ends the client may still use.
     fn is_binding_lost(&self, from: &Node, to: &Node) -> bool {
         let lasts = |node: &Node| node.is_built_in() || self.settled.has(hash(node));
         !(self.exclusive.has(hash(to)) || (lasts(from) && lasts(to)))
@@ -190,10 +190,10 @@ fn hash(node: &Node) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(node)
 }
 
-/// Declarations that a client's bindings are judged by, 8 bytes each. Bindings follow the declarations of their ends closely;
-/// one whose end is not known any more is remembered without need.
+/// Hashes of durable names that a client's bindings are checked against, 8 bytes each. Bindings follow the
+/// declarations of their ends closely; a binding whose end is no longer in the list is remembered needlessly.
 const SETTLED_MAX: usize = 512;
-/// Exclusive queues of one client, 8 bytes each: some hundreds are many. Names of those that went with their last consumer
-/// are among them, so a client that makes one for each request comes this far; what it binds to one that is further back is
-/// remembered without need, and its queue found locked.
+/// Exclusive queues of one client, 8 bytes each: some hundreds are many. Names of queues deleted with their
+/// last consumer are among them, so a client that makes one for each request reaches this limit; a binding to
+/// an older one is remembered needlessly, and its queue found locked.
 const EXCLUSIVE_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! What is remembered of one virtual host.
+//! The remembered topology of one virtual host.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use super::change::{Kind, Node};
 use super::{CLIENT_BYTES_MAX, Plan, Step};
 use crate::link::ClientLink;
 
-/// What is remembered of one virtual host.
+/// The remembered topology of one virtual host.
 #[derive(Debug, Default)]
 pub(super) struct Vhost {
     nodes: HashMap<Node, Entry>,
     clients: HashMap<u64, Client>,
-    /// Bytes of all of them.
+    /// Bytes remembered for all clients.
     bytes: usize,
-    /// What may be gone.
+    /// Topology that may be gone.
     torn: Torn,
-    /// What is being declared again.
+    /// Topology that is being declared again.
     restoring: Option<Torn>,
     turn: Arc<tokio::sync::Mutex<()>>,
 }
@@ -28,39 +28,39 @@ pub(super) struct Vhost {
 pub(super) struct Client {
     link: Arc<ClientLink>,
     credentials: Arc<Credentials>,
-    /// Where something is its own, a declaration or bindings that end there, and how much.
+    /// The nodes where the client owns a declaration or bindings that end there, and how many.
     nodes: HashMap<Node, usize>,
     bytes: usize,
-    /// Nothing is remembered of it any more, and why.
+    /// Set when nothing is remembered of it any more, with the reason.
     lost: Option<Lost>,
 }
 
-/// A client of which nothing is remembered.
+/// State of a client of which nothing is remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lost {
-    /// It is to hear why when something is lost.
+    /// It has to be closed with this reason when something is lost.
     Untold(&'static str),
-    /// It was told, and is about to go.
+    /// It was notified, and is about to disconnect.
     Told,
 }
 
-/// What may be gone.
+/// The part of a topology that may be gone.
 #[derive(Debug, Default)]
 struct Torn {
     /// Everything.
     all: bool,
-    /// The queues that go with their last consumer and that these clients declared, or consume from.
+    /// Auto-delete queues that these clients declared, or consume from.
     clients: HashSet<u64>,
 }
 
-/// An exchange or a queue that was declared, or that something is bound to or from.
+/// An exchange or a queue that was declared, or that has bindings to or from it.
 #[derive(Debug, Default)]
 struct Entry {
-    /// `None` when nobody here declared it, or need not have.
+    /// `None` if no client of the pool declared it, or it need not be repeated.
     declaration: Option<Declaration>,
-    /// The bindings that end here, by the methods that make them.
+    /// The bindings that end here, by their methods.
     bindings: HashMap<Arc<[u8]>, Binding>,
-    /// Where bindings that begin here end, and how many.
+    /// The destinations of bindings that begin here, and how many bindings lead to each.
     leads_to: HashMap<Node, usize>,
 }
 
@@ -71,7 +71,7 @@ struct Declaration {
     method: Arc<[u8]>,
     owners: Vec<u64>,
     auto_delete: bool,
-    /// The clients whose consumers keep a queue that goes with its last one, once for each consumer.
+    /// The clients whose consumers keep an auto-delete queue alive, once for each consumer.
     consumers: Vec<u64>,
 }
 
@@ -134,7 +134,7 @@ impl Vhost {
         }
     }
 
-    /// Lets a client in that is to declare something.
+    /// Adds a client that is about to declare something.
     pub(super) fn enter(&mut self, id: u64, client: impl FnOnce() -> Client) {
         self.clients.entry(id).or_insert_with(client);
     }
@@ -153,7 +153,7 @@ impl Vhost {
         });
         if !declaration.owners.contains(&id) {
             declaration.owners.push(id);
-            // Of the words in which it is kept, for that is what is refunded.
+            // Charge for the stored method, because that is what is refunded.
             let bytes = cost(&node, &declaration.method);
             self.charge(id, node, bytes);
         }
@@ -207,7 +207,7 @@ impl Vhost {
         }
     }
 
-    /// A consumer has come; the number of the queue's declaration if the queue goes with its last one.
+    /// Adds a consumer; returns the number of the queue's declaration if it is an auto-delete queue.
     pub(super) fn consumer_came(&mut self, id: u64, queue: &Node) -> Option<u64> {
         let declaration = self.nodes.get_mut(queue)?.declaration.as_mut()?;
         if !declaration.auto_delete {
@@ -217,7 +217,7 @@ impl Vhost {
         Some(declaration.id)
     }
 
-    /// A consumer is gone. The broker deletes the queue with the last one.
+    /// Removes a consumer. The broker deletes the queue with the last one.
     pub(super) fn consumer_gone(&mut self, id: u64, queue: &Node, declaration: u64) {
         let entry = self.nodes.get_mut(queue).and_then(|entry| entry.declaration.as_mut());
         let Some(entry) = entry.filter(|entry| entry.id == declaration) else { return };
@@ -229,14 +229,14 @@ impl Vhost {
         }
     }
 
-    /// A client is gone, and with it what it alone has declared.
+    /// Removes a client that is gone, and everything that only it has declared.
     pub(super) fn leave(&mut self, id: u64) {
         self.disown(id);
         self.clients.remove(&id);
         self.torn.clients.remove(&id);
     }
 
-    /// Remembers nothing of a client any more, and tells it so when something is lost.
+    /// Forgets a client's declarations, and has it closed with this reason when something is lost.
     pub(super) fn lose(&mut self, id: u64, why: &'static str) {
         self.disown(id);
         if let Some(client) = self.clients.get_mut(&id) {
@@ -244,7 +244,8 @@ impl Vhost {
         }
     }
 
-    /// Forgets these clients, and returns those of them that are still there.
+    /// Forgets these clients' declarations, and returns those clients that are connected and not yet
+    /// notified.
     pub(super) fn give_up(&mut self, owners: &[u64]) -> Vec<Arc<ClientLink>> {
         let mut links = Vec::new();
         for id in owners {
@@ -272,7 +273,7 @@ impl Vhost {
         (self.give_up(&refused), self.step(&step.method, &owners, || step.what.clone()))
     }
 
-    /// What is torn, to be declared again.
+    /// Plans the restoration of the torn part.
     pub(super) fn begin_restoring(&mut self) -> Option<Plan> {
         if !self.torn.is_any() || self.restoring.is_some() {
             return None;
@@ -283,7 +284,7 @@ impl Vhost {
         Some(plan)
     }
 
-    /// It is there again, or still to be declared.
+    /// Ends the restoration; the part is torn again unless it is done.
     pub(super) fn end_restoring(&mut self, done: bool) {
         let Some(torn) = self.restoring.take() else { return };
         if !done {
@@ -295,7 +296,7 @@ impl Vhost {
     fn plan(&mut self, torn: &Torn) -> Plan {
         let mut plan = Plan::default();
         for (_, client) in self.clients.iter_mut().filter(|(id, _)| torn.concerns(**id)) {
-            // Told once.
+            // Notify each client once.
             if let Some(Lost::Untold(why)) = client.lost {
                 client.lost = Some(Lost::Told);
                 plan.lost.push((client.link.clone(), why));
@@ -317,7 +318,7 @@ impl Vhost {
         plan
     }
 
-    /// A step with the credentials of the first of its owners.
+    /// A step with the credentials of the first owner that is still there.
     fn step(&self, method: &Arc<[u8]>, owners: &[u64], what: impl FnOnce() -> String) -> Option<Step> {
         let owner = owners.iter().find_map(|id| self.clients.get(id))?;
         let (method, credentials) = (method.clone(), owner.credentials.clone());
@@ -338,7 +339,7 @@ impl Vhost {
         }
     }
 
-    /// Something at `node` is not its owners' any more.
+    /// Subtracts something at `node` from its former owners.
     fn refund(&mut self, owners: &[u64], node: &Node, bytes: usize) {
         for id in owners {
             let Some(client) = self.clients.get_mut(id) else { continue };
@@ -353,7 +354,7 @@ impl Vhost {
         }
     }
 
-    /// Takes a client from the owners of everything.
+    /// Removes a client from the owners of everything.
     fn disown(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         self.bytes -= std::mem::take(&mut client.bytes);
@@ -377,7 +378,7 @@ impl Vhost {
         }
     }
 
-    /// A binding that ended at `to` has been taken out.
+    /// Accounts for a binding that ended at `to` and has been removed.
     fn unbound(&mut self, to: &Node, method: &[u8], binding: Binding) {
         self.refund(&binding.owners, to, cost(to, method));
         if let Some(from) = self.nodes.get_mut(&binding.from)
@@ -392,7 +393,7 @@ impl Vhost {
         self.prune(to);
     }
 
-    /// Forgets a node of which nothing is left.
+    /// Forgets a node without declaration and bindings.
     fn prune(&mut self, node: &Node) {
         let is_empty = |entry: &Entry| {
             entry.declaration.is_none() && entry.bindings.is_empty() && entry.leads_to.is_empty()
@@ -404,7 +405,7 @@ impl Vhost {
 }
 
 impl Entry {
-    /// Whether it may be a queue that is gone with the consumers of these clients.
+    /// Whether it may be a queue that was deleted with the consumers of these clients.
     fn goes_with_consumers_of(&self, clients: &HashSet<u64>) -> bool {
         self.declaration.as_ref().is_some_and(|declaration| {
             let mut concerned = declaration.owners.iter().chain(&declaration.consumers);
@@ -413,10 +414,10 @@ impl Entry {
     }
 }
 
-/// What remembering one thing takes of memory, about.
+/// Approximate memory cost of remembering one declaration or binding, in bytes.
 fn cost(node: &Node, method: &[u8]) -> usize {
     ENTRY_BYTES + node.name.len() + method.len()
 }
 
-/// What an entry of each table takes besides its names and its method.
+/// Size of an entry in each table, without its names and its method.
 const ENTRY_BYTES: usize = size_of::<(Node, Entry)>() + size_of::<(Arc<[u8]>, Binding)>();
