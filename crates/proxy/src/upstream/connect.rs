@@ -10,18 +10,19 @@ use transport::{ConnectOptions, Stream};
 use crate::config::PoolConfig;
 use crate::pool::Endpoint;
 
-/// Opens the stream on which AMQP is spoken with a broker. The caller bounds the time.
+/// Opens the stream on which AMQP is spoken with a broker. The caller enforces a timeout.
 ///
 /// # Errors
-/// Of the socket, or what TLS has against the broker.
+/// Socket errors, and TLS failures such as an untrusted certificate.
 pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Result<Stream> {
     let options = ConnectOptions { timeout: config.connect_timeout, keepalive: KEEPALIVE };
     let Endpoint { address, socket } = endpoint;
     let mut stream = Stream::connect(&socket.ip().to_string(), socket.port(), options).await?;
     if let Some(version) = config.transport.proxy_protocol {
         let mut header = Vec::new();
-        // Any connection may come to carry another client, so none tells the address of its first one, but ours. LOCAL
-        // would say the same, but RabbitMQ 3.10 closes connections that say so.
+        // Any connection may later serve another client, so the header carries the proxy's own address rather
+        // than that of the first client. LOCAL would say the same, but RabbitMQ 3.10 closes connections that
+        // send it.
         let ours = stream.addresses().map(|(source, destination)| Header::Proxied { source, destination });
         proxy_protocol::write(version, &ours.unwrap_or(Header::Local), &mut header);
         stream.write_all(&header).await?;
@@ -33,5 +34,6 @@ pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Res
     }
 }
 
-/// A broker that is silent for this long is probed. Heartbeats notice its death sooner; this is for when they are off.
+/// A broker that is silent for this long is probed with TCP keepalive. Heartbeats detect its death sooner;
+/// this is for when they are off.
 const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Messages for clients: whole if they are not large, with delivery tags as the client knows them.
+//! Messages for clients: passed on whole unless large, with delivery tags translated to the client's.
 
 use amqp::frame::HEADER_LEN;
 use amqp::{Frame, FrameKind};
@@ -7,15 +7,16 @@ use super::run::Run;
 use super::slot::{Lease, Missing};
 use crate::link::Event;
 
-/// Whether a method is basic.return, basic.deliver or basic.get-ok: it goes to the client as it is, with its content.
+/// Whether a method is basic.return, basic.deliver or basic.get-ok: it is passed on as it is, with its
+/// content.
 #[inline]
 pub(super) fn carries_content(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 50 | 60 | 71, ..])
 }
 
-/// Whether the message that begins at the start of `input` should be waited for until all of it is there, so that a
-/// client is not left with half a message when the connection is lost. Large ones, and those whose frames others come
-/// between, are passed on as they come.
+/// Whether to wait until the message at the start of `input` is complete, so that a client is not left with
+/// half a message when the connection is lost. Large messages, and those interleaved with other frames, are
+/// passed on as they arrive.
 #[inline]
 pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
     let Some(head) = input.first_chunk::<HEADER_LEN>() else { return false };
@@ -52,7 +53,7 @@ pub(super) fn is_worth_waiting_for(input: &[u8]) -> bool {
 }
 
 impl Lease {
-    /// Passes on a method that content follows. `behind` is what has come behind it.
+    /// Passes on a method that content follows. `behind` is the input received after it.
     #[inline]
     pub(super) fn begin_content(&mut self, run: &mut Run, frame: &Frame<'_>, wire: &[u8], behind: &[u8]) {
         self.missing = Missing::Header;
@@ -76,8 +77,8 @@ impl Lease {
         }
     }
 
-    /// Whether a delivery of this size has to stay away from the client because more would wait for it than may on a
-    /// connection that others share (P3).
+    /// Whether a delivery of this size must be withheld because the client's backlog would exceed its bound
+    /// on a shared connection (P3).
     #[inline]
     fn overflows(&mut self, run: &Run, size: u64) -> bool {
         if !self.overflowed && run.is_over_budget(&self.link, size) {
@@ -118,7 +119,7 @@ fn announced(input: &[u8]) -> u64 {
     }
 }
 
-/// Where in the payload of a method the delivery tag is: behind the consumer tag of a basic.deliver.
+/// Offset of the delivery tag in the payload of a method: behind the consumer tag of a basic.deliver.
 #[inline]
 fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
     match payload {
@@ -128,13 +129,14 @@ fn delivery_tag_at(payload: &[u8]) -> Option<usize> {
     }
 }
 
-/// Where in the payload of a content header the size of the body is: behind class and weight.
+/// Offset of the body size in the payload of a content header: behind class and weight.
 const BODY_SIZE_AT: usize = 4;
 /// Class and method id of basic.deliver.
 const DELIVER: [u8; 4] = [0, 60, 0, 60];
 /// Class and method id of basic.get-ok.
 const GET_OK: [u8; 4] = [0, 60, 0, 71];
-/// Bytes of a message, frames included, up to which it is waited for: what the read loop holds back for a protocol.
+/// Bytes of a message, frames included, up to which it is held until complete: the read loop's buffer limit
+/// for a protocol.
 const HELD_MAX: usize = transport::MAX_UNCONSUMED;
 
 #[cfg(test)]

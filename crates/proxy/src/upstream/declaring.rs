@@ -1,4 +1,4 @@
-//! Declaring again what a broker has lost, on a connection that no client has yet.
+//! Repeating declarations that a broker has lost, on a connection that carries no client.
 
 use std::sync::Arc;
 
@@ -12,23 +12,23 @@ use super::handshake::{Begun, Trouble, receive};
 use crate::config::PoolConfig;
 use crate::refusal::{Refusal, announced_fault};
 
-/// A connection for declarations alone.
+/// A connection used for declarations only.
 #[derive(Debug)]
 pub(crate) struct Declaring {
     stream: Stream,
     input: Vec<u8>,
-    /// The channel is open.
+    /// Whether the channel is open.
     is_open: bool,
 }
 
-/// How far a run of declarations has come.
+/// The outcome of a run of declarations.
 #[derive(Debug)]
 pub(crate) struct Declared {
-    /// So many were carried out.
+    /// Number of methods carried out.
     pub(crate) count: usize,
-    /// What the broker has against the next one, if it has not carried out all.
+    /// The broker's fault for the next method, if it has not carried out all of them.
     pub(crate) fault: Option<Fault>,
-    /// The connection can be used further.
+    /// Whether the connection can still be used.
     pub(crate) goes_on: bool,
 }
 
@@ -39,10 +39,10 @@ impl Declaring {
         Ok(Self { stream, input: Vec::new(), is_open: false })
     }
 
-    /// Has methods carried out that each have one answer, up to the first that the broker refuses.
+    /// Has methods carried out that have one reply each, up to the first that the broker refuses.
     ///
     /// # Errors
-    /// 320 CONNECTION_FORCED when the broker does not answer to the end.
+    /// 320 CONNECTION_FORCED if the broker does not answer all of them.
     pub(crate) async fn declare(
         &mut self,
         methods: &[Arc<[u8]>],
@@ -68,7 +68,8 @@ impl Declaring {
         Ok(Declared { count, fault: None, goes_on: true })
     }
 
-    /// Sends some methods, and waits for their answers, counting them; returns why the channel was closed, if it was.
+    /// Sends some methods, and waits for their replies, counting them; returns the channel's fault if the
+    /// broker closed it.
     async fn declare_batch(
         &mut self,
         methods: &[Arc<[u8]>],
@@ -91,7 +92,7 @@ impl Declaring {
                 Method::ChannelClose(close) => {
                     announced_fault(close.reply_code, close.reply_text, (close.class_id, close.method_id))
                 }
-                // An alarm stops publishers, and here is none.
+                // An alarm stops publishers, and this connection does not publish.
                 Method::ConnectionBlocked(_) | Method::ConnectionUnblocked(_) => continue,
                 _ => {
                     *count += 1;
@@ -123,14 +124,14 @@ impl Declaring {
             }
             Ok::<_, Trouble>(())
         };
-        // What was to be done is done.
+        // All declarations are done; a close that fails changes nothing.
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
     }
 }
 
 /// The only channel.
 const CHANNEL: u16 = 1;
-/// Methods that are sent at once: enough to hide round trips, and their answers fit any socket's buffer.
+/// Methods sent at once: enough to hide round trips, and their replies fit any socket's buffer.
 const BATCH: usize = 128;
 /// How long a broker may take to confirm the close.
 const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! The handshake with a broker, in two steps: login up to `connection.tune`, then `connection.open`.
 //!
-//! A client is told that it is logged in after the first step and names its virtual host only then, which is why this
-//! is not [`amqp::ClientHandshake`]: that one needs the virtual host from the start.
+//! A client learns that it is logged in after the first step and names its virtual host only then, which is
+//! why this is not [`amqp::ClientHandshake`]: that one needs the virtual host from the start.
 
 use std::io;
 
@@ -45,7 +45,7 @@ impl Begun {
         let login = async {
             let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
             let server_properties = start(&mut stream, &mut input, credentials, introduction).await?;
-            // A broker that knows authentication_failure_close says why; others just close.
+            // A broker with authentication_failure_close reports the reason; others just close.
             let closed = |refusal| match refusal {
                 Trouble::Closed => Trouble::Said(Refusal::Login(credentials.mechanism.refusal_text())),
                 other => other,
@@ -83,8 +83,8 @@ impl Begun {
         }
     }
 
-    /// The lower of what the broker offers and what the pool wants; 0 is no limit. Channels are wanted as many as there
-    /// are, for a connection may become one client's own.
+    /// The lower of the broker's offer and the pool's wish; 0 is no limit. The pool wants as many channels as
+    /// possible, because a connection may become one client's own.
     fn limits(&self, config: &PoolConfig) -> Limits {
         fn lower<N: Ord + Default + Copy>(offered: N, wanted: N) -> N {
             if offered == N::default() { wanted } else { offered.min(wanted) }
@@ -101,7 +101,7 @@ impl Begun {
     }
 }
 
-/// Asks a broker for its first words: whether it is there, and its server-properties.
+/// Reads a broker's first method, to check that it is up; returns its server-properties.
 pub(crate) async fn probe(endpoint: &Endpoint, config: &PoolConfig) -> Result<FieldTable, Refusal> {
     let asking = async {
         let (mut stream, mut input) = (connect(endpoint, config).await?, Vec::new());
@@ -114,17 +114,17 @@ pub(crate) async fn probe(endpoint: &Endpoint, config: &PoolConfig) -> Result<Fi
     within(config, endpoint, asking).await
 }
 
-/// Runs one step within the time that connecting may take.
+/// Runs one step within the connect timeout.
 async fn within<T>(
     config: &PoolConfig,
     endpoint: &Endpoint,
     step: impl Future<Output = Result<T, Trouble>>,
 ) -> Result<T, Refusal> {
-    // Boxed: the state of a handshake is large, and is needed for a moment only.
+    // Boxed: the state of a handshake is large, and short-lived.
     match tokio::time::timeout(config.connect_timeout, Box::pin(step)).await {
         Ok(result) => result.map_err(|trouble| match trouble {
             Trouble::Said(refusal) => refusal,
-            // Its alert is lost when it closes before it has read what we sent (TLS 1.3).
+            // Its alert is lost if it closes before it has read our data (TLS 1.3).
             Trouble::Closed if shows_certificate(endpoint, config) => Refusal::unreachable(format_args!(
                 "{endpoint}: closed during the handshake; it may not accept our certificate"
             )),
@@ -157,7 +157,7 @@ async fn start(
             let properties = introduction.properties().encode();
             let response = credentials.response();
             let start_ok = connection::StartOk {
-                // Just encoded, and two levels deep: it is well-formed.
+                // The method was just encoded, and is two levels deep: it is well-formed.
                 client_properties: RawTable::check(&properties).unwrap_or_default(),
                 mechanism,
                 response: response.expose(),
@@ -169,15 +169,15 @@ async fn start(
         other => return Err(unexpected(&other)),
     };
     let written = stream.write_all(&output).await;
-    // It held the password.
+    // The buffer held the password.
     output.fill(0);
     std::hint::black_box(&output);
     written?;
     Ok(server_properties)
 }
 
-/// Reads one method on channel 0, exactly to its end: what follows belongs to the connection's task. A
-/// `connection.close` is answered, and is an error with the broker's words.
+/// Reads one method on channel 0, exactly to its end: the following bytes belong to the connection's task. A
+/// `connection.close` is answered, and returned as an error with the broker's text.
 pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> Result<Method<'i>, Trouble> {
     loop {
         input.resize(HEADER_LEN, 0);
@@ -185,7 +185,7 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
         if input.starts_with(b"AMQP") {
             return Err(Trouble::Other("it speaks another protocol".to_owned()));
         }
-        // Judges type and length; the payload is read only then.
+        // Validates type and length before the payload is read.
         Frame::parse(input, HANDSHAKE_FRAME_MAX).map_err(|fault| Trouble::Other(fault.to_string()))?;
         let length = u32::from_be_bytes([input[3], input[4], input[5], input[6]]) as usize;
         input.resize(HEADER_LEN + length + 1, 0);
@@ -199,16 +199,16 @@ pub(super) async fn receive<'i>(stream: &mut Stream, input: &'i mut Vec<u8>) -> 
     let Method::ConnectionClose(close) = method else { return Ok(method) };
     let mut output = Vec::new();
     write_method(&mut output, 0, connection::CloseOk {});
-    // The broker has said what there is to say; whether it hears this does not matter.
+    // The broker has given its reason; it does not matter whether it receives this.
     let _ = stream.write_all(&output).await;
     let fault = announced_fault(close.reply_code, close.reply_text, (close.class_id, close.method_id));
-    // 10, 11 is connection.start-ok: whatever is refused there is the login.
+    // 10, 11 is connection.start-ok: a refusal of that concerns the login.
     let login =
         fault.code == ReplyCode::AccessRefused && (fault.method == (10, 11) || fault.method == (0, 0));
     Err(Trouble::Said(if login { Refusal::Login(fault.text.into_owned()) } else { Refusal::Fault(fault) }))
 }
 
-/// Judges the limits that a broker offers; what other limits are derived from must not be absurd.
+/// Validates the limits that a broker offers; other limits are derived from them, so they must not be absurd.
 fn judge_tune(tune: connection::Tune) -> Result<connection::Tune, Trouble> {
     if tune.frame_max != 0 && tune.frame_max < MIN_FRAME_MAX {
         let text = format!("it offers frame_max {}, lower than the minimum {MIN_FRAME_MAX}", tune.frame_max);
@@ -221,14 +221,14 @@ fn unexpected(method: &Method<'_>) -> Trouble {
     Trouble::Other(format!("unexpected {}", method.name()))
 }
 
-/// What goes wrong in a handshake.
+/// Errors of a handshake.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The broker refused, in its own words.
+    /// The broker refused, with this text.
     Said(Refusal),
     /// The broker closed the stream.
     Closed,
-    /// The broker does not follow the protocol.
+    /// The broker violated the protocol.
     Other(String),
     Io(io::Error),
 }

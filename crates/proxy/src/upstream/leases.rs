@@ -1,10 +1,10 @@
 //! Channels of an upstream connection: leased to clients' channels, proven clean, and leased again (P5, P6).
 //!
-//! A channel that a client gives back settles until everything that was asked on it is answered and everything
-//! published in confirm mode is confirmed. What no answer tells of, such as a publish outside confirm mode to an
-//! exchange that does not exist, is fenced off first: `basic.qos` is sent, which also takes back a prefetch. Its answer
-//! proves that the broker has got over everything in front of it without closing the channel. Then the channel rests,
-//! and whoever is next needs no `channel.open`.
+//! A channel that a client gives back settles until every request on it is answered and everything published
+//! in confirm mode is confirmed. Frames whose outcome no reply reports, such as a publish outside confirm
+//! mode to an exchange that does not exist, are fenced off first: the pool sends `basic.qos`, which also
+//! resets the prefetch. Its reply proves that the broker has processed everything in front of it without
+//! closing the channel. Then the channel rests, and the next lease needs no `channel.open`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -18,46 +18,48 @@ use super::slot::{Lease, Settling, Slot, Usage};
 use super::{Notified, Phase, State, Upstream};
 use crate::link::Event;
 
-/// What placing a channel led to.
+/// The outcome of placing a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placed {
     /// On this channel.
     On(Leased),
-    /// All channels are in use. On a client's own connection: as many as the broker allows at all. On one that clients share,
-    /// also when those are used for something else.
+    /// All channels are in use. On a client's own connection: as many as the broker allows at all. On a
+    /// shared one, also when its channels serve the other role.
     Full,
-    /// All channels of the client's own connection are in use, but some are being closed. [`Event::ChannelFree`] tells.
+    /// All channels of the client's own connection are in use, but some are being closed.
+    /// [`Event::ChannelFree`] follows.
     Soon,
     /// The connection is closing or has ended.
     Gone,
 }
 
-/// A channel as it was found. What is missing is the session's to send, in front of everything else.
+/// A leased channel in its present state. The session has to send any missing method in front of everything
+/// else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leased {
     pub(crate) channel: u16,
-    /// `channel.open` is missing.
+    /// Whether `channel.open` has to be sent.
     pub(crate) fresh: bool,
-    /// It is in confirm mode.
+    /// Whether it is already in confirm mode.
     pub(crate) confirming: bool,
 }
 
-/// What a connection that clients share has for one of them.
+/// A shared connection's offer to a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shared {
-    /// How much it has to do for clients, in no unit, if it has a channel for this one.
+    /// A unitless measure of its load, if it has a channel for this client.
     pub(crate) load: Option<usize>,
-    /// Such a channel rests.
+    /// Whether such a channel rests.
     pub(crate) rests: bool,
-    /// Channels that the broker is still to open, or to prove clean if they were given back.
+    /// Channels that the broker is still to open, or to prove clean after they were given back.
     pub(crate) opening: usize,
 }
 
-/// The resting channels, those first that have rested longest.
+/// The resting channels, the longest resting first.
 #[derive(Debug, Default)]
 pub(super) struct Resting {
     plain: VecDeque<Rested>,
-    /// In confirm mode.
+    /// Those in confirm mode.
     confirming: VecDeque<Rested>,
 }
 
@@ -70,7 +72,8 @@ struct Rested {
 }
 
 impl Upstream {
-    /// What the connection has for a client, which is `confirm`ing or not; `None` when clients do not share it for this use.
+    /// The connection's offer to a client, in confirm mode if `confirm`; `None` if clients do not share it in
+    /// this role.
     pub(crate) fn shared(&self, confirm: bool, role: Role) -> Option<Shared> {
         let state = self.state.lock();
         if !state.is_shared() || !state.takes(role) {
@@ -91,12 +94,13 @@ impl Upstream {
         (state.is_shared(), state.is_shared() && has_room)
     }
 
-    /// Ends when a channel has come to rest, or to be open: for one of those who wait.
+    /// Completes when a channel has come to rest, or was opened; wakes one waiter.
     pub(crate) fn news(&self) -> Notified<'_> {
         self.news.notified()
     }
 
-    /// The broker has opened a channel, if that was `opening`, or nobody needs to know any more whether it has.
+    /// Counts a channel as opened if it was `opening`: the broker has opened it, or the outcome no longer
+    /// matters.
     pub(super) fn opened_if(&self, state: &mut State, opening: bool) {
         if opening {
             state.opening = state.opening.saturating_sub(1);
@@ -109,8 +113,8 @@ impl Upstream {
         self.state.lock().in_use
     }
 
-    /// Leases a channel, one that rests if possible. `confirm` says that it has to be in confirm mode; then it is, or is
-    /// about to be put into it. `role` is what it is for, on a connection that clients share.
+    /// Leases a channel, a resting one if possible. With `confirm` the channel is in confirm mode, or about
+    /// to be put into it. `role` is its use, on a shared connection.
     pub(crate) fn lease(&self, mut lease: Lease, confirm: bool, role: Role) -> Placed {
         let mut state = self.state.lock();
         if state.phase != Phase::Open {
@@ -157,8 +161,8 @@ impl Upstream {
         Placed::On(leased)
     }
 
-    /// A resting channel that was not opened too long ago. A broker may remember on a channel what its user was allowed to
-    /// do when it asked first, as RabbitMQ does, so clients that come later must not get it (P1).
+    /// A resting channel that was not opened too long ago. A broker may cache permissions per channel, as
+    /// RabbitMQ does, so later clients must not get an old one (P1).
     fn take_young(&self, state: &mut State, confirm: bool, now: Instant) -> Option<Rested> {
         while let Some(rested) = state.resting.take(confirm) {
             if now < rested.opened_at + self.channel_age_max {
@@ -169,7 +173,7 @@ impl Upstream {
         None
     }
 
-    /// All numbers are taken. A client's own connection makes room where it can.
+    /// Handles exhausted channel numbers. A client's own connection makes room where it can.
     fn no_number(&self, state: &mut State, is_own: bool) -> Placed {
         if !is_own {
             return Placed::Full;
@@ -181,9 +185,10 @@ impl Upstream {
         if state.starved { Placed::Soon } else { Placed::Full }
     }
 
-    /// Gives a channel back. Everything that the session had for it must be in the outbox. It is leased again only when
-    /// it is proven clean, or the broker has confirmed its close; until then what was under way is kept. False when the
-    /// connection has ended: what was under way is left to the session.
+    /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again
+    /// only when it is proven clean, or the broker has confirmed its close; until then the frames in flight
+    /// are kept. Returns false if the connection has ended: then the session has to handle the frames in
+    /// flight.
     #[must_use]
     pub(crate) fn release(&self, number: u16, usage: Usage) -> bool {
         let mut state = self.state.lock();
@@ -215,7 +220,8 @@ impl Upstream {
         true
     }
 
-    /// Asks for a sign that the broker is through with everything, if there is need; returns how many answers will come.
+    /// Requests replies that prove the broker has processed everything, if needed; returns how many are to
+    /// come.
     fn fence(&self, number: u16, usage: Usage) -> u32 {
         let mut fences = 0;
         for (wanted, global) in
@@ -229,7 +235,7 @@ impl Upstream {
         fences
     }
 
-    /// Closes a channel and lets the session know when the broker has confirmed it.
+    /// Closes a channel and notifies the session when the broker has confirmed it.
     pub(crate) fn close_channel(&self, number: u16) {
         let mut state = self.state.lock();
         if let Some(Slot::Leased(lease)) = state.slot(number) {
@@ -238,7 +244,7 @@ impl Upstream {
         }
     }
 
-    /// Most channels at one time on a client's own connection.
+    /// Maximum number of channels on a client's own connection.
     pub(crate) fn channel_max(&self) -> u16 {
         self.channel_max
     }
@@ -250,22 +256,22 @@ impl Upstream {
         }
     }
 
-    /// A method that has an answer is about to be sent.
+    /// Notes that a method with a reply is about to be sent.
     pub(crate) fn expect_reply(&self, number: u16) {
         if let Some(Slot::Leased(lease)) = self.state.lock().slot(number) {
             lease.replies_due += 1;
         }
     }
 
-    /// The session is about to ask for a sign that the broker is through with everything so far.
+    /// Notes that the session is about to request a proof that the broker has processed everything so far.
     pub(crate) fn expect_proof(&self, number: u16) {
         if let Some(Slot::Leased(lease)) = self.state.lock().slot(number) {
             lease.own_flow_ok += 1;
         }
     }
 
-    /// A message outside confirm mode is about to be sent. [`Event::Unproven`] asks for a proof before long, unless one is
-    /// asked for anyway.
+    /// Notes that a message outside confirm mode is about to be sent. [`Event::Unproven`] requests a proof
+    /// before long, unless one is requested anyway.
     #[inline]
     pub(crate) fn note_unproven(&self) {
         if !self.unproven.load(Ordering::Relaxed) {
@@ -273,7 +279,7 @@ impl Upstream {
         }
     }
 
-    /// Has those prove who have sent something since they asked last.
+    /// Asks for a proof from every session that has sent something since its last one.
     pub(super) fn ask_for_proofs(&self) {
         self.unproven.store(false, Ordering::Release);
         for slot in &self.state.lock().slots {
@@ -290,7 +296,7 @@ impl Upstream {
         self.state.lock().phase == Phase::Ended
     }
 
-    /// Whether every method that the client has sent is answered.
+    /// Whether all of the client's requests have been answered.
     pub(crate) fn is_answered(&self, number: u16) -> bool {
         match self.state.lock().slot(number) {
             Some(Slot::Leased(lease)) => lease.replies_due == 0,
@@ -298,8 +304,8 @@ impl Upstream {
         }
     }
 
-    /// Whether the first `published` messages in confirm mode have been confirmed. After a no, [`Event::Confirmed`]
-    /// tells.
+    /// Whether the first `published` messages in confirm mode have been confirmed. If not,
+    /// [`Event::Confirmed`] follows.
     pub(crate) fn await_confirms(&self, number: u16, published: u64) -> bool {
         let mut state = self.state.lock();
         match state.slot(number) {
@@ -307,19 +313,20 @@ impl Upstream {
                 Some(confirms) => confirms.await_up_to(published),
                 None => true,
             },
-            // Those of a connection that is lost come from another one, when the session has heard of it.
+            // For a lost connection the confirms come from another one, once the session has handled the
+            // loss.
             _ => state.phase != Phase::Ended,
         }
     }
 
-    /// Closes the channels that have rested since before `now - timeout`.
+    /// Closes the channels that have rested for at least `timeout`.
     pub(super) fn close_rested(&self, state: &mut State, now: Instant, timeout: Duration) {
         while let Some(rested) = state.resting.take_rested(now, timeout) {
             self.close_resting(state, rested.number);
         }
     }
 
-    /// Has a settling channel rest when it is proven clean, if it is young enough.
+    /// Lets a settling channel rest when it is proven clean, or closes it if it is too old.
     pub(super) fn rest_if_clean(&self, state: &mut State, number: u16) {
         let Some(slot) = state.slot(number) else { return };
         let Slot::Settling(settling) = slot else { return };
@@ -366,7 +373,7 @@ impl State {
         }
     }
 
-    /// A channel is in use no longer.
+    /// A channel is no longer in use.
     fn left_use(&mut self) {
         self.in_use -= 1;
         if std::mem::take(&mut self.starved)
@@ -397,7 +404,7 @@ impl State {
         }
     }
 
-    /// The broker closed a channel that rested.
+    /// The broker closed a resting channel.
     pub(super) fn forget_resting(&mut self, number: u16) {
         if self.resting.remove(number) {
             self.in_use += 1;
@@ -428,7 +435,7 @@ impl Resting {
         self.plain.len() + self.confirming.len()
     }
 
-    /// Since when the longest rest has lasted.
+    /// When the longest rest began.
     pub(super) fn longest(&self) -> Option<Instant> {
         [&self.plain, &self.confirming]
             .into_iter()
@@ -441,12 +448,12 @@ impl Resting {
         if confirming { &mut self.confirming } else { &mut self.plain }
     }
 
-    /// Whether there is one for a client in confirm mode, or outside it. Confirm mode cannot be left.
+    /// Whether one rests for a client in confirm mode, or outside it. Confirm mode cannot be left.
     fn has(&self, confirm: bool) -> bool {
         !self.plain.is_empty() || (confirm && !self.confirming.is_empty())
     }
 
-    /// The one that was used last, so that the others get old.
+    /// Takes the most recently used one, so that the others age.
     fn take(&mut self, confirm: bool) -> Option<Rested> {
         let confirming = if confirm { self.confirming.pop_back() } else { None };
         confirming.or_else(|| self.plain.pop_back())
@@ -456,7 +463,7 @@ impl Resting {
         self.plain.pop_front().or_else(|| self.confirming.pop_front())
     }
 
-    /// One that has rested for this long.
+    /// Takes one that has rested for this long.
     fn take_rested(&mut self, now: Instant, timeout: Duration) -> Option<Rested> {
         let rested = |of: &VecDeque<Rested>| of.front().is_some_and(|front| now >= front.since + timeout);
         [&mut self.plain, &mut self.confirming].into_iter().find(|of| rested(of))?.pop_front()
@@ -479,8 +486,9 @@ fn close_channel() -> channel::Close<'static> {
     }
 }
 
-/// What it weighs, in leased channels, to use a connection that is not used for anything yet: both roles should find one
-/// where there are few.
+/// The cost, in leased channels, of using a connection that has no role yet: both roles should find one when
+/// there are few.
 const ROLE_CHANGE: usize = 4;
-/// Bytes of backlog that weigh as much as a leased channel: about what a busy publisher adds in one batch of reads.
+/// Bytes of backlog that weigh as much as a leased channel: about the amount that a busy publisher adds in
+/// one batch of reads.
 const BACKLOG_OF_A_LEASE: usize = 16 * 1024;

@@ -1,10 +1,11 @@
-//! What a client has under way on an upstream channel, kept until the broker has answered for it (P7).
+//! Frames that a client has in flight on an upstream channel, kept until the broker has answered for them
+//! (P7).
 //!
-//! The session writes down what it sends, the upstream connection's task what is answered. When the connection is lost,
-//! what is left goes out again on another one, in the same order, and its confirms keep the numbers that the client
-//! knows. Brokers take the methods of a channel one after the other, so an answer speaks for everything in front of it
-//! that has no answer of its own. For messages outside confirm mode the session asks for an answer now and then, which
-//! is nobody else's: a proof.
+//! The session records what it sends, the upstream connection's task what is answered. When the connection is
+//! lost, the remaining entries are sent again on another one, in the same order, and their confirms keep the
+//! numbers that the client knows. Brokers process the methods of a channel in order, so a reply also settles
+//! everything in front of it that has no reply of its own. For messages outside confirm mode the session
+//! requests a reply of its own now and then: a proof.
 
 mod carried;
 mod changes;
@@ -28,61 +29,61 @@ use crate::frames::{put_frame, stored_frames};
 use crate::kept::Kept;
 use crate::link::ClientLink;
 
-/// The record of one lease. Its lock is a leaf but for the sum of what is kept for the client, and its out-buffer, which
-/// is nudged under it.
+/// The record of one lease. Its lock is a leaf except for the byte count of the client and its out-buffer,
+/// which is nudged under it.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     kept: Arc<Kept>,
-    /// Not held on to: nobody remembers what is declared for a client that is gone.
+    /// Weak: a departed client's declarations are not remembered.
     link: Weak<ClientLink>,
     record: Mutex<Record>,
 }
 
 #[derive(Debug, Default)]
 struct Record {
-    /// Confirms of others on the channel, before the lease.
+    /// Confirms on the channel before the lease, which belong to earlier leases.
     base: u64,
     carried: Carried,
     /// Messages sent in confirm mode.
     published: u64,
-    /// Those of them that are confirmed, numbered from 1.
+    /// Confirmed messages, numbered from 1.
     confirms: Confirms,
-    /// Methods sent that have an answer.
+    /// Number of methods sent that have a reply.
     asked: u64,
-    /// Answers that came.
+    /// Number of replies received.
     answered: u64,
-    /// Deliveries came.
+    /// Whether deliveries have arrived.
     has_delivered: bool,
     entries: VecDeque<Entry>,
-    /// How many of them are methods without an answer.
+    /// Number of no-wait methods in `entries`.
     told: u64,
-    /// Which of the methods that were asked are the pool's own.
+    /// Numbers of the requests that are the pool's own proofs.
     proofs: VecDeque<u64>,
-    /// Bytes of messages outside confirm mode, and of `changes`, behind which nothing is asked.
+    /// Bytes of messages outside confirm mode, and of `changes`, that no request follows yet.
     unproven: usize,
-    /// What was sent last that has no answer of its own. Set when it is sent, never cleared.
+    /// The last frame sent without a reply of its own. Set when it is sent, never cleared.
     unanswered: Option<Unanswered>,
-    /// The session waits until the broker is through with everything. Set when it asks, cleared when it is told.
+    /// Whether the session waits until the broker has processed everything. Cleared when it is notified.
     awaited: bool,
-    /// Methods without an answer that are to change what others have declared.
+    /// Methods with no-wait that are about to change other clients' declarations.
     changes: Changes,
 }
 
-/// What is left when an upstream channel is lost.
+/// The unsettled part of a ledger when its upstream channel is lost.
 #[derive(Debug, Default)]
 pub(crate) struct Remains {
     pub(crate) carried: Carried,
     /// Frames to be sent again.
     pub(crate) frames: Vec<u8>,
-    /// How many messages are among them.
+    /// Number of messages in `frames`.
     pub(crate) messages: u64,
     /// The client's numbers of messages that were too large to be kept.
     pub(crate) too_large: Vec<u64>,
-    /// How many messages outside confirm mode were too large to be kept.
+    /// Number of messages outside confirm mode that were too large to be kept.
     pub(crate) lost: u64,
-    /// The last message was one of these, or of `too_large`.
+    /// Whether the last message was one of `lost` or `too_large`.
     pub(crate) last_too_large: bool,
-    /// The broker has answered for something, or delivered.
+    /// Whether the broker has answered something, or delivered.
     pub(crate) progressed: bool,
 }
 
@@ -92,14 +93,14 @@ impl Ledger {
         Arc::new(Self { kept: link.kept.clone(), link: Arc::downgrade(link), record })
     }
 
-    /// Has a method remembered that was carried out, or needs no answer.
+    /// Has a method remembered that was carried out, or has no reply.
     fn carried_out(&self, method: &Method<'_>, queue: Option<&str>) {
         if let Some(link) = self.link.upgrade() {
             link.carried_out(method, queue);
         }
     }
 
-    /// Counts a consumer among those that keep its queue.
+    /// Counts a consumer among those that keep its queue alive.
     fn counted(&self, consumer: Consumer) -> Consumer {
         match self.link.upgrade() {
             Some(link) => consumer.counted(&link),
@@ -107,12 +108,12 @@ impl Ledger {
         }
     }
 
-    /// On the channel so many messages were confirmed before.
+    /// Sets the number of messages that were published on the channel before this lease.
     pub(crate) fn set_base(&self, base: u64) {
         self.record.lock().base = base;
     }
 
-    /// Whole messages in confirm mode are sent.
+    /// Records whole messages sent in confirm mode.
     #[inline]
     pub(crate) fn messages(&self, frames: &[u8], count: u64) {
         let mut record = self.record.lock();
@@ -123,7 +124,7 @@ impl Ledger {
         self.push(&mut record, Entry::new(what, frames.to_vec()));
     }
 
-    /// Whole messages outside confirm mode are sent; returns whether it is time for a proof.
+    /// Records whole messages sent outside confirm mode; returns whether it is time for a proof.
     #[inline]
     pub(crate) fn unconfirmed_messages(&self, frames: &[u8], count: u64) -> bool {
         let mut record = self.record.lock();
@@ -142,7 +143,7 @@ impl Ledger {
         wants_proof
     }
 
-    /// A `basic.publish` outside confirm mode is sent; [`Self::content`] follows.
+    /// Records a `basic.publish` sent outside confirm mode; [`Self::content`] follows.
     pub(crate) fn publish_unconfirmed(&self, payload: &[u8]) {
         let mut record = self.record.lock();
         let what = record.outside_confirm_mode(1);
@@ -151,13 +152,13 @@ impl Ledger {
         self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
 
-    /// Whether messages were sent behind which nothing is asked; and whether they are so many that it should be.
+    /// Whether messages were sent that no request follows; and whether enough of them to ask for a proof.
     pub(crate) fn is_unproven(&self) -> (bool, bool) {
         let unproven = self.record.lock().unproven;
         (unproven > 0, unproven >= PROOF_DUE)
     }
 
-    /// The pool asks for an answer itself, behind everything else.
+    /// Records that the pool itself requests a reply, behind everything else.
     pub(crate) fn prove(&self) {
         let mut record = self.record.lock();
         record.asked += 1;
@@ -166,7 +167,7 @@ impl Ledger {
         record.proofs.push_back(number);
     }
 
-    /// Takes an answer of this kind if it is the pool's own.
+    /// Takes a `channel.flow-ok` if it answers one of the pool's own proofs.
     pub(super) fn answers_proof(&self) -> bool {
         let mut record = self.record.lock();
         let is_proof = record.proofs.front().is_some_and(|number| *number == record.answered + 1);
@@ -182,7 +183,7 @@ impl Ledger {
         is_proof
     }
 
-    /// A `basic.publish` in confirm mode is sent; [`Self::content`] follows.
+    /// Records a `basic.publish` sent in confirm mode; [`Self::content`] follows.
     pub(crate) fn publish(&self, payload: &[u8]) {
         let mut record = self.record.lock();
         record.published += 1;
@@ -192,7 +193,7 @@ impl Ledger {
         self.push(&mut record, Entry::new(what, method_frame(payload)));
     }
 
-    /// A frame of the last message is sent. Messages larger than `limit` bytes are not kept.
+    /// Records a content frame of the last message. Messages larger than `limit` bytes are not kept.
     pub(crate) fn content(&self, kind: FrameKind, payload: &[u8], limit: u64) {
         let mut record = self.record.lock();
         let Record { entries, unproven, .. } = &mut *record;
@@ -222,12 +223,12 @@ impl Ledger {
         self.kept.add(entry.bytes() - before);
     }
 
-    /// A method other than `basic.publish` is sent; it has an answer or not. `prefetch` holds for consumers made now.
-    /// Returns whether something waits for an answer behind it.
+    /// Records a method other than `basic.publish`; `has_answer` is false with no-wait. `prefetch` holds for
+    /// consumers made now. Returns whether a change still waits for a reply behind it.
     pub(crate) fn method(&self, payload: &[u8], has_answer: bool, prefetch: Option<u16>) -> bool {
         let mut record = self.record.lock();
         match Method::decode(payload) {
-            // What they settle is over with the connection; and a mode is not sent twice.
+            // The deliveries that they settle end with the connection; and confirm mode is set up separately.
             Ok(
                 Method::BasicAck(_)
                 | Method::BasicNack(_)
@@ -262,9 +263,9 @@ impl Ledger {
         record.changes.len() > 0
     }
 
-    /// A method without an answer is sent. What it adds to what the client has declared is remembered at once, for nobody
-    /// else is concerned; what it takes away from others waits until it is proven that the broker has not refused it, and
-    /// what is added behind that comes after it once more.
+    /// Handles a method without a reply. If it adds to the client's declarations it is remembered at once,
+    /// because no other client is affected; if it removes other clients' declarations it waits until the
+    /// broker provably has not refused it, and additions behind it are applied again after it.
     fn told(&self, record: &mut Record, method: &Method<'_>, payload: &[u8]) {
         if !takes_away(method) {
             self.carried_out(method, None);
@@ -282,7 +283,7 @@ impl Ledger {
         }
     }
 
-    /// Has the changes remembered behind which something was answered.
+    /// Applies the changes that an answered method follows.
     fn change_proven(&self, record: &mut Record) {
         while record.changes.first().is_some_and(|change| record.is_done(&change.what()))
             && let Some(change) = record.changes.pop()
@@ -298,7 +299,7 @@ impl Ledger {
         }
     }
 
-    /// The broker has closed the channel as it was asked to, so it has refused nothing.
+    /// The broker has closed the channel on request, so it has refused nothing.
     pub(super) fn closed(&self) {
         let mut record = self.record.lock();
         while let Some(change) = record.changes.pop() {
@@ -306,7 +307,8 @@ impl Ledger {
         }
     }
 
-    /// Bounds what is kept of methods without an answer: a client that sends nothing else would never be read again.
+    /// Bounds the no-wait methods kept: otherwise a client that sends nothing else would eventually never be
+    /// read again.
     fn forget_told(&self, record: &mut Record) {
         record.told += 1;
         if record.told <= TOLD_MAX {
@@ -324,7 +326,7 @@ impl Ledger {
         }
     }
 
-    /// Notes a method in the last entry, or in one of its own.
+    /// Adds a method to the last entry, or as a new one.
     fn push_method(&self, record: &mut Record, what: What, payload: &[u8]) {
         if let Some(last) = record.entries.back_mut() {
             let before = last.bytes();
@@ -341,7 +343,7 @@ impl Ledger {
         record.entries.push_back(entry);
     }
 
-    /// The broker has confirmed; returns the client's number for it.
+    /// Records a confirm from the broker; returns the client's number for it.
     pub(super) fn confirmed(&self, tag: u64, multiple: bool) -> u64 {
         let mut record = self.record.lock();
         let own = tag.saturating_sub(record.base);
@@ -357,11 +359,11 @@ impl Ledger {
         number
     }
 
-    /// The broker has answered a method that the client asked. `last_queue` is what an empty queue name means.
+    /// Records a reply to one of the client's requests. `last_queue` is what an empty queue name means.
     pub(super) fn answered(&self, answer: Option<&Method<'_>>, last_queue: Option<&str>) {
         let mut record = self.record.lock();
         record.answered += 1;
-        // They were sent before.
+        // The changes were sent before this request.
         self.change_proven(&mut record);
         match answer {
             Some(Method::BasicConsumeOk(ok)) => {
@@ -369,7 +371,7 @@ impl Ledger {
                     record.carried.consumers.push(self.counted(consumer));
                 }
             }
-            // It may have been asked for before the consumer was there.
+            // The cancel may have been sent before the consumer existed.
             Some(Method::BasicCancelOk(ok)) => record.carried.forget_consumer(ok.consumer_tag),
             Some(Method::QueueDeclareOk(ok)) => {
                 if let Some((method, _)) = record.asked() {
@@ -397,7 +399,7 @@ impl Ledger {
         self.notify(is_due);
     }
 
-    /// Whether the broker has a consumer with this tag, or is asked for one.
+    /// Whether the broker has a consumer with this tag, or is being asked for one.
     pub(crate) fn is_consuming(&self, tag: &str) -> bool {
         let record = self.record.lock();
         let under_way = record
@@ -412,7 +414,7 @@ impl Ledger {
         )
     }
 
-    /// The broker has cancelled a consumer: its queue is deleted.
+    /// The broker has cancelled a consumer because its queue was deleted.
     pub(super) fn cancelled(&self, tag: &str) {
         let mut record = self.record.lock();
         let queue = record.carried.queue_of(tag);
@@ -424,7 +426,7 @@ impl Ledger {
         record.carried.forget_consumer(tag);
     }
 
-    /// The connection has ended; the broker's last delivery tag was this one.
+    /// The connection has ended; `delivered` is the broker's last delivery tag.
     pub(super) fn end(&self, delivered: u64, last_queue: Option<Box<str>>) {
         let mut record = self.record.lock();
         record.carried.delivered += delivered;
@@ -445,12 +447,12 @@ impl Ledger {
         }
     }
 
-    /// Whether something is under way.
+    /// Whether any frames are still unsettled.
     pub(crate) fn has_entries(&self) -> bool {
         !self.record.lock().entries.is_empty()
     }
 
-    /// Takes what is left. Nothing is kept here any more.
+    /// Takes the unsettled entries, and leaves the ledger empty.
     pub(crate) fn take(&self) -> Remains {
         let mut record = std::mem::take(&mut *self.record.lock());
         self.kept.release(record.bytes());
@@ -465,7 +467,7 @@ impl Drop for Ledger {
 }
 
 impl Record {
-    /// Messages, or methods with no-wait, are sent now.
+    /// Notes that messages, or methods with no-wait, are sent now.
     fn sends_unanswered(&mut self, confirm: bool) {
         self.unanswered = Some(Unanswered { asked: self.asked, confirm: confirm.then_some(self.published) });
     }
@@ -474,7 +476,7 @@ impl Record {
         self.entries.iter().map(Entry::bytes).sum::<usize>() + self.changes.bytes()
     }
 
-    /// A burst is over: gives back what the queue of entries does not need any more.
+    /// Releases excess capacity of the queue of entries after a burst.
     fn give_back_room(&mut self) {
         let (len, room) = (self.entries.len(), self.entries.capacity());
         if room > ENTRIES_ROOM && len <= room / 4 {
@@ -492,18 +494,18 @@ impl Record {
         }
     }
 
-    /// Messages outside confirm mode that are sent now.
+    /// An entry for messages outside confirm mode that are sent now.
     fn outside_confirm_mode(&self, count: u64) -> What {
         What::Unconfirmed { published: self.published, asked: self.asked, count, too_large: false }
     }
 
-    /// The method that was answered last, and the prefetch of the consumer if it makes one.
+    /// The method that was answered last, and the prefetch if it makes a consumer.
     fn asked(&self) -> Option<(Method<'_>, Option<u16>)> {
         let (payload, prefetch) = self.entries.iter().find_map(|entry| entry.asked(self.answered))?;
         Some((Method::decode(payload).ok()?, prefetch))
     }
 
-    /// The consumer that was asked for and answered last.
+    /// The consumer made by the `basic.consume` that was answered last.
     fn consumer(&self, tag: &str, last_queue: Option<&str>) -> Option<Consumer> {
         let (Method::BasicConsume(consume), prefetch) = self.asked()? else { return None };
         Some(Consumer::new(consume, tag, last_queue, prefetch))
@@ -553,7 +555,7 @@ impl Record {
         remains
     }
 
-    /// Keeps those messages of an entry that are not confirmed; notes the numbers of the others.
+    /// Keeps the unconfirmed messages of an entry; notes the numbers of the others in `gone`.
     fn unconfirmed(
         &self,
         first: u64,
@@ -576,7 +578,7 @@ impl Record {
     }
 }
 
-/// Whether there is a consumer with this tag behind these frames, when there was one in front of them or not.
+/// Whether a consumer with this tag exists after these frames, given whether one existed `before`.
 pub(crate) fn asked_for<'f>(
     frames: impl Iterator<Item = (FrameKind, &'f [u8])>,
     before: bool,
@@ -597,12 +599,13 @@ fn method_frame(payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Methods without an answer, such as a `queue.bind` with no-wait, kept of one channel. Brokers are through with those
-/// further back, as far as the client can know.
+/// Maximum number of no-wait methods, such as `queue.bind`, kept of one channel. Brokers have long processed
+/// older ones, as far as the client can know.
 const TOLD_MAX: u64 = 256;
-/// Bytes of messages outside confirm mode for which an answer is asked: little to keep, and hardly more work for the broker.
+/// Bytes of messages outside confirm mode after which a proof is requested: little to keep, and negligible
+/// work for the broker.
 const PROOF_DUE: usize = 64 * 1024;
-/// Entries for which there is room even when none is there: as many as a client has now and then.
+/// Minimum capacity that the queue of entries keeps: the number a client usually has in flight.
 const ENTRIES_ROOM: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! One connection to a broker: its channels, who leases them, and whom it belongs to.
+//! One connection to a broker: its channels, their leases, and its owner.
 
 mod connect;
 mod content;
@@ -42,33 +42,35 @@ use self::role::Attached;
 use crate::link::{ClientLink, Event};
 use crate::pool::{Endpoint, Unused};
 
-/// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its channels.
+/// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its
+/// channels.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     /// Unique in the pool.
     pub(crate) id: u64,
-    /// Where frames for the broker go.
+    /// Frames for the broker.
     pub(crate) outbox: Arc<Outbox>,
-    /// Bytes that clients have ever handed over.
+    /// Total bytes that clients have handed over.
     sent: AtomicU64,
-    /// Messages were sent behind which nothing may be asked yet. Set by sessions, cleared when they are asked to do so.
+    /// Whether messages were sent that no request follows yet. Set by sessions, cleared when they are asked
+    /// for proofs.
     unproven: AtomicBool,
-    /// Where a batch ends that is looked at, and when it came.
+    /// End position of the sampled batch, and when it was handed over.
     sample: Mutex<Option<(u64, Instant)>>,
     /// Bytes of the largest frame that the broker takes; never 0.
     pub(crate) frame_max: u32,
-    /// Where the broker is.
+    /// The broker's address.
     pub(crate) endpoint: Endpoint,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) virtual_host: Box<str>,
-    /// Most channels at one time, as the broker has it.
+    /// Maximum number of channels, as negotiated with the broker.
     channel_max: u16,
-    /// Most channels at one time while clients share the connection.
+    /// Maximum number of channels while clients share the connection.
     shared_channel_max: u16,
-    /// A channel that was opened longer ago is not given to another client.
+    /// A channel that was opened longer ago is not leased to another client.
     channel_age_max: Duration,
     pub(crate) opened_at: Instant,
-    /// Tells those who wait for a channel when one rests, and when the broker has opened one.
+    /// Notifies waiters for a channel when one rests, and when the broker has opened one.
     news: Notify,
     state: Mutex<State>,
 }
@@ -78,36 +80,36 @@ struct State {
     phase: Phase,
     /// When the broker last accepted the credentials for the virtual host; `None` when it refused them since.
     verified_at: Option<Instant>,
-    /// The broker is being asked again.
+    /// Whether the broker is being asked again.
     refreshing: bool,
-    /// Channel n is at n - 1.
+    /// Channel n is at index n - 1.
     slots: Vec<Slot>,
     /// Numbers of free slots.
     free: Vec<u16>,
-    /// Slots that are neither free nor resting.
+    /// Number of slots that are neither free nor resting.
     in_use: usize,
-    /// What those are used for, while there are any; before the first one, what the connection was opened for.
+    /// The role of the channels in use; before the first one, the role that the connection was opened for.
     role: Option<Role>,
-    /// Clients have published here, or may have. Never cleared.
+    /// Whether clients have published here, or may have. Never cleared.
     has_published: bool,
     resting: Resting,
-    /// Channels that the broker is still to open, or has not proven clean since it was asked to.
+    /// Channels that the broker is still to open, or to prove clean.
     opening: usize,
     /// The client that this connection belongs to alone.
     owner: Option<Arc<ClientLink>>,
-    /// The owner is through: when no channel is left, the connection is clean.
+    /// The owner has finished: when no channel is left, the connection is clean.
     returning: bool,
-    /// The owner waits for a channel number.
+    /// Whether the owner waits for a channel number.
     starved: bool,
-    /// Since when no channel is in use and nobody owns the connection.
+    /// When the connection last became free of channels in use and of an owner.
     idle_since: Option<Instant>,
-    /// Hears when nobody uses the connection.
+    /// Notified when the connection becomes unused.
     unused: Arc<Unused>,
     /// The broker's reason for `connection.blocked`.
     blocked: Option<Box<str>>,
     /// Sessions that placed, or may place, channels here.
     attached: Vec<Attached>,
-    /// Sessions that found no room in `outbox`, and how much has to be written before they do.
+    /// Sessions that found no room in `outbox`, with the position up to which data has to be written first.
     waiting: Vec<(Arc<ClientLink>, u64)>,
 }
 
@@ -137,12 +139,12 @@ impl Upstream {
         self.state.lock().verified_at = Some(Instant::now());
     }
 
-    /// The broker has just refused them.
+    /// Records that the broker has just refused the connection's credentials.
     pub(crate) fn distrust(&self) {
         self.state.lock().verified_at = None;
     }
 
-    /// Whether the caller is the one who asks the broker again.
+    /// Whether the caller is the one to ask the broker again.
     pub(crate) fn begin_refresh(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().refreshing, true)
     }
@@ -152,7 +154,7 @@ impl Upstream {
         self.state.lock().refreshing = false;
     }
 
-    /// Makes an unused connection the client's own. A new one has to be told, for its task may not run yet.
+    /// Makes an unused connection the client's own. Returns false if it is in use or stopped by an alarm.
     pub(crate) fn try_own(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
         if state.unused_since().is_none() || state.is_stopped() {
@@ -164,7 +166,7 @@ impl Upstream {
         true
     }
 
-    /// Since when nobody has used the connection, if nobody does and it takes channels.
+    /// When the connection became unused, if it is unused and takes channels.
     pub(crate) fn unused_since(&self) -> Option<Instant> {
         self.state.lock().unused_since()
     }
@@ -181,7 +183,8 @@ impl Upstream {
         unused
     }
 
-    /// Has events sent to the client, and blocked notices once it publishes here. False when the connection is gone.
+    /// Has events sent to the client, and blocked notices once it publishes here. Returns false if the
+    /// connection is gone or another client's own.
     pub(crate) fn attach(&self, link: &Arc<ClientLink>) -> bool {
         let mut state = self.state.lock();
         let foreign = state.owner.as_ref().is_some_and(|owner| !Arc::ptr_eq(owner, link));
@@ -205,10 +208,10 @@ impl Upstream {
         }
     }
 
-    /// Takes what a client sends; returns where it ends among all that clients have sent.
+    /// Takes bytes from a client; returns their end position among all that clients have sent.
     pub(crate) fn hand_over(&self, bytes: Vec<u8>) -> u64 {
-        // Counted first, so that whoever looks meanwhile sees too much written rather than too little, and is told early
-        // rather than never.
+        // Counted first, so that a concurrent reader sees too much written rather than too little, and the
+        // client is notified early rather than never.
         let end = self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed) + bytes.len() as u64;
         if let Some(mut sample) = self.sample.try_lock() {
             sample.get_or_insert_with(|| (end, Instant::now()));
@@ -218,22 +221,22 @@ impl Upstream {
         end
     }
 
-    /// How long the batch that was looked at has waited, if it is written.
+    /// How long the sampled batch has waited, if it has been written.
     fn take_sample(&self, now: Instant) -> Option<Duration> {
         let mut sample = self.sample.lock();
         let (_, since) = sample.take_if(|(end, _)| *end <= self.line().written)?;
         Some(now.saturating_duration_since(since))
     }
 
-    /// How far what clients have sent has come.
+    /// The write progress of data from clients.
     pub(crate) fn line(&self) -> Line {
         let (backlog, limit) = (self.outbox.backlog(), self.outbox.limit());
         let written = self.sent.load(Ordering::Relaxed).saturating_sub(backlog as u64);
         Line { upstream: self.id, written, backlog, limit }
     }
 
-    /// Whether a client may send more; one that has the connection alone has no `share`. After a no, its outbox is nudged
-    /// when it may.
+    /// Whether a client may send more; `share` is `None` if it owns the connection. If not, its outbox is
+    /// nudged when it may.
     pub(crate) fn has_room(&self, link: &Arc<ClientLink>, share: Option<&Share>) -> bool {
         let has_room = || match share {
             Some(share) => share.may_send(self.line()),
@@ -244,7 +247,7 @@ impl Upstream {
         }
         let due = match share.map(|share| share.due(self.id)) {
             Some(due) if due > self.line().written => due,
-            // The outbox is too full for anybody; it tells when it is not, once asked.
+            // The outbox is too full for any client; it reports room once it was asked.
             _ => {
                 self.outbox.has_room();
                 u64::MAX
@@ -256,11 +259,11 @@ impl Upstream {
             None => state.waiting.push((link.clone(), due)),
         }
         drop(state);
-        // The room may have come before the client was on the list; then nobody will tell.
+        // Room may have become free before the client was on the list, without a notification.
         has_room()
     }
 
-    /// Something was written: lets those know who have waited for it.
+    /// Notifies sessions whose data has been written far enough.
     fn wake_written(&self) {
         let mut state = self.state.lock();
         if state.waiting.is_empty() {
@@ -276,8 +279,8 @@ impl Upstream {
         });
     }
 
-    /// The owner is through with its own connection and has released all channels: back to the pool once they are
-    /// closed, or closed itself when that is the only way to clean it.
+    /// The owner has finished with its own connection and has released all channels: it returns to the pool
+    /// once they are closed, or is closed itself if that is the only way to clean it.
     pub(crate) fn give_back(&self, close: bool) {
         let mut state = self.state.lock();
         state.returning = true;
@@ -287,11 +290,12 @@ impl Upstream {
             state.settle();
         }
         drop(state);
-        // The task may have stopped reading for a client that is gone now.
+        // The task may have paused reading for the departed client.
         self.outbox.nudge();
     }
 
-    /// Like [`Self::give_back`] for an owner that stays, on other connections: it hears no more of this one.
+    /// Like [`Self::give_back`] for an owner that continues on other connections: it receives no more events
+    /// from this one.
     pub(crate) fn take_back(&self, close: bool) {
         self.state.lock().owner = Some(ClientLink::nobody());
         self.give_back(close);
@@ -319,8 +323,8 @@ impl Upstream {
         );
     }
 
-    /// The connection is over: everybody on it hears why. Returns what clients had under way that are gone, and whether the
-    /// connection was one client's own.
+    /// Ends the connection and notifies all its sessions. Returns departed clients' unsettled frames, and
+    /// whether the connection belonged to one client.
     fn end(&self, fault: &Fault) -> (Vec<Left>, bool) {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
@@ -369,14 +373,14 @@ impl Upstream {
 }
 
 impl State {
-    /// Since when nobody has used the connection, if nobody does and it takes channels.
+    /// When the connection became unused, if it is unused and takes channels.
     fn unused_since(&self) -> Option<Instant> {
         let unused = self.in_use == 0 && self.owner.is_none() && self.attached.is_empty();
         self.idle_since.filter(|_| unused && self.phase == Phase::Open)
     }
 }
 
-/// What connections carry.
+/// The combined load of a set of connections.
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
     /// Channels in use.
@@ -389,7 +393,7 @@ pub(crate) struct Loads {
     pub(crate) blocked: usize,
 }
 
-/// Adds up what a set of connections carries.
+/// Adds up the load of a set of connections.
 pub(crate) fn loads(connections: &[Arc<Upstream>]) -> Loads {
     connections.iter().fold(Loads::default(), |loads, upstream| {
         let state = upstream.state.lock();

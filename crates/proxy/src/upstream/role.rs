@@ -1,8 +1,9 @@
-//! What the channels of a connection that clients share are used for (P10).
+//! Roles of shared connections: publishing, or everything else (P10).
 //!
-//! A broker with a memory or disk alarm stops reading a connection once it publishes, and everything behind that message
-//! waits: acknowledgements, gets, declarations, closes (RabbitMQ, "Memory and Disk Alarms"; rabbit_reader.erl). So channels
-//! that publish are kept on connections apart. A connection has a role while channels of it are in use.
+//! A broker with a memory or disk alarm stops reading a connection once it publishes, and everything behind
+//! that message waits: acknowledgements, gets, declarations, closes (RabbitMQ, "Memory and Disk Alarms";
+//! rabbit_reader.erl). So channels that publish are kept on separate connections. A connection has a role
+//! while channels of it are in use.
 
 use std::sync::Arc;
 
@@ -10,13 +11,13 @@ use super::slot::Slot;
 use super::{Phase, State, Upstream};
 use crate::link::ClientLink;
 
-/// What the channels of a shared connection are used for.
+/// The use of the channels of a shared connection.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Everything but publishing.
     #[default]
     General,
-    /// Publishing, and what belongs to it, such as confirms.
+    /// Publishing, with confirms and everything else that belongs to it.
     Publishing,
 }
 
@@ -24,7 +25,8 @@ pub(crate) enum Role {
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) link: Arc<ClientLink>,
-    /// It has published here, or the connection is its own: it hears `connection.blocked`. Never cleared.
+    /// Whether it has published here, or owns the connection: it then receives `connection.blocked`. Never
+    /// cleared.
     publishes: bool,
 }
 
@@ -40,8 +42,8 @@ impl Upstream {
         self.state.lock().is_stopped()
     }
 
-    /// Makes a connection with no other channel in use one for publishing; returns what an empty queue name has meant on the
-    /// channel. `None`, and nothing is changed, where there are others.
+    /// Gives a connection with no other channel in use the publishing role; returns what an empty queue name
+    /// has meant on the channel. Returns `None`, and changes nothing, if other channels are in use.
     pub(crate) fn turn_publishing(&self, number: u16) -> Option<Option<Box<str>>> {
         let mut state = self.state.lock();
         if state.in_use != 1 || state.owner.is_some() || state.phase != Phase::Open {
@@ -56,18 +58,20 @@ impl Upstream {
 }
 
 impl State {
-    /// Whether a channel for this use may be placed here, among those of other clients.
+    /// Whether a channel with this role may be placed here, among those of other clients.
     pub(super) fn takes(&self, role: Role) -> bool {
         let suits = self.role.is_none_or(|present| present == role);
         suits && (role == Role::Publishing || !self.is_stopped())
     }
 
-    /// See [`Upstream::is_stopped`]. A broker that says `connection.blocked` where nobody publishes reads on.
+    /// See [`Upstream::is_stopped`]. After `connection.blocked` a broker keeps reading connections that have
+    /// not published.
     pub(super) fn is_stopped(&self) -> bool {
         self.blocked.is_some() && self.has_published
     }
 
-    /// A client is about to publish here, perhaps not for the first time: it hears what the others have heard.
+    /// Notes that a client is about to publish here, perhaps not for the first time: if the connection is
+    /// blocked it is notified.
     pub(super) fn publishes(&mut self, link: &Arc<ClientLink>) {
         self.has_published = true;
         let attached = self.attached.iter_mut().find(|attached| Arc::ptr_eq(&attached.link, link));
@@ -79,12 +83,12 @@ impl State {
         }
     }
 
-    /// The sessions that hear `connection.blocked`.
+    /// The sessions that receive `connection.blocked`.
     pub(super) fn publishers(&self) -> impl Iterator<Item = &Arc<ClientLink>> {
         self.attached.iter().filter(|attached| attached.publishes).map(|attached| &attached.link)
     }
 
-    /// A session is there no longer.
+    /// Detaches a session.
     pub(super) fn forget_attached(&mut self, link: &Arc<ClientLink>) {
         if self.blocked.is_some() && self.publishers().any(|other| Arc::ptr_eq(other, link)) {
             link.unblock();

@@ -1,4 +1,4 @@
-//! What a broker sends, on its way to the clients it is for.
+//! Frames from a broker, gathered for the clients they are addressed to.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Run {
         Self { client: None, bytes: Vec::new(), shared, budget, messages: 0 }
     }
 
-    /// Whether so much would wait for a client, with a message of this size, that it does not get it.
+    /// Whether a message of this size would exceed the backlog that the client may have here.
     #[inline]
     pub(super) fn is_over_budget(&self, link: &Arc<ClientLink>, size: u64) -> bool {
         if !self.shared {
@@ -51,7 +51,8 @@ impl Run {
         put_frame(&mut self.bytes, frame.kind, lease.client_channel, frame.payload, lease.link.frame_max);
     }
 
-    /// Like [`Self::add`], with the frame as it stands on the wire: copied at once if the client takes it as it is.
+    /// Like [`Self::add`], with the frame in wire format: copied as a whole unless it has to be split for the
+    /// client.
     #[inline]
     pub(super) fn add_wire(&mut self, lease: &Lease, frame: &Frame<'_>, wire: &[u8]) {
         if frame.payload.len() > max_body_payload(lease.link.frame_max) {
@@ -61,7 +62,7 @@ impl Run {
         copy_frame(&mut self.bytes, wire, lease.client_channel);
     }
 
-    /// Like [`Self::add_wire`] for a method with a delivery tag, which begins at `at` in the payload.
+    /// Like [`Self::add_wire`], for a method with a delivery tag at offset `at` in the payload.
     pub(super) fn add_delivery(&mut self, lease: &Lease, wire: &[u8], at: usize, tag: u64) {
         self.turn_to(lease);
         let start = self.bytes.len() + HEADER_LEN + at;

@@ -1,37 +1,38 @@
 //! Fairness between clients that send on one connection: each has a window of bytes that wait to be written (P2).
 //!
-//! The connection's out-buffer is written in order. As nobody has more than a window in it, and a read on top, what a
-//! client sends waits for so much of each other one that sends at that time, however fast those are: the windows move on
-//! in turn as the broker takes them. Who is within its own window may send even while the out-buffer is at its limit.
+//! The connection's out-buffer is written in order. As no client has more than a window in it, plus one read,
+//! a client's data waits for at most that amount of each other client that sends at the time, however fast
+//! those are: the windows advance in turn as the broker takes the data. A client within its own window may
+//! send even while the out-buffer is at its limit.
 
-/// What one client has sent on the connection that it shares.
+/// One client's use of the connection that it shares.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Share {
-    /// Which connection that is.
+    /// The connection's id.
     upstream: u64,
     /// Bytes since `mark`.
     since: u64,
-    /// Where the connection's bytes end for which the client has to wait.
+    /// Stream position up to which the data makes the client wait.
     mark: u64,
-    /// Where the last of them ends.
+    /// Stream position where the client's data ends.
     end: u64,
 }
 
-/// How far a connection's bytes have come.
+/// The write progress of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Line {
-    /// Which connection it is.
+    /// The connection's id.
     pub(crate) upstream: u64,
     /// Bytes that clients have sent on it and the socket has taken.
     pub(crate) written: u64,
     /// Bytes that wait.
     pub(crate) backlog: usize,
-    /// Bytes that should wait at most.
+    /// Maximum bytes that should wait.
     pub(crate) limit: usize,
 }
 
 impl Share {
-    /// The client has sent so many bytes, which end at `end`.
+    /// Records that the client has sent this number of bytes, which end at position `end`.
     #[inline]
     pub(crate) fn sent(&mut self, upstream: u64, bytes: usize, end: u64) {
         if self.upstream != upstream {
@@ -44,12 +45,12 @@ impl Share {
         }
     }
 
-    /// Whether it is about this connection.
+    /// Whether this share concerns the connection.
     pub(crate) fn is_of(&self, upstream: u64) -> bool {
         self.upstream == upstream
     }
 
-    /// Whether nothing of the client waits to be written.
+    /// Whether no data of the client waits to be written.
     pub(crate) fn is_through(&self, line: Line) -> bool {
         !self.is_of(line.upstream) || self.end <= line.written
     }
@@ -60,33 +61,34 @@ impl Share {
         self.due(line.upstream) <= line.written && line.backlog < line.limit.saturating_mul(HARD_LIMIT)
     }
 
-    /// How much has to be written before the client may send more: all but half a window of what it has sent.
+    /// The position up to which data has to be written before the client may send more: all but half a window
+    /// of its data.
     #[inline]
     pub(crate) fn due(&self, upstream: u64) -> u64 {
         if self.upstream == upstream { self.mark.saturating_sub(WINDOW / 2) } else { 0 }
     }
 }
 
-/// Bytes of one client that wait to be written before it has to wait itself: a window of all those that send in turn is
-/// a few milliseconds of a fast network, and long enough that nobody is woken for little.
+/// Bytes of one client that may wait to be written before it has to wait itself: a window of each concurrent
+/// sender takes a few milliseconds on a fast network, and is large enough to avoid frequent wake-ups.
 const WINDOW: u64 = 128 * 1024;
-/// How many times the limit of the out-buffer may wait because many clients are within their windows.
+/// How many times the out-buffer's limit may wait because many clients are within their windows.
 const HARD_LIMIT: usize = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Bytes that a client sends at once, as a read brings them.
+    /// Bytes that a client sends at once, as one read brings them.
     const BATCH: u64 = 256 * 1024;
     /// Bytes that the link takes at once.
     const STEP: u64 = 16 * 1024;
     const LIMIT: usize = 1024 * 1024;
-    /// Bytes of a small message: less than a window in all.
+    /// Bytes of a small message: less than a window in total.
     const SMALL: u64 = 10;
 
-    /// Has a client of small messages and many that send what they can take turns on a link; returns the most bytes that
-    /// were in front of a small message, and how many of those went out.
+    /// Simulates one client with small messages and many that send as much as they may, taking turns on a
+    /// link; returns the most bytes that were in front of a small message, and how many of those went out.
     fn worst_delay(flooders: usize, steps: usize) -> (u64, usize) {
         let (mut sent, mut written) = (0u64, 0u64);
         let mut shares = vec![Share::default(); flooders];
@@ -105,7 +107,7 @@ mod tests {
                     share.sent(1, BATCH as usize, sent);
                 }
             }
-            // Last in every turn, so that the others have taken whatever there was.
+            // Last in every turn, so that the others have already filled the buffer.
             if small.may_send(line(sent, written)) {
                 worst = worst.max(sent - written);
                 sent += SMALL;

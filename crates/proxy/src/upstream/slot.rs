@@ -7,26 +7,26 @@ use std::time::Instant;
 use super::ledger::{Ledger, Remains};
 use crate::link::ClientLink;
 
-/// What an upstream channel number stands for.
+/// The state of an upstream channel number.
 #[derive(Debug)]
 pub(crate) enum Slot {
-    /// Closed at both ends.
+    /// Closed on both sides.
     Free,
-    /// A client's channel is here.
+    /// Leased to a client's channel.
     Leased(Box<Lease>),
-    /// Nobody's, and not proven clean yet: answers are under way.
+    /// Given back, and not proven clean yet: replies are pending.
     Settling(Box<Settling>),
-    /// Nobody's, open and clean (P5). In confirm mode if there is a count of its confirms.
+    /// Open, clean and not leased (P5). In confirm mode if it has a count of its confirms.
     Resting(Option<Box<Confirms>>),
-    /// The broker closed it. The session is to answer, after everything else it may have on its way.
+    /// The broker closed it. The session is to send close-ok, behind everything else that it may still send.
     PeerClosed,
-    /// `channel.close` was sent and nobody waits for the answer; what comes is discarded. With what a client had under way
-    /// that has given the channel up.
+    /// `channel.close` was sent and no session waits for the reply; incoming frames are discarded. Holds the
+    /// unsettled frames of the client that gave the channel up.
     Closing(Option<Arc<Ledger>>),
 }
 
 impl Slot {
-    /// Whether the channel will be free before long, without the client's doing.
+    /// Whether the channel will be free before long, without an action of the client.
     pub(crate) fn is_closing(&self) -> bool {
         match self {
             Self::Leased(lease) => lease.close_sent,
@@ -46,32 +46,33 @@ pub(crate) struct Lease {
     pub(crate) client_channel: u16,
     /// When the channel was opened at the broker.
     pub(crate) opened_at: Instant,
-    /// `channel.open-ok` is still to come, and not for the client.
+    /// Whether `channel.open-ok` is pending; it is not passed on to the client.
     pub(crate) opening: bool,
-    /// `basic.qos-ok` that are still to come and not for the client.
+    /// Pending `basic.qos-ok` that are not for the client.
     pub(crate) own_qos_ok: u16,
-    /// `channel.flow-ok` that are still to come and not for the client: the ledger's proofs.
+    /// Pending `channel.flow-ok` that are not for the client: the ledger's proofs.
     pub(crate) own_flow_ok: u32,
-    /// Answers that the client waits for.
+    /// Pending replies to the client's requests.
     pub(crate) replies_due: u32,
-    /// What the client has under way, and how its confirms are numbered.
+    /// The client's frames in flight, and the numbering of its confirms.
     pub(crate) ledger: Arc<Ledger>,
-    /// Added to the broker's delivery tags: what the client was given where its channel was before.
+    /// Added to the broker's delivery tags: the last tag that the client received on earlier upstream
+    /// channels.
     pub(crate) delivery_offset: u64,
     /// The broker's last delivery tag.
     pub(crate) delivered: u64,
-    /// A message for the client is passed on as it comes, and this is still missing.
+    /// The missing part of a message that is being passed on to the client as it arrives.
     pub(crate) missing: Missing,
-    /// The client did not take its deliveries fast enough: the channel is about to be left, and what still comes goes back
-    /// to its queue then.
+    /// Set when the client did not take its deliveries fast enough: the channel is about to be left, and
+    /// later deliveries then return to their queue.
     pub(crate) overflowed: bool,
-    /// The message that is coming is not passed on.
+    /// Whether the message that is arriving is not passed on.
     pub(crate) dropping: bool,
-    /// What is confirmed, in confirm mode.
+    /// The confirms received, in confirm mode.
     pub(crate) confirms: Option<Box<Confirms>>,
-    /// The session sent `channel.close` and waits for the answer.
+    /// Whether the session sent `channel.close` and waits for the reply.
     pub(crate) close_sent: bool,
-    /// What an empty queue name means on the channel.
+    /// The meaning of an empty queue name on the channel.
     pub(crate) last_queue: Option<Box<str>>,
 }
 
@@ -99,54 +100,55 @@ impl Lease {
     }
 }
 
-/// What a client that is gone had under way on a channel whose connection is lost.
+/// A departed client's unsettled frames on a channel whose connection is lost.
 #[derive(Debug)]
 pub(crate) struct Left {
     pub(crate) remains: Remains,
-    /// It was published in confirm mode.
+    /// Whether they were published in confirm mode.
     pub(crate) confirming: bool,
 }
 
-/// What is still missing of a message that is passed on to a client as it comes.
+/// The missing part of a message that is passed on to a client as it arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Missing {
     Nothing,
-    /// The content header, and whatever it announces.
+    /// The content header, and the body that it announces.
     Header,
-    /// So many bytes of body.
+    /// This number of bytes of body.
     Body(u64),
 }
 
-/// What a session did on a channel that it gives back.
+/// A session's use of a channel that it gives back.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usage {
     /// Messages published in confirm mode.
     pub(crate) published: u64,
-    /// Something went out whose success no answer tells: a publish outside confirm mode, a method with no-wait.
+    /// Whether anything was sent whose success no reply reports: a publish outside confirm mode, a method
+    /// with no-wait.
     pub(crate) unproven: bool,
-    /// A limit for the whole channel was set.
+    /// Whether a limit for the whole channel was set.
     pub(crate) global_prefetch: bool,
-    /// Something else than these, which only a close at the broker undoes.
+    /// Whether it was used in any other way, which only a close at the broker undoes.
     pub(crate) touched: bool,
 }
 
-/// What has to come before a channel that was given back is clean.
+/// The pending replies and confirms of a channel that was given back and is not clean yet.
 #[derive(Debug)]
 pub(crate) struct Settling {
-    /// Answers, nobody's any more.
+    /// Pending replies, which are discarded.
     replies_due: u32,
-    /// How many of them come in front of those that the ledger counts.
+    /// How many of them come before those that the ledger counts.
     own_due: u32,
-    /// What the client that gave the channel back had under way, if anything, kept until it is answered.
+    /// The unsettled frames of the client that gave the channel back, if any, kept until they are answered.
     left: Option<Arc<Ledger>>,
     confirms: Option<Box<Confirms>>,
     opened_at: Instant,
-    /// It was given back before the broker had opened it.
+    /// Whether it was given back before the broker had opened it.
     opening: bool,
 }
 
 impl Settling {
-    /// From the lease that ends, with this many answers due that the pool asked for itself.
+    /// Created from the lease that ends, with `fences` pending replies that the pool requested itself.
     pub(crate) fn new(lease: Lease, published: u64, fences: u32) -> Self {
         let own = u32::from(lease.opening) + u32::from(lease.own_qos_ok);
         let mut confirms = lease.confirms;
@@ -174,7 +176,7 @@ impl Settling {
         self.opening
     }
 
-    /// An answer has come.
+    /// Counts a reply.
     pub(crate) fn replied(&mut self) {
         self.replies_due = self.replies_due.saturating_sub(1);
         if self.own_due > 0 {
@@ -186,7 +188,7 @@ impl Settling {
         }
     }
 
-    /// A confirm has come.
+    /// Counts a confirm.
     pub(crate) fn confirmed(&mut self, tag: u64, multiple: bool) {
         if let Some(confirms) = &mut self.confirms {
             confirms.confirmed(tag, multiple);
@@ -196,38 +198,39 @@ impl Settling {
         }
     }
 
-    /// What is left of it when its connection is lost.
+    /// The unsettled frames when its connection is lost.
     pub(crate) fn into_left(self) -> Option<Left> {
         let confirming = self.confirms.is_some();
         self.left.map(|ledger| Left { remains: ledger.take(), confirming })
     }
 
-    /// Whether nothing is under way any more: then it rests.
+    /// Whether nothing is pending any more, so that the channel can rest.
     pub(crate) fn is_clean(&self) -> bool {
         self.replies_due == 0 && self.confirms.as_ref().is_none_or(|confirms| confirms.is_complete())
     }
 
-    /// What is kept of it while it rests.
+    /// The count of confirms, which is kept while the channel rests.
     pub(crate) fn into_confirms(self) -> Option<Box<Confirms>> {
         self.confirms
     }
 }
 
-/// Which publishes of a channel have been confirmed, positively or negatively.
+/// The publishes of a channel that have been confirmed, positively or negatively.
 #[derive(Debug, Default)]
 pub(crate) struct Confirms {
-    /// How many were published by those who have given the channel back.
+    /// Number of messages published under earlier leases.
     published: u64,
-    /// Everything up to here.
+    /// All messages up to this number are confirmed.
     up_to: u64,
-    /// And these. As many as the broker confirms out of order, which publishers bound by their own window.
+    /// Confirmed messages beyond `up_to`. As many as the broker confirms out of order, which publishers bound
+    /// by their own window.
     beyond: BTreeSet<u64>,
-    /// Somebody waits until everything up to here is confirmed.
+    /// A session waits until everything up to this number is confirmed.
     awaited: Option<u64>,
 }
 
 impl Confirms {
-    /// Takes a confirm; returns whether it is the one that somebody waits for.
+    /// Records a confirm; returns whether it completes the awaited range.
     pub(crate) fn confirmed(&mut self, tag: u64, multiple: bool) -> bool {
         if multiple {
             self.up_to = self.up_to.max(tag);
@@ -247,32 +250,33 @@ impl Confirms {
         reached
     }
 
-    /// Everything up to here is confirmed.
+    /// The number up to which all messages are confirmed.
     pub(crate) fn up_to(&self) -> u64 {
         self.up_to
     }
 
-    /// Whether something behind that is.
+    /// Whether messages beyond [`Self::up_to`] are confirmed.
     pub(crate) fn is_gappy(&self) -> bool {
         !self.beyond.is_empty()
     }
 
-    /// Whether this very message is.
+    /// Whether this message is confirmed.
     pub(crate) fn has(&self, tag: u64) -> bool {
         tag <= self.up_to || self.beyond.contains(&tag)
     }
 
-    /// How many were published before the present lease began.
+    /// Number of messages published before the present lease began.
     pub(crate) fn base(&self) -> u64 {
         self.published
     }
 
-    /// Whether everything is confirmed that was published by those who have given the channel back.
+    /// Whether all messages of earlier leases are confirmed.
     fn is_complete(&self) -> bool {
         self.up_to >= self.published
     }
 
-    /// Whether the first `published` messages of the present lease are confirmed; if not, [`Self::confirmed`] will tell.
+    /// Whether the first `published` messages of the present lease are confirmed; if not, [`Self::confirmed`]
+    /// will report it.
     pub(crate) fn await_up_to(&mut self, published: u64) -> bool {
         let sequence = self.published + published;
         let confirmed = self.up_to >= sequence;

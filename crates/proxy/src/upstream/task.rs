@@ -1,4 +1,4 @@
-//! The task of an upstream connection: what the broker sends goes to the clients it is for.
+//! The task of an upstream connection: it passes what the broker sends on to the clients.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -25,15 +25,15 @@ use crate::pool::{Endpoint, Pool};
 use crate::refusal::announced_close;
 use crate::session::send_again;
 
-/// What a connection was opened to, and with what.
+/// The address and login of a connection that was opened.
 pub(crate) struct Access {
     pub(crate) endpoint: Endpoint,
     pub(crate) credentials: Arc<Credentials>,
     pub(crate) virtual_host: Box<str>,
 }
 
-/// Makes a connection of an open stream, and starts its task. `owner` is the client that it belongs to alone; `role` is what
-/// it was opened for, if it is to be shared.
+/// Creates a connection from an open stream, and starts its task. `owner` is the client that it belongs to
+/// alone; `role` is its first use, if it is to be shared.
 pub(crate) fn spawn(
     pool: &Arc<Pool>,
     stream: Stream,
@@ -102,7 +102,7 @@ pub(crate) fn spawn(
 
 async fn run(mut task: Task, mut stream: Paced, write_timeout: Duration) {
     let outbox = task.upstream.outbox.clone();
-    // Reading goes on whatever waits to be written: the broker stops reading when it is not read.
+    // Reading continues whatever waits to be written: a broker that is not read stops reading.
     let ended = transport::drive(&mut stream, &mut task, &outbox, usize::MAX, write_timeout).await;
     if !task.finished {
         task.cause.get_or_insert_with(|| lost(&ended));
@@ -123,22 +123,24 @@ fn lost(ended: &Ended) -> Fault {
 /// The protocol of an upstream connection that is open.
 struct Task {
     upstream: Arc<Upstream>,
-    /// Frames taken so far, by which the stream knows how the broker gathers them.
+    /// Frames taken so far; from it the stream learns how the broker batches them.
     frames: Arc<AtomicU64>,
     pool: Weak<Pool>,
     heartbeat: Heartbeat,
     idle_timeout: Duration,
     /// Bytes that may wait for a client of a shared connection before it gets no more deliveries there.
     consumer_budget: usize,
-    /// Why the connection ends, when it is not by the pool's wish.
+    /// The reason for the end, if the pool did not close the connection.
     cause: Option<Fault>,
-    /// Nothing more is to be read: the connection takes no channels any more, whatever remains to be written.
+    /// Set when nothing more is to be read: the connection takes no more channels, even if data remains to be
+    /// written.
     finished: bool,
-    /// The pool and the clients know that it has ended.
+    /// Whether the pool and the clients were notified of the end.
     left: bool,
-    /// When to ask for proofs of what was sent. Set when messages outside confirm mode are written, cleared when it is asked.
+    /// When to request proofs. Set when messages outside confirm mode are written, cleared when proofs are
+    /// requested.
     prove_at: Option<Instant>,
-    /// The broker has answered `connection.close`.
+    /// Whether the broker has answered `connection.close`.
     close_confirmed: bool,
 }
 
@@ -170,7 +172,7 @@ impl Protocol for Task {
         }
         run.hand_over();
         if self.finished {
-            // Before anybody else can look.
+            // Set under the lock, before any other task can look.
             state.phase = Phase::Ended;
         }
         drop(state);
@@ -220,7 +222,7 @@ impl Protocol for Task {
             return;
         }
         if self.is_paused() {
-            // The broker cannot be heard while it is not read.
+            // The broker cannot be heard while its data is not read.
             self.heartbeat.received(now);
         }
         match self.heartbeat.poll(now) {
@@ -237,7 +239,7 @@ impl Protocol for Task {
         if self.prove_at.take_if(|at| now >= *at).is_some() {
             self.upstream.ask_for_proofs();
         }
-        // Asked before the state is locked, for the pool's table comes first.
+        // Asked before the state is locked, because the pool's table comes first in the lock order.
         let keep = self.pool.upgrade().is_some_and(|pool| pool.keeps_warm(&self.upstream));
         let mut state = self.upstream.state.lock();
         match state.phase {
@@ -248,7 +250,8 @@ impl Protocol for Task {
                     self.upstream.start_close(&mut state, "idle");
                 }
             }
-            // An idle connection keeps its channels as long as itself: closing them would count as use.
+            // An idle connection keeps its channels until it is closed itself: closing them would count as
+            // use.
             Phase::Open if state.idle_since.is_none() => {
                 self.upstream.close_rested(&mut state, now, self.idle_timeout);
             }
@@ -283,15 +286,16 @@ impl Protocol for Task {
         }
     }
 
-    /// RabbitMQ stops reading from publishers during a memory or disk alarm, which may last for hours, and says so.
+    /// RabbitMQ stops reading from publishers during a memory or disk alarm, which may last for hours, and
+    /// announces it with `connection.blocked`.
     fn write_timeout_applies(&self) -> bool {
         self.finished || self.upstream.state.lock().blocked.is_none()
     }
 }
 
 impl Task {
-    /// Takes the connection out of the pool and lets everybody on it know, once. Writing what is left and closing the
-    /// socket may take a while, and nobody must be placed here meanwhile.
+    /// Removes the connection from the pool and notifies its sessions, once. Writing the rest and closing the
+    /// socket may take a while, and no channel must be placed here meanwhile.
     fn leave(&mut self) {
         if std::mem::replace(&mut self.left, true) {
             return;
@@ -309,7 +313,7 @@ impl Task {
             tracing::warn!(upstream = self.upstream.id, %fault, "upstream connection lost");
         }
         let (left, was_own) = self.upstream.end(&fault);
-        // A broker that confirms the close is through with everything in front of it.
+        // A broker that confirms the close has processed everything in front of it.
         if let Some(pool) = pool
             && !self.close_confirmed
         {
@@ -317,7 +321,7 @@ impl Task {
         }
     }
 
-    /// Whether reading waits for the one client that the connection belongs to. Shared connections never wait.
+    /// Whether reading waits for the client that owns the connection. Shared connections never wait.
     fn is_paused(&self) -> bool {
         let state = self.upstream.state.lock();
         state.phase == Phase::Open
@@ -325,7 +329,7 @@ impl Task {
             && state.owner.as_ref().is_some_and(|owner| !owner.has_room())
     }
 
-    /// The broker broke the protocol.
+    /// Ends the connection after a protocol violation of the broker.
     fn broken(&mut self, fault: Fault) {
         self.cause = Some(Fault::new(
             ReplyCode::ConnectionForced,
@@ -352,16 +356,17 @@ impl Task {
             Some(Slot::Settling(_)) => self.settling_method(state, frame),
             Some(Slot::Resting(_)) => self.resting_method(state, frame),
             Some(Slot::Closing(_)) => self.closing_method(state, frame),
-            // Nothing is due on a channel that is closed; a broker that sends there hurts nobody.
+            // Nothing is expected on a closed channel; frames there are ignored.
             _ => {}
         }
     }
 
-    /// A method that changes the state of a leased channel.
+    /// Handles a method that changes the state of a leased channel.
     fn judged_method(&mut self, state: &mut State, run: &mut Run, frame: &Frame<'_>) {
         let Some(slot) = state.slot(frame.channel) else { return };
         let Slot::Leased(lease) = slot else { return };
-        // Passed on as it is: RabbitMQ cuts a long text in the middle of a letter, and repeats what is no text.
+        // Passed on unchanged: RabbitMQ truncates long texts in the middle of a character, and echoes invalid
+        // UTF-8.
         if let [0, 20, 0, 40, ..] = frame.payload {
             run.hand_over();
             let opening = lease.opening;
@@ -419,8 +424,8 @@ impl Task {
         }
     }
 
-    /// `channel.close` from the broker. Who may still have frames on their way must send the close-ok: one that
-    /// overtook a frame would make the broker close the whole connection.
+    /// Handles `channel.close` from the broker. A session that may still have frames on their way must send
+    /// the close-ok: if it overtook a frame, the broker would close the whole connection.
     fn closed_by_broker(&self, slot: &mut Slot, frame: &Frame<'_>) {
         let Slot::Leased(lease) = std::mem::replace(slot, Slot::Closing(None)) else { return };
         lease.link.tell(Event::ChannelClosed {
@@ -430,14 +435,15 @@ impl Task {
             answered: lease.close_sent,
         });
         if lease.close_sent {
-            // Both closed at the same time. The session sends nothing more; the broker's close-ok is still to come.
+            // Both sides closed at the same time. The session sends nothing more; the broker's close-ok is
+            // still to come.
             self.upstream.send(frame.channel, channel::CloseOk {});
         } else {
             *slot = Slot::PeerClosed;
         }
     }
 
-    /// A frame on a channel that was given back and is not proven clean yet.
+    /// Handles a frame on a channel that was given back and is not proven clean yet.
     fn settling_method(&mut self, state: &mut State, frame: &Frame<'_>) {
         let Some(Slot::Settling(settling)) = state.slot(frame.channel) else { return };
         match (frame.kind, frame.payload) {
@@ -452,7 +458,7 @@ impl Task {
                 Ok(Method::BasicNack(nack)) => settling.confirmed(nack.delivery_tag, nack.multiple),
                 _ => {}
             },
-            // basic.cancel and channel.flow are no answers.
+            // basic.cancel and channel.flow are not replies.
             (FrameKind::Method, [0, 60, 0, 30, ..] | [0, 20, 0, 20, ..]) => {}
             (FrameKind::Method, payload) if !carries_content(payload) => settling.replied(),
             _ => {}
@@ -460,7 +466,7 @@ impl Task {
         self.upstream.rest_if_clean(state, frame.channel);
     }
 
-    /// Nothing is due on a channel that rests but its end.
+    /// Handles a frame on a resting channel, where only its end is expected.
     #[cold]
     fn resting_method(&mut self, state: &mut State, frame: &Frame<'_>) {
         if let (FrameKind::Method, [0, 20, 0, 40, ..]) = (frame.kind, frame.payload) {
@@ -469,7 +475,7 @@ impl Task {
         }
     }
 
-    /// A frame on a channel that nobody leases any more.
+    /// Handles a frame on a closing channel that is no longer leased.
     #[cold]
     fn closing_method(&mut self, state: &mut State, frame: &Frame<'_>) {
         match (frame.kind, frame.payload) {
@@ -499,7 +505,7 @@ impl Task {
             Ok(Method::ConnectionBlocked(blocked)) => {
                 if state.blocked.replace(blocked.reason.into()).is_none() {
                     state.publishers().for_each(|link| link.block(blocked.reason));
-                    // Those that have nothing waiting here need not wait for room here any more.
+                    // Sessions that have nothing waiting here need not wait for room here any more.
                     let waiting = std::mem::take(&mut state.waiting);
                     waiting.iter().for_each(|(link, _)| link.outbox.nudge());
                 }
@@ -516,7 +522,7 @@ impl Task {
 }
 
 impl Lease {
-    /// Notes a confirm of the broker and returns the client's number for it.
+    /// Records a confirm of the broker and returns the client's number for it.
     fn confirm(&mut self, tag: u64, multiple: bool) -> u64 {
         if let Some(confirms) = &mut self.confirms
             && confirms.confirmed(tag, multiple)
@@ -526,14 +532,14 @@ impl Lease {
         self.ledger.confirmed(tag, multiple)
     }
 
-    /// An answer that the client waits for has come.
+    /// Counts a reply that the client waits for.
     pub(super) fn replied(&mut self) {
         self.replies_due = self.replies_due.saturating_sub(1);
     }
 }
 
-/// How long after messages outside confirm mode were written an answer is asked for: often enough that little is sent twice
-/// after a loss, and seldom beside what clients send.
+/// How long after writing messages outside confirm mode a proof is requested: often enough that little is
+/// sent twice after a loss, and rarely compared with the client's own traffic.
 const PROOF_AFTER: Duration = Duration::from_secs(1);
 /// How long a broker may take to confirm `connection.close`.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! What an upstream connection shows of itself.
+//! A snapshot of an upstream connection, for display.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use super::{Phase, Upstream};
 /// An upstream connection at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamView {
-    /// Its broker's address and its number, as in the log.
+    /// The broker's address and the connection's number, as in the log.
     pub name: String,
-    /// The address alone.
+    /// The broker's address alone.
     pub address: String,
-    /// Who has logged in there.
+    /// The user that is logged in there.
     pub user: String,
     /// The virtual host.
     pub vhost: String,
     /// How long ago it was opened.
     pub age: Duration,
-    /// It takes new channels.
+    /// Whether it takes new channels.
     pub is_open: bool,
-    /// It belongs to one client alone.
+    /// Whether it belongs to one client alone.
     pub is_own: bool,
-    /// The broker's reason for reading nothing, if it reads nothing.
+    /// The broker's reason for `connection.blocked`, while it is blocked.
     pub blocked: Option<String>,
     /// Channels in use.
     pub channels: usize,
-    /// Channels that rest, open and clean.
+    /// Channels that rest: open, clean and not leased.
     pub resting: usize,
-    /// Bytes that wait for the broker to take them.
+    /// Bytes waiting for the broker to take them.
     pub backlog: usize,
     /// The clients whose channels are here, by the numbers of their connections.
     pub clients: Vec<u64>,

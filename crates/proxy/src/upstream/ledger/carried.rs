@@ -1,4 +1,5 @@
-//! What a channel takes along from one upstream channel to the next: its consumers, and how its messages are numbered.
+//! State that moves with a channel from one upstream channel to the next: its consumers, and the numbering of
+//! its messages.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -8,42 +9,44 @@ use amqp::Method;
 use crate::link::ClientLink;
 use crate::topology::Consuming;
 
-/// What a channel takes along from one upstream channel to the next.
+/// State that moves with a channel from one upstream channel to the next.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Carried {
     pub(crate) numbers: Numbers,
     pub(crate) consumers: Vec<Consumer>,
-    /// The last delivery tag that the client was given. Everything up to it belongs to an upstream channel of before.
+    /// The last delivery tag that the client has received. Everything up to it belongs to an earlier upstream
+    /// channel.
     pub(crate) delivered: u64,
-    /// What an empty queue name means.
+    /// The meaning of an empty queue name.
     pub(crate) last_queue: Option<Box<str>>,
-    /// When the first upstream connection was lost on which a client that is gone had this under way.
+    /// When a departed client's frames were first lost with an upstream connection.
     pub(crate) lost_since: Option<Instant>,
 }
 
-/// A consumer that the broker has, or will have when it gets there.
+/// A consumer that the broker has, or will have once the method arrives.
 #[derive(Debug, Clone)]
 pub(crate) struct Consumer {
     tag: Box<str>,
-    /// The method that makes the consumer again, which needs no answer.
+    /// The method that recreates the consumer, with no-wait.
     pub(crate) method: Box<[u8]>,
-    /// The limit for consumers that held when it was made.
+    /// The per-consumer prefetch in force when it was made.
     pub(crate) prefetch: Option<u16>,
-    /// It is a client's end of direct reply-to.
+    /// Whether it is a client's end of direct reply-to.
     pub(crate) is_reply_to: bool,
-    /// It keeps its queue, if that goes with its last consumer.
+    /// Keeps its queue alive, if that is deleted with its last consumer.
     consuming: Option<Consuming>,
 }
 
 impl Carried {
-    /// A `basic.ack`, `basic.nack` or `basic.reject` as the present upstream channel knows its delivery tag, and any other
-    /// method as it is. `None` when it settles only what was delivered before: that is back in its queues, or gone.
+    /// A `basic.ack`, `basic.nack` or `basic.reject` with its delivery tag translated for the present
+    /// upstream channel; any other method unchanged. Returns `None` if it settles only earlier deliveries,
+    /// which are back in their queues, or gone.
     pub(crate) fn settling<'p>(&self, payload: &'p [u8]) -> Option<Cow<'p, [u8]>> {
         let settles = matches!(payload, [0, 60, 0, 80 | 90 | 120, ..]);
         let tag =
             payload.get(TAG_AT..).and_then(|rest| rest.first_chunk()).map(|tag| u64::from_be_bytes(*tag));
         let tag = match tag {
-            // 0 stands for all that is not settled.
+            // 0 stands for all unsettled deliveries.
             Some(tag) if settles && self.delivered > 0 && tag > 0 => tag,
             _ => return Some(payload.into()),
         };
@@ -86,7 +89,7 @@ impl Consumer {
 }
 
 impl Consumer {
-    /// Counts it among those that keep its queue.
+    /// Counts it among those that keep its queue alive.
     pub(super) fn counted(mut self, link: &ClientLink) -> Self {
         self.consuming = self.queue().and_then(|queue| link.consuming(queue));
         self
@@ -100,12 +103,12 @@ impl Consumer {
     }
 }
 
-/// Which of the client's numbers the messages of a lease have.
+/// Maps the messages of a lease to the client's numbers.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Numbers {
     /// The number before that of the first message.
     pub(super) offset: u64,
-    /// Numbers behind it that are left out, ascending: they were confirmed before the message in front of them was.
+    /// Skipped numbers behind it, ascending: they were confirmed before the message in front of them was.
     pub(super) gaps: Vec<u64>,
 }
 
@@ -122,7 +125,7 @@ impl Numbers {
         number
     }
 
-    /// Forgets the gaps when nothing in front of them is to be confirmed any more.
+    /// Drops the gaps once nothing in front of them is still to be confirmed.
     pub(super) fn fold(&mut self, up_to: u64) {
         if self.gaps.last().is_some_and(|last| self.of(up_to) > *last) {
             self.offset += self.gaps.len() as u64;
@@ -130,7 +133,7 @@ impl Numbers {
         }
     }
 
-    /// The numbers of a lease that begins when everything up to `up_to` is done, and so is `gone`.
+    /// The numbers of a lease that begins when everything up to `up_to`, and everything in `gone`, is done.
     pub(super) fn without(self, up_to: u64, gone: Vec<u64>) -> Self {
         let mut offset = self.of(up_to);
         let mut gaps: Vec<u64> = self.gaps.into_iter().chain(gone).filter(|gap| *gap > offset).collect();
@@ -143,7 +146,7 @@ impl Numbers {
     }
 }
 
-/// Where the delivery tag is in the methods that settle.
+/// Offset of the delivery tag in the methods that settle deliveries.
 const TAG_AT: usize = 4;
-/// The queue that is no queue but the channel that consumes from it (RabbitMQ, direct reply-to).
+/// The pseudo-queue that stands for the consuming channel itself (RabbitMQ, direct reply-to).
 pub(crate) const REPLY_TO: &str = "amq.rabbitmq.reply-to";

@@ -1,4 +1,4 @@
-//! Methods without an answer that change what others have declared.
+//! Methods with no-wait that change other clients' declarations.
 
 use std::collections::VecDeque;
 
@@ -6,12 +6,13 @@ use amqp::Method;
 
 use super::entry::What;
 
-/// Methods without an answer that are to change what is remembered, in the order in which they were sent. The broker may
-/// refuse them, which it says by closing the channel: they are taken out once it has answered something behind them.
+/// Methods with no-wait that are about to change the remembered topology, in the order in which they were
+/// sent. The broker may refuse them by closing the channel: each is applied and removed once the broker has
+/// answered something behind it.
 #[derive(Debug, Default)]
 pub(super) struct Changes(VecDeque<Change>);
 
-/// One of them, encoded, and how many messages and answers it is behind.
+/// One such method, encoded, with the number of messages and requests in front of it.
 #[derive(Debug)]
 pub(super) struct Change {
     published: u64,
@@ -24,12 +25,12 @@ impl Change {
         Self { published, asked, payload: payload.into() }
     }
 
-    /// What it takes of memory, in bytes.
+    /// Memory used, in bytes.
     pub(super) fn bytes(&self) -> usize {
         2 * size_of::<Self>() + self.payload.len()
     }
 
-    /// What says that the broker is through with it.
+    /// The ledger entry whose completion means that the broker has processed this method.
     pub(super) fn what(&self) -> What {
         What::Told { published: self.published, asked: self.asked, count: 1 }
     }
@@ -56,15 +57,15 @@ impl Changes {
         self.0.pop_front()
     }
 
-    /// Whether a method has to wait here: if it takes away what others may have declared, or adds to it behind one that
-    /// does.
+    /// Whether a method has to wait here: if it removes something that others may have declared, or adds
+    /// something behind one that does.
     pub(super) fn concern(&self, method: &Method<'_>) -> bool {
         takes_away(method) || (self.len() > 0 && adds(method))
     }
 }
 
-/// Whether a method takes away what others may have declared. A declaration of what lasts does: whatever had the name before
-/// was another one.
+/// Whether a method removes something that others may have declared. A durable or exclusive declaration does:
+/// an entity that had the name before was a different one.
 pub(super) fn takes_away(method: &Method<'_>) -> bool {
     match method {
         Method::QueueDeclare(declare) => !declare.passive && (declare.durable || declare.exclusive),

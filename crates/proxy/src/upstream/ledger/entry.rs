@@ -1,12 +1,12 @@
-//! One or more frames that were sent, and what says that they are over.
+//! One or more frames that were sent, and the condition under which they are settled.
 
 use amqp::FrameKind;
 use amqp::frame::OVERHEAD;
 
 use crate::frames::{put_frame, stored_frames};
 
-/// One or more frames that were sent. Methods that follow one another share one, so that a client that asks thousands of
-/// them takes hardly more than their bytes.
+/// One or more frames that were sent. Consecutive methods share an entry, so that a client that sends
+/// thousands of them takes little more memory than their bytes.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) what: What,
@@ -15,13 +15,14 @@ pub(super) struct Entry {
 
 #[derive(Debug)]
 pub(super) enum What {
-    /// Messages in confirm mode, numbered from here. The frames of one that is too large are not kept.
+    /// Messages in confirm mode, numbered from `first`. The frames of one that is too large are not kept.
     Messages { first: u64, count: u64, too_large: bool },
-    /// Methods with an answer, numbered from here, of one frame each. `prefetch` is that of the consumers among them.
+    /// Methods with a reply, numbered from `first`, of one frame each. `prefetch` is that of the consumers
+    /// among them.
     Asked { first: u64, count: u64, prefetch: Option<u16> },
-    /// So many methods without an answer, of one frame each, behind so many messages and answers.
+    /// `count` methods with no-wait, of one frame each, behind `published` messages and `asked` requests.
     Told { published: u64, asked: u64, count: u64 },
-    /// So many messages outside confirm mode, likewise. The frames of one that is too large are not kept.
+    /// `count` messages outside confirm mode, likewise. The frames of one that is too large are not kept.
     Unconfirmed { published: u64, asked: u64, count: u64, too_large: bool },
 }
 
@@ -30,13 +31,13 @@ impl Entry {
         Self { what, frames }
     }
 
-    /// What it takes of memory, in bytes.
+    /// Memory used, in bytes.
     pub(super) fn bytes(&self) -> usize {
         ENTRY_BYTES + self.frames.capacity()
     }
 
-    /// Takes in one more method that was sent after it, if that is of its kind and there is room. So many methods of the
-    /// channel are `answered`.
+    /// Appends a method that was sent after this entry, if it is of the same kind and there is room.
+    /// `answered` is the number of the channel's methods that have been answered.
     pub(super) fn join(&mut self, method: &What, payload: &[u8], answered: u64) -> bool {
         let has_room = self.frames.len() + payload.len() + OVERHEAD <= SHARED_BYTES;
         match (&mut self.what, method) {
@@ -45,7 +46,7 @@ impl Entry {
                 &What::Asked { first: number, prefetch: present, .. },
             ) => {
                 if answered + 1 >= *first + *count {
-                    // All of it is over, and only waits for what is in front of it.
+                    // All methods in it are answered; it only waits for the entries in front of it.
                     self.frames.clear();
                     (*first, *count, *prefetch) = (number, 1, present);
                 } else if has_room
@@ -67,7 +68,8 @@ impl Entry {
         true
     }
 
-    /// Takes in more whole messages that were sent after it, if they are of its kind and there is room.
+    /// Appends whole messages that were sent after this entry, if they are of the same kind and there is
+    /// room.
     pub(super) fn join_messages(&mut self, messages: &What, frames: &[u8]) -> bool {
         let (
             What::Unconfirmed { published, asked, count, too_large: false },
@@ -91,7 +93,7 @@ impl Entry {
         put_frame(&mut self.frames, FrameKind::Method, 0, payload, 0);
     }
 
-    /// [`Vec`] would make more room than may ever be used.
+    /// Grows the buffer up to [`SHARED_BYTES`] only: [`Vec`] might reserve more than is ever used.
     fn make_room(&mut self, more: usize) {
         let needed = self.frames.len() + more;
         if needed > self.frames.capacity() {
@@ -100,7 +102,7 @@ impl Entry {
         }
     }
 
-    /// Forgets the first of its methods; false when there is no other.
+    /// Removes its first method; returns false if there is only one.
     pub(super) fn forget_first(&mut self) -> bool {
         let What::Told { count: count @ 2.., .. } = &mut self.what else { return false };
         *count -= 1;
@@ -109,12 +111,12 @@ impl Entry {
         true
     }
 
-    /// How many methods without an answer it has.
+    /// Number of no-wait methods in it.
     pub(super) fn told(&self) -> u64 {
         if let What::Told { count, .. } = self.what { count } else { 0 }
     }
 
-    /// Its frames, without the methods that are answered when so many of the channel are.
+    /// Its frames, without the methods that have been answered.
     pub(super) fn unanswered(&self, answered: u64) -> impl Iterator<Item = (FrameKind, &[u8])> {
         let over = match self.what {
             What::Asked { first, .. } => (answered + 1).saturating_sub(first),
@@ -123,7 +125,7 @@ impl Entry {
         stored_frames(&self.frames).skip(over as usize)
     }
 
-    /// The asked method of this number, and the prefetch of the consumer if it makes one.
+    /// The payload of the request with this number, and the prefetch if it makes a consumer.
     pub(super) fn asked(&self, number: u64) -> Option<(&[u8], Option<u16>)> {
         match self.what {
             What::Asked { first, count, prefetch } if (first..first + count).contains(&number) => {
@@ -139,7 +141,8 @@ fn is_consume(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 20, ..])
 }
 
-/// What an entry takes besides its frames: its place in a queue that may be half empty.
+/// Size of an entry without its frames: an element of a queue that may be half empty.
 const ENTRY_BYTES: usize = 2 * size_of::<Entry>();
-/// Bytes of frames that methods share. Few enough that what is answered does not stay for long because of what is not.
+/// Bytes of frames that methods may share. Small enough that answered methods do not stay for long because of
+/// unanswered ones.
 pub(super) const SHARED_BYTES: usize = 4096;

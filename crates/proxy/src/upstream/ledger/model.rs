@@ -1,4 +1,4 @@
-//! The ledger against a list that keeps every message and method for itself.
+//! The ledger against a list that keeps every message and method separately.
 
 use amqp::method::basic;
 use amqp::properties::NO_PROPERTIES;
@@ -8,7 +8,7 @@ use super::tests::{counted, payload};
 use super::*;
 use crate::kept::KeptTotals;
 
-/// What the ledger promises, in the plainest way.
+/// The contract of the ledger, implemented in the plainest way.
 #[derive(Default)]
 struct Model {
     items: Vec<Item>,
@@ -105,7 +105,7 @@ impl Model {
     }
 }
 
-/// A ledger and the model of it, which live through the same.
+/// A ledger and its model, fed the same events.
 struct Run {
     random: u64,
     ledger: Arc<Ledger>,
@@ -122,7 +122,7 @@ impl Run {
         Self { random, ledger: counted(&kept), kept, model: Model::default(), prefetch: None, made: 0 }
     }
 
-    /// Any number below this one (xorshift).
+    /// A random number below this one (xorshift).
     fn below(&mut self, most: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -130,7 +130,7 @@ impl Run {
         self.random % most
     }
 
-    /// A method of its own, of any length.
+    /// A unique method, of random length.
     fn some_method(&mut self, class: u8, number: u8) -> Vec<u8> {
         self.made += 1;
         let most = if self.below(100) == 0 { 2 * SHARED_BYTES as u64 } else { 60 };
@@ -192,7 +192,7 @@ impl Run {
         let tag = format!("tag {}", self.below(4));
         let is_there = self.model.consumers.iter().any(|(other, _)| *other == tag);
         if is_there && self.below(2) == 0 {
-            // By the broker.
+            // Cancelled by the broker.
             self.ledger.cancelled(&tag);
             self.model.consumers.retain(|(other, _)| *other != tag);
         } else if self.model.is_consuming(&tag) {

@@ -1,35 +1,36 @@
-//! Whether the broker is through with everything that was sent on a channel: what may be sent on another channel only after
-//! that waits for it (P10).
+//! Whether the broker has processed everything that was sent on a channel: frames on the other upstream
+//! channel may have to wait for that (P10).
 
 use super::{Ledger, Record};
 use crate::link::{ClientLink, Event};
 
-/// Whether the broker is through with everything that was sent.
+/// Whether the broker has processed everything that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Quiet {
     Yes,
-    /// An event will tell.
+    /// Not yet; an event will follow.
     Soon,
-    /// An event will tell, once [`Ledger::prove`] has asked: nothing else has an answer.
+    /// Not yet; an event will follow once [`Ledger::prove`] has asked: nothing sent so far will bring a
+    /// reply.
     Asking,
 }
 
-/// The last frames that were sent and have no answer of their own: messages, or methods with no-wait.
+/// The last frames sent without a reply of their own: messages, or methods with no-wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unanswered {
-    /// So many methods had been asked in front of them: the answer to the next one speaks for them.
+    /// Number of requests in front of them: the reply to the next one proves them processed.
     pub(super) asked: u64,
     /// The last message among them, if it will be confirmed.
     pub(super) confirm: Option<u64>,
 }
 
 impl Ledger {
-    /// Whether the broker is through with everything that was sent.
+    /// Whether the broker has processed everything that was sent.
     pub(crate) fn is_quiet(&self) -> bool {
         self.record.lock().is_quiet()
     }
 
-    /// The same; after a no, [`Event::Answered`] tells.
+    /// Like [`Self::is_quiet`]; if not, [`Event::Answered`] follows.
     pub(crate) fn await_quiet(&self) -> Quiet {
         let mut record = self.record.lock();
         if record.is_quiet() {
@@ -41,7 +42,7 @@ impl Ledger {
         if is_last { Quiet::Asking } else { Quiet::Soon }
     }
 
-    /// Lets the session know if it waits for what has come now. Called when the record is unlocked.
+    /// Notifies the session if it was waiting for this. Called when the record is unlocked.
     pub(super) fn notify(&self, is_due: bool) {
         if is_due && let Some(link) = self.link.upgrade() {
             ClientLink::tell(&link, Event::Answered);
@@ -50,7 +51,7 @@ impl Ledger {
 }
 
 impl Record {
-    /// Whether the session waits for what has come now; from then on it does not.
+    /// Whether the session waits and everything has been processed now; clears the wait if so.
     pub(super) fn take_awaited(&mut self) -> bool {
         let is_due = self.awaited && self.is_quiet();
         self.awaited &= !is_due;

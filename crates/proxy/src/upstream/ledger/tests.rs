@@ -24,7 +24,7 @@ fn ledger(carried: Carried) -> Arc<Ledger> {
     Ledger::new(&ClientLink::nobody(), carried)
 }
 
-/// A ledger that counts what it keeps in `kept`.
+/// A ledger that accounts for its bytes in `kept`.
 pub(super) fn counted(kept: &Arc<KeptTotals>) -> Arc<Ledger> {
     let outbox = Arc::new(transport::Outbox::new(0));
     let link = ClientLink::new(1, outbox, 0, amqp::Capabilities::default(), kept.clone(), Arc::default());
@@ -221,7 +221,7 @@ fn a_consumer_keeps_its_own_prefetch_behind_methods_that_are_answered() {
     assert_eq!(prefetches, [Some(7)]);
 }
 
-/// A ledger of a client, and another one who has declared the queue "q", for which something is remembered.
+/// A client's ledger, and another client that has declared the queue "q", for which something is remembered.
 fn with_a_declarer() -> (Arc<ClientLink>, Arc<Ledger>, Arc<Topologies>) {
     let topologies = Arc::<Topologies>::default();
     let credentials = Arc::new(amqp::Credentials::plain("user", "right"));
