@@ -1,13 +1,13 @@
-//! The arguments of `queue.declare` that RabbitMQ judges itself, with a channel error at worst.
+//! The arguments of `queue.declare` that RabbitMQ validates itself, with a channel error at worst.
 //!
-//! RabbitMQ closes the whole connection over some values of some arguments: it looks at a queue's type before it has
-//! judged it, and at where the queue is to live without judging that at all. New versions and plugins know more arguments.
-//! So it is not what is known to be harmful that is kept away from connections that clients share, but everything that is
-//! not known to be harmless.
+//! RabbitMQ closes the whole connection over some values of some arguments: it looks at a queue's type before
+//! it has validated it, and at the queue's leader locator without validating that at all. New versions and
+//! plugins add more arguments. So rather than keeping known harmful arguments away from shared connections,
+//! this list allows only those known to be harmless.
 
 use amqp::{FieldValue, RawTable};
 
-/// Whether every argument is one that RabbitMQ and LavinMQ know, with a value of the type that they expect.
+/// Whether every argument is one that RabbitMQ and LavinMQ know, with a value of the expected type.
 pub(super) fn are_usual(arguments: &RawTable<'_>) -> bool {
     arguments.is_empty() || arguments.decode().iter().all(|(key, value)| is_usual(key, value))
 }
@@ -16,7 +16,7 @@ fn is_usual(key: &str, value: &FieldValue) -> bool {
     let text = || value.as_text();
     let one_of = |values: &[&str]| text().is_some_and(|text| values.contains(&text));
     match key {
-        // RabbitMQ does not judge a stream's arguments, and fails over wrong ones: 541.
+        // RabbitMQ does not validate a stream's arguments, and fails with 541 on wrong ones.
         "x-queue-type" => one_of(&["classic", "quorum"]),
         "x-queue-mode" => one_of(&["default", "lazy"]),
         "x-overflow" => one_of(&["drop-head", "reject-publish", "reject-publish-dlx"]),
@@ -30,7 +30,7 @@ fn is_usual(key: &str, value: &FieldValue) -> bool {
     }
 }
 
-/// Arguments that are numbers: of milliseconds, messages, bytes, replicas, or a version.
+/// Numeric arguments: milliseconds, messages, bytes, replicas, or a version.
 const COUNTS: [&str; 12] = [
     "x-message-ttl",
     "x-expires",

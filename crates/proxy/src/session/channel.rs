@@ -1,4 +1,4 @@
-//! A client's channel: what it has sent, and the one or two upstream channels that it is on.
+//! A client's channel: the frames it has sent, and its one or two upstream channels.
 
 use std::time::Instant;
 
@@ -13,43 +13,47 @@ use crate::upstream::{Role, asked_for};
 
 /// An open channel of a client.
 ///
-/// On connections that clients share it publishes on one upstream channel, and does everything else on another one, each
-/// opened when it is needed: a broker with an alarm stops reading what publishes (P10). The order that could tell is kept: a
-/// method waits until the broker is through with the messages in front of it, and a message until it is through with the
-/// methods. Acknowledgements do not wait for messages. A client's own connection carries the whole channel.
+/// On shared connections it publishes on one upstream channel and does everything else on another one, each
+/// opened when it is needed: a broker with an alarm stops reading connections that publish (P10). Order is
+/// preserved wherever it is observable: a method waits until the broker has processed the messages in front
+/// of it, and a message until it has processed the methods. Acknowledgements do not wait for messages. A
+/// client's own connection carries the whole channel.
 ///
-/// For example `queue.declare`, `basic.publish`, `queue.purge`: the message goes out when `declare-ok` has come, on the
-/// other upstream channel; behind it goes a `channel.flow`, and the purge goes out when that is answered.
+/// For example `queue.declare`, `basic.publish`, `queue.purge`: the message goes out when `declare-ok` has
+/// come, on the other upstream channel; a `channel.flow` follows it, and the purge goes out when that is
+/// answered.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
-    /// Everything but publishing; on the client's own connection publishing, too.
+    /// Everything but publishing; on the client's own connection publishing as well.
     pub(super) general: Side,
-    /// Publishing, while the channel is not on the client's own connection. Made with the first message or `confirm.select`.
+    /// Publishing, while the channel is not on the client's own connection. Created with the first message or
+    /// `confirm.select`.
     pub(super) publishing: Option<Box<Side>>,
-    /// Frames that wait until the broker is through with what went out on the other side, as stored frames.
+    /// Frames that wait until the broker has processed those sent on the other side, in the format of stored
+    /// frames.
     pub(super) in_line: Vec<u8>,
     pub(super) content: Content,
-    /// The message that is coming goes to the default exchange.
+    /// Whether the incoming message goes to the default exchange.
     pub(super) to_default: bool,
-    /// The message that is coming may make the broker close the connection that it comes over.
+    /// Whether the incoming message may make the broker close its connection.
     pub(super) needs_own: bool,
-    /// There has been such a message.
+    /// Whether there has been such a message.
     pub(super) risked: bool,
-    /// The present message is passed on as it comes, not held until it is complete.
+    /// Whether the incoming message is passed on as it arrives, not held until it is complete.
     pub(super) streaming: bool,
-    /// The frames of a message that is not complete.
+    /// The frames of an incomplete message.
     pub(super) partial: Vec<u8>,
-    /// When that began.
+    /// When that message began.
     pub(super) began: Option<Instant>,
-    /// What the client asked for last, whether it has gone out or not.
+    /// The limits that the client requested last, whether the method has gone out or not.
     pub(super) limits: Limits,
-    /// The client has sent `queue.declare`: an empty queue name means something.
+    /// Whether the client has sent `queue.declare`, so that an empty queue name means something.
     pub(super) has_declared: bool,
-    /// The client has closed the channel and waits for close-ok.
+    /// Whether the client has closed the channel and waits for close-ok.
     pub(super) closing: bool,
 }
 
-/// What a channel's next frame has to be.
+/// The kind of frame that has to come next on a channel.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
     /// A method.
@@ -64,16 +68,16 @@ pub(super) enum Content {
 /// What a frame has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// A message, or `confirm.select`: for the methods in front of it.
+    /// A message, or `confirm.select`: waits for the methods in front of it.
     Publishes,
-    /// An acknowledgement: for nothing on the other side.
+    /// An acknowledgement: waits for nothing on the other side.
     Settles,
-    /// Any other method: for the messages in front of it.
+    /// Any other method: waits for the messages in front of it.
     Method,
 }
 
 impl Turn {
-    /// Of a method by its payload.
+    /// Classifies a method by its payload.
     pub(super) fn of(payload: &[u8]) -> Self {
         match payload {
             [0, 85, 0, 10, ..] => Self::Publishes,
@@ -83,7 +87,7 @@ impl Turn {
         }
     }
 
-    /// What the upstream channel is for that such a frame goes out on.
+    /// The role of the upstream channel that such a frame goes out on.
     pub(super) fn role(self) -> Role {
         if self == Self::Publishes { Role::Publishing } else { Role::General }
     }
@@ -104,7 +108,7 @@ impl Channel {
         }
     }
 
-    /// The side for a use, made if there is none.
+    /// The side for a role, created if there is none.
     pub(super) fn side_for(&mut self, role: Role) -> &mut Side {
         match role {
             Role::General => &mut self.general,
@@ -112,7 +116,7 @@ impl Channel {
         }
     }
 
-    /// The side on which a frame for this use goes out.
+    /// The side on which a frame for this role goes out.
     pub(super) fn side_to_send(&mut self, role: Role) -> &mut Side {
         let role = if self.is_own() { Role::General } else { role };
         self.side_for(role)
@@ -126,13 +130,13 @@ impl Channel {
         std::iter::once(&mut self.general).chain(self.publishing.as_deref_mut())
     }
 
-    /// The side that an event of this lease is about; `None` when that is over.
+    /// The side that an event of this lease concerns; `None` if the lease is over.
     pub(super) fn role_of(&self, lease: u64) -> Option<Role> {
         let is_it = |role| self.side(role).is_some_and(|side| side.lease == lease);
         [Role::General, Role::Publishing].into_iter().find(|role| is_it(*role))
     }
 
-    /// The same, to act on it.
+    /// Like [`Self::role_of`], but returns the side itself.
     pub(super) fn of_lease(&mut self, lease: u64) -> Option<&mut Side> {
         self.side_mut(self.role_of(lease)?)
     }
@@ -142,7 +146,7 @@ impl Channel {
         self.general.is_own()
     }
 
-    /// Whether no side was placed yet, or all are gone.
+    /// Whether no side is placed.
     pub(super) fn is_nowhere(&self) -> bool {
         self.sides().all(Side::is_nowhere)
     }
@@ -162,12 +166,12 @@ impl Channel {
         self.sides().any(Side::is_confirming)
     }
 
-    /// Whether the channel has, or has asked for, a consumer with this tag.
+    /// Whether the channel has, or has requested, a consumer with this tag.
     pub(super) fn is_consuming(&self, tag: &str) -> bool {
         asked_for(stored_frames(&self.in_line), self.general.is_consuming(tag), tag)
     }
 
-    /// Whether a frame may go out on its side now; after a no, an event tells.
+    /// Whether a frame may go out on its side now; if not, an event follows.
     pub(super) fn may_pass(&mut self, turn: Turn, output: &mut Output) -> bool {
         match turn {
             Turn::Settles => true,
@@ -185,7 +189,7 @@ impl Channel {
         }
     }
 
-    /// The same, for what was sent under a lease.
+    /// Like [`Self::prove`], for the side with this lease.
     pub(super) fn prove_lease(&mut self, lease: u64, output: &mut Output) {
         // Nothing may come between the frames of a message.
         if !self.is_half_sent()
@@ -195,12 +199,12 @@ impl Channel {
         }
     }
 
-    /// Has frames wait in line.
+    /// Adds a frame to the wait queue.
     pub(super) fn line_up(&mut self, kind: FrameKind, payload: &[u8]) {
         put_frame(&mut self.in_line, kind, 0, payload, 0);
     }
 
-    /// Publishes where it does everything else from now on: on the client's own connection, where it is not placed yet.
+    /// Merges publishing into the general side: on the client's own connection, before it is placed there.
     pub(super) fn unite(&mut self) {
         if let Some(mut publishing) = self.publishing.take() {
             self.general.take_publishing(&mut publishing);
@@ -209,7 +213,8 @@ impl Channel {
         }
     }
 
-    /// Undoes [`Self::unite`] when the channel has left the client's own connection: what it holds lines up.
+    /// Undoes [`Self::unite`] when the channel has left the client's own connection: its held frames join the
+    /// wait queue.
     pub(super) fn divide(&mut self) {
         let held = std::mem::take(&mut self.general.held);
         self.in_line.splice(..0, held);
@@ -222,7 +227,7 @@ impl Channel {
     }
 }
 
-/// How many bytes at the start of stored frames are one method, or one message.
+/// The length of the first method, or message, at the start of stored frames.
 pub(super) fn first_unit(stored: &[u8]) -> Option<(Turn, usize)> {
     let mut frames = stored_frames(stored);
     let (_, payload) = frames.next()?;

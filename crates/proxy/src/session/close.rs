@@ -15,8 +15,9 @@ use crate::metrics::add;
 use crate::upstream::Role;
 
 impl Session {
-    /// The client closes its connection. True: answer it now. False: something has to be closed at the broker first,
-    /// such as a consumer or an exclusive queue; answer when [`Self::is_closed`] says so, after a nudge.
+    /// Handles the client's close of its connection. Returns true if it can be answered now, and false if
+    /// something has to be closed at the broker first, such as a consumer or an exclusive queue; then answer
+    /// when [`Self::is_closed`] says so, after a nudge.
     pub fn close(&mut self) -> bool {
         if self.life == Life::Open {
             self.life = Life::Closing;
@@ -35,8 +36,8 @@ impl Session {
         matches!(self.life, Life::Closed | Life::Ended)
     }
 
-    /// The client is gone, or was answered: the messages that are still held are handed over, and its channels
-    /// are closed.
+    /// The client is gone, or its close was answered: hands over the messages that are still held, and closes
+    /// its channels.
     pub fn end(&mut self) {
         if self.life == Life::Ended {
             return;
@@ -57,9 +58,10 @@ impl Session {
                 self.pool.counters().count_lost(&side.take_remains());
             }
             match side.route() {
-                // Closing the connection closes its channels; a channel in the middle of a message cannot be closed.
+                // Closing the connection closes its channels; a channel in the middle of a message cannot be
+                // closed.
                 Some(route) if route.own && dirty => {}
-                // What is lost with the connection is looked for below.
+                // Frames lost with the connection are handled below.
                 Some(route) => _ = route.upstream.release(route.channel, side.usage()),
                 None => {}
             }
@@ -94,7 +96,7 @@ impl Session {
         self.held -= channel.held();
         for side in channel.sides() {
             if let Some(route) = side.route() {
-                // What is lost with the connection is looked for below.
+                // Frames lost with the connection are handled below.
                 _ = route.upstream.release(route.channel, side.usage());
             }
         }
@@ -115,16 +117,18 @@ impl Session {
         self.close_sides(number);
     }
 
-    /// Takes the next step of closing a channel for its client, and answers it when both sides are gone.
+    /// Takes the next step of closing a channel for its client, and answers the close when both sides are
+    /// gone.
     pub(super) fn close_sides(&mut self, number: u16) {
         self.output.hand_over();
         let Some(channel) = self.channels.get_mut(number) else { return };
-        // What is held has to go out first; and what is left is closed before that goes on elsewhere.
+        // Held frames have to go out first; and a side that is moving is closed before it continues
+        // elsewhere.
         let is_leaving = |side: &Side| matches!(side.place, Place::Leaving { .. });
         if channel.held() > 0 || channel.sides().any(is_leaving) {
             return;
         }
-        // A close may delete a queue, and puts messages back: it waits for what was published like any method.
+        // A close may delete a queue, and requeues messages: like any method it waits for earlier publishes.
         let closes = channel.general.is_placed() && channel.general.touched && !channel.general.close_sent;
         if closes && !channel.is_own() && !channel.may_pass(Turn::Method, &mut self.output) {
             self.output.hand_over();
@@ -138,9 +142,9 @@ impl Session {
         }
     }
 
-    /// Closes a side at the broker. What was only published on needs no answer (P6), for what is under way is kept (P11),
-    /// unless too much is of clients that are gone. Whatever else was done is over only when the broker says so, such as
-    /// unacknowledged messages being back in their queues.
+    /// Closes a side at the broker. A side that only published needs no reply (P6), because its frames in
+    /// flight are kept (P11), unless too many bytes of departed clients are kept already. Any other use is
+    /// over only when the broker says so, for example when unacknowledged messages are back in their queues.
     fn close_side(&mut self, number: u16, role: Role) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let half_sent = channel.is_half_sent();
@@ -156,7 +160,8 @@ impl Session {
         if side.close_sent {
             // The answer is still to come.
         } else if half_sent {
-            // Only a connection.close can do this now. The client closes its connection, or it could not be here.
+            // Only a connection.close can do this now. The client is closing its connection, or this code
+            // would not be reached.
             self.exclusive = true;
             side.place = Place::Nowhere;
         } else if must_wait {
@@ -166,7 +171,8 @@ impl Session {
             add(&self.pool.counters().round_trips_saved, 1);
             side.place = Place::Nowhere;
         }
-        // Otherwise the connection is lost, and what was under way goes on elsewhere when the event of that comes.
+        // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event
+        // arrives.
     }
 
     /// Takes the next step of [`Self::close`], when there is one.

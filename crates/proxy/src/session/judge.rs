@@ -1,8 +1,8 @@
-//! What a client may send, and on which kind of connection (P2).
+//! Validation of client frames, and the kind of connection that each one needs (P2).
 //!
-//! RabbitMQ answers some methods by closing the whole connection. Those whose fault can be seen in the method are judged
-//! here, with RabbitMQ's texts (rabbit_channel.erl); those that depend on what the broker has are kept away from shared
-//! connections.
+//! RabbitMQ answers some methods by closing the whole connection. Faults that are visible in the method
+//! itself are handled here, with RabbitMQ's texts (rabbit_channel.erl); methods whose outcome depends on the
+//! broker's state are kept away from shared connections.
 
 use amqp::method::BASIC_CLASS;
 use amqp::method::basic::Consume;
@@ -11,22 +11,22 @@ use amqp::{DecodeError, Fault, FieldValue, Method, Properties, RawTable, ReplyCo
 use super::arguments::are_usual;
 use crate::upstream::REPLY_TO;
 
-/// What kind of connection a method needs.
+/// The kind of connection that a method needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Any.
+    /// Any connection.
     Any,
-    /// One that the client has for itself.
+    /// The client's own connection.
     Own,
-    /// The same, and it cannot be given to anybody else afterwards.
+    /// The client's own connection, which cannot be given to another client afterwards.
     Exclusive,
 }
 
-/// Judges a method other than `basic.publish`, `channel.open`, `channel.close` and `channel.close-ok`. `exclusive` says
-/// that the client has declared an exclusive queue.
+/// Validates a method other than `basic.publish`, `channel.open`, `channel.close` and `channel.close-ok`.
+/// `exclusive` is true if the client has declared an exclusive queue.
 ///
 /// # Errors
-/// What RabbitMQ would close the connection with.
+/// The fault with which RabbitMQ would close the connection.
 pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault> {
     let fault = |code, text: String| Err(Fault::new(code, text).caused_by(method.ids()));
     if !arguments(method).is_finite() {
@@ -45,8 +45,8 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
             return fault(ReplyCode::NotImplemented, "active=false".to_owned());
         }
         Method::QueueDeclare(declare) if declare.exclusive && !declare.passive => Need::Exclusive,
-        // RabbitMQ fails over a name of this kind that it cannot take apart, over the type of a queue that it is to name, and
-        // over some arguments: 541.
+        // RabbitMQ fails with 541 on a name of this kind that it cannot parse, on the type of a server-named
+        // queue, and on some arguments.
         Method::QueueDeclare(declare) if declare.queue.starts_with(REPLY_TO) => Need::Own,
         Method::QueueDeclare(declare) if !declare.passive && !are_usual(&declare.arguments) => Need::Own,
         Method::QueueDeclare(_) | Method::QueueBind(_) | Method::QueueUnbind(_) => naming,
@@ -54,8 +54,9 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
         Method::ExchangeDeclare(declare) if !declare.passive && !BUILT_IN_TYPES.contains(&declare.kind) => {
             Need::Own
         }
-        // Streams do not know basic.get and queue.purge, nor quorum queues the conditions of queue.delete: 540.
-        // Anything while a transaction is being committed: 504. A consumer, unless judge_consume knows better.
+        // Streams do not support basic.get and queue.purge, and quorum queues do not support the conditions
+        // of queue.delete: 540. Any method while a transaction is being committed: 504. A consumer, unless
+        // judge_consume allows sharing.
         Method::QueueDelete(_)
         | Method::QueuePurge(_)
         | Method::BasicGet(_)
@@ -77,15 +78,15 @@ pub(super) fn judge(method: &Method<'_>, exclusive: bool) -> Result<Need, Fault>
         | Method::ConfirmSelect(_)
         | Method::TxCommit(_)
         | Method::TxRollback(_) => Need::Any,
-        // What only a server sends, what nobody asked for, and what belongs to channel 0.
+        // Methods that only a server sends, replies to no request, and methods of channel 0.
         _ => return fault(ReplyCode::CommandInvalid, "unimplemented method".to_owned()),
     })
 }
 
-/// What kind of connection a consumer needs. On one that clients share, deliveries must have a bound (P3), nothing may
-/// depend on the connection (P4), and there must be nothing that RabbitMQ answers by closing it, depending on the queue:
-/// 540 for a quorum queue with a limit for the whole channel and for a stream without acknowledgements, 541 for arguments
-/// of a wrong type.
+/// The kind of connection that a consumer needs. On a shared one, deliveries must have a bound (P3), nothing
+/// may depend on the connection (P4), and RabbitMQ must not be able to answer by closing it, depending on the
+/// queue: 540 for a quorum queue with a limit for the whole channel and for a stream without
+/// acknowledgements, 541 for arguments of a wrong type.
 pub(super) fn judge_consume(consume: &Consume<'_>, limits: Limits, budget: usize) -> Need {
     let prefetch = usize::from(limits.each.unwrap_or_default());
     let is_bounded = prefetch > 0 && prefetch.saturating_mul(MESSAGE_EXPECTED) <= budget;
@@ -95,12 +96,12 @@ pub(super) fn judge_consume(consume: &Consume<'_>, limits: Limits, budget: usize
     if is_bounded && is_plain && is_safe { Need::Any } else { Need::Own }
 }
 
-/// What limits a channel's unacknowledged deliveries, as the client asked for it last.
+/// A channel's limits of unacknowledged deliveries, as the client requested them last.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Limits {
-    /// Those of each consumer that is made from now on; 0 is no limit.
+    /// The limit of each consumer that is made from now on; 0 is no limit.
     pub(super) each: Option<u16>,
-    /// Those of the channel.
+    /// The limit of the whole channel.
     pub(super) all: Option<u16>,
 }
 
@@ -124,7 +125,7 @@ pub(super) fn is_publish(payload: &[u8]) -> bool {
     payload.starts_with(&[0, BASIC_CLASS as u8, 0, PUBLISH as u8])
 }
 
-/// Whether the broker answers this method, if it does not close the channel.
+/// Whether the broker replies to this method, if it does not close the channel.
 pub(super) fn awaits_reply(payload: &[u8]) -> bool {
     match Method::decode(payload) {
         Ok(Method::ExchangeDeclare(method)) => !method.no_wait,
@@ -178,7 +179,7 @@ pub(super) fn is_settling(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 80 | 90 | 120, ..])
 }
 
-/// Judges the arguments of a `basic.publish` by their lengths, without decoding them.
+/// Validates the arguments of a `basic.publish` by their lengths, without decoding them.
 ///
 /// # Errors
 /// 502 SYNTAX_ERROR, 540 NOT_IMPLEMENTED for `immediate`.
@@ -197,27 +198,27 @@ pub(super) fn judge_publish(payload: &[u8]) -> Result<(), Fault> {
     }
 }
 
-/// Whether a `basic.publish` that [`judge_publish`] has nothing against goes to the default exchange, whose routing keys
-/// are names of queues.
+/// Whether a valid `basic.publish`, see [`judge_publish`], goes to the default exchange, whose routing keys
+/// are queue names.
 #[inline]
 pub(super) fn is_to_default(payload: &[u8]) -> bool {
     payload.get(EXCHANGE_AT) == Some(&0)
 }
 
-/// Whether it asks for the message back if no queue takes it.
+/// Whether a valid `basic.publish` is mandatory.
 #[inline]
 pub(super) fn is_mandatory(payload: &[u8]) -> bool {
     payload.last().is_some_and(|bits| bits & MANDATORY != 0)
 }
 
-/// What such a `basic.publish` needs.
+/// The kind of connection that a valid `basic.publish` needs.
 #[inline]
 pub(super) fn publish_need(payload: &[u8]) -> Need {
     let key = payload.get(EXCHANGE_AT + 2..).unwrap_or_default();
     if is_to_default(payload) && key.starts_with(REPLY_TO.as_bytes()) { Need::Own } else { Need::Any }
 }
 
-/// Judges the properties of a message, which goes `to_default` exchange or not.
+/// Validates the properties of a message, which goes `to_default` exchange or not.
 ///
 /// # Errors
 /// 502 SYNTAX_ERROR.
@@ -230,8 +231,8 @@ pub(super) fn judge_properties(bytes: &[u8], to_default: bool) -> Result<Need, F
     Ok(properties.headers.map_or(Need::Any, |headers| headers_need(&headers, to_default)))
 }
 
-/// RabbitMQ's channel fails over numbers that are none, and over a reply-to name among the CC or BCC of a message to the
-/// default exchange that it cannot take apart: 541.
+/// RabbitMQ's channel fails with 541 on numbers that are not finite, and on a reply-to name that it cannot
+/// parse in the CC or BCC header of a message to the default exchange.
 fn headers_need(headers: &RawTable<'_>, to_default: bool) -> Need {
     let prefix = REPLY_TO.as_bytes();
     let names_reply_to = || headers.bytes().windows(prefix.len()).any(|window| window == prefix);
@@ -246,20 +247,21 @@ pub(super) fn malformed(error: DecodeError) -> Fault {
 /// Class and method id of `basic.publish`.
 pub(super) const PUBLISH_IDS: (u16, u16) = (BASIC_CLASS, PUBLISH);
 const PUBLISH: u16 = 40;
-/// Where the name of the exchange lies in a `basic.publish`, behind class, method and a reserved short.
+/// Offset of the exchange name in a `basic.publish`, behind class, method and a reserved short.
 const EXCHANGE_AT: usize = 6;
-/// What RabbitMQ's connection process says of a table that it cannot read, as far as it says anything.
+/// The text of RabbitMQ's connection process for a table that it cannot read.
 const NOT_FINITE: &str = "number in a table is infinite or not a number";
 /// Bytes of a `basic.ack`: class, method, delivery tag, one byte of bits.
 const ACK_LEN: usize = 13;
 /// The bits of `mandatory` and `immediate` in the last byte of `basic.publish`.
 const MANDATORY: u8 = 1;
 const IMMEDIATE: u8 = 2;
-/// Bytes that a message is taken to have before any has come.
+/// Assumed size in bytes of a message that has not arrived yet.
 const MESSAGE_EXPECTED: usize = 1024;
-/// Arguments of consumers that RabbitMQ judges itself, with a channel error.
+/// Consumer arguments that RabbitMQ validates itself, with a channel error.
 const SAFE_ARGUMENTS: [&str; 2] = ["x-priority", "x-cancel-on-ha-failover"];
-/// Exchange types that every broker has; RabbitMQ answers others, if no plugin knows them, with 503 on the connection.
+/// Exchange types that every broker has; RabbitMQ answers others, if no plugin provides them, with 503 on the
+/// connection.
 const BUILT_IN_TYPES: [&str; 4] = ["direct", "fanout", "topic", "headers"];
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What a client leaves behind (P11): frames that waited for a place when their channel, or the client, ended, and what was
-//! under way on an upstream connection that is lost after that.
+//! The leftovers of a client (P11): frames that waited for placement when their channel, or the client,
+//! ended, and frames in flight on an upstream connection that is lost after that.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,8 +23,8 @@ use crate::refusal::Refusal;
 use crate::upstream::{Leased, Ledger, Left, Placed, Remains, Role, Upstream};
 
 impl Session {
-    /// Hands over what of the frames that are held, or were lost with a connection, may go to one that clients share; nobody
-    /// hears the answers.
+    /// Hands over those held frames, and those lost with a connection, that may go to a shared one; replies
+    /// to them are discarded.
     pub(super) fn hand_over_later(&self, channels: Vec<Channel>) {
         let departed = channels.into_iter().map(|channel| self.departed(channel)).collect();
         HandOver {
@@ -36,7 +36,7 @@ impl Session {
         .begin(departed);
     }
 
-    /// What is to be handed over of a channel, and what goes first.
+    /// The frames of a channel to be handed over, and the ledgers to wait for first.
     fn departed(&self, mut channel: Channel) -> Departed {
         let mut departed = Departed::default();
         departed.side.take_last_queue(&mut channel.general);
@@ -65,16 +65,17 @@ impl Session {
     }
 }
 
-/// What a client that is gone has left of a channel.
+/// A departed client's leftovers of one channel.
 #[derive(Debug, Default)]
 struct Departed {
     side: Side,
-    /// What the broker has to be through with first. Gone, or empty, when it is.
+    /// Frames that the broker must have processed first. Each is gone, or empty, once it has.
     after: Vec<Weak<Ledger>>,
 }
 
-/// Sends again what clients had under way that are gone, on an upstream connection that is lost. A fault of the broker may
-/// be about any of it: then each channel goes on a connection of its own, and what has one of its own already is given up.
+/// Sends again what departed clients had in flight on an upstream connection that is lost. A fault of the
+/// broker may have been caused by any of it: then each channel continues on a connection of its own, and
+/// frames that were already on one are given up.
 pub(crate) fn send_again(
     pool: &Arc<Pool>,
     upstream: &Upstream,
@@ -95,7 +96,7 @@ pub(crate) fn send_again(
             continue;
         }
         add(&pool.counters().messages_departed_resent, left.remains.messages);
-        // Queues of the client's own connection are gone with it.
+        // Exclusive queues of the client's own connection are gone with it.
         left.remains.frames = harmless(&left.remains.frames, was_own);
         channels.push(Departed { side: Side::of_departed(left), after: Vec::new() });
     }
@@ -108,12 +109,12 @@ pub(crate) fn send_again(
     .begin(channels);
 }
 
-/// Hands over what clients that are gone have left, with the same credentials in a virtual host.
+/// Hands over departed clients' leftovers, with the same credentials in a virtual host.
 struct HandOver {
     handing_over: HandingOver,
     credentials: Arc<Credentials>,
     virtual_host: Box<str>,
-    /// Each channel on a connection of its own.
+    /// Whether each channel gets a connection of its own.
     alone: bool,
 }
 
@@ -135,7 +136,7 @@ impl HandOver {
             return;
         }
         runtime.spawn(async move {
-            // What waits for a broker that does not read keeps nothing else waiting.
+            // Channels that wait for a broker that does not read must not delay others.
             let is_later = |(departed, _): &(Departed, _)| !departed.after.is_empty();
             let (later, now): (Vec<_>, Vec<_>) = kept.into_iter().partition(is_later);
             for (departed, bytes) in now.into_iter().chain(later) {
@@ -215,7 +216,8 @@ impl HandOver {
         Err(Refusal::unreachable("no channel is free"))
     }
 
-    /// Waits until the broker is through with what was sent on a connection for it alone, or the connection is lost.
+    /// Waits until the broker has processed everything sent on a separate connection, or the connection is
+    /// lost.
     async fn wait_until_returned(&self, link: &ClientLink) {
         while !link.has_events() {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -223,7 +225,7 @@ impl HandOver {
     }
 }
 
-/// Waits until the brokers are through with what was sent before.
+/// Waits until the brokers have processed everything sent before.
 async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     let is_under_way = |ledger: &Weak<Ledger>| ledger.upgrade().is_some_and(|ledger| ledger.has_entries());
     while ledgers.iter().any(is_under_way) {
@@ -231,12 +233,13 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     }
 }
 
-/// The frames of `held` that nobody has to be there for, and that cannot make the broker close a connection (P2): whole
-/// messages, and what any connection is good for. Not consumers and gets, which would take messages for a client that
-/// cannot acknowledge them; nor what follows `tx.select`, which is not committed.
+/// The frames of `held` that need no client to be present, and that cannot make the broker close a connection
+/// (P2): whole messages, and methods that any connection can carry. Excludes consumers and gets, which would
+/// take messages for a client that cannot acknowledge them, and frames behind `tx.select`, which are not
+/// committed.
 fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     let mut kept = Vec::new();
-    // Where the message begins that is being gone through, whether it is harmless, and what it may be judged by.
+    // The start of the current message, whether it is harmless, and the data needed to decide that.
     let mut message = None;
     let (mut is_harmless, mut to_default, mut missing) = (true, false, 0);
     for (kind, payload) in stored_frames(held) {
@@ -272,7 +275,7 @@ fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     kept
 }
 
-/// How often it is looked whether the broker is through with something: there is little of it.
+/// Interval for checking whether the broker has processed frames: there are few of them.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! One client: its frames are judged, and its channels placed on upstream connections.
+//! One client: validates its frames, and places its channels on upstream connections.
 //!
 //! Sans-IO: the client's own task calls it, and it answers through outboxes. The order of the calls:
-//! [`Session::handle_frame`] for each frame of a batch, then [`Session::flush`]; [`Session::handle_nudge`] and
-//! [`Session::handle_room`] when the transport says so; [`Session::close`] when the client closes its connection, and
-//! [`Session::end`] in the end, whatever happened.
+//! [`Session::handle_frame`] for each frame of a batch, then [`Session::flush`]; [`Session::handle_nudge`]
+//! and [`Session::handle_room`] when the transport says so; [`Session::close`] when the client closes its
+//! connection, and [`Session::end`] finally, in every case.
 
 mod arguments;
 mod channel;
@@ -49,12 +49,13 @@ use crate::staging::Seat;
 use crate::topology::Declarer;
 use crate::upstream::{Role, Share, Upstream};
 
-/// Bytes of a message's body up to which it is held until it is complete, and then passed on whole. What a session
-/// holds in total stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own connection. When
-/// there is no room left for those of all clients, it waits for some: see `staging`.
+/// Maximum body size in bytes of a message that is held until it is complete, and then passed on whole. The
+/// total that a session holds stays below [`STAGING_BUDGET`]; a message that does not fit streams on the
+/// client's own connection. When the room for incomplete messages of all clients is exhausted, the client
+/// waits: see `staging`.
 pub const STAGING_LIMIT: u64 = 1024 * 1024;
 
-/// Bytes of incomplete messages on all channels of one client.
+/// Maximum bytes of incomplete messages on all channels of one client.
 pub const STAGING_BUDGET: usize = 4 * 1024 * 1024;
 
 /// One client of the pool.
@@ -63,56 +64,59 @@ pub struct Session {
     pool: Arc<Pool>,
     credentials: Arc<Credentials>,
     virtual_host: Box<str>,
-    /// Of a connection that is opened for this client.
+    /// Client properties of connections that are opened for this client.
     introduction: Introduction,
     link: Arc<ClientLink>,
     channels: ChannelTable<Box<Channel>>,
-    /// Where channels are placed next that share, for everything but publishing.
+    /// The connection on which shared channels are placed next, for everything but publishing.
     general: Leg,
-    /// And for publishing.
+    /// The same, for publishing.
     publishing: Leg,
-    /// The connection that is this client's alone.
+    /// The connection that belongs to this client alone.
     own: Leg,
-    /// How many new secrets the client has sent.
+    /// Number of new secrets that the client has sent.
     new_secrets: u64,
-    /// Of these, those that it waits for an answer to.
+    /// Number of these that the client still waits for a reply to.
     unanswered_secrets: usize,
-    /// The client's own connection was opened with a secret that the client has replaced.
+    /// Whether the client's own connection was opened with a secret that the client has since replaced.
     rekeyed: bool,
-    /// Every connection that has to know when this client is gone.
+    /// Every connection that must be notified when this client is gone.
     attached: Vec<Arc<Upstream>>,
-    /// The client has declared an exclusive queue.
+    /// Whether the client has declared an exclusive queue.
     exclusive: bool,
-    /// The client has declared a queue that is deleted when it has no consumer for a moment.
+    /// Whether the client has declared an auto-delete queue, which is deleted once it has no consumer for a
+    /// moment.
     auto_delete: bool,
-    /// A broker closed a connection that this client shared for an error that may have been this client's.
+    /// Whether a broker closed a shared connection for an error that this client may have caused.
     suspect: bool,
     output: Output,
-    /// Channels with frames in line, or that wait to be closed until the broker is through with messages.
+    /// Channels with frames in the wait queue, or that wait to be closed until the broker has processed their
+    /// messages.
     lined_up: Vec<u16>,
-    /// Channels that have sent so much outside confirm mode that the broker is to prove it, within a batch.
+    /// Channels that have sent enough outside confirm mode to ask for a proof, within a batch.
     unproven: Vec<u16>,
-    /// Memory for the frames of the next message, within a batch: an idle session holds no buffer (S3).
+    /// Reusable buffer for the frames of the next message, within a batch: an idle session holds no buffer
+    /// (S3).
     spare: Vec<u8>,
     /// Bytes of incomplete messages.
     staged: usize,
-    /// What of it is counted among that of all clients.
+    /// The part of `staged` that is already counted in the total of all clients.
     staged_counted: usize,
-    /// The client's part of the room for that.
+    /// The client's share of the room for incomplete messages.
     seat: Seat,
-    /// Bytes of frames whose channels wait for a place.
+    /// Bytes of frames whose channels wait for placement.
     held: usize,
-    /// What of it is counted among that of all clients.
+    /// The part of `held` that is already counted in the total of all clients.
     held_counted: usize,
     next_lease: u64,
-    /// Since when upstream connections are lost without the broker having answered for anything in between.
+    /// Since when upstream connections have been lost without the broker answering anything in between.
     in_trouble_since: Option<Instant>,
-    /// How long to wait before another connection is tried.
+    /// Pause before another connection is tried.
     pause: Duration,
     life: Life,
 }
 
-/// Where a session is in its life.
+/// The life cycle of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Open,
@@ -120,7 +124,7 @@ enum Life {
     Closing,
     /// All channels are closed; the client's own connection is being cleaned.
     Returning,
-    /// Nothing is left.
+    /// Everything is closed at the broker.
     Closed,
     Ended,
 }
@@ -174,11 +178,11 @@ impl Session {
         }
     }
 
-    /// Takes a frame of any channel but 0, already checked for size, and as many of the bytes behind it as belong to
-    /// whole messages and lie in `rest` already; returns how many of `rest` those were.
+    /// Takes a frame of any channel but 0, already checked for size. If whole messages follow in `rest`,
+    /// takes those as well, and returns how many bytes of `rest` they were.
     ///
     /// # Errors
-    /// What ends this client's connection: its own fault, or that of an upstream connection it depends on.
+    /// A fault that ends this client's connection: its own, or that of an upstream connection it depends on.
     #[inline]
     pub fn handle_frame(&mut self, frame: Frame<'_>, rest: &[u8]) -> Result<usize, Fault> {
         if self.link.has_events() {
@@ -202,7 +206,7 @@ impl Session {
         Ok(0)
     }
 
-    /// Ends a batch: hands what was gathered to the upstream connections.
+    /// Ends a batch: hands the gathered bytes to the upstream connections.
     pub fn flush(&mut self) {
         self.prove();
         self.output.hand_over();
@@ -211,13 +215,13 @@ impl Session {
         recount(self.pool.staged(), self.staged, &mut self.staged_counted);
         recount(self.pool.held(), self.held, &mut self.held_counted);
         if !self.seat.settle(self.staged, &self.link) && self.life == Life::Open {
-            // Looked after as an event, for that may lead to a fault.
+            // Handled as an event, because it may lead to a fault.
             self.link.tell(Event::NoRoom);
         }
     }
 
-    /// Has the broker prove that it is through with what was sent outside confirm mode, where that is much, or where
-    /// nothing more may be kept before it has.
+    /// Requests a proof that the broker has processed frames sent outside confirm mode, if there are many, or
+    /// if nothing more may be kept before it has.
     fn prove(&mut self) {
         let config = self.pool.config();
         for number in std::mem::take(&mut self.unproven) {
@@ -235,17 +239,18 @@ impl Session {
         }
     }
 
-    /// Acts on what happened upstream.
+    /// Acts on upstream events.
     ///
     /// # Errors
-    /// What ends this client's connection.
+    /// A fault that ends this client's connection.
     pub fn handle_nudge(&mut self) -> Result<(), Fault> {
         let result = self.handle_events();
         self.flush();
         result
     }
 
-    /// The client's outbox has room again: its own upstream connection is read again, and so is it itself.
+    /// The client's outbox has room again: reading from its own upstream connection and from the client
+    /// resumes.
     pub fn handle_room(&mut self) {
         self.link.outbox.nudge();
         if let Leg::Ready(upstream) = &self.own {
@@ -253,8 +258,8 @@ impl Session {
         }
     }
 
-    /// Whether more frames can be taken. After a no, the client's outbox is nudged when they can. Waits only for upstream
-    /// connections where a channel of this client is, or would be placed next.
+    /// Whether more frames can be taken. If not, the client's outbox is nudged when they can. Waits only for
+    /// upstream connections where a channel of this client is, or would be placed next.
     pub fn has_room(&self) -> bool {
         let config = self.pool.config();
         !self.seat.waits()
@@ -273,39 +278,41 @@ impl Session {
             })
     }
 
-    /// Whether more may wait for a place. After a no there is something that waits, and an event tells when that has one.
+    /// Whether more frames may wait for placement. If not, something is waiting, and an event follows once it
+    /// is placed.
     fn may_hold(&self) -> bool {
         let all = || self.pool.held().load(Ordering::Relaxed);
         self.held == 0 || (self.held < HELD_LIMIT && all() < self.pool.config().held_total_max)
     }
 
-    /// The upstream connections of its channels, each by its broker's address and its number, as in the log.
+    /// The upstream connections of its channels, each by its broker's address and the connection's number, as
+    /// in the log.
     pub fn upstreams(&self) -> Vec<String> {
         self.attached.iter().map(|upstream| format!("{}#{}", upstream.endpoint, upstream.id)).collect()
     }
 
-    /// Channels that are open.
+    /// Number of open channels.
     pub fn channel_count(&self) -> usize {
         self.channels.len()
     }
 
-    /// Whether nothing of this client is under way: no message is incomplete or waits for its channel to be placed, and
-    /// everything published in confirm mode is confirmed, the confirms being in the client's outbox. After a no, that
-    /// outbox is nudged when it is worth asking again, unless it is the client's turn to send. For a server that drains,
-    /// which should not wait for ever.
+    /// Whether nothing of this client is in flight: no message is incomplete or waits for its channel to be
+    /// placed, and everything published in confirm mode is confirmed, the confirms being in the client's
+    /// outbox. If not, that outbox is nudged when it is worth asking again, unless it is the client's turn to
+    /// send. For a server that drains, which should not wait forever.
     pub fn is_settled(&self) -> bool {
         let confirmed = |side: &Side| match side.route() {
             Some(route) => route.upstream.await_confirms(route.channel, side.unconfirmed_up_to()),
             None => true,
         };
-        // All are asked, so that each of them tells.
+        // All sides are asked, so that each of them notifies.
         let sides = self.channels.iter().flat_map(|(_, channel)| channel.sides());
         let unconfirmed = sides.filter(|side| !confirmed(side)).count();
         let incomplete = self.channels.iter().any(|(_, channel)| channel.content != Content::None);
         unconfirmed == 0 && !incomplete && self.held == 0
     }
 
-    /// Whether what the client sends may go to this connection.
+    /// Whether frames from the client may go to this connection.
     fn sends_to(&self, upstream: &Arc<Upstream>) -> bool {
         let is_it = |other: &Arc<Upstream>| Arc::ptr_eq(other, upstream);
         let next = [&self.general, &self.publishing].into_iter().filter_map(Leg::upstream).any(is_it);
@@ -314,8 +321,8 @@ impl Session {
             || self.channels.iter().any(|(_, channel)| channel.sides().any(is_there))
     }
 
-    /// Whether a broker that does not read a connection for publishing need not keep a client from being read: it has
-    /// nothing waiting there, and may go on with something else (P10).
+    /// Whether the client may be read although the broker does not read this publishing connection: the
+    /// client has nothing waiting there, and may continue with other things (P10).
     fn may_pass_by(&self, upstream: &Upstream, share: Option<&Share>) -> bool {
         share.is_some_and(|share| share.is_through(upstream.line())) && upstream.is_stopped()
     }
@@ -331,7 +338,7 @@ impl Session {
                 channel.content = Content::Header;
                 channel.to_default = is_to_default(payload);
                 channel.needs_own = publish_need(payload) == Need::Own;
-                // Held until the header is judged, wherever it will go.
+                // Held until the header is validated, wherever the message will go.
                 channel.streaming = false;
                 return self.content(number, frame, false);
             }
@@ -354,7 +361,7 @@ impl Session {
         Ok(())
     }
 
-    /// A method for an open channel.
+    /// Handles a method for an open channel.
     fn deliver(&mut self, number: u16, method: &Method<'_>, payload: &[u8]) -> Result<(), Fault> {
         let mut need = judge(method, self.exclusive)?;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
@@ -385,7 +392,7 @@ impl Session {
                     return Err(Fault::new(ReplyCode::NotAllowed, text).caused_by(method.ids()));
                 }
                 let budget = self.pool.config().consumer_budget;
-                // A queue of the client's own connection may be meant, or one that a move to that would delete.
+                // The queue may be one of the client's own connection, or one that a move there would delete.
                 if !self.exclusive && !self.auto_delete && !channel.general.transactional {
                     need = judge_consume(consume, channel.limits, budget);
                 }
@@ -406,8 +413,8 @@ impl Session {
         self.pass_on(number, FrameKind::Method, payload, need != Need::Any)
     }
 
-    /// Turns confirm mode on without asking the broker, which has no reason to refuse. False when it has, or when the
-    /// answer would overtake others, or a message that comes back.
+    /// Turns confirm mode on without asking the broker, which has no reason to refuse. Returns false if it
+    /// may have one, or if the reply would overtake others, or a returned message.
     fn select_confirms(&mut self, number: u16) -> Result<bool, Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(false) };
         let is_own = channel.is_own();
@@ -456,7 +463,8 @@ impl Session {
             && let Err(fault) = check_size(size, max_size)
         {
             let fault = fault.caused_by(PUBLISH_IDS);
-            // The broker waits for the content of a publish that it has seen: its channel cannot be left like that.
+            // The broker waits for the content of a publish that it has seen: its channel cannot be left in
+            // that state.
             if fault.is_hard() || channel.is_half_sent() {
                 return Err(fault.on_connection());
             }
@@ -496,7 +504,8 @@ impl Session {
         }
     }
 
-    /// Passes on what there is of a message, and the rest as it comes, on the client's own connection.
+    /// Passes on the frames of a message held so far, and the rest as it arrives, on the client's own
+    /// connection.
     fn stream(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         channel.streaming = true;
@@ -546,7 +555,7 @@ impl Session {
         Ok(())
     }
 
-    /// Something was published, other than by [`Self::whole_messages`].
+    /// Checks whether a proof is due after publishing, other than by [`Self::whole_messages`].
     fn note_unproven(&mut self, number: u16) {
         if self
             .channels
@@ -558,7 +567,7 @@ impl Session {
         }
     }
 
-    /// Tells the client something on its own account.
+    /// Sends the client a method of the proxy's own.
     fn answer<'m>(&self, number: u16, method: impl Into<Method<'m>>) {
         self.link.outbox.append(|buf| write_method(buf.tail(), number, method));
     }
@@ -570,7 +579,7 @@ impl Drop for Session {
     }
 }
 
-/// Corrects a sum over all sessions by what has changed of one since it was `counted`.
+/// Updates a total over all sessions by the change of one session since it was `counted`.
 fn recount(all: &AtomicUsize, now: usize, counted: &mut usize) {
     if now != *counted {
         all.fetch_add(now, Ordering::Relaxed);
@@ -591,9 +600,11 @@ fn unexpected(content: Content) -> Fault {
     Fault::new(ReplyCode::UnexpectedFrame, text).caused_by(ids)
 }
 
-/// Bytes of frames that may wait for a place before the client is no longer read; one batch of reads may come on top.
+/// Bytes of frames that may wait for placement before the client is no longer read; one batch of reads may
+/// come on top.
 const HELD_LIMIT: usize = 1024 * 1024;
-/// First capacity for a message's frames: most methods with their headers fit.
+/// Initial capacity for a message's frames: most methods with their headers fit.
 const PARTIAL_CAPACITY: usize = 256;
-/// A buffer no larger than this serves the next message of the batch; a larger one might wait there for little.
+/// Maximum size of a buffer that is reused for the next message of the batch; a larger one would waste
+/// memory.
 const PARTIAL_REUSED: usize = 1024;

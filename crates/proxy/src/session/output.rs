@@ -1,16 +1,16 @@
-//! What a session gathers for upstream connections during one batch of reads.
+//! Frames that a session gathers for upstream connections during one batch of reads.
 
 use std::sync::Arc;
 
 use crate::metrics::{Counters, add};
 use crate::upstream::{Share, Upstream};
 
-/// Bytes for one upstream connection at a time: nearly always the only one, so that a batch costs one lock.
+/// Bytes for one upstream connection at a time, usually the only one, so that a batch costs one lock.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     target: Option<Arc<Upstream>>,
     bytes: Vec<u8>,
-    /// What was handed over to the two targets last that this client shares: one for publishing, and one for the rest.
+    /// Bytes handed over to the last two shared targets: one for publishing, and one for the rest.
     shares: [Share; 2],
     /// Bytes handed over and not yet counted.
     uncounted: usize,
@@ -19,7 +19,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Where frames for this upstream are appended. Hands over what was gathered for another one.
+    /// The buffer to which frames for this upstream are appended. Hands over bytes gathered for another one.
     #[inline]
     pub(super) fn to(&mut self, upstream: &Arc<Upstream>) -> &mut Vec<u8> {
         if !self.target.as_ref().is_some_and(|target| Arc::ptr_eq(target, upstream)) {
@@ -49,12 +49,12 @@ impl Output {
         }
     }
 
-    /// What was handed over to an upstream.
+    /// The client's share of an upstream connection.
     pub(super) fn share(&self, upstream: u64) -> Share {
         self.shares.into_iter().find(|share| share.is_of(upstream)).unwrap_or_default()
     }
 
-    /// Adds what was handed over to the pool's numbers, once per batch.
+    /// Adds the bytes and messages handed over to the pool's metrics, once per batch.
     pub(super) fn count(&mut self, counters: &Counters) {
         if self.uncounted > 0 {
             add(&counters.bytes_to_upstreams, std::mem::take(&mut self.uncounted) as u64);
@@ -64,13 +64,13 @@ impl Output {
         }
     }
 
-    /// Messages were taken from the client.
+    /// Counts messages taken from the client.
     #[inline]
     pub(super) fn count_messages(&mut self, messages: u64) {
         self.messages += messages;
     }
 }
 
-/// Bytes from which on a batch is handed over before it ends, so that the broker gets work early and the vector does
-/// not keep doubling.
+/// Bytes from which on a batch is handed over before it ends, so that the broker gets work early and the
+/// vector does not keep doubling.
 const HAND_OVER_ABOVE: usize = 64 * 1024;

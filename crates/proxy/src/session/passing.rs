@@ -1,4 +1,4 @@
-//! Passing frames on, in order, whichever upstream channel of a client's channel they go out on (P10).
+//! Forwarding of frames in order, on either upstream channel of a client's channel (P10).
 
 use amqp::{Fault, FrameKind};
 
@@ -6,7 +6,8 @@ use super::Session;
 use super::channel::{Turn, first_unit};
 
 impl Session {
-    /// Passes on a method that `needs_own` connection or not, or a frame of a message that streams there.
+    /// Passes on a method, on the client's own connection if it `needs_own`, or a frame of a message that
+    /// streams there.
     pub(super) fn pass_on(
         &mut self,
         number: u16,
@@ -57,8 +58,8 @@ impl Session {
         result
     }
 
-    /// Whether it is the turn of a frame that the client sends now. After a no, the channel is looked at again with the next
-    /// event.
+    /// Whether it is the turn of a frame that the client sends now. If not, the channel is checked again with
+    /// the next event.
     fn is_next(&mut self, number: u16, turn: Turn, needs_own: bool) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return true };
         if needs_own || channel.is_own() {
@@ -71,14 +72,14 @@ impl Session {
         is_next
     }
 
-    /// Has a channel looked at again with the next event.
+    /// Has a channel checked again with the next event.
     pub(super) fn line_up(&mut self, number: u16) {
         if !self.lined_up.contains(&number) {
             self.lined_up.push(number);
         }
     }
 
-    /// Passes on what has waited in line and may go now.
+    /// Passes on frames from the wait queue that may go now.
     pub(super) fn go_on(&mut self) -> Result<(), Fault> {
         let mut result = Ok(());
         for number in std::mem::take(&mut self.lined_up) {

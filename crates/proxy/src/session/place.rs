@@ -1,4 +1,4 @@
-//! Placing and moving channels, and what happens upstream.
+//! Placing and moving channels, and handling upstream events.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,12 +15,12 @@ use crate::metrics::add;
 use crate::refusal::Refusal;
 use crate::upstream::{Placed, Role, Upstream};
 
-/// A connection that a session uses.
+/// One of a session's upstream links.
 #[derive(Debug)]
 pub(super) enum Leg {
-    /// None was needed yet, or it is gone.
+    /// Not needed yet, or gone.
     None,
-    /// An event will bring it.
+    /// Being opened; an event follows.
     Opening,
     Ready(Arc<Upstream>),
 }
@@ -35,10 +35,10 @@ impl Leg {
 }
 
 impl Session {
-    /// Sees to it that a side of a channel is somewhere, or will be; on the client's own connection the whole channel, when it
-    /// has to be.
+    /// Makes sure that a side of a channel is placed, or will be; moves the whole channel to the client's own
+    /// connection if it has to be there.
     pub(super) fn find_place(&mut self, number: u16, needs_own: bool, role: Role) -> Result<(), Fault> {
-        // Whoever has a connection of its own has no reason to use another one for new channels.
+        // A client with its own connection has no reason to use another one for new channels.
         let has_own = self.suspect || !(self.seat.has_lane() || matches!(self.own, Leg::None));
         let suspect = self.suspect;
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
@@ -56,7 +56,7 @@ impl Session {
         self.place(number, role)
     }
 
-    /// Takes a channel to the client's own connection, both its sides.
+    /// Moves a channel to the client's own connection, both its sides.
     pub(super) fn find_own_place(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let leaving = match &channel.general.place {
@@ -70,7 +70,7 @@ impl Session {
             }
             Place::Placed(route) => !route.own,
         };
-        // What had to wait for one side or the other goes out there, in its order.
+        // Frames that waited for either side go out there, in order.
         let in_line = std::mem::take(&mut channel.in_line);
         if leaving {
             self.leave(number, Role::General, true)?;
@@ -83,7 +83,7 @@ impl Session {
             if publishing.under_way().is_some() {
                 self.leave(number, Role::Publishing, true)?;
             } else {
-                // Nothing is waited for, not even by a broker that does not read.
+                // Nothing is waited for, not even a broker that does not read.
                 let route = route.clone();
                 self.output.hand_over();
                 if let Some(publishing) = self.side(number, Role::Publishing)
@@ -102,10 +102,10 @@ impl Session {
         self.channels.get_mut(number)?.side_mut(role)
     }
 
-    /// Puts a waiting side on its connection, if that is there.
+    /// Places a waiting side on its connection, if that is ready.
     pub(super) fn place(&mut self, number: u16, role: Role) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
-        // The whole channel, once its other side has left where it was.
+        // The whole channel is placed, once its other side has left.
         let role = if channel.is_own() { Role::General } else { role };
         if channel.is_own() && channel.publishing.as_ref().is_some_and(|side| side.route().is_some()) {
             return Ok(());
@@ -113,7 +113,8 @@ impl Session {
         if role == Role::Publishing && self.turn_publishing(number) {
             return Ok(());
         }
-        // A connection may be full, or gone before its end was told; the next one may be, too, but not for ever.
+        // A connection may be full, or gone before its end was reported; the next one may be as well, but not
+        // forever.
         for _ in 0..PLACING_ATTEMPTS {
             let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
             let Some(side) = channel.side(role) else { return Ok(()) };
@@ -134,12 +135,12 @@ impl Session {
                     let route = Route { upstream, channel: leased.channel, own };
                     side.start(&mut self.output, route, leased, lease)?;
                     if channel.closing {
-                        // Not at once: what it was placed for may still be on its way to it.
+                        // Not at once: the frames it was placed for may still be on their way to it.
                         self.line_up(number);
                     }
                     return Ok(());
                 }
-                // An event will tell.
+                // An event follows.
                 Placed::Soon => return Ok(()),
                 Placed::Full if own => {
                     let max = upstream.channel_max();
@@ -154,8 +155,9 @@ impl Session {
         Err(Fault::new(ReplyCode::ResourceError, "no upstream channel is free"))
     }
 
-    /// Has a channel that has only declared so far, and waits for nothing, publish where it is, if nobody else is there and
-    /// there is no connection for publishing yet: so that the first client needs no second handshake.
+    /// Lets a channel that has only declared so far, and has nothing pending, publish in place, if no other
+    /// channel uses the connection and there is no connection for publishing yet: so the first client needs
+    /// no second handshake.
     fn turn_publishing(&mut self, number: u16) -> bool {
         let Some(channel) = self.channels.get_mut(number) else { return false };
         let Some(publishing) = &mut channel.publishing else { return false };
@@ -175,7 +177,7 @@ impl Session {
         **publishing = std::mem::replace(&mut channel.general, general);
         if let Some(route) = publishing.route() {
             let upstream = route.upstream.clone();
-            // Whatever else comes goes elsewhere.
+            // Later channels of the other role go elsewhere.
             if self.general.upstream().is_some_and(|general| Arc::ptr_eq(general, &upstream)) {
                 self.general = Leg::None;
             }
@@ -192,7 +194,7 @@ impl Session {
         }
     }
 
-    /// The connection for shared or own channels; when there is none it is asked for, and an event will tell.
+    /// The connection for shared or own channels; if there is none it is requested, and an event follows.
     fn connection(&mut self, own: bool, role: Role, confirm: bool) -> Result<Option<Arc<Upstream>>, Fault> {
         match self.leg(own, role) {
             Leg::Ready(upstream) => return Ok(Some(upstream.clone())),
@@ -232,8 +234,8 @@ impl Session {
         attached
     }
 
-    /// Starts a side's move to another connection. Nothing goes out on it until the old upstream channel is closed, so that
-    /// nothing overtakes what was published; and that waits for its confirms.
+    /// Starts a side's move to another connection. Nothing goes out on it until the old upstream channel is
+    /// closed, so that nothing overtakes earlier publishes; the close waits for their confirms.
     pub(super) fn leave(&mut self, number: u16, role: Role, own: bool) -> Result<(), Fault> {
         self.output.hand_over();
         let Some(side) = self.side(number, role) else { return Ok(()) };
@@ -247,7 +249,7 @@ impl Session {
         self.connection(own, role, confirm).map(drop)
     }
 
-    /// Acts on all events, whatever one of them leads to: none comes twice.
+    /// Handles all events, even if one of them fails: no event is repeated.
     pub(super) fn handle_events(&mut self) -> Result<(), Fault> {
         let mut result = Ok(());
         for event in self.link.take_events() {
@@ -277,7 +279,7 @@ impl Session {
                     route.upstream.close_channel(route.channel);
                 }
             }
-            // What waits for it is looked at when all events are seen.
+            // The waiting frames are checked after all events.
             Event::Answered => {}
             Event::Ready { own, role, result } => return self.ready(own, role, result),
             Event::SecretVerified { number, result } => return self.secret_verified(number, result),
@@ -292,7 +294,7 @@ impl Session {
             Event::Returned => {
                 if self.life == Life::Returning {
                     self.life = Life::Closed;
-                    // It may be somebody else's by now.
+                    // It may belong to another client by now.
                     self.own = Leg::None;
                 }
             }
@@ -311,8 +313,8 @@ impl Session {
         Ok(())
     }
 
-    /// The client does not take its deliveries fast enough for a shared connection: its consumers go on on its own one,
-    /// where the broker waits for it. What it has not acknowledged is delivered again there.
+    /// The client does not take its deliveries fast enough for a shared connection: its consumers move to its
+    /// own one, where the broker waits for it. Unacknowledged messages are delivered again there.
     fn overflowed(&mut self, number: u16, lease: u64) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         let is_it = channel.role_of(lease) == Some(Role::General) && channel.general.is_placed();
@@ -324,15 +326,17 @@ impl Session {
         self.find_own_place(number)
     }
 
-    /// The broker closed an upstream channel: the client hears it in the broker's words, and its other side is closed.
+    /// The broker closed an upstream channel: the client receives the broker's close, and its other side is
+    /// closed.
     fn channel_closed(&mut self, number: u16, lease: u64, payload: &[u8], answered: bool) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let Some(role) = channel.role_of(lease) else {
-            // The client closed it meanwhile; the broker has had, or will have, its close-ok by that.
+            // The client closed it meanwhile; that way the broker has received, or will receive, its
+            // close-ok.
             return;
         };
         let (held, partial) = (channel.held(), channel.partial.len());
-        // The close-ok goes behind everything that was on its way.
+        // The close-ok goes behind all frames that were on their way.
         self.output.hand_over();
         if answered && let Some(side) = self.side(number, role) {
             side.place = Place::Nowhere;
@@ -343,7 +347,8 @@ impl Session {
         if let Some(side) = channel.side_mut(role)
             && let Some(route) = side.route().cloned()
         {
-            // Nothing goes out again on a connection that has ended: the broker has thrown away what came behind.
+            // Nothing is replayed if the connection has ended: the broker has discarded the frames behind the
+            // fault.
             let _ = route.upstream.release(route.channel, side.usage());
             side.place = Place::Nowhere;
         }
@@ -351,14 +356,14 @@ impl Session {
         channel.in_line = Vec::new();
         channel.sides_mut().for_each(|side| side.held = Vec::new());
         if channel.closing {
-            // What the client had asked of the other side goes on.
+            // The client's requests on the other side continue.
             return self.close_sides(number);
         }
         for side in channel.sides_mut() {
             if let Some(route) = side.route().cloned()
                 && !route.upstream.release(route.channel, side.usage())
             {
-                // It is gone with its connection.
+                // Its frames are gone with its connection.
                 drop(side.take_remains());
             }
         }
@@ -397,7 +402,7 @@ impl Session {
         self.place(number, role)
     }
 
-    /// Forgets a channel that the client has closed, and tells it so.
+    /// Removes a channel that the client has closed, and sends close-ok.
     pub(super) fn finish_channel(&mut self, number: u16) {
         self.channels.remove(number);
         if self.life == Life::Open {
@@ -432,5 +437,6 @@ impl Session {
     }
 }
 
-/// How many connections are tried for a channel at once. More than one is needed only when one ends at that moment.
+/// Number of connections tried for a channel at once. More than one is needed only when one ends at that
+/// moment.
 pub(super) const PLACING_ATTEMPTS: usize = 4;

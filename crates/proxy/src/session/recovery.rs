@@ -1,4 +1,4 @@
-//! What becomes of a client's channels when their upstream connection is lost (P7).
+//! Recovery of a client's channels when their upstream connection is lost (P7).
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,8 @@ use crate::metrics::add;
 use crate::upstream::{Remains, Role};
 
 impl Session {
-    /// An upstream connection has ended. It matters if a channel, or an exclusive queue, was there: what can be carried
-    /// over goes on elsewhere, what cannot ends with an error that says so.
+    /// An upstream connection has ended. This matters if a channel, or an exclusive queue, was there: state
+    /// that can be carried over continues elsewhere, anything else ends with an error that says so.
     pub(super) fn lost(&mut self, id: u64, fault: Fault) -> Result<(), Fault> {
         let lost = self.attached.iter().position(|upstream| upstream.id == id);
         let held_for = lost.map(|place| self.attached.swap_remove(place).opened_at.elapsed());
@@ -49,7 +49,8 @@ impl Session {
         }
         self.pool.topologies().lost_client(&self.virtual_host, self.link.declarer_id());
         if fault.code != ReplyCode::ConnectionForced && !is_own {
-            // Nobody can tell who is to blame (P2). Whoever is goes on where it hurts nobody else, and hears it there.
+            // The culprit cannot be identified (P2). Each suspect continues on a connection of its own, where
+            // a repeated fault ends only the client that causes it.
             self.suspect |= sides.iter().any(|(number, role)| self.is_suspect(*number, *role));
         }
         let has_risked = sides.iter().any(|(number, _)| self.has_risked(*number));
@@ -58,10 +59,10 @@ impl Session {
             .filter_map(|(number, role)| Some((number, role, self.remains(number, role)?)))
             .collect();
         let nothing_asked = remains.iter().all(|(_, _, remains)| remains.frames.is_empty());
-        // RabbitMQ's quorum queues fail so to give a consumer back its place while they choose a leader.
+        // RabbitMQ's quorum queues fail this way when a consumer is restored while they elect a leader.
         let broker_failed = fault.code == ReplyCode::InternalError && nothing_asked && !has_risked;
         if is_own && fault.code != ReplyCode::ConnectionForced && !broker_failed {
-            // The broker has something against what was sent, and would have it again.
+            // The broker rejected something that was sent, and would reject it again.
             return Err(fault);
         }
         if lost_exclusive && self.life == Life::Open {
@@ -79,12 +80,12 @@ impl Session {
         remains.into_iter().try_for_each(|(number, role, remains)| self.resume(number, role, remains, &fault))
     }
 
-    /// Whether something was sent on a channel for which the broker has not answered, or which it never answers.
+    /// Whether frames were sent on a side that the broker has not answered, or never answers.
     fn is_suspect(&mut self, number: u16, role: Role) -> bool {
         self.side(number, role).is_some_and(|side| side.is_suspect())
     }
 
-    /// Whether a message was sent on a channel that a broker may fail over.
+    /// Whether a message that may crash the broker's channel was sent on this channel.
     fn has_risked(&mut self, number: u16) -> bool {
         self.channels.get_mut(number).is_some_and(|channel| channel.risked)
     }
@@ -95,7 +96,8 @@ impl Session {
         Some(remains)
     }
 
-    /// A broker that lets clients in and loses them again and again is an outage, too.
+    /// Ends the client if losses repeat for too long: a broker that keeps letting clients in and losing them
+    /// is an outage, too.
     pub(super) fn judge_progress(&mut self, progressed: bool, fault: &Fault) -> Result<(), Fault> {
         if progressed {
             self.in_trouble_since = None;
@@ -111,13 +113,13 @@ impl Session {
         }
     }
 
-    /// Has a side of a channel go on on another connection, or ends the channel.
+    /// Continues a side of a channel on another connection, or ends the channel.
     fn resume(&mut self, number: u16, role: Role, remains: Remains, fault: &Fault) -> Result<(), Fault> {
         let (is_open, suspect) = (self.life == Life::Open, self.suspect);
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         if let Some(what) = not_carried(channel, &remains) {
             self.held -= channel.held();
-            // Of a transaction nothing is kept, and what was to follow half a message is no use.
+            // Frames of a transaction are not kept, and frames behind half a message are useless.
             channel.in_line = Vec::new();
             channel.sides_mut().for_each(|side| side.held = Vec::new());
             if channel.closing {
@@ -139,11 +141,11 @@ impl Session {
         let was_own = side.route().is_some_and(|route| route.own);
         let goes_on = side.resume(remains, ends, suspect && role == Role::General);
         if was_own && !channel.is_own() {
-            // It goes to connections that clients share, now or when there is something to do again.
+            // It goes to shared connections, now or when there is something to do again.
             channel.divide();
         }
         self.held += channel.held() - before;
-        // What waited for this side may wait for nothing now.
+        // Frames that waited for this side may wait for nothing now.
         self.line_up(number);
         if goes_on {
             add(&self.pool.counters().channels_recovered, 1);
@@ -158,7 +160,7 @@ impl Session {
     }
 }
 
-/// What of a channel is bound to the connection that is lost.
+/// The state of a channel that is bound to the lost connection, if any.
 fn not_carried(channel: &Channel, remains: &Remains) -> Option<&'static str> {
     if channel.general.transactional {
         Some("a transaction")
@@ -176,9 +178,9 @@ fn cannot_carry(code: ReplyCode, fault: &Fault, what: &str) -> Fault {
     Fault::new(code, text)
 }
 
-/// A connection that was there for so long, while its client waited for nothing, was not lost again at once: that is new
-/// trouble.
+/// A connection that lasted this long, while its client waited for nothing, was not lost again at once: its
+/// loss counts as new trouble.
 const STEADY: Duration = Duration::from_secs(10);
-/// The first pause after a broker has failed to take a consumer back, and the longest.
+/// The shortest pause after a broker has failed to restore a consumer, and below it the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);

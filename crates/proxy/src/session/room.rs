@@ -1,4 +1,5 @@
-//! Messages that are not complete while there is no room for them: the client waits, streams on a lane, or gives way.
+//! Incomplete messages while there is no room for them: the client waits, streams on its own connection, or
+//! gives way.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use crate::staging::{EXCUSED_FOR, Grant};
 use crate::upstream::Role;
 
 impl Session {
-    /// There was no room for what is held at the end of a batch.
+    /// Handles a lack of room for the messages held at the end of a batch.
     pub(super) fn find_room(&mut self) -> Result<(), Fault> {
         if self.life != Life::Open || self.seat.waits() || self.seat.settle(self.staged, &self.link) {
             return Ok(());
@@ -22,11 +23,11 @@ impl Session {
             self.seat.line_up(self.staged, &self.link);
             return self.take_grant();
         }
-        // Whoever has a connection of its own needs no room here.
+        // A client with its own connection needs no room here.
         self.stream_largest()
     }
 
-    /// Goes on with what the client has waited for, when it is there.
+    /// Continues with the grant that the client has waited for, if there is one.
     pub(super) fn take_grant(&mut self) -> Result<(), Fault> {
         if !self.seat.waits() {
             return Ok(());
@@ -37,33 +38,34 @@ impl Session {
             return Ok(());
         }
         if !matches!(self.own, Leg::None) {
-            // It has come to need one of its own meanwhile, and may need it after this message.
+            // The client has come to need its own connection meanwhile, and may need it after this message.
             self.keep_own();
         }
         self.stream_largest()?;
         self.leave_lane()
     }
 
-    /// Streams what is held most of.
+    /// Streams the incomplete message with the most bytes held.
     fn stream_largest(&mut self) -> Result<(), Fault> {
         let held = self.channels.iter().filter(|(_, channel)| !channel.partial.is_empty());
         let largest = held.max_by_key(|(_, channel)| channel.partial.len()).map(|(number, _)| number);
         largest.map_or(Ok(()), |number| self.stream(number))
     }
 
-    /// The client needs its own connection for something else as well: it is no lane any more.
+    /// The client needs its own connection for other purposes as well, so it no longer counts as a streaming
+    /// connection.
     pub(super) fn keep_own(&mut self) {
         self.seat.give_up_lane(&self.link);
     }
 
-    /// Gives the lane back when nothing is under way on it: its channels go back to where they share, then the connection
-    /// is given back. Called again with each event until that is done.
+    /// Gives the streaming connection back when nothing is in flight on it: its channels return to shared
+    /// connections, then the connection is given back. Called again with each event until that is done.
     pub(super) fn leave_lane(&mut self) -> Result<(), Fault> {
         if !self.seat.has_lane() || self.life != Life::Open || self.is_streaming() {
             return Ok(());
         }
         if self.suspect || self.exclusive {
-            // It has to stay where it hurts nobody else, and where its exclusive queues are.
+            // It has to stay where it affects nobody else, and where its exclusive queues are.
             self.keep_own();
             return Ok(());
         }
@@ -94,7 +96,7 @@ impl Session {
             }
             Leg::None => {}
             Leg::Opening => {
-                // Given back when it is there.
+                // It is given back once it is ready.
                 self.own = Leg::Opening;
                 return Ok(());
             }
@@ -103,12 +105,12 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a message is being streamed, or what was streamed waits for the connection.
+    /// Whether a message is being streamed, or streamed frames wait for the connection.
     fn is_streaming(&self) -> bool {
         self.channels.iter().any(|(_, channel)| channel.streaming && channel.content != Content::None)
     }
 
-    /// Others wait for the room or the lane that this client holds.
+    /// Others wait for the room or the streaming connection that this client holds.
     ///
     /// # Errors
     /// 506 RESOURCE_ERROR when a message has been incomplete for longer than the patience.
@@ -121,10 +123,10 @@ impl Session {
         let lane = self.seat.has_lane();
         let oldest = self.oldest();
         let complete = if lane { !self.is_streaming() } else { oldest.is_none() };
-        // What comes may be of other messages.
+        // The bytes that arrive may belong to other messages.
         let is_old = |began| now.saturating_duration_since(began) > staging.patience() * EXCUSED_FOR;
         let progresses = self.seat.makes_progress() && (lane || !oldest.is_some_and(is_old));
-        // While it is not read it can complete nothing.
+        // It can complete nothing while it is not read.
         if complete || !self.has_room() || progresses {
             self.seat.excuse(now, &self.link);
             return Ok(());
@@ -148,7 +150,7 @@ impl Session {
         Err(Fault::new(ReplyCode::ResourceError, text))
     }
 
-    /// Since when a message is held that is not complete.
+    /// When the oldest incomplete message began.
     fn oldest(&self) -> Option<Instant> {
         let held = self.channels.iter().filter(|(_, channel)| !channel.partial.is_empty());
         held.filter_map(|(_, channel)| channel.began).min()

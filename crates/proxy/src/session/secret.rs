@@ -1,4 +1,4 @@
-//! `connection.update-secret`: a client goes on with another password or token.
+//! `connection.update-secret`: a client continues with another password or token.
 
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use crate::refusal::Refusal;
 use crate::upstream::Role;
 
 impl Session {
-    /// `connection.update-secret`. True: the broker has verified this very secret; answer now. False: it is put to the
-    /// broker by a login of its own (P1), and the session answers the client itself when that has succeeded. While no broker
-    /// can be asked, the client is neither answered nor ended.
+    /// Handles `connection.update-secret`. Returns true if the secret is the present one, which the broker
+    /// has accepted: answer now. Otherwise returns false: a separate login verifies it with the broker (P1),
+    /// and the session answers the client itself when that has succeeded. While no broker can be asked, the
+    /// client is neither answered nor closed.
     ///
     /// # Errors
-    /// 506 RESOURCE_ERROR when too many secrets wait for an answer.
+    /// 506 RESOURCE_ERROR when too many secrets wait for a reply.
     pub fn update_secret(&mut self, secret: &[u8]) -> Result<bool, Fault> {
         if self.credentials.secret == Secret::new(secret) {
             return Ok(true);
@@ -35,8 +36,8 @@ impl Session {
         Ok(false)
     }
 
-    /// The broker was asked about the new secret. Channels that are shared move to connections that were opened with it;
-    /// the client's own connection is told, and is nobody else's afterwards.
+    /// Handles the broker's verdict on the new secret. Shared channels move to connections that were opened
+    /// with it; the client's own connection is updated, and is closed rather than reused afterwards.
     pub(super) fn secret_verified(
         &mut self,
         number: u64,
@@ -52,7 +53,7 @@ impl Session {
             Err(Refusal::Fault(fault)) => return Err(fault.on_connection()),
         };
         if number < self.new_secrets {
-            // Asked for longer than the next one, during an outage: that one holds.
+            // An older secret, verified late because of an outage: the newer one takes precedence.
             self.answer(0, connection::UpdateSecretOk {});
             return Ok(());
         }
@@ -67,7 +68,7 @@ impl Session {
                 write_method(buf.tail(), 0, connection::UpdateSecret { new_secret, reason });
             });
         }
-        // One that is still being opened will have the old secret, too.
+        // A connection that is still being opened will have the old secret, too.
         self.rekeyed |= !matches!(self.own, Leg::None);
         (self.general, self.publishing) = (Leg::None, Leg::None);
         let mut shared = Vec::new();
@@ -89,7 +90,7 @@ impl Session {
     }
 }
 
-/// New secrets that a client may have sent without an answer: each takes a login, and during an outage many.
+/// New secrets that a client may have sent without a reply: each takes a login, and during an outage many.
 const MAX_UNANSWERED_SECRETS: usize = 4;
 /// Class and method id of `connection.update-secret`.
 const UPDATE_SECRET_IDS: (u16, u16) = (10, 70);

@@ -1,4 +1,4 @@
-//! An upstream channel of a client's channel: where it is, and what of it must be known to move it.
+//! One upstream channel of a client's channel: its placement, and the state needed to move it.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
@@ -21,44 +21,45 @@ use crate::upstream::{
 #[derive(Debug, Default)]
 pub(super) struct Side {
     pub(super) place: Place,
-    /// Number of the present lease, for events.
+    /// Number of the present lease, to match events.
     pub(super) lease: u64,
-    /// Frames that wait for the side to be placed.
+    /// Frames that wait for placement.
     pub(super) held: Vec<u8>,
-    /// The client has used it in a way that only a close at the broker undoes.
+    /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
-    /// The client's channel is being closed, and so is the upstream channel: an event will tell. Never cleared.
+    /// Whether the client's channel and the upstream channel are being closed: an event follows. Never
+    /// cleared.
     pub(super) close_sent: bool,
-    /// Something went out on the present upstream channel whose success no answer tells.
+    /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
-    /// Until when something may come back of the mandatory messages that went out on the present upstream channel.
+    /// How long mandatory messages sent on the present upstream channel may still be returned.
     returns: Returns,
-    /// The client has sent `tx.select`.
+    /// Whether the client has sent `tx.select`.
     pub(super) transactional: bool,
     setup: Setup,
-    /// Publishes in confirm mode on the present upstream channel.
+    /// Number of publishes in confirm mode on the present upstream channel.
     published: u64,
-    /// What the present upstream channel was begun with, or the next one will be.
+    /// State that the present upstream channel started with, or the next one will.
     carried: Carried,
-    /// What is under way on the present upstream channel.
+    /// The frames in flight on the present upstream channel.
     ledger: Option<Arc<Ledger>>,
-    /// The upstream channel before was lost, and the next one is not there yet.
+    /// Whether the previous upstream channel was lost, and the next one is not there yet.
     resuming: bool,
-    /// What an empty queue name means, when the broker cannot know it because the channel was moved.
+    /// The meaning of an empty queue name, if the broker cannot know it because the channel was moved.
     last_queue: Option<Box<str>>,
 }
 
-/// Where a side is.
+/// The placement of a side.
 #[derive(Debug, Default)]
 pub(super) enum Place {
-    /// Nothing had to go out yet.
+    /// Not placed: nothing had to go out yet.
     #[default]
     Nowhere,
-    /// A connection is being opened.
+    /// Waiting for a connection that is being opened.
     Waiting {
         own: bool,
     },
-    /// On its way to another connection, the client's own one or not: the old upstream channel is being closed.
+    /// Moving to another connection, the client's own one or not: the old upstream channel is being closed.
     Leaving {
         route: Route,
         own: bool,
@@ -74,20 +75,20 @@ pub(super) struct Route {
     pub(super) own: bool,
 }
 
-/// Until when a `basic.return` may come. Brokers send it before they take the next frame of the channel, and before they
-/// confirm the message.
+/// How long a `basic.return` may still arrive. Brokers send it before they take the next frame of the
+/// channel, and before they confirm the message.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Returns {
-    /// None is due.
+    /// None is pending.
     #[default]
     None,
-    /// Until a method is answered that is sent from now on.
+    /// Until the reply to a method that is sent from now on.
     Answered,
-    /// Until everything is confirmed.
+    /// Until all messages are confirmed.
     Confirmed,
 }
 
-/// What the client has set on its channel.
+/// Settings that the client has made on its channel.
 #[derive(Debug, Default, Clone, Copy)]
 struct Setup {
     confirm: bool,
@@ -96,7 +97,7 @@ struct Setup {
 }
 
 impl Side {
-    /// The upstream channel that the broker knows, whether it is being left or not.
+    /// The upstream channel known to the broker, whether it is being left or not.
     pub(super) fn route(&self) -> Option<&Route> {
         match &self.place {
             Place::Placed(route) | Place::Leaving { route, .. } => Some(route),
@@ -121,11 +122,12 @@ impl Side {
         matches!(self.place, Place::Placed(_))
     }
 
-    /// Passes a frame on to where the channel is, or holds it until the channel is somewhere.
+    /// Passes a frame on to the upstream channel, or holds it until the channel is placed.
     #[inline]
     pub(super) fn send(&mut self, output: &mut Output, kind: FrameKind, payload: &[u8]) -> Result<(), Fault> {
         let Place::Placed(route) = &self.place else {
-            // What is settled while the channel is nowhere was delivered where it was before.
+            // An acknowledgement sent while the channel is unplaced refers to deliveries from its previous
+            // placement.
             let was_delivered =
                 self.resuming || (self.touched && matches!(self.place, Place::Leaving { .. }));
             let is_stale = was_delivered && kind == FrameKind::Method && is_settling(payload);
@@ -144,7 +146,7 @@ impl Side {
             put_frame(output.to(&upstream), FrameKind::Method, channel, &payload, 0);
             return Ok(());
         }
-        // What is not committed is not sent twice.
+        // Uncommitted messages are not replayed.
         if let (false, Some(ledger)) = (self.transactional, &self.ledger) {
             match kind {
                 FrameKind::Method if self.setup.confirm => ledger.publish(payload),
@@ -162,7 +164,7 @@ impl Side {
         Ok(())
     }
 
-    /// Passes on frames that were held: all of them, or none when one does not fit.
+    /// Passes on held frames: all of them, or none if one does not fit.
     pub(super) fn send_stored(&mut self, output: &mut Output, stored: &[u8]) -> Result<(), Fault> {
         if let Place::Placed(route) = &self.place {
             let frame_max = route.upstream.frame_max;
@@ -171,7 +173,7 @@ impl Side {
         stored_frames(stored).try_for_each(|(kind, payload)| self.send(output, kind, payload))
     }
 
-    /// Messages are passed on, one of them `mandatory` or none.
+    /// Counts messages that are passed on, of which one is `mandatory` or none.
     #[inline]
     pub(super) fn count_publishes(&mut self, messages: u64, mandatory: bool) {
         if self.setup.confirm {
@@ -184,7 +186,7 @@ impl Side {
         }
     }
 
-    /// Whether a `basic.return` may come before the answer to what the client sends next.
+    /// Whether a `basic.return` may come before the reply to the client's next method.
     pub(super) fn may_return(&self) -> bool {
         match self.returns {
             Returns::None => false,
@@ -193,14 +195,15 @@ impl Side {
         }
     }
 
-    /// Whole messages are passed on, other than by [`Self::send`]; returns whether it is time for [`Self::prove`].
+    /// Records whole messages passed on without [`Self::send`]; returns whether it is time for
+    /// [`Self::prove`].
     #[inline]
     pub(super) fn keep(&self, frames: &[u8], messages: u64) -> bool {
         match (&self.ledger, &self.place) {
             (Some(ledger), _) if self.setup.confirm => ledger.messages(frames, messages),
             (Some(ledger), Place::Placed(route)) if !self.transactional => {
                 let is_time = ledger.unconfirmed_messages(frames, messages);
-                // Only now: whoever sees the note looks into the ledger.
+                // Set after recording: the task that sees this flag looks into the ledger.
                 route.upstream.note_unproven();
                 return is_time;
             }
@@ -209,14 +212,15 @@ impl Side {
         false
     }
 
-    /// Whether messages outside confirm mode went out behind which nothing is asked; and whether it is time for
+    /// Whether messages outside confirm mode went out that no request follows; and whether it is time for
     /// [`Self::prove`].
     pub(super) fn is_unproven(&self) -> (bool, bool) {
         self.ledger.as_ref().map_or((false, false), |ledger| ledger.is_unproven())
     }
 
-    /// Asks the broker for an answer, if there is need, which says that it is through with everything that was published.
-    /// `channel.flow` changes nothing else: `basic.qos` would overrule limits (RabbitMQ, rabbit_channel.erl).
+    /// Requests a proof that the broker has processed everything that was published, if needed.
+    /// `channel.flow` has no other effect, while `basic.qos` would override limits (RabbitMQ,
+    /// rabbit_channel.erl).
     pub(super) fn prove(&mut self, output: &mut Output) {
         let (Place::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
         if self.close_sent || !ledger.is_unproven().0 {
@@ -227,7 +231,7 @@ impl Side {
         write_method(output.to(&route.upstream), route.channel, channel::Flow { active: true });
     }
 
-    /// Whether something is under way that has to be kept if the client goes.
+    /// Whether frames are in flight that have to be kept if the client leaves.
     pub(super) fn has_under_way(&self) -> bool {
         self.ledger.as_ref().is_some_and(|ledger| ledger.has_entries())
     }
@@ -237,12 +241,12 @@ impl Side {
         self.setup.confirm
     }
 
-    /// `confirm.select` on a channel that is nowhere yet.
+    /// Handles `confirm.select` on an unplaced channel.
     pub(super) fn set_confirming(&mut self) {
         self.setup.confirm = true;
     }
 
-    /// A lease for the channel's next place.
+    /// Creates a lease for the channel's next placement.
     pub(super) fn new_lease(&mut self, link: &Arc<ClientLink>, id: u64, number: u16) -> Lease {
         let ledger = Ledger::new(link, self.carried.clone());
         self.ledger = Some(ledger.clone());
@@ -253,7 +257,7 @@ impl Side {
         }
     }
 
-    /// Writes what sets limits and consumers up again; returns how many answers that will bring.
+    /// Writes the methods that set up limits and consumers again; returns how many replies they will bring.
     fn restore(&self, out: &mut Vec<u8>, number: u16) -> u16 {
         let mut answers = 0;
         let mut qos = |out: &mut Vec<u8>, prefetch_count, global| {
@@ -263,7 +267,7 @@ impl Side {
         if let Some(prefetch) = self.setup.prefetch_global {
             qos(out, prefetch, true);
         }
-        // A limit holds for the consumers that come after it.
+        // A limit applies to the consumers that come after it.
         let mut present = None;
         for consumer in &self.carried.consumers {
             if consumer.prefetch != present {
@@ -278,19 +282,19 @@ impl Side {
         answers
     }
 
-    /// What is left of the upstream channel when its connection is lost.
+    /// Takes the unsettled frames of an upstream channel that was lost.
     pub(super) fn take_remains(&mut self) -> Remains {
         self.ledger.take().map(|ledger| ledger.take()).unwrap_or_default()
     }
 
-    /// Whether something went out that the broker may have something against: what it has not answered for, or never
-    /// does.
+    /// Whether any frame that went out may have caused a fault of the broker: one that it has not answered,
+    /// or never answers.
     pub(super) fn is_suspect(&self) -> bool {
         self.touched || self.unproven || self.has_under_way()
     }
 
-    /// Prepares to go on with what is left of an upstream channel that is lost, on the client's own connection if that
-    /// `needs_own`. False when there is nothing to do for now.
+    /// Prepares to continue with the unsettled frames of a lost upstream channel, on the client's own
+    /// connection if `needs_own`. Returns false if there is nothing to do for now.
     pub(super) fn resume(&mut self, remains: Remains, ends: bool, needs_own: bool) -> bool {
         let own = needs_own || self.is_own();
         self.published = 0;
@@ -303,13 +307,13 @@ impl Side {
         self.held.splice(..0, remains.frames);
         let goes_on = !self.held.is_empty() || !self.carried.consumers.is_empty();
         self.resuming = goes_on;
-        // Where nothing is left, nothing is to be undone either.
+        // If nothing is left, nothing has to be undone either.
         self.touched &= goes_on;
         self.place = if goes_on { Place::Waiting { own } } else { Place::Nowhere };
         goes_on
     }
 
-    /// Whether the channel has, or has asked for, a consumer with this tag.
+    /// Whether the channel has, or has requested, a consumer with this tag.
     pub(super) fn is_consuming(&self, tag: &str) -> bool {
         let is_there = match &self.ledger {
             Some(ledger) => ledger.is_consuming(tag),
@@ -318,18 +322,18 @@ impl Side {
         asked_for(stored_frames(&self.held), is_there, tag)
     }
 
-    /// Knows from now on what an empty queue name means on another one.
+    /// Takes over the meaning of an empty queue name from another side.
     pub(super) fn take_last_queue(&mut self, other: &mut Self) {
         self.last_queue = other.last_queue.take();
     }
 
-    /// Since when what it holds for a client that is gone waits for another upstream connection.
+    /// Since when frames of a departed client have waited here for another upstream connection.
     pub(super) fn lost_since(&self) -> Option<Instant> {
         self.carried.lost_since
     }
 
-    /// Prepares to go on for a client that is gone with what is left of an upstream channel that is lost: nobody is there any
-    /// more to consume.
+    /// Prepares to continue with the unsettled frames of a lost upstream channel for a departed client,
+    /// without its consumers.
     pub(super) fn depart(&mut self, remains: Remains) {
         self.carried = remains.carried;
         self.carried.consumers.clear();
@@ -338,7 +342,7 @@ impl Side {
         self.last_queue = self.carried.last_queue.take().or(self.last_queue.take());
     }
 
-    /// What a client that is gone had under way, to go out again.
+    /// Creates a side that sends a departed client's unsettled frames again.
     pub(super) fn of_departed(left: Left) -> Self {
         let Left { remains, confirming } = left;
         let mut side = Self { setup: Setup { confirm: confirming, ..Setup::default() }, ..Self::default() };
@@ -346,7 +350,7 @@ impl Side {
         side
     }
 
-    /// What the upstream channel has been used for.
+    /// How the upstream channel has been used.
     pub(super) fn usage(&self) -> Usage {
         Usage {
             published: self.published,
@@ -356,8 +360,8 @@ impl Side {
         }
     }
 
-    /// Sets the upstream channel up as the client had the one before, opening it if it is `fresh`, then passes on what
-    /// was held. Nothing is waited for.
+    /// Sets the upstream channel up like the previous one, opening it if it is `fresh`, then passes on the
+    /// held frames. Waits for nothing.
     pub(super) fn start(
         &mut self,
         output: &mut Output,
@@ -370,13 +374,13 @@ impl Side {
             write_method(out, route.channel, channel::Open::default());
         }
         self.restore(out, route.channel);
-        // They are the ledger's now, which hears when they end.
+        // They are the ledger's now, which learns of their end.
         self.carried.consumers.clear();
         if self.setup.confirm && !leased.confirming {
             write_method(out, route.channel, confirm::Select { no_wait: true });
         }
         self.unproven = false;
-        // Those of a client that is gone may have been on a channel that was lost.
+        // Frames of a departed client may have been on a channel that was lost.
         self.published = 0;
         self.returns = Returns::None;
         self.resuming = false;
@@ -395,12 +399,12 @@ impl Side {
         self.place = Place::Waiting { own };
     }
 
-    /// What was sent and is not answered, for those who have to wait for that.
+    /// The ledger of frames in flight, for tasks that have to wait for them.
     pub(super) fn under_way(&self) -> Option<Weak<Ledger>> {
         self.ledger.as_ref().filter(|ledger| ledger.has_entries()).map(Arc::downgrade)
     }
 
-    /// Whether the broker is through with everything that was sent.
+    /// Whether the broker has processed everything that was sent.
     #[inline]
     pub(super) fn is_quiet(&self) -> bool {
         match &self.place {
@@ -411,7 +415,7 @@ impl Side {
         }
     }
 
-    /// The same; after a no, an event tells.
+    /// Like [`Self::is_quiet`]; if not, an event follows.
     pub(super) fn await_quiet(&mut self, output: &mut Output) -> bool {
         let (Place::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else {
             return self.is_quiet();
@@ -433,14 +437,14 @@ impl Side {
         self.resuming
     }
 
-    /// Whether it is placed with other clients' channels, and what was done there leaves nothing to be undone or waited for.
+    /// Whether it is placed on a shared connection, with nothing to be undone or waited for there.
     pub(super) fn is_untouched(&self) -> bool {
         let is_shared = matches!(&self.place, Place::Placed(route) if !route.own);
         is_shared && !self.touched && !self.setup.confirm && !self.has_under_way() && self.is_quiet()
     }
 
-    /// Goes over to publishing on the upstream channel where it is, which nobody else has anything to do with; returns what
-    /// is to go on elsewhere in its place.
+    /// Switches to publishing on the present upstream channel, if no other channel uses its connection;
+    /// returns the side that takes over its former role elsewhere.
     pub(super) fn turn_publishing(&mut self, publishing: &Self, output: &mut Output) -> Option<Self> {
         let Place::Placed(route) = &self.place else { return None };
         if !self.is_untouched() || publishing.carried.numbers != Numbers::default() {
@@ -461,18 +465,18 @@ impl Side {
         Some(general)
     }
 
-    /// Publishes in place of another side from now on, in confirm mode or not and numbered as before. Both are nowhere.
+    /// Takes over publishing from another side, with its confirm mode and numbering. Both are unplaced.
     pub(super) fn take_publishing(&mut self, other: &mut Self) {
         self.setup.confirm = std::mem::take(&mut other.setup.confirm);
         self.carried.numbers = std::mem::take(&mut other.carried.numbers);
     }
 
-    /// How many publishes have to be confirmed before the upstream channel can be left.
+    /// Number of publishes that have to be confirmed before the upstream channel can be left.
     pub(super) fn unconfirmed_up_to(&self) -> u64 {
         self.published
     }
 
-    /// Keeps in mind what a method changes, at the time it goes out.
+    /// Records the effects of a method when it goes out.
     fn note(&mut self, payload: &[u8], upstream: &Upstream, channel: u16) {
         match payload {
             [0, 85, 0, 10, ..] => {
@@ -497,17 +501,17 @@ impl Side {
             upstream.note_unproven();
         }
         if self.touched {
-            // Nobody will ask.
+            // The channel will be closed instead of proven clean, so these are not needed.
         } else if has_answer {
             upstream.expect_reply(channel);
-            // Who asks whether one may come asks first whether this is answered.
+            // `may_return` is only asked once this is answered.
             self.returns = Returns::None;
         } else {
             self.unproven = true;
         }
     }
 
-    /// A method as the broker has to be told it, when it cannot know what an empty queue name means.
+    /// Rewrites a method with an explicit queue name if the broker cannot know what an empty one means.
     fn spelt_out<'p>(&self, payload: Cow<'p, [u8]>) -> Cow<'p, [u8]> {
         let Some(queue) = &self.last_queue else { return payload };
         let Ok(method) = Method::decode(&payload) else { return payload };
@@ -517,7 +521,7 @@ impl Side {
     }
 }
 
-/// The method with an empty queue name, which means the last queue declared on the channel, spelt out.
+/// Replaces an empty queue name, which means the last queue declared on the channel, by that queue's name.
 fn with_queue<'m>(mut method: Method<'m>, name: &'m str) -> Method<'m> {
     let queue = match &mut method {
         Method::QueueBind(bind) if bind.queue.is_empty() && bind.routing_key.is_empty() => {

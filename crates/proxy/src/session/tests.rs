@@ -7,7 +7,7 @@ use transport::Outbox;
 use super::*;
 use crate::PoolConfig;
 
-/// A session whose upstream does not answer, so that what it takes waits for a place.
+/// A session whose upstream does not answer, so that its frames wait for placement.
 fn session() -> Session {
     session_of(Pool::new(PoolConfig::new(Vec::new())))
 }
@@ -24,7 +24,7 @@ fn session_of(pool: Arc<Pool>) -> Session {
     Session::new(pool, credentials, "/", &info, client)
 }
 
-/// What a client sends: a message for each of these channels, as frames of their own.
+/// A client's data: a message for each of these channels, as separate frames.
 fn frames(numbers: &[u16]) -> Vec<u8> {
     let mut out = Vec::new();
     for &number in numbers {
@@ -60,7 +60,7 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
     };
     assert_eq!(held(&session), 0);
 
-    // What is not complete is kept, and nothing else.
+    // Only the incomplete message is kept.
     let half = frames(&[2]);
     let body = half.len() - 12;
     take(&mut session, &half[..body]);
@@ -74,7 +74,7 @@ async fn s3_an_idle_session_holds_no_buffer_for_messages() {
 
 const FRAME: usize = 32 * 1024;
 
-/// The beginning of a message of [`STAGING_LIMIT`], with so many frames of its body.
+/// The beginning of a message of [`STAGING_LIMIT`], with this number of body frames.
 fn beginning(frames: usize) -> Vec<u8> {
     beginning_of(STAGING_LIMIT, frames)
 }
@@ -95,15 +95,15 @@ fn bodies(frames: usize) -> Vec<u8> {
     out
 }
 
-/// Has a client send a batch.
+/// Feeds a batch from the client to the session.
 fn batch(session: &mut Session, bytes: &[u8]) {
     take(session, bytes);
     session.flush();
     session.handle_nudge().unwrap();
 }
 
-/// Three sessions that have each begun a message: the first holds all the room, the next one the only lane, and the last
-/// one waits.
+/// Three sessions that have each begun a message: the first holds all the room, the second the only streaming
+/// connection, and the third waits.
 fn three_that_began() -> [Session; 3] {
     let patience = Duration::from_secs(10);
     let config =
@@ -168,7 +168,7 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
     batch(&mut waiting, &beginning(1));
     assert!(client.has_room() && !waiting.has_room());
     let after = |secs| Instant::now() + Duration::from_secs(secs);
-    // A limited rate: a quarter of the largest message in the time of the patience.
+    // A limited rate: a quarter of the largest message within the patience.
     take(&mut client, &bodies(8));
     assert_eq!(client.give_way(after(100)), Ok(()));
     take(&mut client, &bodies(7));
@@ -182,7 +182,7 @@ async fn p2_nobody_gives_way_who_has_completed_every_message_or_is_completing_on
 #[tokio::test]
 async fn p4_a_lane_is_not_taken_for_the_connection_that_an_exclusive_queue_needs() {
     let [_holder, lane, mut waiting] = three_that_began();
-    // Before it was known that it has to wait, it had sent more.
+    // It had sent more before it was known that it has to wait.
     let mut more = Vec::new();
     write_method(&mut more, 2, channel_methods::Open::default());
     write_method(&mut more, 2, amqp::method::queue::Declare { exclusive: true, ..Default::default() });

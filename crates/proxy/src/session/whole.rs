@@ -1,4 +1,4 @@
-//! The fast path of publishing: messages that lie in the read buffer as a whole are judged where they lie, and copied once.
+//! The fast path of publishing: whole messages in the read buffer are validated in place, and copied once.
 
 use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
 use amqp::{Fault, FrameKind};
@@ -11,10 +11,10 @@ use super::judge::{
 use super::side::Place;
 
 impl Session {
-    /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the same channel,
-    /// as far as `rest` holds them whole and they are as plain as nearly all are: a channel that is placed, a body in one
-    /// frame that fits the upstream. Returns how many bytes of `rest` that were, or `None`, and nothing is taken, when
-    /// the message has to be gone through frame by frame.
+    /// Takes the message that begins with a `basic.publish` on channel `number`, and those behind it on the
+    /// same channel, as long as `rest` contains them whole and they are plain, like nearly all: a channel
+    /// that is placed, a body in one frame that fits the upstream. Returns how many bytes of `rest` they
+    /// were. Returns `None`, having taken nothing, if the message must be processed frame by frame.
     ///
     /// # Errors
     /// As [`judge_publish`], for the first message.
@@ -77,12 +77,12 @@ impl Session {
     }
 }
 
-/// What plain messages look like here.
+/// Criteria for plain messages.
 struct Scan {
     channel: [u8; 2],
-    /// Bytes of the largest payload.
+    /// Maximum payload size in bytes.
     largest: usize,
-    /// Bytes of the largest body.
+    /// Maximum body size in bytes.
     max_size: u64,
 }
 
@@ -128,7 +128,7 @@ impl Scan {
     }
 }
 
-/// Gives whole frames another channel number.
+/// Rewrites the channel number of whole frames.
 #[inline]
 fn set_channel(frames: &mut [u8], channel: u16) {
     let mut rest = frames;
@@ -139,7 +139,7 @@ fn set_channel(frames: &mut [u8], channel: u16) {
     }
 }
 
-/// Bytes taken at once, about, so that the broker gets work early.
+/// Approximate maximum of bytes taken at once, so that the broker gets work early.
 const SPAN_MAX: usize = 64 * 1024;
 
 #[cfg(test)]

@@ -2,7 +2,8 @@ use transport::Outbox;
 
 use super::*;
 
-/// Bytes that each client has read when it stands in line: beyond what everybody may hold.
+/// Counted bytes that each client has read when it starts to wait: beyond the amount that every client may
+/// hold.
 const PIECE: usize = 64 * 1024;
 const STAGED: usize = ALWAYS + PIECE;
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -20,7 +21,7 @@ impl Client {
         Self { link: Arc::new(link), seat: Seat::new(staging.clone()) }
     }
 
-    /// Sends a piece and no more; whether there was room.
+    /// Sends a piece and no more; returns whether there was room.
     fn stop_in_message(&mut self) -> bool {
         self.settle(STAGED)
     }
@@ -47,7 +48,7 @@ impl Client {
     }
 }
 
-/// With as many places for lanes as anybody wants.
+/// Room with plenty of connection permits for streaming.
 fn room(most: usize, lanes_max: usize, patience: Duration) -> Arc<Staging> {
     Staging::new(most, lanes_max, patience, Arc::new(Semaphore::new(100)))
 }
@@ -100,7 +101,8 @@ fn no_room_is_lost_with_those_who_leave() {
     assert!(holder.stop_in_message());
     let mut line = many(&staging, 5);
     line.iter_mut().for_each(Client::wait);
-    // The first has the lane and has not looked; the next one leaves the line, the third gets the room, and so on.
+    // The first has the streaming connection and has not collected it; the next one leaves the queue, the
+    // third gets the room, and so on.
     line[0].leave();
     line[2].leave();
     holder.leave();
@@ -135,7 +137,8 @@ fn nobody_gets_a_lane_without_a_place_for_its_connection() {
     let mut line = many(&staging, 3);
     line.iter_mut().for_each(Client::wait);
     assert_eq!(staging.counts(), (3, 0));
-    // Places that fall free are found the next time that somebody looks; the second lane needs one beyond the first's.
+    // Released permits are found the next time the queue is served; the second streaming connection needs one
+    // beyond the first's.
     for (free, lanes) in [(1, 1), (2, 2)] {
         places.add_permits(free - places.available_permits());
         assert!(staging.press(Instant::now()));
@@ -163,7 +166,7 @@ fn those_who_hold_room_longest_give_way_and_no_more_than_are_needed() {
     assert!(staging.press(before));
     let asked: Vec<bool> = holders.iter().map(Client::is_asked).collect();
     assert_eq!(asked, [false, true, false, true, false]);
-    // More of them, but never one who has not had its time, nor one in line.
+    // More of them, but never one whose time is not up, nor one that waits.
     let mut more = many(&staging, 20);
     more.iter_mut().for_each(Client::wait);
     assert!(staging.press(before));
@@ -191,7 +194,7 @@ fn who_has_waited_with_a_message_comes_before_those_who_come_with_a_new_one() {
 
 #[test]
 fn those_who_all_hold_some_do_not_wait_for_each_other() {
-    // No lane would help: there is no place for its connection.
+    // Streaming is no way out: there is no permit for its connection.
     let staging = Staging::new(2 * PIECE, 3, PATIENCE, Arc::new(Semaphore::new(0)));
     let mut clients = many(&staging, 2);
     for client in &mut clients {
@@ -203,7 +206,7 @@ fn those_who_all_hold_some_do_not_wait_for_each_other() {
     }
     let [first, second] = &mut clients[..] else { unreachable!() };
     assert_eq!((first.grant(), second.grant()), (Some(Grant::Room), None));
-    // Alone with more than there may be, it goes on read by read.
+    // Alone with more than the maximum, it continues read by read.
     for more in 2..5 {
         assert!(!first.settle(STAGED + more));
         first.seat.line_up(STAGED + more, &first.link);

@@ -35,7 +35,7 @@ fn bind<'m>(queue: &'m str, exchange: &'m str) -> queue::Bind<'m> {
     queue::Bind { queue, exchange, ..Default::default() }
 }
 
-/// What would be declared again, in order; nothing is torn afterwards.
+/// The steps of a restoration, in order; nothing is torn afterwards.
 fn restored(topologies: &Topologies) -> Vec<String> {
     let Some((plan, restoring)) = topologies.restore("/") else { return Vec::new() };
     restoring.done();
@@ -82,7 +82,7 @@ fn bindings_between_what_lasts_are_not_remembered() {
     client.did(queue::Declare { exclusive: true, ..queue("own") });
     client.did(bind("own", "lasts"));
     assert!(!topologies.knows("/"));
-    // Nobody here knows whether another client's exchange lasts.
+    // Whether another client's exchange is durable is not known here.
     client.did(bind("lasts", "others"));
     assert_eq!(all(&topologies), ["a binding of queue 'lasts' to exchange 'others'"]);
 }
@@ -230,7 +230,7 @@ fn what_a_client_that_is_gone_had_declared_last_is_not_remembered() {
     let topologies = Arc::<Topologies>::default();
     let client = Client::new(&topologies);
     client.declarer.leave();
-    // The broker's answers come when the client is gone.
+    // The broker's replies arrive after the client is gone.
     client.did(queue("q"));
     client.did(bind("q", "e"));
     assert!(!topologies.knows("/"));

@@ -18,7 +18,7 @@ fn address(host: &str, port: u16) -> UpstreamAddress {
     UpstreamAddress { host: host.to_owned(), port, tls: false }
 }
 
-/// Names stand for what they are told to; nothing holds.
+/// Resolves names to the configured sockets; answers are not cached.
 #[derive(Debug, Default)]
 struct Names {
     sockets: Mutex<Vec<SocketAddr>>,
