@@ -1,13 +1,13 @@
-//! The PROXY protocol: how a load balancer tells whom it speaks for, in a header before the first byte of the
+//! The PROXY protocol: a load balancer names the client it forwards, in a header before the first byte of the
 //! connection (HAProxy, "The PROXY protocol, versions 1 & 2"). Sans-IO: bytes in, a [`Header`] out, and back.
 //!
-//! - [`parse`]: reads a header, byte-exact, so that nothing behind it is ever taken.
-//! - [`write()`]: makes one.
+//! - [`parse`]: parses a header, and never consumes a byte behind it.
+//! - [`write()`]: encodes one.
 //!
-//! What always holds: no input makes the parser panic or ask for more than [`MAX_LENGTH`] bytes in all; a header that
-//! was written is read back as what was put in.
+//! Invariants: no input makes the parser panic or ask for more than [`MAX_LENGTH`] bytes in total; an encoded
+//! header is parsed back as it was.
 //!
-//! Whether a header may be believed is the caller's to judge. What must never be added: sockets, clocks.
+//! The caller decides whether a header may be trusted. This crate must never contain sockets or clocks.
 
 mod read;
 #[cfg(test)]
@@ -20,17 +20,17 @@ use std::net::SocketAddr;
 pub use read::{Parsed, parse};
 pub use write::write;
 
-/// What a header says about the connection that it stands in front of.
+/// The content of a header, about the connection that it precedes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Header {
-    /// The sender speaks for itself (version 2's LOCAL: a health check), or does not say for whom (UNKNOWN, AF_UNSPEC,
-    /// AF_UNIX): the addresses of the connection itself count.
+    /// The sender acts for itself (version 2's LOCAL: a health check), or does not name a client (UNKNOWN,
+    /// AF_UNSPEC, AF_UNIX): the addresses of the connection itself apply.
     Local,
-    /// The sender speaks for somebody else.
+    /// The sender forwards a client's connection.
     Proxied {
-        /// Who connected to the sender.
+        /// The address of the client that connected to the sender.
         source: SocketAddr,
-        /// Where to.
+        /// The address that the client connected to.
         destination: SocketAddr,
     },
 }
@@ -38,16 +38,16 @@ pub enum Header {
 /// A version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// A line of text.
+    /// Version 1, a line of text.
     V1,
-    /// Binary.
+    /// Version 2, binary.
     V2,
 }
 
-/// Which versions a receiver takes.
+/// The versions that a receiver accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accepted {
-    /// This one only.
+    /// Only this version.
     Only(Version),
     /// Both; their first bytes tell them apart.
     Any,
@@ -62,16 +62,16 @@ impl Accepted {
     }
 }
 
-/// Why bytes are no header that can be used.
+/// Reasons why bytes are not a usable header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseError {
-    /// They do not begin like one.
+    /// The bytes do not begin like a header.
     NotAHeader,
-    /// A header of a version that is not accepted here.
+    /// A header of a version that is not accepted.
     VersionRefused(Version),
     /// A header longer than [`MAX_LENGTH`], or a line longer than the 107 bytes that version 1 allows.
     TooLong,
-    /// Begins like a header and does not go on like one; what is wrong.
+    /// The bytes begin like a header but are malformed; the text says how.
     Malformed(&'static str),
 }
 
@@ -93,18 +93,18 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// Bytes of the longest header that is read, all its TLVs included. The addresses take 52 at most; load balancers of
-/// the large clouds add some hundred bytes of their own.
+/// Maximum length in bytes of a header, including all its TLVs. The addresses take 52 at most; load balancers
+/// of the large clouds add a few hundred bytes of their own.
 pub const MAX_LENGTH: usize = 4096;
 
-/// The first byte of a header is one of these. Neither AMQP, TLS, HTTP, MQTT nor STOMP begins so.
+/// The possible first bytes of a header. Neither AMQP, TLS, HTTP, MQTT nor STOMP begins with one of them.
 pub const FIRST_BYTES: [u8; 2] = [b'P', SIGNATURE_V2[0]];
 
-/// What a header of version 2 begins with.
+/// The signature at the start of a version 2 header.
 const SIGNATURE_V2: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
-/// What a header of version 1 begins with.
+/// The signature at the start of a version 1 header.
 const SIGNATURE_V1: &[u8] = b"PROXY ";
-/// Bytes of version 2's fixed part: signature, version and command, family and protocol, length.
+/// Length in bytes of version 2's fixed part: signature, version and command, family and protocol, length.
 const FIXED_V2: usize = 16;
-/// Bytes of the longest line of version 1, its end included.
+/// Maximum length in bytes of a version 1 line, including its end.
 const LONGEST_V1: usize = 107;

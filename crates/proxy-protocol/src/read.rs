@@ -1,4 +1,4 @@
-//! Reading headers.
+//! Parsing of headers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,27 +6,27 @@ use crate::{
     Accepted, FIXED_V2, Header, LONGEST_V1, MAX_LENGTH, ParseError, SIGNATURE_V1, SIGNATURE_V2, Version,
 };
 
-/// What [`parse`] found.
+/// The result of [`parse`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed {
     /// The beginning of a header. At least this many bytes more belong to it; never 0.
     Incomplete(usize),
     /// A whole header.
     Complete {
-        /// What it says.
+        /// The decoded header.
         header: Header,
-        /// Bytes that it took; what follows is not the header's.
+        /// Length of the header in bytes; later bytes do not belong to it.
         length: usize,
     },
 }
 
-/// Reads a header from the front of `input`.
+/// Parses a header at the front of `input`.
 ///
-/// Whoever reads exactly as many bytes more as [`Parsed::Incomplete`] tells, and asks again, takes nothing of what
-/// follows the header.
+/// A receiver that reads exactly the number of bytes given by [`Parsed::Incomplete`], and parses again, never
+/// consumes bytes that follow the header.
 ///
 /// # Errors
-/// As soon as the bytes cannot become a header that is accepted.
+/// As soon as the bytes cannot become an acceptable header.
 pub fn parse(input: &[u8], accepted: Accepted) -> Result<Parsed, ParseError> {
     for (signature, version) in [(SIGNATURE_V1, Version::V1), (&SIGNATURE_V2[..], Version::V2)] {
         let seen = input.len().min(signature.len());
@@ -65,14 +65,14 @@ fn parse_v1(input: &[u8]) -> Result<Parsed, ParseError> {
     let header = match fields.next() {
         Some(b"TCP4") => addresses_v1::<Ipv4Addr>(fields)?,
         Some(b"TCP6") => addresses_v1::<Ipv6Addr>(fields)?,
-        // Whatever follows is to be ignored.
+        // The rest of the line is to be ignored.
         Some(b"UNKNOWN") => Header::Local,
         _ => return Err(ParseError::Malformed("the protocol is TCP4, TCP6 or UNKNOWN")),
     };
     Ok(Parsed::Complete { header, length })
 }
 
-/// The bytes that an unfinished line lacks at least.
+/// The minimum number of bytes that an unfinished line lacks.
 fn missing_v1(line: &[u8]) -> usize {
     let shortest_address = match line.get(SIGNATURE_V1.len()..SIGNATURE_V1.len() + 5) {
         None => return SHORTEST_V1.saturating_sub(line.len()).max(2),
@@ -81,7 +81,7 @@ fn missing_v1(line: &[u8]) -> usize {
         Some(_) => return SHORTEST_V1.saturating_sub(line.len()).max(2),
     };
     let spaces = line.iter().filter(|&&byte| byte == b' ').count();
-    // The fields of two addresses and two ports, each behind its space, that have not begun yet.
+    // The fields of two addresses and two ports, each preceded by a space, that have not begun yet.
     let fields = [shortest_address, shortest_address, 1, 1];
     let begun = spaces.saturating_sub(1).min(fields.len());
     let current = if line.ends_with(b" ") { fields[begun - 1] } else { 0 };
@@ -117,7 +117,7 @@ fn port(text: &str) -> Option<u16> {
     if canonical { text.parse().ok() } else { None }
 }
 
-/// Section 2.2.
+/// A binary header (section 2.2).
 fn parse_v2(input: &[u8]) -> Result<Parsed, ParseError> {
     let Some((fixed, rest)) = input.split_at_checked(FIXED_V2) else {
         return Ok(Parsed::Incomplete(FIXED_V2 - input.len()));
@@ -141,7 +141,7 @@ fn parse_v2(input: &[u8]) -> Result<Parsed, ParseError> {
     Ok(Parsed::Complete { header, length: FIXED_V2 + length })
 }
 
-/// Source, destination, their ports, and TLVs that nobody here needs.
+/// Source, destination and their ports; the TLVs behind them are not used.
 fn addresses_v2(family_and_protocol: u8, bytes: &[u8]) -> Result<Header, ParseError> {
     const SHORT: ParseError = ParseError::Malformed("shorter than its addresses");
     let (source, destination, ports): (IpAddr, IpAddr, _) = match family_and_protocol {

@@ -8,7 +8,7 @@ fn proxied(source: &str, destination: &str) -> Header {
     Header::Proxied { source: source.parse().unwrap(), destination: destination.parse().unwrap() }
 }
 
-/// Reads as a careful receiver does: exactly as many bytes as the parser asks for.
+/// Reads like a careful receiver: exactly the number of bytes that the parser asks for.
 fn receive(stream: &[u8], accepted: Accepted) -> Result<(Header, usize), ParseError> {
     let mut taken = 0;
     loop {
@@ -111,15 +111,15 @@ fn headers_of_version_2_are_read() {
         &v2(&[b"\x21\x21\x00\x24", &*sixteen(1), &*sixteen(2), b"\xff\xff\x16\x27"].concat()),
         proxied("[2001:db8::1]:65535", "[2001:db8::2]:5671"),
     );
-    // A health check, and one that brings a TLV.
+    // A health check, and one with a TLV.
     reads(&v2(b"\x20\x00\x00\x00"), Header::Local);
     reads(&v2(b"\x20\x00\x00\x07\x04\x00\x04abcd"), Header::Local);
-    // A checksum's TLV behind the addresses.
+    // A checksum TLV behind the addresses.
     reads(
         &v2(b"\x21\x11\x00\x13\x0a\x00\x00\x01\x0a\x00\x00\x02\x00\x01\x00\x02\x03\x00\x04\x9b\x91\x58\x21"),
         proxied("10.0.0.1:1", "10.0.0.2:2"),
     );
-    // Not said, and a Unix socket.
+    // An unspecified family, and a Unix socket.
     reads(&v2(b"\x21\x00\x00\x00"), Header::Local);
     reads(&v2(&[&b"\x21\x31\x00\xd8"[..], &[b'/'; 216]].concat()), Header::Local);
 }

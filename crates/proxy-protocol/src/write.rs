@@ -1,4 +1,4 @@
-//! Writing headers.
+//! Encoding of headers.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -22,7 +22,7 @@ pub fn write(version: Version, header: &Header, out: &mut Vec<u8>) {
 
 fn line(addresses: Option<(SocketAddr, SocketAddr)>) -> String {
     let Some((source, destination)) = addresses else {
-        // Version 1 has no LOCAL; this is what a sender that does not say for whom it speaks writes.
+        // Version 1 has no LOCAL; a sender that does not name the client writes this.
         return "PROXY UNKNOWN\r\n".to_owned();
     };
     let protocol = if source.is_ipv4() { "TCP4" } else { "TCP6" };
@@ -66,5 +66,5 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Version 2, in the upper half of its byte.
+/// Version 2, in the upper half of the byte.
 const VERSION: u8 = 0x20;

@@ -1,4 +1,5 @@
-//! The body of the fuzz target on headers, whole, cut and with bytes changed, so that it holds without nightly.
+//! The body of the fuzz target on headers, whole, cut and with bytes changed, so that it is also checked
+//! without nightly.
 
 #[path = "../fuzz/src/lib.rs"]
 #[expect(unreachable_pub, reason = "public for the fuzz target")]

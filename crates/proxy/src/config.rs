@@ -54,8 +54,7 @@ pub struct PoolConfig {
     pub write_timeout: Duration,
     /// Requested heartbeat interval, in seconds; the broker may ask for a shorter one.
     pub heartbeat_secs: u16,
-    /// Requested maximum frame size in bytes. At most [`transport::MAX_UNCONSUMED`], which fits the read
-    /// buffer.
+    /// Requested maximum frame size in bytes. At most [`transport::MAX_UNCONSUMED`], which fits the read buffer.
     pub frame_max: u32,
     /// Maximum channels on an upstream connection that clients share, if the broker allows as many. A
     /// client's own connection carries as many as the broker allows.
@@ -82,8 +81,7 @@ pub struct PoolConfig {
     pub opening_patience: Duration,
     /// Bytes of one client's unanswered frames, kept for replay, from which on it is no longer read.
     pub replay_client_max: usize,
-    /// The same limit for all clients together: above it, clients that have frames kept for replay are not
-    /// read.
+    /// The same limit for all clients together: above it, clients that have frames kept for replay are not read.
     pub replay_total_max: usize,
     /// Bytes kept of frames sent by departed clients, until an upstream has replied to something behind them.
     /// Above this, a channel is closed for its client only when the upstream has replied, and leftovers of

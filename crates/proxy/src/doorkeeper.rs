@@ -110,8 +110,7 @@ const HANDSHAKES_AT_ONCE: usize = 32;
 /// How long a refusal is repeated without asking: long enough to shield the broker from a client that retries
 /// in a loop, short enough that nobody has to wait for a newly set password to work.
 const REFUSAL_HOLDS: Duration = Duration::from_secs(1);
-/// Refusals remembered, so that guessing costs little memory; a client that retries in a loop is among the
-/// last.
+/// Refusals remembered, so that guessing costs little memory; a client that retries in a loop is among the last.
 const REFUSED_MAX: usize = 128;
 /// Users whose credentials are remembered; few proxies serve more.
 const VERIFIED_MAX: usize = 1024;

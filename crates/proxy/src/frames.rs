@@ -1,5 +1,4 @@
-//! Forwarding of frames: with another channel number in the header, and bodies split to the receiver's
-//! frame_max.
+//! Forwarding of frames: with another channel number in the header, and bodies split to the receiver's frame_max.
 
 use amqp::frame::{FRAME_END, HEADER_LEN, OVERHEAD, header, max_body_payload};
 use amqp::{Fault, FrameKind, ReplyCode};

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use amqp::Credentials;
 use amqp::sasl::Secret;
 
-/// The upstream credentials of clients that log in with SASL EXTERNAL. A broker cannot verify a certificate
-/// that was presented to the proxy, so such a client has a user and a password there, which only the pool
-/// knows.
+/// The upstream credentials of clients that log in with SASL EXTERNAL. A broker cannot verify a certificate that
+/// was presented to the proxy, so such a client has a user and a password there, which only the pool knows.
 #[derive(Debug, Default)]
 pub struct Identities {
     known: HashMap<String, (String, Secret)>,

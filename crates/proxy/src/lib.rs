@@ -27,10 +27,9 @@
 //! declared so far switches to publishing in place, when no other channel uses the connection and there is no
 //! connection for publishing yet. A client's own connection carries both, as if directly connected.
 //!
-//! An upstream channel is *leased*: when the client's channel ends it is proven clean and rests until the
-//! next client needs one (P5), so that the broker sees hardly any traffic besides the messages. The proxy
-//! answers `channel.open`, `channel.close` and `confirm.select` itself. Confirms are renumbered for each
-//! lease.
+//! An upstream channel is *leased*: when the client's channel ends it is proven clean and rests until the next
+//! client needs one (P5), so that the broker sees hardly any traffic besides the messages. The proxy answers
+//! `channel.open`, `channel.close` and `confirm.select` itself. Confirms are renumbered for each lease.
 //!
 //! A client gets *its own* connection, unused until then or new, when one of its channels
 //! - consumes without a bound or gets messages, so that a slow client delays nobody else (P3); also when the
@@ -44,20 +43,18 @@
 //!   arguments, or an exchange of a type that is not built in; publishes to, or declares, a client's end of
 //!   direct reply-to, or publishes headers that may crash RabbitMQ's channel: depending on plugins, queue
 //!   types and arguments the broker answers these by closing the connection (P2);
-//! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held
-//!   until they are complete, so that no channel is left in the middle of a message. When incomplete messages
-//!   of all clients exhaust [`PoolConfig::staging_total_max`], further clients wait for room or, while
-//!   connections may be opened, a few of them stream through as well; their channels return to shared
-//!   connections afterwards.
+//! - publishes a message larger than [`session::STAGING_LIMIT`], which streams through. Smaller ones are held until
+//!   they are complete, so that no channel is left in the middle of a message. When incomplete messages of all
+//!   clients exhaust [`PoolConfig::staging_total_max`], further clients wait for room or, while connections may be
+//!   opened, a few of them stream through as well; their channels return to shared connections afterwards.
 //!
-//! A channel that is already on a shared connection moves there: its frames are held, the old upstream
-//! channel is closed and confirmed closed, so that nothing overtakes earlier publishes, then qos and confirm
-//! mode are set again and confirms are renumbered. A consumer moves along; its unacknowledged deliveries are
-//! delivered again, marked as redelivered, and late acknowledgements for them are swallowed. When the client
-//! ends, its own connection returns to the pool as soon as all its channels are closed, or is closed if it
-//! had an exclusive queue or half a message. If a client vanished, its whole messages and plain declarations
-//! still waiting for its own connection go out on a shared one; anything that only its own connection may see
-//! is dropped.
+//! A channel that is already on a shared connection moves there: its frames are held, the old upstream channel is
+//! closed and confirmed closed, so that nothing overtakes earlier publishes, then qos and confirm mode are set
+//! again and confirms are renumbered. A consumer moves along; its unacknowledged deliveries are delivered again,
+//! marked as redelivered, and late acknowledgements for them are swallowed. When the client ends, its own
+//! connection returns to the pool as soon as all its channels are closed, or is closed if it had an exclusive queue
+//! or half a message. If a client vanished, its whole messages and plain declarations still waiting for its own
+//! connection go out on a shared one; anything that only its own connection may see is dropped.
 //!
 //! # When an upstream connection is lost
 //! The same applies when its broker closes it with 320 CONNECTION_FORCED: its clients keep their connections
@@ -69,20 +66,18 @@
 //! client's numbering; acknowledgements of older deliveries are swallowed.
 //! - Messages larger than [`session::STAGING_LIMIT`] are not kept: unconfirmed ones are refused with
 //!   `basic.nack`, and those outside confirm mode may be lost.
-//! - A channel that was given back keeps its ledger until it is proven clean (P11). If its connection is
-//!   lost, its remaining entries are handed over to another one, through an outage as well. After a fault
-//!   that these may have caused, they go out on a connection of their own, and are given up if that ends the
-//!   same way.
+//! - A channel that was given back keeps its ledger until it is proven clean (P11). If its connection is lost, its
+//!   remaining entries are handed over to another one, through an outage as well. After a fault that these may have
+//!   caused, they go out on a connection of their own, and are given up if that ends the same way.
 //! - The two upstream channels of a client's channel recover independently. Frames waiting for one of them
 //!   keep waiting.
 //! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to
 //!   is closed with 406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
 //! - Any other fault ends the client whose own connection it was on. On a shared one the culprit cannot be
-//!   identified, because `connection.close` names no channel, and with 541 no method either: clients with
-//!   something in flight there continue on connections of their own, where a repeated fault ends only the
-//!   client that causes it; all others continue as after a loss. A client that waits for nothing but messages
-//!   always continues after 541 INTERNAL_ERROR, with pauses: quorum queues fail this way while they elect a
-//!   leader.
+//!   identified, because `connection.close` names no channel, and with 541 no method either: clients with something
+//!   in flight there continue on connections of their own, where a repeated fault ends only the client that causes
+//!   it; all others continue as after a loss. A client that waits for nothing but messages always continues after
+//!   541 INTERNAL_ERROR, with pauses: quorum queues fail this way while they elect a leader.
 //! - Declarations that do not survive a broker restart, namely transient and auto-delete exchanges and queues
 //!   and their bindings, are remembered while the clients that made them are connected. When they may be
 //!   gone, they are declared again before any channel of the virtual host is placed on a new connection; if

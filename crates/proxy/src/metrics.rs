@@ -50,8 +50,7 @@ pub struct PoolMetrics {
     pub messages_replayed: u64,
     /// Channels that continued elsewhere after their upstream connection was lost.
     pub channels_recovered: u64,
-    /// Channels whose consumers moved to the client's own connection, because the client was too slow to
-    /// share one.
+    /// Channels whose consumers moved to the client's own connection, because the client was too slow to share one.
     pub consumers_moved: u64,
     /// Channels whose consumers moved although their clients were within their own budget, because the total
     /// backlog of all clients was too large.

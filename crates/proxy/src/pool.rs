@@ -105,8 +105,7 @@ pub struct Login {
     begun: Option<HalfOpen>,
 }
 
-/// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is
-/// large.
+/// A connection that is logged in and has no virtual host yet, and its permit. Boxed: a stream with TLS is large.
 type HalfOpen = Box<(Begun, Endpoint, Place)>;
 
 /// The client's end of a session.
@@ -413,9 +412,8 @@ impl Pool {
         connections.iter().map(|upstream| upstream.view()).collect()
     }
 
-    /// Hands over departed clients' leftovers, then closes all connections cleanly, and waits until they are
-    /// closed or `limit` has passed. New connections are refused from then on. Sessions should have ended
-    /// before.
+    /// Hands over departed clients' leftovers, then closes all connections cleanly, and waits until they are closed
+    /// or `limit` has passed. New connections are refused from then on. Sessions should have ended before.
     pub async fn drain(&self, limit: Duration) {
         let end = tokio::time::Instant::now() + limit;
         let handed_over = self.wait_until(|| self.handing_over.load(Ordering::Acquire) == 0);
@@ -535,8 +533,7 @@ impl Pool {
         }
     }
 
-    /// The newest connection with exactly these credentials, compared in constant time, for which `wanted`
-    /// holds.
+    /// The newest connection with exactly these credentials, compared in constant time, for which `wanted` holds.
     fn newest(
         &self,
         credentials: &Credentials,

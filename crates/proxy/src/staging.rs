@@ -104,7 +104,7 @@ const HAS_LANE: u8 = 3;
 pub(crate) enum Grant {
     /// Its bytes count now, and more may come.
     Room,
-    /// It may stream on a connection of its own until it gives the lane back.
+    /// It may stream on a connection of its own until its messages have been passed on.
     Lane,
 }
 
@@ -222,7 +222,7 @@ impl Staging {
                 self.bytes.fetch_add(need, Ordering::SeqCst);
                 HAS_ROOM
             } else if table.lanes < self.lanes_max && table.lanes < self.places.available_permits() {
-                // The connections of all lanes in use may still have to be opened.
+                // The connections of all clients that already stream may still have to be opened.
                 table.lanes += 1;
                 HAS_LANE
             } else {
@@ -351,7 +351,7 @@ impl Seat {
         }
     }
 
-    /// Whether the client holds room or a lane.
+    /// Whether the client holds room or a streaming connection.
     pub(crate) fn holds(&self) -> bool {
         self.counted > 0 || self.lane
     }
@@ -500,8 +500,7 @@ const ROOM_PROGRESS: usize = 256 * 1024;
 /// How many times the patience progress may excuse an incomplete message: by then the largest one would be
 /// complete.
 pub(crate) const EXCUSED_FOR: u32 = 5;
-/// A client gives way only if it was warned the patience divided by this ago, and could be read both then and
-/// now.
+/// A client gives way only if it was warned the patience divided by this ago, and could be read both then and now.
 const WARNINGS_IN_PATIENCE: u32 = 8;
 /// How often the wait queue is attended to within the patience.
 const LOOKS_IN_PATIENCE: u32 = 4;

@@ -1,5 +1,4 @@
-//! Client declarations that a restart of their broker undoes, to be repeated before anything else continues
-//! (P7).
+//! Client declarations that a restart of their broker undoes, to be repeated before anything else continues (P7).
 //!
 //! Exchanges and queues that are transient or auto-delete are remembered, and bindings unless both their ends
 //! are durable, while one of the clients that declared them is connected: exactly the set that a client
@@ -8,13 +7,12 @@
 //! consumer, is forgotten for all of them; if the method has no reply, only when the broker has answered
 //! something behind it, because it may have been refused.
 //!
-//! A virtual host is *torn* when its topology may be gone: when no broker answered, when the last connection
-//! to it ended, or for one client when a connection that it used was lost. Then none of its channels is
-//! placed until [`crate::pool`] has declared everything again: first all exchanges, then all queues, then all
-//! bindings, across all clients, so that the order in which clients come back does not matter. A client whose
-//! declarations cannot be repeated, or were too many to remember, receives 320 and declares them itself when
-//! it reconnects. If a broker refuses a step to one client, it is retried with the credentials of another
-//! client that declared it.
+//! A virtual host is *torn* when its topology may be gone: when no broker answered, when the last connection to it
+//! ended, or for one client when a connection that it used was lost. Then none of its channels is placed until
+//! [`crate::pool`] has declared everything again: first all exchanges, then all queues, then all bindings, across
+//! all clients, so that the order in which clients come back does not matter. A client whose declarations cannot be
+//! repeated, or were too many to remember, receives 320 and declares them itself when it reconnects. If a broker
+//! refuses a step to one client, it is retried with the credentials of another client that declared it.
 
 mod change;
 mod declarer;

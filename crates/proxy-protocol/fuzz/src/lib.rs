@@ -1,10 +1,11 @@
-//! What the fuzz target checks. `tests/fuzz_corpus.rs` includes this file and runs the same body without nightly.
+//! The body of the fuzz target. `tests/fuzz_corpus.rs` includes this file and runs the same body without nightly.
 //!
-//! Run it for real with `cargo +nightly fuzz run header` in `crates/proxy-protocol`.
+//! To fuzz, run `cargo +nightly fuzz run header` in `crates/proxy-protocol`.
 
 use proxy_protocol::{Accepted, Header, MAX_LENGTH, Parsed, Version, parse, write};
 
-/// A header does not depend on how it was cut into reads, is never asked for beyond its end, and survives being written.
+/// Parsing a header does not depend on how reads split it, never asks for bytes beyond its end, and the
+/// header survives encoding.
 pub fn header(input: &[u8]) {
     let whole = parse(input, Accepted::Any);
     let mut taken = 0;

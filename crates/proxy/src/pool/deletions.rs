@@ -1,8 +1,7 @@
 //! Virtual hosts that a broker deletes while clients use them.
 //!
-//! A broker closes all connections of a deleted virtual host with 320 CONNECTION_FORCED, just as when it
-//! stops. Clients must survive a stop, and most of them have nothing upstream by which they would notice a
-//! deletion.
+//! A broker closes all connections of a deleted virtual host with 320 CONNECTION_FORCED, just as when it stops.
+//! Clients must survive a stop, and most of them have nothing upstream by which they would notice a deletion.
 
 use std::collections::VecDeque;
 
@@ -30,9 +29,8 @@ pub struct DeletedVirtualHost {
 }
 
 impl Pool {
-    /// Waits until a broker reports that it has deleted a virtual host. The caller should report the reason
-    /// to all clients in it; a virtual host may be reported once for every upstream connection that was open
-    /// to it.
+    /// Waits until a broker reports that it has deleted a virtual host. The caller should report the reason to all
+    /// clients in it; a virtual host may be reported once for every upstream connection that was open to it.
     pub async fn deleted_virtual_host(&self) -> DeletedVirtualHost {
         loop {
             // One waiter: a leftover permit only makes it look once more.

@@ -56,8 +56,7 @@ struct Known {
     down: bool,
     /// Whether it answered when it was last asked; `None` if it was never asked.
     answered: Option<bool>,
-    /// Whether client declarations may exist there: set when it answers, cleared when they are counted as
-    /// lost.
+    /// Whether client declarations may exist there: set when it answers, cleared when they are counted as lost.
     has_state: bool,
 }
 
@@ -79,8 +78,7 @@ impl Known {
         self.connections > 0
     }
 
-    /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is
-    /// left.
+    /// Whether declarations there are to be counted as lost: once, when it is silent and no connection is left.
     fn loses_state(&mut self) -> bool {
         self.answered == Some(false) && !self.is_in_use() && std::mem::take(&mut self.has_state)
     }

@@ -196,8 +196,7 @@ impl Pool {
             if let Some(upstream) = self.find_shared(credentials, virtual_host, confirm, role, true) {
                 return Some(upstream);
             }
-            // The notification may concern another connection, or have woken a waiter that no longer needed
-            // it.
+            // The notification may concern another connection, or have woken a waiter that no longer needed it.
             let look_again = end.min(Instant::now() + LOOK_AGAIN);
             if tokio::time::timeout_at(look_again, news).await.is_err() && look_again == end {
                 return None;

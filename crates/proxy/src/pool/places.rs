@@ -144,9 +144,8 @@ impl Pool {
             if was_told {
                 self.make_room();
             }
-            // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client
-            // has waited the less often it looks, because each look briefly locks the pool's table for all
-            // others.
+            // Nothing notifies of a channel that comes to rest on a connection in use. The longer a client has
+            // waited the less often it looks, because each look briefly locks the pool's table for all others.
             let now = Instant::now();
             let look_again = end.min(now + (now - began).max(LOOK_AGAIN));
             tokio::select! {

@@ -1,5 +1,4 @@
-//! Repeating declarations that a broker has lost, before anything else continues (P7). See
-//! [`crate::topology`].
+//! Repeating declarations that a broker has lost, before anything else continues (P7). See [`crate::topology`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,8 +139,7 @@ impl Pool {
         Ok(again)
     }
 
-    /// Handles a step that a broker refused; returns it with another owner's credentials, if it is to be
-    /// retried.
+    /// Handles a step that a broker refused; returns it with another owner's credentials, if it is to be retried.
     fn refused(&self, virtual_host: &str, step: &Step, fault: &Fault) -> Option<Step> {
         let text = fault.reply_text();
         match fault.code {

@@ -19,9 +19,8 @@ use crate::upstream::{Role, asked_for};
 /// of it, and a message until it has processed the methods. Acknowledgements do not wait for messages. A
 /// client's own connection carries the whole channel.
 ///
-/// For example `queue.declare`, `basic.publish`, `queue.purge`: the message goes out when `declare-ok` has
-/// come, on the other upstream channel; a `channel.flow` follows it, and the purge goes out when that is
-/// answered.
+/// For example `queue.declare`, `basic.publish`, `queue.purge`: the message goes out when `declare-ok` has come, on
+/// the other upstream channel; a `channel.flow` follows it, and the purge goes out when that is answered.
 #[derive(Debug, Default)]
 pub(super) struct Channel {
     /// Everything but publishing; on the client's own connection publishing as well.

@@ -117,13 +117,11 @@ impl Session {
         self.close_sides(number);
     }
 
-    /// Takes the next step of closing a channel for its client, and answers the close when both sides are
-    /// gone.
+    /// Takes the next step of closing a channel for its client, and answers the close when both sides are gone.
     pub(super) fn close_sides(&mut self, number: u16) {
         self.output.hand_over();
         let Some(channel) = self.channels.get_mut(number) else { return };
-        // Held frames have to go out first; and a side that is moving is closed before it continues
-        // elsewhere.
+        // Held frames have to go out first; and a side that is moving is closed before it continues elsewhere.
         let is_leaving = |side: &Side| matches!(side.place, Place::Leaving { .. });
         if channel.held() > 0 || channel.sides().any(is_leaving) {
             return;
@@ -171,8 +169,7 @@ impl Session {
             add(&self.pool.counters().round_trips_saved, 1);
             side.place = Place::Nowhere;
         }
-        // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event
-        // arrives.
+        // Otherwise the connection is lost, and its frames in flight continue elsewhere when that event arrives.
     }
 
     /// Takes the next step of [`Self::close`], when there is one.

@@ -216,8 +216,7 @@ impl HandOver {
         Err(Refusal::unreachable("no channel is free"))
     }
 
-    /// Waits until the broker has processed everything sent on a separate connection, or the connection is
-    /// lost.
+    /// Waits until the broker has processed everything sent on a separate connection, or the connection is lost.
     async fn wait_until_returned(&self, link: &ClientLink) {
         while !link.has_events() {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -233,10 +232,9 @@ async fn wait_until_through(ledgers: &[Weak<Ledger>]) {
     }
 }
 
-/// The frames of `held` that need no client to be present, and that cannot make the broker close a connection
-/// (P2): whole messages, and methods that any connection can carry. Excludes consumers and gets, which would
-/// take messages for a client that cannot acknowledge them, and frames behind `tx.select`, which are not
-/// committed.
+/// The frames of `held` that need no client to be present, and that cannot make the broker close a connection (P2):
+/// whole messages, and methods that any connection can carry. Excludes consumers and gets, which would take
+/// messages for a client that cannot acknowledge them, and frames behind `tx.select`, which are not committed.
 fn harmless(held: &[u8], exclusive: bool) -> Vec<u8> {
     let mut kept = Vec::new();
     // The start of the current message, whether it is harmless, and the data needed to decide that.

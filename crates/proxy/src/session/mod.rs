@@ -49,10 +49,9 @@ use crate::staging::Seat;
 use crate::topology::Declarer;
 use crate::upstream::{Role, Share, Upstream};
 
-/// Maximum body size in bytes of a message that is held until it is complete, and then passed on whole. The
-/// total that a session holds stays below [`STAGING_BUDGET`]; a message that does not fit streams on the
-/// client's own connection. When the room for incomplete messages of all clients is exhausted, the client
-/// waits: see `staging`.
+/// Maximum body size in bytes of a message that is held until it is complete, and then passed on whole. The total
+/// that a session holds stays below [`STAGING_BUDGET`]; a message that does not fit streams on the client's own
+/// connection. When the room for incomplete messages of all clients is exhausted, the client waits: see `staging`.
 pub const STAGING_LIMIT: u64 = 1024 * 1024;
 
 /// Maximum bytes of incomplete messages on all channels of one client.
@@ -84,8 +83,7 @@ pub struct Session {
     attached: Vec<Arc<Upstream>>,
     /// Whether the client has declared an exclusive queue.
     exclusive: bool,
-    /// Whether the client has declared an auto-delete queue, which is deleted once it has no consumer for a
-    /// moment.
+    /// Whether the client has declared an auto-delete queue, which is deleted once it has no consumer for a moment.
     auto_delete: bool,
     /// Whether a broker closed a shared connection for an error that this client may have caused.
     suspect: bool,
@@ -95,8 +93,7 @@ pub struct Session {
     lined_up: Vec<u16>,
     /// Channels that have sent enough outside confirm mode to ask for a proof, within a batch.
     unproven: Vec<u16>,
-    /// Reusable buffer for the frames of the next message, within a batch: an idle session holds no buffer
-    /// (S3).
+    /// Reusable buffer for the frames of the next message, within a batch: an idle session holds no buffer (S3).
     spare: Vec<u8>,
     /// Bytes of incomplete messages.
     staged: usize,
@@ -249,8 +246,7 @@ impl Session {
         result
     }
 
-    /// The client's outbox has room again: reading from its own upstream connection and from the client
-    /// resumes.
+    /// The client's outbox has room again: reading from its own upstream connection and from the client resumes.
     pub fn handle_room(&mut self) {
         self.link.outbox.nudge();
         if let Leg::Ready(upstream) = &self.own {
@@ -504,8 +500,7 @@ impl Session {
         }
     }
 
-    /// Passes on the frames of a message held so far, and the rest as it arrives, on the client's own
-    /// connection.
+    /// Passes on the frames of a message held so far, and the rest as it arrives, on the client's own connection.
     fn stream(&mut self, number: u16) -> Result<(), Fault> {
         let Some(channel) = self.channels.get_mut(number) else { return Ok(()) };
         channel.streaming = true;
@@ -605,6 +600,5 @@ fn unexpected(content: Content) -> Fault {
 const HELD_LIMIT: usize = 1024 * 1024;
 /// Initial capacity for a message's frames: most methods with their headers fit.
 const PARTIAL_CAPACITY: usize = 256;
-/// Maximum size of a buffer that is reused for the next message of the batch; a larger one would waste
-/// memory.
+/// Maximum size of a buffer that is reused for the next message of the batch; a larger one would waste memory.
 const PARTIAL_REUSED: usize = 1024;

@@ -326,13 +326,11 @@ impl Session {
         self.find_own_place(number)
     }
 
-    /// The broker closed an upstream channel: the client receives the broker's close, and its other side is
-    /// closed.
+    /// The broker closed an upstream channel: the client receives the broker's close, and its other side is closed.
     fn channel_closed(&mut self, number: u16, lease: u64, payload: &[u8], answered: bool) {
         let Some(channel) = self.channels.get_mut(number) else { return };
         let Some(role) = channel.role_of(lease) else {
-            // The client closed it meanwhile; that way the broker has received, or will receive, its
-            // close-ok.
+            // The client closed it meanwhile; that way the broker has received, or will receive, its close-ok.
             return;
         };
         let (held, partial) = (channel.held(), channel.partial.len());
@@ -437,6 +435,5 @@ impl Session {
     }
 }
 
-/// Number of connections tried for a channel at once. More than one is needed only when one ends at that
-/// moment.
+/// Number of connections tried for a channel at once. More than one is needed only when one ends at that moment.
 pub(super) const PLACING_ATTEMPTS: usize = 4;

@@ -27,8 +27,7 @@ pub(super) struct Side {
     pub(super) held: Vec<u8>,
     /// Whether the client has used it in a way that only a close at the broker undoes.
     pub(super) touched: bool,
-    /// Whether the client's channel and the upstream channel are being closed: an event follows. Never
-    /// cleared.
+    /// Whether the client's channel and the upstream channel are being closed: an event follows. Never cleared.
     pub(super) close_sent: bool,
     /// Whether frames went out on the present upstream channel whose success no reply reports.
     unproven: bool,
@@ -195,8 +194,7 @@ impl Side {
         }
     }
 
-    /// Records whole messages passed on without [`Self::send`]; returns whether it is time for
-    /// [`Self::prove`].
+    /// Records whole messages passed on without [`Self::send`]; returns whether it is time for [`Self::prove`].
     #[inline]
     pub(super) fn keep(&self, frames: &[u8], messages: u64) -> bool {
         match (&self.ledger, &self.place) {
@@ -218,9 +216,8 @@ impl Side {
         self.ledger.as_ref().map_or((false, false), |ledger| ledger.is_unproven())
     }
 
-    /// Requests a proof that the broker has processed everything that was published, if needed.
-    /// `channel.flow` has no other effect, while `basic.qos` would override limits (RabbitMQ,
-    /// rabbit_channel.erl).
+    /// Requests a proof that the broker has processed everything that was published, if needed. `channel.flow` has
+    /// no other effect, while `basic.qos` would override limits (RabbitMQ, rabbit_channel.erl).
     pub(super) fn prove(&mut self, output: &mut Output) {
         let (Place::Placed(route), Some(ledger)) = (&self.place, &self.ledger) else { return };
         if self.close_sent || !ledger.is_unproven().0 {

@@ -2,8 +2,7 @@ use transport::Outbox;
 
 use super::*;
 
-/// Counted bytes that each client has read when it starts to wait: beyond the amount that every client may
-/// hold.
+/// Counted bytes that each client has read when it starts to wait: beyond the amount that every client may hold.
 const PIECE: usize = 64 * 1024;
 const STAGED: usize = ALWAYS + PIECE;
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -86,8 +86,7 @@ pub(super) fn change_of(method: &Method<'_>, queue: Option<&str>) -> Option<Chan
             if declare.durable && !declare.auto_delete {
                 return Some(Change::Settled(node));
             }
-            // A server-named queue cannot be requested by its name: it is only found again if it still
-            // exists.
+            // A server-named queue cannot be requested by its name: it is only found again if it still exists.
             let (queue, passive) = (&*node.name, declare.queue.is_empty());
             let method = encoded(queue::Declare { queue, passive, no_wait: false, ..*declare });
             Change::Declare { method, auto_delete: declare.auto_delete, node }
@@ -141,8 +140,7 @@ fn exchange_binding(destination: &str, source: &str, routing_key: &str, argument
     encoded(exchange::Bind { destination, source, routing_key, arguments, ..Default::default() })
 }
 
-/// The arguments of a binding in sorted order: brokers distinguish bindings by their arguments, whatever the
-/// order.
+/// The arguments of a binding in sorted order: brokers distinguish bindings by their arguments, whatever the order.
 fn sorted(arguments: RawTable<'_>) -> Vec<u8> {
     if arguments.is_empty() {
         return FieldTable::new().encode();

@@ -244,8 +244,7 @@ impl Vhost {
         }
     }
 
-    /// Forgets these clients' declarations, and returns those clients that are connected and not yet
-    /// notified.
+    /// Forgets these clients' declarations, and returns those clients that are connected and not yet notified.
     pub(super) fn give_up(&mut self, owners: &[u64]) -> Vec<Arc<ClientLink>> {
         let mut links = Vec::new();
         for id in owners {

@@ -20,9 +20,8 @@ pub(super) async fn connect(endpoint: &Endpoint, config: &PoolConfig) -> io::Res
     let mut stream = Stream::connect(&socket.ip().to_string(), socket.port(), options).await?;
     if let Some(version) = config.transport.proxy_protocol {
         let mut header = Vec::new();
-        // Any connection may later serve another client, so the header carries the proxy's own address rather
-        // than that of the first client. LOCAL would say the same, but RabbitMQ 3.10 closes connections that
-        // send it.
+        // Any connection may later serve another client, so the header carries the proxy's own address rather than
+        // that of the first client. LOCAL would say the same, but RabbitMQ 3.10 closes connections that send it.
         let ours = stream.addresses().map(|(source, destination)| Header::Proxied { source, destination });
         proxy_protocol::write(version, &ours.unwrap_or(Header::Local), &mut header);
         stream.write_all(&header).await?;

@@ -7,8 +7,7 @@ use super::run::Run;
 use super::slot::{Lease, Missing};
 use crate::link::Event;
 
-/// Whether a method is basic.return, basic.deliver or basic.get-ok: it is passed on as it is, with its
-/// content.
+/// Whether a method is basic.return, basic.deliver or basic.get-ok: it is passed on as it is, with its content.
 #[inline]
 pub(super) fn carries_content(payload: &[u8]) -> bool {
     matches!(payload, [0, 60, 0, 50 | 60 | 71, ..])

@@ -33,8 +33,7 @@ pub(crate) enum Placed {
     Gone,
 }
 
-/// A leased channel in its present state. The session has to send any missing method in front of everything
-/// else.
+/// A leased channel in its present state. The session has to send any missing method in front of everything else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Leased {
     pub(crate) channel: u16,
@@ -99,8 +98,7 @@ impl Upstream {
         self.news.notified()
     }
 
-    /// Counts a channel as opened if it was `opening`: the broker has opened it, or the outcome no longer
-    /// matters.
+    /// Counts a channel as opened if it was `opening`: the broker has opened it, or the outcome no longer matters.
     pub(super) fn opened_if(&self, state: &mut State, opening: bool) {
         if opening {
             state.opening = state.opening.saturating_sub(1);
@@ -185,10 +183,9 @@ impl Upstream {
         if state.starved { Placed::Soon } else { Placed::Full }
     }
 
-    /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again
-    /// only when it is proven clean, or the broker has confirmed its close; until then the frames in flight
-    /// are kept. Returns false if the connection has ended: then the session has to handle the frames in
-    /// flight.
+    /// Gives a channel back. All of the session's frames for it must be in the outbox. It is leased again only when
+    /// it is proven clean, or the broker has confirmed its close; until then the frames in flight are kept. Returns
+    /// false if the connection has ended: then the session has to handle the frames in flight.
     #[must_use]
     pub(crate) fn release(&self, number: u16, usage: Usage) -> bool {
         let mut state = self.state.lock();
@@ -220,8 +217,7 @@ impl Upstream {
         true
     }
 
-    /// Requests replies that prove the broker has processed everything, if needed; returns how many are to
-    /// come.
+    /// Requests replies that prove the broker has processed everything, if needed; returns how many are to come.
     fn fence(&self, number: u16, usage: Usage) -> u32 {
         let mut fences = 0;
         for (wanted, global) in
@@ -313,8 +309,7 @@ impl Upstream {
                 Some(confirms) => confirms.await_up_to(published),
                 None => true,
             },
-            // For a lost connection the confirms come from another one, once the session has handled the
-            // loss.
+            // For a lost connection the confirms come from another one, once the session has handled the loss.
             _ => state.phase != Phase::Ended,
         }
     }

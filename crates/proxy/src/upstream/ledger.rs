@@ -1,5 +1,4 @@
-//! Frames that a client has in flight on an upstream channel, kept until the broker has answered for them
-//! (P7).
+//! Frames that a client has in flight on an upstream channel, kept until the broker has answered for them (P7).
 //!
 //! The session records what it sends, the upstream connection's task what is answered. When the connection is
 //! lost, the remaining entries are sent again on another one, in the same order, and their confirms keep the

@@ -42,8 +42,7 @@ use self::role::Attached;
 use crate::link::{ClientLink, Event};
 use crate::pool::{Endpoint, Unused};
 
-/// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its
-/// channels.
+/// A connection to a broker, open or ended. Shared by its own task and by the sessions that lease its channels.
 #[derive(Debug)]
 pub(crate) struct Upstream {
     /// Unique in the pool.

@@ -25,8 +25,7 @@ pub(crate) enum Role {
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) link: Arc<ClientLink>,
-    /// Whether it has published here, or owns the connection: it then receives `connection.blocked`. Never
-    /// cleared.
+    /// Whether it has published here, or owns the connection: it then receives `connection.blocked`. Never cleared.
     publishes: bool,
 }
 

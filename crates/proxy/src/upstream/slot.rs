@@ -56,8 +56,7 @@ pub(crate) struct Lease {
     pub(crate) replies_due: u32,
     /// The client's frames in flight, and the numbering of its confirms.
     pub(crate) ledger: Arc<Ledger>,
-    /// Added to the broker's delivery tags: the last tag that the client received on earlier upstream
-    /// channels.
+    /// Added to the broker's delivery tags: the last tag that the client received on earlier upstream channels.
     pub(crate) delivery_offset: u64,
     /// The broker's last delivery tag.
     pub(crate) delivered: u64,

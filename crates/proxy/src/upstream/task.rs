@@ -250,8 +250,7 @@ impl Protocol for Task {
                     self.upstream.start_close(&mut state, "idle");
                 }
             }
-            // An idle connection keeps its channels until it is closed itself: closing them would count as
-            // use.
+            // An idle connection keeps its channels until it is closed itself: closing them would count as use.
             Phase::Open if state.idle_since.is_none() => {
                 self.upstream.close_rested(&mut state, now, self.idle_timeout);
             }

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use transport::{Intent, Outbox, Protocol};
 
-/// Nothing here takes this long; it turns a hang into a failure.
+/// Timeout for every wait; it turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Waits for something that must happen.
@@ -24,7 +24,7 @@ pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, event).await.unwrap_or_else(|_| panic!("waited in vain for {what}"))
 }
 
-/// Waits until something that no event tells of is so.
+/// Polls until a condition holds that no event reports.
 pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     let looking = async {
         while !so() {
@@ -34,7 +34,7 @@ pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     soon(what, looking).await;
 }
 
-/// A frame with its own bytes.
+/// A frame that owns its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OwnedFrame {
     pub(crate) kind: FrameKind,
@@ -70,25 +70,25 @@ pub(crate) async fn read_frame(stream: &mut (impl AsyncRead + Unpin)) -> Option<
     Some(OwnedFrame { kind: frame.kind, channel: frame.channel, payload: frame.payload.to_vec() })
 }
 
-/// What the broker is like. The password and the manners can be changed while it runs.
+/// Behaviour of the broker. The password and some settings can be changed while it runs.
 #[derive(Debug)]
 pub(crate) struct Manners {
     pub(crate) password: Mutex<String>,
-    /// Answers what has a plain answer; otherwise it only listens.
+    /// Whether it answers requests that have a plain reply; otherwise it only listens.
     pub(crate) obedient: AtomicBool,
-    /// Answers whatever else declares, binds and deletes.
+    /// Whether it also answers all other methods that declare, bind and delete.
     pub(crate) declares: bool,
     pub(crate) frame_max: u32,
     pub(crate) channel_max: u16,
-    /// Whose logins are left without an answer, until it changes.
+    /// Logins that are left without a reply, until the value changes.
     pub(crate) stalled: watch::Sender<Stalled>,
     /// Logins seen, refused ones included.
     pub(crate) logins: AtomicUsize,
-    /// `channel.flow` seen: proofs that the pool asked for. They are answered, but not shown.
+    /// Number of `channel.flow` seen: proofs that the pool requested. They are answered, but not shown.
     pub(crate) proofs: AtomicUsize,
 }
 
-/// Whose logins a broker leaves without an answer.
+/// The logins that a broker leaves without a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stalled {
     Nobodys,
@@ -122,7 +122,7 @@ pub(crate) struct Broker {
 
 /// The broker's end of an open connection. Dropping `to` closes it.
 pub(crate) struct BrokerEnd {
-    /// What came, heartbeats left out.
+    /// Frames received, without heartbeats.
     pub(crate) seen: mpsc::UnboundedReceiver<OwnedFrame>,
     /// Bytes to be sent.
     pub(crate) to: mpsc::UnboundedSender<Vec<u8>>,
@@ -145,7 +145,7 @@ impl Broker {
         Self { address, manners, opened, open, accepting }
     }
 
-    /// Listens no more, as a broker that is stopped. Its connections are the caller's to drop.
+    /// Stops listening, like a broker that is stopped. The caller drops its connections.
     pub(crate) async fn go_away(&mut self) {
         self.accepting.abort();
         let _ = (&mut self.accepting).await;
@@ -187,7 +187,7 @@ impl BrokerEnd {
         soon("a frame at the broker", self.seen.recv()).await.expect("the connection is open")
     }
 
-    /// Expects a method and returns it with its channel.
+    /// Expects a method and returns its frame, with the channel.
     pub(crate) async fn expect(&mut self, name: &str) -> OwnedFrame {
         let frame = self.next().await;
         assert_eq!(frame.name(), name);
@@ -213,7 +213,7 @@ impl BrokerEnd {
         self.to.send(delivery(number, consumer_tag, delivery_tag, body)).unwrap();
     }
 
-    /// Reads no more, as a broker in a memory alarm; or reads again.
+    /// Stops reading, like a broker in a memory alarm, or resumes it.
     pub(crate) fn set_reading(&self, reads: bool) {
         self.reads.send_replace(reads);
     }
@@ -241,7 +241,7 @@ async fn serve(mut stream: TcpStream, manners: Arc<Manners>, opened: mpsc::Unbou
                 continue;
             }
             if frame.kind == FrameKind::Method && matches!(frame.method(), Method::ChannelFlow(_)) {
-                // When the pool asks for it is its own affair.
+                // Tests do not depend on when the pool requests a proof.
                 manners.proofs.fetch_add(1, Ordering::SeqCst);
                 if let (true, Some(answers)) = (manners.obedient.load(Ordering::SeqCst), answers.upgrade()) {
                     let mut answer = Vec::new();
@@ -304,7 +304,7 @@ fn obedient_answer(frame: &OwnedFrame, declares: bool) -> Vec<u8> {
     out
 }
 
-/// The broker's end of the handshake; `None` when there is no connection in the end.
+/// The broker's side of the handshake; `None` if no connection is established.
 async fn handshake(stream: &mut TcpStream, manners: &Manners) -> Option<FieldTable> {
     let mut header = [0; 8];
     stream.read_exact(&mut header).await.ok()?;
@@ -420,7 +420,7 @@ impl Client {
         Self { stream, outbox, draining }
     }
 
-    /// Has the client's server drain: it closes the connection when the session is settled.
+    /// Drains the client's server: it closes the connection when the session is settled.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
         self.outbox.nudge();
@@ -456,7 +456,7 @@ impl Client {
         (delivery_tag, self.expect("body").await.payload)
     }
 
-    /// Expects a confirm, and returns its number and whether it stands for those before as well.
+    /// Expects a confirm, and returns its number and whether it includes the preceding ones.
     pub(crate) async fn expect_ack(&mut self) -> (u64, bool) {
         let ack = self.expect("basic.ack").await;
         let Method::BasicAck(basic::Ack { delivery_tag, multiple }) = ack.method() else { unreachable!() };
@@ -511,7 +511,7 @@ pub(crate) fn delivery(number: u16, consumer_tag: &str, delivery_tag: u64, body:
     out
 }
 
-/// What the server crate does, in small: a session behind a stream.
+/// A minimal version of the server crate: a session behind a stream.
 struct ServerEnd {
     session: Session,
     outbox: Arc<Outbox>,

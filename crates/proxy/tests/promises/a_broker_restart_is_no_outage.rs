@@ -1,4 +1,4 @@
-//! P7: clients keep their connections when their upstream connection is lost, and nothing unconfirmed is.
+//! P7: clients keep their connections when their upstream connection is lost, and no unconfirmed message is lost.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, delivery, login, message, soon, until};
 
-/// A client with a channel in confirm mode that has published these bodies, and where they came out.
+/// A client with a channel in confirm mode that has published these bodies, and the connection on which they
+/// arrived.
 async fn publisher(broker: &mut Broker, pool: &std::sync::Arc<Pool>, bodies: &[&str]) -> (Client, BrokerEnd) {
     let mut client = Client::connect(pool).await;
     client.open_channel(1).await;
@@ -36,7 +37,7 @@ fn ack(delivery_tag: u64, multiple: bool) -> basic::Ack {
     basic::Ack { delivery_tag, multiple }
 }
 
-/// A client that consumes, and the broker's end of the connection where it does.
+/// A client that consumes, and the broker's end of its connection.
 async fn consumer(broker: &mut Broker, pool: &std::sync::Arc<Pool>) -> (Client, BrokerEnd) {
     let mut client = Client::connect(pool).await;
     let mut upstream = broker.next_connection().await;
@@ -342,7 +343,7 @@ async fn p7_a_consumer_that_waits_for_messages_lives_through_one_outage_after_an
         drop(upstream);
         upstream = broker.next_connection().await;
         expect_consumer(&mut upstream).await;
-        // Longer than an outage may last, without anything to do.
+        // Longer than an outage may last, while the client is idle.
         tokio::time::sleep(outage_max * 2).await;
     }
     upstream.deliver(1, "c", 1, b"at last");

@@ -25,7 +25,7 @@ async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_not
         let flood = message(1, &[7; 100_000], 131_072).repeat(400);
         floods.push(tokio::spawn(async move { flooder.write(&flood).await }));
     }
-    // The broker's and the kernel's buffers are full, so is the out-buffer, and nobody reads.
+    // The broker's and the kernel's buffers are full, so is the out-buffer, and the broker does not read.
     let taken = || pool.metrics().messages_to_upstreams;
     let mut before = 0;
     let mut same = 0;
@@ -41,7 +41,7 @@ async fn p2_small_messages_are_taken_while_others_flood_and_the_broker_reads_not
         until("a small message to be taken", || taken() >= before + n).await;
     }
 
-    // And once the broker reads again they arrive, each client's in order, none lost.
+    // Once the broker reads again they arrive, each client's in order, none lost.
     shared.set_reading(true);
     let mut arrived = 0;
     while arrived < SMALL {

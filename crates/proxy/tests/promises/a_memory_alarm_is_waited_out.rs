@@ -1,4 +1,4 @@
-//! P2 and P4: a broker that is blocked does not read; its clients wait.
+//! P2 and P4: a blocked broker does not read; its clients wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use crate::common::{Broker, BrokerEnd, Client, Manners, message, soon, until};
 
 const MESSAGES: usize = 320;
-/// More than the kernel and the proxy take between client and broker.
+/// Enough that all messages exceed the buffers of the kernel and the proxy between client and broker.
 const SIZE: usize = 100_000;
 
 /// A client that publishes more than fits, to a broker that does not read.
@@ -37,7 +37,8 @@ async fn a_blocked_broker_is_not_given_up_however_long_it_reads_nothing() {
     let (pool, mut upstream, writing) = flood(&mut blocked).await;
     upstream.send(0, connection::Blocked { reason: "low on memory" });
 
-    // One that does not read and has not said so is given up; by then the other has not read for as long.
+    // A broker that stops reading without connection.blocked is given up; meanwhile the other has not read
+    // for at least as long.
     for _ in 0..3 {
         let mut stuck = Broker::start(Manners::default()).await;
         let (pool, _upstream, cut_off) = flood(&mut stuck).await;

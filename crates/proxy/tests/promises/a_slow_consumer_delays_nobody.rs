@@ -10,8 +10,8 @@ use crate::common::{Broker, Client, Manners, message};
 
 const MESSAGES: usize = 400;
 const SIZE: usize = 100_000;
-/// What may be on its way to one client: its out-buffer, the stream behind it, one read, and some slack. Kernel buffers
-/// do not count, for what is in them has not been read.
+/// Bytes that may be on their way to one client: its out-buffer, the stream behind it, one read, and some
+/// slack. Kernel buffers do not count, because their data has not been read.
 const ON_ITS_WAY: u64 = 8 * 1024 * 1024;
 
 #[tokio::test]

@@ -1,5 +1,6 @@
-//! P10: a broker with a memory or disk alarm stops reading what publishes. Whoever consumes, settles, declares or has just
-//! come goes on, and a channel that does both keeps its order over two upstream channels.
+//! P10: a broker with a memory or disk alarm stops reading connections that publish. Clients that consume,
+//! acknowledge, declare or have just arrived continue, and a channel that does both keeps its order over two
+//! upstream channels.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, message, until};
 
-/// A client that publishes, and the upstream connection on which it does.
+/// A client that publishes, and its upstream connection.
 async fn publisher(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
     let mut client = Client::connect(pool).await;
     client.open_channel(1).await;
@@ -23,7 +24,7 @@ async fn publisher(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd)
     (client, publishing)
 }
 
-/// Has a client consume with a bound, on its channel 1.
+/// Makes the client a bounded consumer on its channel 1.
 async fn consume(client: &mut Client) {
     client.open_channel(1).await;
     client.send(1, basic::Qos { prefetch_count: 10, ..Default::default() }).await;
@@ -32,8 +33,8 @@ async fn consume(client: &mut Client) {
     client.expect("basic.consume-ok").await;
 }
 
-/// A client that consumes and publishes on its channel 1; the upstream connection on which it consumes, with its channel
-/// there, and the one on which it publishes. The broker is through with everything.
+/// A client that consumes and publishes on its channel 1; the upstream connection on which it consumes, with
+/// its channel there, and the one on which it publishes. The broker has processed everything.
 async fn worker(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, u16, BrokerEnd) {
     let mut client = Client::connect(pool).await;
     consume(&mut client).await;
@@ -53,7 +54,7 @@ async fn worker(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, u1
     (client, general, number, publishing)
 }
 
-/// The broker says nothing of its own from now on, and has got a worker's second message; its channel there.
+/// Silences the broker, which then receives a worker's second message; returns the channel there.
 async fn unconfirmed(broker: &Broker, client: &mut Client, publishing: &mut BrokerEnd) -> u16 {
     broker.fall_silent();
     client.publish(1, b"2").await;
@@ -70,7 +71,7 @@ async fn expect_settled(general: &mut BrokerEnd, tag: u64) {
     assert_eq!(ack.method(), Method::BasicAck(basic::Ack { delivery_tag: tag, multiple: false }));
 }
 
-/// Waits until the pool has asked for so many proofs in all.
+/// Waits until the pool has requested `count` proofs in total.
 async fn proofs(broker: &Broker, count: usize) {
     until("a proof", || broker.manners.proofs.load(Ordering::SeqCst) == count).await;
 }
@@ -104,7 +105,7 @@ async fn p10_consumers_go_on_and_whoever_comes_is_served() {
     general.expect("queue.declare").await;
     consume(&mut newcomer).await;
     general.expect("channel.open").await;
-    // What nobody else may share a connection with finds one that is read, too.
+    // A client that needs its own connection also finds one that is read.
     newcomer.open_channel(3).await;
     newcomer.send(3, basic::Get { queue: "q", ..Default::default() }).await;
     let mut own = broker.next_connection().await;
@@ -118,7 +119,7 @@ async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publisher
     let mut broker = Broker::start(Manners::default()).await;
     let pool = Pool::new(broker.config());
     let (mut client, mut publishing) = publisher(&mut broker, &pool).await;
-    // Before it stops reading it has answered everything.
+    // The broker has answered everything before it stops reading.
     publishing.send(0, connection::Blocked { reason: "low on memory" });
     client.expect("connection.blocked").await;
     client.send(1, channel::Close::default()).await;
@@ -148,7 +149,7 @@ async fn p10_a_blocked_connection_that_comes_out_of_use_is_nobodys_but_publisher
 #[tokio::test]
 async fn p10_who_consumes_and_publishes_settles_during_an_alarm_and_hears_of_it() {
     let mut broker = Broker::start(Manners::default()).await;
-    // An out-buffer that is full with little.
+    // A small out-buffer, which is soon full.
     let pool = Pool::new(PoolConfig { outbox_limit: 1000, ..broker.config() });
     let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
     let mut ignorant = Client::connect_with(&pool, 131_072, Capabilities::default()).await;
@@ -179,7 +180,7 @@ async fn p10_a_slow_consumer_moves_during_an_alarm_though_it_could_publish() {
     let (mut worker, mut general, number, publishing) = worker(&mut broker, &pool).await;
     block(&publishing);
     worker.expect("connection.blocked").await;
-    // More than its budget and the stream to it take.
+    // More than its budget and its stream take.
     for tag in 1..=200 {
         general.deliver(number, "c", tag, &[7; 20_000]);
     }
@@ -224,7 +225,7 @@ async fn p10_a_message_waits_for_the_methods_before_it() {
     let pool = Pool::new(broker.config());
     let (mut client, mut general, number, mut publishing) = worker(&mut broker, &pool).await;
     broker.fall_silent();
-    // Settling is nothing to wait for.
+    // Acknowledgements need no waiting.
     client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
     client.publish(1, b"2").await;
     expect_settled(&mut general, 1).await;
@@ -303,7 +304,7 @@ async fn p10_an_error_on_one_upstream_channel_closes_the_other() {
         client.expect_channel_close(404, "NOT_FOUND - gone").await;
         if of_publishing {
             publishing.expect("channel.close-ok").await;
-            // It consumed.
+            // It has consumed.
             general.expect("channel.close").await;
         } else {
             general.expect("channel.close-ok").await;
@@ -363,7 +364,7 @@ async fn p10_p7_both_upstream_channels_go_on_after_an_outage() {
     let number = general.expect("basic.consume").await.channel;
     let (on, body) = publishing.expect_message().await;
     assert_eq!(body, b"2");
-    // What settles a delivery of before is swallowed, and both go on counting.
+    // Acknowledgements of earlier deliveries are swallowed, and both sides continue their numbering.
     client.send(1, basic::Ack { delivery_tag: 1, multiple: false }).await;
     general.deliver(number, "c", 1, b"request");
     assert_eq!(client.expect_delivery().await.0, 2);
@@ -393,7 +394,7 @@ async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
     assert_eq!(client.expect_ack().await, (1, false));
     assert!(!broker.has_new_connection());
 
-    // From then on it is one for publishing; what the queue was called is known.
+    // From then on the connection is for publishing; the name of the queue is remembered.
     client.send(1, queue::Bind { exchange: "amq.topic", ..Default::default() }).await;
     let mut general = broker.next_connection().await;
     general.expect("channel.open").await;
@@ -402,7 +403,7 @@ async fn p6_who_declares_and_then_publishes_alone_needs_no_second_connection() {
     assert_eq!(bind.queue, "amq.gen-1");
 }
 
-/// What a client sends at once on its channel 2: a binding that asks for no answer, a message, and its goodbye.
+/// A client's data, sent at once on its channel 2: a binding with no-wait, a message, and the close.
 fn bind_publish_close() -> Vec<u8> {
     let mut bytes = Vec::new();
     write_method(

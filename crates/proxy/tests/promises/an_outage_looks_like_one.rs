@@ -1,4 +1,4 @@
-//! S7: while no upstream answers, that is known, and so is its end, whether a client comes or not.
+//! S7: the pool notices that no upstream answers, and when one answers again, whether a client comes or not.
 
 use proxy::Pool;
 

@@ -1,4 +1,4 @@
-//! What is answered here comes behind what the broker has to say about what the client sent before.
+//! Replies of the proxy itself do not overtake the broker's replies to earlier frames of the client.
 
 use amqp::frame::{write_content_header, write_frame, write_method};
 use amqp::method::{basic, channel, confirm, queue};
@@ -33,7 +33,7 @@ async fn confirm_select_ok_comes_behind_messages_that_come_back() {
     let mut upstream = broker.next_connection().await;
     broker.fall_silent();
     client.open_channel(1).await;
-    // The first waits until it has a place, the second goes out from where it was read.
+    // The first waits for placement, the second goes out directly from the read buffer.
     for _ in 0..2 {
         publish_mandatory(&mut client, 1).await;
     }
@@ -65,7 +65,7 @@ async fn p6_once_a_later_method_is_answered_nothing_can_come_back_and_nobody_is_
     let mut upstream = broker.next_connection().await;
     client.open_channel(1).await;
     publish_mandatory(&mut client, 1).await;
-    // It goes out on another connection when the broker is through with the message.
+    // It goes out on another connection once the broker has processed the message.
     client.send(1, queue::Declare { queue: "q", ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
     broker.fall_silent();

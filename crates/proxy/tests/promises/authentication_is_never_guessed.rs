@@ -84,7 +84,7 @@ async fn an_unknown_vhost_is_refused_in_the_brokers_words() {
 async fn without_a_broker_the_refusal_says_so() {
     let broker = Broker::start(Manners::default()).await;
     let mut config = broker.config();
-    // A port that was just free, and that nobody listens on.
+    // A port that was just free, and that nothing listens on.
     let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     config.upstreams[0].port = unused;
     config.arrival_max = std::time::Duration::ZERO;
@@ -157,7 +157,7 @@ async fn p1_p6_a_login_is_verified_again_before_its_time_is_over_and_nobody_wait
     let begun = std::time::Instant::now();
     Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
-    // Clients that come all the time never find the login too old, however long it takes.
+    // With a steady stream of clients the login never expires, however long it takes.
     while begun.elapsed() < 3 * ttl {
         let mut client = Client::connect(&pool).await;
         client.open_channel(1).await;
@@ -226,7 +226,7 @@ async fn p1_a_new_secret_waits_for_a_broker_that_can_be_asked_and_its_client_sta
     drop(upstream);
     until("the connection to be lost", || pool.metrics().upstream_connections == 0).await;
     update_secret(&mut client, b"rotated").await;
-    // Those who come later have waited in vain, and so has the one who was there before them.
+    // Later clients have waited in vain, and so has the one that was there before them.
     for _ in 0..2 {
         assert!(login(&pool, "user", "unheard-of").await.is_err());
     }

@@ -1,4 +1,5 @@
-//! connection.blocked goes to every client that publishes on the connection and knows it, whenever it came.
+//! connection.blocked reaches every client that publishes on the connection and has the capability, whenever
+//! it joined.
 
 use amqp::Capabilities;
 use amqp::method::{basic, connection};
@@ -30,7 +31,7 @@ async fn p4_blocked_and_unblocked_reach_all_who_know_them() {
     ignorant.open_channel(1).await;
     ignorant.publish(1, b"x").await;
 
-    // Who does something else hears of it with its first message.
+    // A client that does something else receives it with its first message.
     let mut other = Client::connect(&pool).await;
     other.open_channel(1).await;
     other.send(1, basic::Qos::default()).await;

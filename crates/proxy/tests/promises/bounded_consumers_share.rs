@@ -1,4 +1,4 @@
-//! P3: consumers with a bound share upstream connections, and one that is slow delays nobody there.
+//! P3: bounded consumers share upstream connections, and a slow one delays no other client there.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ async fn p3_bounded_consumers_share_a_connection_with_the_same_tags_and_their_ow
     let metrics = pool.metrics();
     assert_eq!((metrics.upstream_connections, metrics.own_connections), (1, 0));
 
-    // What is not acknowledged is back in its queue before the client hears that its channel is closed.
+    // Unacknowledged deliveries are back in their queue before the client learns that its channel is closed.
     one.send(1, channel::Close::default()).await;
     assert_eq!(shared.expect("channel.close").await.channel, on_one);
     one.expect("channel.close-ok").await;
@@ -68,7 +68,8 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
     let mut broker = Broker::start(Manners::default()).await;
     let (pool, mut shared, [(mut frozen, on_frozen), (mut quick, on_quick)]) =
         two_consumers(&mut broker).await;
-    // As much again as may wait for it goes nowhere: it has not been read, and belongs to the broker still.
+    // Half of this is more than its stream and its budget take, and is not passed on: the client has not received
+    // it, and it still belongs to the broker.
     let size = 100_000;
     let before = 4 * BUDGET / size;
     for tag in 1..=before as u64 {
@@ -86,7 +87,7 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
     assert_eq!((consume.consumer_tag, consume.no_wait), ("c", true));
     assert_eq!(pool.metrics().consumers_moved, 1);
 
-    // It gets whole messages in order, and then, numbered on, what the broker delivers again.
+    // It gets whole messages in order, and then, with continued numbering, the broker's redeliveries.
     own.to.send(delivery(number, "c", 1, b"again")).unwrap();
     let mut last = 0;
     loop {
@@ -99,7 +100,7 @@ async fn p3_a_frozen_consumer_is_moved_to_a_connection_of_its_own_and_the_other_
         last = tag;
     }
     assert!(last < before as u64, "all of it was buffered");
-    // Acknowledgements of what is back in its queue are swallowed, also one for everything so far.
+    // Acknowledgements of requeued messages are swallowed, also one for everything so far.
     frozen.send(1, basic::Ack { delivery_tag: last, multiple: true }).await;
     frozen.send(1, basic::Ack { delivery_tag: last + 1, multiple: false }).await;
     let ack = own.expect("basic.ack").await;
@@ -151,7 +152,7 @@ async fn p2_a_consumer_tag_that_is_in_use_is_judged_here_and_a_cancelled_one_is_
     consume(&mut one, "c").await;
     one.send(1, basic::Consume { queue: "q2", consumer_tag: "c", ..Default::default() }).await;
     one.expect_close(530, "NOT_ALLOWED - attempt to reuse consumer tag 'c'").await;
-    // And in the same breath as the first.
+    // The same when both are sent at once.
     let again = basic::Consume { queue: "q", consumer_tag: "d", ..Default::default() };
     other.send(1, again).await;
     other.send(1, again).await;
@@ -199,7 +200,7 @@ async fn who_declares_an_auto_delete_queue_consumes_on_its_own_connection_from_t
     let mut shared = broker.next_connection().await;
     client.open_channel(1).await;
     let declare = queue::Declare { queue: "q", auto_delete: true, ..Default::default() };
-    // That it is there says nothing of who keeps it.
+    // A passive declaration does not tell who keeps the queue alive.
     client.send(1, queue::Declare { passive: true, ..declare }).await;
     client.expect("queue.declare-ok").await;
     consume(&mut client, "shared").await;
@@ -217,6 +218,6 @@ async fn who_declares_an_auto_delete_queue_consumes_on_its_own_connection_from_t
     for name in ["channel.open", "basic.qos", "basic.consume"] {
         own.expect(name).await;
     }
-    // However slow it is, there is nowhere to go, so that the queue always has its consumer.
+    // However slow it is, its consumer is never moved, so that the queue always has one.
     assert_eq!(pool.metrics().consumers_moved, 0);
 }

@@ -1,4 +1,4 @@
-//! Clients that publish and go do not have the broker open channels faster than it can.
+//! Clients that publish and leave do not make the broker open channels faster than it can.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use proxy::{Pool, PoolConfig};
 use crate::common::{Broker, BrokerEnd, Client, Manners, until};
 
 const LONG: Duration = Duration::from_secs(600);
-/// Channels that a broker may be still to open before others wait.
+/// Channels that a broker may have pending to open before other clients wait.
 const MOST: u16 = 128;
 
-/// A pool in front of a broker that has said nothing since it was asked to open channels 1 to `opening`, and the client
-/// that published a message on each.
+/// A pool in front of a broker that has been silent since it was asked to open channels 1 to `opening`, and
+/// the client that published a message on each.
 async fn slow_broker(opening: u16, opening_patience: Duration) -> (Broker, Arc<Pool>, BrokerEnd, Client) {
     let mut broker = Broker::start(Manners { channel_max: 2000, ..Manners::default() }).await;
     let pool = Pool::new(PoolConfig { max_shared_connections: 1, opening_patience, ..broker.config() });
     let mut client = Client::connect(&pool).await;
     let mut upstream = broker.next_connection().await;
     broker.fall_silent();
-    // A client with a place is not asked to wait for more.
+    // A client that is already on a connection does not wait for more channels.
     for number in 1..=opening {
         client.open_channel(number).await;
         client.publish(number, b"x").await;
@@ -30,7 +30,7 @@ async fn slow_broker(opening: u16, opening_patience: Duration) -> (Broker, Arc<P
     (broker, pool, upstream, client)
 }
 
-/// The same when that client is gone, so that its channels are to be proven clean.
+/// The same after that client has left, so that its channels have to be proven clean.
 async fn slow_broker_and_no_client(opening: u16) -> (Broker, Arc<Pool>, BrokerEnd) {
     let (broker, pool, mut upstream, mut client) = slow_broker(opening, LONG).await;
     client.send(0, connection::Close::default()).await;

@@ -58,7 +58,7 @@ async fn p5_p6_with_confirms_the_only_round_trip_is_from_publish_to_confirm() {
     let mut broker = Broker::start(Manners::default()).await;
     let (pool, client, mut upstream) = client_and_upstream(&mut broker).await;
     drop(client);
-    // Whatever it is asked from now on is a round trip that hangs.
+    // From now on any request to the broker would be a round trip that hangs.
     broker.fall_silent();
     for turn in 1..=5 {
         let mut client = Client::connect(&pool).await;
@@ -136,7 +136,7 @@ async fn p5_what_is_returned_or_refused_late_reaches_nobody_else() {
     upstream.send(1, channel::OpenOk::default());
     close_channel(&mut client).await;
     upstream.expect("basic.qos").await;
-    // The same client on the same number: its own channel all the same.
+    // The same client uses the same number, and still gets a channel of its own.
     client.open_channel(1).await;
     client.publish(1, b"next").await;
     assert_eq!(upstream.expect("channel.open").await.channel, 2);
@@ -149,7 +149,7 @@ async fn p5_what_is_returned_or_refused_late_reaches_nobody_else() {
     upstream.send(1, basic::QosOk {});
     until("the channel to rest", || pool.metrics().resting_channels == 1).await;
 
-    // The next one is refused for what it published, after it was given back: it is closed, and used by nobody.
+    // The next channel is closed by the broker for its message, after it was given back: no client reuses it.
     let mut second = Client::connect(&pool).await;
     second.open_channel(1).await;
     second.publish(1, b"to nowhere").await;

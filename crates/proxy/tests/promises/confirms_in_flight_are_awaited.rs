@@ -1,4 +1,4 @@
-//! S5: a server that drains can wait for the confirms of what was published, and nothing that was held is lost.
+//! S5: a server that drains can wait for pending confirms, and no held frame is lost.
 
 use amqp::method::{basic, confirm};
 use proxy::Pool;
@@ -57,7 +57,7 @@ async fn what_was_held_for_a_connection_goes_out_before_the_pool_closes() {
         let pool = pool.clone();
         async move { pool.drain(std::time::Duration::from_secs(60)).await }
     });
-    // The drain looks at the pool before the broker answers.
+    // The drain checks the pool before the broker answers.
     tokio::task::yield_now().await;
     broker.stall(Stalled::Nobodys);
     let mut bodies = Vec::new();

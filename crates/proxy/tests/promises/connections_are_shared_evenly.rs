@@ -1,4 +1,4 @@
-//! P2: how many upstream connections there are, and who is placed where.
+//! P2: the number of upstream connections, and how clients are placed on them.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
     flooder.open_channel(1).await;
     let flood = message(1, &[7; 100_000], 131_072).repeat(400);
     let flooding = tokio::spawn(async move { flooder.write(&flood).await });
-    // Whoever comes while the first is busy has it joined by a second.
+    // Clients that arrive while the first connection is busy cause a second one to be opened.
     let mut second = None;
     let grown = async {
         while second.is_none() {
@@ -40,7 +40,7 @@ async fn p2_a_busy_connection_gets_a_companion_and_the_next_client_the_less_busy
         while second.next().await.payload != b"y" {}
     }
     assert_eq!(pool.metrics().upstream_connections, 2, "there are no more than allowed");
-    // What does not publish has as many of its own (P10).
+    // Clients that do not publish get the same number of separate connections (P10).
     let mut client = Client::connect(&pool).await;
     client.open_channel(1).await;
     client.send(1, basic::Qos::default()).await;
@@ -82,7 +82,7 @@ async fn p2_when_all_shared_connections_are_full_the_client_is_told() {
         client.send(number, basic::Qos::default()).await;
         client.expect("basic.qos-ok").await;
     }
-    // There is as much for those who publish (P10).
+    // Publishers get the same number (P10).
     for number in 3..=4 {
         client.open_channel(number).await;
         client.publish(number, b"x").await;

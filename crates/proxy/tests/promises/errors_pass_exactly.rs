@@ -1,4 +1,4 @@
-//! What the broker says, the client hears; and nobody else.
+//! The broker's errors reach the client they concern unchanged, and no other client.
 
 use amqp::Method;
 use amqp::method::{basic, channel, confirm, connection, queue};
@@ -29,7 +29,7 @@ async fn a_channel_closed_by_the_broker_is_closed_with_its_words_and_can_be_open
     assert_eq!((heard.channel, heard.method()), (5, Method::ChannelClose(close)));
     upstream.expect("channel.close-ok").await;
 
-    // What the client sent before it knew is discarded.
+    // Frames that the client sent before it knew are discarded.
     client.publish(5, b"too late").await;
     client.send(5, channel::CloseOk {}).await;
     client.open_channel(5).await;
@@ -61,7 +61,7 @@ async fn both_sides_closing_a_channel_at_once_leaves_it_clean() {
     upstream.send(number, channel::CloseOk {});
     upstream.send(0, connection::Blocked { reason: "fence" });
     client.open_channel(1).await;
-    // Blocked was told when the connection had taken the close-ok: the number is free again.
+    // The connection took the close-ok before it passed on blocked: the number is free again.
     client.expect("connection.blocked").await;
     client.publish(1, b"y").await;
     assert_eq!(upstream.expect("channel.open").await.channel, number);
@@ -100,7 +100,7 @@ async fn p2_a_connection_closed_by_the_broker_for_an_error_ends_only_who_offends
     let close = connection::Close { reply_code: 541, reply_text: text, class_id: 0, method_id: 0 };
     shared.send(0, close);
 
-    // Both who had something under way go on with it, each on a connection of its own.
+    // Both clients with something in flight continue with it, each on a connection of its own.
     let mut owns = Vec::new();
     for _ in 0..2 {
         let mut own = broker.next_connection().await;
@@ -115,7 +115,7 @@ async fn p2_a_connection_closed_by_the_broker_for_an_error_ends_only_who_offends
     offender.expect_close(541, text).await;
     assert_eq!(innocent.expect_ack().await, (1, false));
 
-    // Nothing of the bystander was under way: it is none the wiser, and still shares.
+    // The bystander had nothing in flight: it notices nothing, and still shares.
     bystander.publish(1, b"y").await;
     let mut next = broker.next_connection().await;
     for name in ["channel.open", "confirm.select"] {
@@ -167,7 +167,7 @@ async fn nobody_is_placed_on_a_connection_that_the_broker_has_closed() {
     let mut early = Client::connect(&pool).await;
     let mut closed = broker.next_connection().await;
     early.open_channel(1).await;
-    // It takes the answer, which it is waiting for already, and leaves the socket open.
+    // It reads the close-ok, which it is already waiting for, and leaves the socket open.
     closed.set_reading(false);
     closed.send(0, connection::Close { reply_code: 320, ..Default::default() });
     closed.expect("connection.close-ok").await;
@@ -186,7 +186,7 @@ async fn large_messages_without_confirms_that_may_be_lost_are_counted_and_their_
     let mut shared = broker.next_connection().await;
     client.open_channel(1).await;
     broker.fall_silent();
-    // Larger than what is kept to be sent again.
+    // Larger than the limit of messages kept for replay.
     client.write(&message(1, &[7; 2 * 1024 * 1024], 131_072)).await;
     let mut own = broker.next_connection().await;
     for name in ["channel.open", "basic.publish", "header"] {

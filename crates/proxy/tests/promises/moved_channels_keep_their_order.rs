@@ -18,7 +18,7 @@ async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
     let pool = Pool::new(broker.config());
     let mut client = Client::connect(&pool).await;
     let mut shared = broker.next_connection().await;
-    // Somebody else keeps the warm connection from being taken over.
+    // Another client keeps the warm connection from being taken over.
     let mut neighbour = Client::connect(&pool).await;
     neighbour.open_channel(1).await;
     neighbour.send(1, basic::Qos::default()).await;
@@ -35,7 +35,7 @@ async fn nothing_overtakes_what_was_published_and_confirms_go_on_counting() {
     client.publish(3, b"2").await;
     shared.expect("channel.open").await;
     shared.expect("basic.qos").await;
-    // What is published goes over a connection for that.
+    // Messages go over a connection for publishing.
     let mut publishing = broker.next_connection().await;
     let old = publishing.expect("channel.open").await.channel;
     publishing.expect("confirm.select").await;

@@ -38,7 +38,7 @@ fn not_a_number() -> RawTable<'static> {
     RawTable::check(&[1, b'k', b'd', 0x7f, 0xf8, 0, 0, 0, 0, 0, 0]).unwrap()
 }
 
-/// Everything here makes RabbitMQ close the connection.
+/// Each of these makes RabbitMQ close the connection.
 fn offences() -> Vec<(Vec<u8>, u16, &'static str)> {
     vec![
         (method(2, basic::Qos::default()), 504, "CHANNEL_ERROR - expected 'channel.open'"),
@@ -85,7 +85,7 @@ fn offences() -> Vec<(Vec<u8>, u16, &'static str)> {
         (method(1, channel::Flow { active: false }), 540, "NOT_IMPLEMENTED - active=false"),
         (method(1, channel::FlowOk { active: true }), 503, "COMMAND_INVALID - unimplemented method"),
         (
-            // Class, a weight, the size of the body, no properties.
+            // Class, a weight, the body size, no properties.
             publish_then(&frame(FrameKind::Header, &[0, 60, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0])),
             505,
             "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead",
@@ -134,7 +134,7 @@ async fn what_stands_in_front_of_an_offence_in_the_same_read_is_passed_on() {
         for number in [1, 9] {
             client.open_channel(number).await;
         }
-        // Placed, on another number than its own.
+        // Placed on an upstream channel with another number.
         client.publish(9, b"first").await;
         upstream.expect("channel.open").await;
         assert_eq!(upstream.expect_message().await, (1, b"first".to_vec()));
@@ -191,7 +191,7 @@ async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_i
     }
     let large = message(1, &vec![7; 2 * 1024 * 1024], 131_072);
     client.write(&large[..large.len() / 2]).await;
-    // The small message is fenced off, then the large one streams elsewhere.
+    // The small message's channel is closed, then the large one streams elsewhere.
     shared.expect("channel.close").await;
     let mut own = broker.next_connection().await;
     for name in ["channel.open", "basic.publish", "header", "body"] {
@@ -211,7 +211,7 @@ async fn a_large_message_takes_a_connection_of_its_own_which_dies_with_half_of_i
 #[tokio::test]
 async fn what_depends_on_plugins_and_queue_types_goes_to_a_connection_of_its_own() {
     let delete = queue::Delete { queue: "q", if_empty: true, ..Default::default() };
-    // Lengths in front of key and value; the locator is one that RabbitMQ does not know, and does not expect.
+    // Lengths in front of key and value; the locator is one that RabbitMQ neither knows nor expects.
     let odd = b"\x16x-queue-master-locatorS\0\0\0\x04none";
     let odd = queue::Declare { arguments: RawTable::check(odd).unwrap(), ..Default::default() };
     let risky: [Method<'_>; 6] = [
@@ -279,7 +279,7 @@ async fn a_message_that_the_broker_may_fail_over_ends_its_client_alone() {
         let mut publishing = broker.next_connection().await;
         publishing.expect("channel.open").await;
         publishing.expect_message().await;
-        // Twice: the first waits for the connection, the second may go on from where it was read.
+        // Twice: the first waits for the connection, the second may go out directly from the read buffer.
         client.write(&[&risk[..], &risk].concat()).await;
         publishing.expect("channel.close").await;
         let mut own = broker.next_connection().await;
@@ -310,7 +310,7 @@ async fn a_text_that_the_broker_has_cut_in_the_middle_of_a_letter_is_passed_on()
     client.send(1, queue::Declare { queue: "q", passive: true, ..Default::default() }).await;
     upstream.expect("channel.open").await;
     upstream.expect("queue.declare").await;
-    // 404, a text of two bytes whose last is half a letter, and what is to blame.
+    // 404, a text of two bytes ending in half a character, and the method at fault.
     let close = [0, 20, 0, 40, 1, 148, 2, b'q', 0xc3, 0, 50, 0, 10];
     upstream.to.send(frame(FrameKind::Method, &close)).unwrap();
     let closed = client.next().await;
@@ -342,7 +342,7 @@ async fn a_message_larger_than_allowed_closes_its_channel_only() {
     client.open_channel(1).await;
 }
 
-/// A warm connection with a neighbour that publishes on it, and a client whose own connection does not come.
+/// A warm connection with a neighbour that publishes on it, and a client whose own connection is never established.
 async fn stalled_client(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd, Client) {
     let mut neighbour = Client::connect(pool).await;
     let mut upstream = broker.next_connection().await;
@@ -376,7 +376,7 @@ async fn what_a_vanished_client_wanted_on_its_own_connection_never_reaches_a_sha
         let frame = upstream.next().await;
         match frame.name() {
             "body" => bodies.push(frame.payload),
-            // The second may find the channel of the first, if that is clean in time.
+            // The second may get the channel of the first, if that is clean in time.
             "channel.open" | "basic.publish" | "header" | "basic.qos" => {}
             other => panic!("{other} reached the shared connection"),
         }

@@ -1,4 +1,5 @@
-//! When as many upstream connections are open as there may be, whoever needs one waits for a while for one to become free.
+//! When the maximum number of upstream connections is open, a client that needs one waits for a while for one
+//! to become free.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +51,7 @@ async fn a_connection_that_is_given_back_goes_to_who_waits_first() {
         holder.send(0, connection::Close::default()).await;
         holder.expect("connection.close-ok").await;
         own.expect("channel.close").await;
-        // The very same connection serves the next one.
+        // The very same connection serves the next client.
         own.expect("channel.open").await;
         own.expect("basic.consume").await;
         holder = waiting.remove(0);
@@ -99,7 +100,7 @@ async fn who_waits_in_vain_is_told_why() {
     let refusal = login(&pool, "other", "right").await.unwrap_err();
     assert!(matches!(&refusal, Refusal::Fault(fault) if fault.reply_text() == text), "{refusal:?}");
     assert_eq!(pool.metrics().connections_awaited, 2);
-    // Nobody else has noticed.
+    // Other clients are not affected.
     neighbour.publish(1, b"more").await;
     shared.expect_message().await;
     assert_eq!(shared.expect_message().await.1, b"more");
@@ -114,7 +115,7 @@ async fn connections_that_nobody_uses_make_room_for_other_credentials() {
     let mut idle_longest = broker.next_connection().await;
     let second = connect("second").await;
     let mut idle = broker.next_connection().await;
-    // The third one needs the place of the first, which nobody has used at all.
+    // The third one needs the connection permit of the first, which has never been used.
     let mut third = connect("third").await;
     idle_longest.expect("connection.close").await;
     let _of_third = broker.next_connection().await;
@@ -139,7 +140,7 @@ async fn the_last_warm_connection_is_better_than_none() {
     assert_eq!(pool.metrics().own_connections, 1);
 }
 
-/// A client that uses the only connection there may be, and the broker's end of that.
+/// A client that uses the only connection allowed, and the broker's end of it.
 async fn holder(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
     let mut holder = Client::over(pool, login(pool, "holder", "right").await.unwrap()).await;
     holder.open_channel(1).await;
@@ -150,7 +151,7 @@ async fn holder(broker: &mut Broker, pool: &Arc<Pool>) -> (Client, BrokerEnd) {
     (holder, end)
 }
 
-/// Has so many log in, with passwords of their own or the right one, and stay.
+/// Has one client log in with each of these passwords, and stay.
 fn arrive(pool: &Arc<Pool>, user: &str, passwords: impl Iterator<Item = String>) -> JoinSet<Option<Client>> {
     let mut arrivals = JoinSet::new();
     for password in passwords {
@@ -172,7 +173,7 @@ async fn all_who_wait_for_the_same_login_are_let_in_by_the_first() {
     let mut arrivals = arrive(&pool, "user", (0..20).map(|_| "right".to_owned()));
     until("all to wait", || pool.metrics().connections_awaited == 20).await;
     drop(holder);
-    // None of them goes: that would wake others.
+    // None of them leaves, because that would wake others.
     let mut let_in = Vec::new();
     while let Some(arrived) = soon("the next one to be let in", arrivals.join_next()).await {
         let_in.push(arrived.unwrap().expect("it is let in"));
@@ -218,11 +219,11 @@ async fn p1_only_a_few_whose_passwords_are_unproven_stand_before_one_whose_is_no
     drop((known, holder));
     let arrived = soon("it to be let in", arrivals.join_next()).await.unwrap();
     assert!(arrived.unwrap().is_some());
-    // After it others may have come.
+    // Others may have come after it.
     assert!(broker.logins() < before.0 + 2 * STRANGERS as usize);
 }
 
-/// Handshakes with unproven passwords at one time.
+/// Concurrent handshakes with unproven passwords.
 const STRANGERS: u64 = 32;
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! S2 and P2: messages that clients do not complete have room up to a total. Beyond it whoever is honest waits for a while,
-//! and those who never complete theirs cannot take what others need.
+//! S2 and P2: incomplete messages have room up to a total. Beyond it well-behaved clients wait for a while,
+//! and clients that never complete their messages cannot take what others need.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use proxy::{Pool, PoolConfig};
 
 use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, message, until};
 
-/// Bytes of a message's body, in frames of [`FRAME`]; what is held of one does not fit twice into [`TOTAL`].
+/// Bytes of a message's body, in frames of [`FRAME`]; two incomplete messages do not fit into [`TOTAL`].
 const SIZE: usize = 30 * (FRAME - 8);
 const FRAME: usize = 4096;
 const TOTAL: usize = SIZE;
@@ -20,7 +20,7 @@ const MISSING: usize = FRAME;
 const HOUR: Duration = Duration::from_secs(3600);
 const FEW: Duration = Duration::from_millis(20);
 
-/// Of so many upstream connections one may be a lane.
+/// One of this number of upstream connections may be used for streaming.
 const CONNECTIONS: usize = 8;
 
 fn pool(broker: &Broker, staging_patience: Duration) -> Arc<Pool> {
@@ -36,7 +36,7 @@ fn large(body: u8) -> Vec<u8> {
     message(1, &[body; SIZE], FRAME)
 }
 
-/// A client that has sent a message but for its end; and the end.
+/// A client that has sent a message except for its end; returns both.
 async fn stopped(pool: &Arc<Pool>, body: u8) -> (Client, Vec<u8>) {
     let mut client = Client::connect(pool).await;
     client.open_channel(1).await;
@@ -57,8 +57,8 @@ async fn expect_large(end: &mut BrokerEnd, body: u8) {
     }
 }
 
-/// The first holds all room, the next one the lane, and the others wait, `waiting` of them, each with its message complete
-/// but for the end.
+/// The first client holds all room, the second the streaming connection, and `waiting` others wait, each with
+/// a message that lacks only its end.
 async fn full(pool: &Arc<Pool>, waiting: usize) -> Vec<(Client, Vec<u8>)> {
     let mut clients = vec![stopped(pool, 0).await];
     until("the first to hold room", || pool.metrics().bytes_staged > TOTAL - MISSING - FRAME).await;
@@ -78,7 +78,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     let mut clients = full(&pool, 3).await;
     let mut shared = broker.next_connection().await;
     let mut lane = broker.next_connection().await;
-    // Each goes on when the one before has completed its message, in turn.
+    // Each continues when the one before has completed its message, in turn.
     for place in [0, 2, 3, 4] {
         let (client, end) = &mut clients[place];
         client.write(end).await;
@@ -91,7 +91,7 @@ async fn s2_a_moment_of_many_large_messages_is_waited_out() {
     let (client, end) = &mut clients[1];
     client.write(end).await;
     expect_large(&mut lane, 1).await;
-    // Its channel goes where it shares, which may be what was the lane.
+    // Its channel returns to a shared connection, which may be the former streaming connection.
     lane.expect("channel.close").await;
     until("the lane to be given back", || pool.metrics().lanes == 0).await;
     client.publish(1, b"small").await;
@@ -125,7 +125,7 @@ async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
     next.write(&whole).await;
     until("it to have the lane", || pool.metrics().lanes == 1).await;
     next.write(&end).await;
-    // What was the lane is there to be shared now.
+    // The former streaming connection is now available for sharing.
     let mut next_lane = broker.next_connection().await;
     next_lane.expect("channel.open").await;
     next_lane.expect("confirm.select").await;
@@ -135,7 +135,7 @@ async fn p2_a_lane_serves_one_after_the_other_with_confirms() {
     assert_eq!(next.expect_ack().await, (1, false));
     next_lane.expect("channel.close").await;
     until("the lane to be given back", || pool.metrics().lanes == 0).await;
-    // It goes on counting where it shares.
+    // It continues its numbering on the shared connection.
     next.publish(1, b"small").await;
     next_lane.expect("channel.open").await;
     next_lane.expect("confirm.select").await;
@@ -198,7 +198,7 @@ async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_on
     honest.open_channel(1).await;
     honest.send(1, queue::Declare { exclusive: true, ..Default::default() }).await;
     honest.expect("queue.declare-ok").await;
-    // What is of a usual size is served in whatever pieces it comes.
+    // Messages of usual sizes are served, however they are split.
     honest.open_channel(2).await;
     let pieces = message(2, &[5; 3 * (FRAME - 8)], FRAME);
     let (begin, end) = pieces.split_at(pieces.len() - FRAME);
@@ -219,7 +219,7 @@ async fn p2_those_who_never_complete_a_message_leave_connections_to_who_needs_on
     for name in ["channel.open", "basic.publish", "header", "body", "body", "body"] {
         shared.expect(name).await;
     }
-    // They have had nothing but the one lane.
+    // The hostile clients have had nothing but the one streaming connection.
     assert!(!broker.has_new_connection());
     assert_eq!(pool.metrics().clients_in_line, 3 * CONNECTIONS);
     hostile.clear();
@@ -235,7 +235,7 @@ async fn a_lane_on_which_nothing_comes_is_taken_away() {
         max_connections: CONNECTIONS,
         ..broker.config()
     });
-    // Somebody may hold something in any case.
+    // Every client may hold a small amount.
     let (_first, _) = stopped(&pool, 0).await;
     until("the first to hold room", || pool.metrics().bytes_staged > SIZE / 2).await;
     let (mut second, _) = stopped(&pool, 1).await;
@@ -285,7 +285,7 @@ async fn begun_everywhere(pool: &Arc<Pool>) -> Client {
     client
 }
 
-/// With the beginnings of so many messages a client holds more than everybody may.
+/// With this number of begun messages a client holds more than the amount that is always allowed.
 const CHANNELS: u16 = 40;
 
 #[tokio::test]

@@ -17,7 +17,7 @@ async fn two() -> (Broker, Broker, PoolConfig) {
     (one, other, config)
 }
 
-/// One name for brokers, which stands for what it is told to from then on.
+/// One name for several brokers, which resolves to the sockets it is given.
 #[derive(Debug)]
 struct Name(Mutex<Vec<SocketAddr>>);
 
@@ -56,7 +56,7 @@ async fn consumer(pool: &Arc<Pool>) -> Client {
     client
 }
 
-/// A consumer goes on at a broker, and gets what is delivered there.
+/// Expects a consumer to continue at a broker, and to receive a delivery there.
 async fn comes_to(client: &mut Client, broker: &mut Broker) {
     let mut connection = broker.next_connection().await;
     connection.expect("channel.open").await;
@@ -94,7 +94,7 @@ async fn p7_an_upstream_that_is_gone_is_left_alone_until_it_is_back() {
     clients.push(consumer(&pool).await);
     assert_eq!(one.logins(), 1);
 
-    // And clients of one that goes are taken over by the other.
+    // Clients of a broker that goes away are taken over by the other.
     one.go_away().await;
     drop(one.next_connection().await);
     let mut last = clients.pop().unwrap();
@@ -112,7 +112,7 @@ async fn p7_an_upstream_that_is_gone_is_left_alone_until_it_is_back() {
 #[tokio::test]
 async fn p7_an_upstream_that_says_nothing_holds_up_only_whoever_finds_out() {
     let broker = Broker::start(Manners::default()).await;
-    // The kernel takes connections; nobody else does.
+    // The kernel accepts connections; no process does.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
     let address = UpstreamAddress { host: "127.0.0.1".to_owned(), port, tls: false };
@@ -144,7 +144,7 @@ async fn p7_a_name_with_several_addresses_is_as_many_upstreams() {
     }
     assert_eq!((one.logins(), other.logins()), (3, 3), "five of their own, and the shared one");
 
-    // One of them is gone: whoever comes goes to the other one, which only one had to find out.
+    // One of them is gone: new clients go to the other one, and only one of them had to find out.
     one.go_away().await;
     for _ in 0..6 {
         clients.push(consumer(&pool).await);
@@ -153,7 +153,7 @@ async fn p7_a_name_with_several_addresses_is_as_many_upstreams() {
     assert_eq!((pool.metrics().addresses, pool.metrics().addresses_down), (2, 1));
     assert_eq!(pool.metrics().connect_failures, 1);
 
-    // It is back, and gets those who come then, for it has the fewest.
+    // It is back, and gets the new clients, because it has the fewest.
     one.come_back().await;
     until("its return", || pool.metrics().addresses_down == 0).await;
     for _ in 0..6 {

@@ -1,4 +1,5 @@
-//! P7: what a restart of the broker undoes is declared again before anything else goes on, or its client hears 320.
+//! P7: declarations that a broker restart undoes are repeated before anything else continues, or their client
+//! receives 320.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ fn bind(queue: &str) -> queue::Bind<'_> {
     queue::Bind { queue, exchange: "e", routing_key: "k", ..Default::default() }
 }
 
-/// The methods on a connection that only declares, up to its close.
+/// The methods on a connection used only for declarations, up to its close.
 async fn declared(broker: &mut Broker) -> Vec<OwnedFrame> {
     let mut end = broker.next_connection().await;
     end.expect("channel.open").await;
@@ -38,7 +39,7 @@ fn names(frames: &[OwnedFrame]) -> Vec<&'static str> {
     frames.iter().map(OwnedFrame::name).collect()
 }
 
-/// A client that has asked a method and heard the answer.
+/// Sends a request from the client and expects the reply.
 async fn ask<'m>(client: &mut Client, method: impl Into<Method<'m>>, answer: &str) {
     client.send(1, method).await;
     client.expect(answer).await;
@@ -69,7 +70,7 @@ async fn p7_transient_exchanges_queues_and_bindings_are_there_before_their_consu
     let (mut client, shared) = with_exchange(&mut broker, &pool).await;
     let auto_delete = queue::Declare { queue: "q", auto_delete: true, ..Default::default() };
     ask(&mut client, auto_delete, "queue.declare-ok").await;
-    // The last declared queue, with its name for a key.
+    // Names the last declared queue, with the queue's name as the routing key.
     ask(&mut client, queue::Bind { exchange: "e", ..Default::default() }, "queue.bind-ok").await;
     let durable = queue::Declare { queue: "lasts", durable: true, ..Default::default() };
     ask(&mut client, durable, "queue.declare-ok").await;
@@ -215,7 +216,7 @@ async fn p7_a_silent_upstream_costs_nobody_anything_while_connections_to_it_are_
     let mut broker = Broker::start(declaring()).await;
     let pool = Pool::new(broker.config());
     let (mut client, mut shared) = with_exchange(&mut broker, &pool).await;
-    // It lets nobody else in, as one that has as many connections as it may.
+    // It accepts no further connections, like a broker at its connection limit.
     broker.go_away().await;
     assert!(login(&pool, "other", "right").await.is_err());
     assert_eq!(pool.answers(), Some(true));
@@ -252,7 +253,7 @@ async fn p7_clients_with_the_same_login_need_one_connection_to_restore_what_they
         arrival_max: Duration::from_millis(200),
         ..broker.config()
     });
-    // Both shake hands before either has a connection that would speak for the other.
+    // Both complete a handshake before either has a connection that would vouch for the other.
     let logins = [login(&pool, "user", "right").await.unwrap(), login(&pool, "user", "right").await.unwrap()];
     let mut clients = Vec::new();
     for (login, queue) in logins.into_iter().zip(["q", "r"]) {

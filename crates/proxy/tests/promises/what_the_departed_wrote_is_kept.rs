@@ -1,4 +1,4 @@
-//! P11: what a client wrote that is gone is kept until the broker has answered something behind it.
+//! P11: frames written by a departed client are kept until the broker has answered something behind them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,7 +47,7 @@ async fn p11_it_goes_out_again_on_another_connection_when_that_one_dies() {
         drop(client);
         until("the client to leave", || pool.metrics().clients == 0).await;
         assert!(pool.metrics().bytes_departed > 0);
-        // Twice, for the second one may die as well.
+        // Twice, because the second connection may die as well.
         for _ in 0..2 {
             drop(upstream);
             upstream = broker.next_connection().await;
@@ -95,7 +95,7 @@ async fn p11_what_the_broker_has_answered_is_not_sent_twice() {
     client.publish(1, b"answered").await;
     upstream.expect("channel.open").await;
     upstream.expect_message().await;
-    // A method goes out on another connection, when the broker has answered behind the message.
+    // A method goes out on another connection, once the broker has answered something behind the message.
     client.send(1, queue::Declare { queue: "q", durable: true, ..Default::default() }).await;
     client.expect("queue.declare-ok").await;
     assert_eq!(pool.metrics().bytes_kept, 0);
@@ -107,7 +107,7 @@ async fn p11_what_the_broker_has_answered_is_not_sent_twice() {
     upstream.expect_message().await;
     close(&mut client).await;
     drop(upstream);
-    // The other one is not used any more, and its channel rests.
+    // The other connection is no longer used, and its channel rests.
     assert_eq!(other.expect_message().await.1, b"kept");
     other.expect("basic.qos").await;
 }
@@ -122,14 +122,14 @@ async fn p7_a_client_that_stays_has_it_proven_now_and_then_and_goes_on_after_a_l
     client.publish(1, b"quiet").await;
     upstream.expect("channel.open").await;
     upstream.expect_message().await;
-    // After a while without being asked, for it is little.
+    // A small message is proven after a while.
     until("a proof", || pool.metrics().bytes_kept == 0).await;
     assert_eq!(broker.manners.proofs.load(Ordering::SeqCst), 1);
 
     broker.fall_silent();
     client.write(&message(1, &[7; 100_000], 131_072)).await;
     upstream.expect_message().await;
-    // At once, for it is much.
+    // A large message is proven at once.
     let proofs = || broker.manners.proofs.load(Ordering::SeqCst);
     until("a proof to be asked for", || proofs() == 2).await;
     drop(upstream);
@@ -166,7 +166,7 @@ async fn s2_when_too_much_is_kept_a_close_waits_for_the_broker() {
     publish(false).await;
     until("the client to leave", || pool.metrics().bytes_departed > 0).await;
     publish(true).await;
-    // One that does not wait is not kept, and counted.
+    // A client that does not wait loses its message, which is counted.
     publish(false).await;
     until("it to be counted", || pool.metrics().messages_departed_lost == 1).await;
     client.open_channel(1).await;

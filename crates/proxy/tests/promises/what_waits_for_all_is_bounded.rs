@@ -1,4 +1,4 @@
-//! S2 and P3: however many clients do not read, what waits for all of them together is bounded, and who reads is served.
+//! S2 and P3: however many clients do not read, their total backlog is bounded, and a client that reads is served.
 
 use amqp::method::basic;
 use proxy::{Pool, PoolConfig};
@@ -8,14 +8,14 @@ use crate::common::{Broker, BrokerEnd, Client, Manners, Stalled, until};
 const SLOW: usize = 8;
 const BUDGET: usize = 1024 * 1024;
 const TOTAL: usize = 2 * BUDGET;
-/// What may come on top for each connection that belongs to one client: a read.
+/// Bytes that may come on top for each connection that belongs to one client: a read.
 const READ: usize = 256 * 1024;
-/// What may wait for one client in any case.
+/// Bytes that may always wait for one client.
 const ALWAYS: usize = 16 * 1024;
-/// What a client's stream takes before anything waits for it.
+/// Bytes that a client's stream takes before anything waits for it.
 const STREAM: usize = 1024 * 1024;
 const SIZE: usize = 100_000;
-/// Messages for each: more than its stream and its whole budget would take.
+/// Messages for each client: more than its stream and its whole budget would take.
 const MESSAGES: u64 = 30;
 
 async fn consume(client: &mut Client, no_ack: bool) {
@@ -26,7 +26,7 @@ async fn consume(client: &mut Client, no_ack: bool) {
     client.expect("basic.consume-ok").await;
 }
 
-/// What a consumer sends first on its upstream channel; the number of that.
+/// Expects a consumer's first methods on its upstream channel; returns the channel number.
 async fn channel_of_consumer(end: &mut BrokerEnd) -> u16 {
     let number = end.expect("channel.open").await.channel;
     end.expect("basic.qos").await;
@@ -34,7 +34,7 @@ async fn channel_of_consumer(end: &mut BrokerEnd) -> u16 {
     number
 }
 
-/// Time in which others could do what they should not.
+/// Gives others time for unwanted actions.
 async fn round_trips(client: &mut Client) {
     for _ in 0..200 {
         client.send(1, basic::Qos::default()).await;
@@ -74,7 +74,7 @@ async fn p3_consumers_that_do_not_read_share_what_room_there_is_and_leave_some_t
     }
     until("all to have been moved", || pool.metrics().consumers_squeezed == SLOW as u64).await;
 
-    // On connections of their own they wait for their turn, each of them, and get everything in order.
+    // Each of them waits for its turn on a connection of its own, and gets everything in order.
     let mut own = Vec::new();
     for _ in 0..SLOW {
         let mut end = broker.next_connection().await;
@@ -122,7 +122,7 @@ async fn s2_a_client_that_does_not_read_is_not_read_until_it_does() {
         passed_on >= STREAM && metrics.bytes_waiting >= ALWAYS
     };
     until("its stream to be full and some to wait", is_full).await;
-    // It is looked at whether there is room behind what is read.
+    // Room is checked after a read.
     slow.publish(1, b"read").await;
     assert_eq!(own.expect_message().await, (number, b"read".to_vec()));
     slow.publish(1, b"not read").await;
@@ -168,7 +168,7 @@ async fn s2_who_waits_for_a_connection_is_not_read_while_much_waits_for_all() {
     client.publish(1, b"not read").await;
     round_trips(&mut neighbour).await;
     assert_eq!(pool.metrics().bytes_held, held);
-    // It goes on when it has its connection.
+    // It continues once it has its connection.
     broker.stall(Stalled::Nobodys);
     let mut own = broker.next_connection().await;
     own.expect("channel.open").await;

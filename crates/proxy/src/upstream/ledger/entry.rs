@@ -68,8 +68,7 @@ impl Entry {
         true
     }
 
-    /// Appends whole messages that were sent after this entry, if they are of the same kind and there is
-    /// room.
+    /// Appends whole messages that were sent after this entry, if they are of the same kind and there is room.
     pub(super) fn join_messages(&mut self, messages: &What, frames: &[u8]) -> bool {
         let (
             What::Unconfirmed { published, asked, count, too_large: false },

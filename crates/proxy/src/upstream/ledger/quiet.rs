@@ -10,8 +10,7 @@ pub(crate) enum Quiet {
     Yes,
     /// Not yet; an event will follow.
     Soon,
-    /// Not yet; an event will follow once [`Ledger::prove`] has asked: nothing sent so far will bring a
-    /// reply.
+    /// Not yet; an event will follow once [`Ledger::prove`] has asked: nothing sent so far will bring a reply.
     Asking,
 }
 
