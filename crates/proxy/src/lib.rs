@@ -57,7 +57,7 @@
 //! connection go out on a shared one; anything that only its own connection may see is dropped.
 //!
 //! # When an upstream connection is lost
-//! The same applies when its broker closes it with 320 CONNECTION_FORCED: its clients keep their connections
+//! A connection is also lost when its broker closes it with 320 CONNECTION_FORCED. Its clients keep theirs
 //! (P7). The ledger of each lease records the messages and methods a client has in flight until the broker
 //! has replied to them. Messages outside confirm mode are settled once something behind them is answered; if
 //! the client requests no reply, the session sends a *proof*, a `channel.flow` whose reply is not passed on.
@@ -71,7 +71,7 @@
 //!   caused, they go out on a connection of their own, and are given up if that ends the same way.
 //! - The two upstream channels of a client's channel recover independently. Frames waiting for one of them
 //!   keep waiting.
-//! - A channel with a transaction, half of such a message under way outside confirm mode, or direct reply-to
+//! - A channel with a transaction, half of a large message sent outside confirm mode, or direct reply-to
 //!   is closed with 406; a client with an exclusive queue, or in the middle of a large delivery, with 320.
 //! - Any other fault ends the client whose own connection it was on. On a shared one the culprit cannot be
 //!   identified, because `connection.close` names no channel, and with 541 no method either: clients with something

@@ -64,7 +64,7 @@ pub(super) enum Content {
     Body(u64),
 }
 
-/// What a frame has to wait for.
+/// The frames that the broker must have processed before a frame may go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// A message, or `confirm.select`: waits for the methods in front of it.
