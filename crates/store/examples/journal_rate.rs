@@ -1,4 +1,4 @@
-//! How fast the journal is, beside a plain loop of write and fdatasync on the same disk.
+//! Measures the journal's speed, beside a plain loop of write and fdatasync on the same disk.
 //!
 //! `cargo run --release -p store --example journal_rate -- /tmp/folder`
 
@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (committer, _) = open(disk.clone(), Settings::default(), Box::new(()))?;
     let journal = committer.journal().clone();
     let running = committer.start()?;
-    // By turns, since the disk's pace changes.
+    // Alternating, since the disk's speed changes.
     for _ in 0..3 {
         let plain = plain_loop(&disk)?;
         let synchronous = synchronous(&journal);
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Writes and syncs a message after the other into room that is allocated.
+/// Writes and syncs one message after the other into allocated space.
 fn plain_loop(disk: &RealDisk) -> std::io::Result<f64> {
     let file = disk.open("plain")?;
     file.write_at(&vec![0; 64 << 20], 0)?;
@@ -73,7 +73,7 @@ fn synchronous(journal: &Journal) -> f64 {
     f64::from(count) / start.elapsed().as_secs_f64()
 }
 
-/// Publishes and settles at a fixed rate, in batches, for a while; what is settled is retired.
+/// Publishes and settles at a fixed rate, in batches, for a while; settled segments are retired.
 fn flood(journal: &Journal) -> std::io::Result<(f64, f64)> {
     let queue = journal.queue(QueueId(2));
     let settled = AtomicU64::new(0);
@@ -112,7 +112,7 @@ fn flood(journal: &Journal) -> std::io::Result<(f64, f64)> {
     Ok((position as f64 / seconds, (cpu_seconds()? - used) / seconds))
 }
 
-/// Processor time of this process, as the kernel tells, in hundredths of a second.
+/// Processor time of this process in seconds, which the kernel reports in hundredths.
 fn cpu_seconds() -> std::io::Result<f64> {
     let text = std::fs::read_to_string("/proc/self/stat")?;
     let ticks = text.rsplit(')').next().into_iter().flat_map(str::split_whitespace).skip(11).take(2);

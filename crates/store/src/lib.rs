@@ -1,12 +1,12 @@
-//! The disk of the embedded broker: what is confirmed is here, and comes back after a crash.
+//! The disk of the embedded broker: confirmed messages and definitions are here, and come back after a crash.
 //!
 //! - [`catalogue`]: definitions, in redb.
-//! - [`Store`]: all of it together, as the broker sees it.
-//! - [`disk`]: files behind a trait, so that tests can run on a disk that loses, tears and reorders what was not synced.
-//! - [`journal`]: messages of durable queues, and what happens to them, in one append-only log.
+//! - [`Store`]: everything together, as the broker sees it.
+//! - [`disk`]: files behind a trait, so that tests can run on a disk that loses, tears and reorders unsynced data.
+//! - [`journal`]: messages of durable queues, and the events that affect them, in one append-only log.
 //! - [`pages`]: messages of a queue that have left the journal, or were paged out of memory.
 //!
-//! What must never be added: protocols, queues, routing. This crate knows records, numbers and bytes.
+//! Never add protocols, queues or routing here. This crate knows records, numbers and bytes.
 
 pub mod catalogue;
 pub mod disk;

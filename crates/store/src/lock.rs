@@ -1,45 +1,45 @@
-//! One process for each data folder.
+//! Locks a data folder for one process.
 //!
-//! The folder itself is locked, which nothing that is done to the files in it undoes; besides that the file `lock`, which tells
-//! whose it is, and which earlier versions lock alone.
+//! The folder itself is locked, which no operation on the files in it undoes; so is the file `lock`, which names the
+//! owning process, and which earlier versions lock alone.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Holds a data folder for this process, until it is dropped or the process ends, however that happens.
+/// Holds the lock of a data folder until it is dropped or the process ends, however that happens.
 #[derive(Debug)]
 pub struct FolderLock {
-    /// Open for as long as this lives.
+    /// Open for the lifetime of the lock.
     _folder: File,
     _file: File,
 }
 
-/// Why a data folder cannot be had.
+/// The reason why a data folder cannot be locked.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process has it.
+    /// Another process holds the lock.
     Taken {
-        /// Its process id, if it has left it there.
+        /// Its process id, if it has written it to the lock's file.
         pid: Option<u32>,
     },
-    /// What the file system says.
+    /// The file system's error.
     Io(io::Error),
 }
 
 impl FolderLock {
-    /// Takes the data folder, which must exist.
+    /// Locks the data folder, which must exist.
     ///
     /// # Errors
-    /// Another process has it; the lock's file cannot be opened or written.
+    /// Another process holds the lock; or the lock's file cannot be opened or written.
     pub fn take(folder: &Path) -> Result<Self, LockError> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let itself = File::open(folder).map_err(LockError::Io)?;
         let mut file = options.open(folder.join(FILE)).map_err(LockError::Io)?;
         let locked = match itself.try_lock() {
-            // A network file system may lock files only.
+            // Some network file systems can lock only files.
             Err(TryLockError::Error(_)) | Ok(()) => file.try_lock(),
             taken => taken,
         };
@@ -47,7 +47,7 @@ impl FolderLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
-                // Only for the message.
+                // Only needed for the message.
                 let _ = file.take(MAX_PID).read_to_string(&mut pid);
                 return Err(LockError::Taken { pid: pid.trim().parse().ok() });
             }
@@ -76,7 +76,7 @@ impl std::fmt::Display for LockError {
 impl std::error::Error for LockError {}
 
 const FILE: &str = "lock";
-/// Bytes read of the other process's id.
+/// Most bytes read of the other process's id.
 const MAX_PID: u64 = 16;
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
         let first = FolderLock::take(folder.path()).expect("free");
         let second = FolderLock::take(folder.path()).expect_err("taken");
         assert_eq!(second.to_string(), format!("in use by process {}", std::process::id()));
-        // Whoever tidies up does not open the folder to a second broker.
+        // Removing the lock's file does not open the folder to a second broker.
         std::fs::remove_file(folder.path().join(FILE)).expect("removed");
         let second = FolderLock::take(folder.path()).expect_err("still taken");
         assert!(matches!(second, LockError::Taken { pid: None }), "{second}");

@@ -1,18 +1,18 @@
-//! Who waits for something to be on disk.
+//! Waiters for data to be on disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Somebody who waits.
+/// A callback that waits for data to be on disk.
 pub trait Waiter: Send + Sync {
-    /// What was waited for is on disk. Called once for each wait, from the thread that writes, without any lock held: it may
-    /// wake somebody up and nothing else.
+    /// The awaited data is on disk. Called once for each wait, from the thread that writes, without any lock held: it
+    /// may only wake a task or thread.
     fn wake(&self);
 }
 
-/// Those who wait, by the number they wait for.
+/// The waiters, by the number they wait for.
 #[derive(Default)]
 pub(crate) struct Waiters {
     waiting: Mutex<Waiting>,
@@ -21,7 +21,7 @@ pub(crate) struct Waiters {
 #[derive(Default)]
 struct Waiting {
     by_number: BTreeMap<u64, Vec<Arc<dyn Waiter>>>,
-    /// All numbers up to this one are on disk.
+    /// All numbers up to this one have been reached.
     reached: u64,
 }
 
@@ -37,7 +37,7 @@ impl Waiters {
         waiter.wake();
     }
 
-    /// All numbers up to `number` are on disk.
+    /// Wakes the waiters of all numbers up to `number`, which are on disk.
     pub(crate) fn reach(&self, number: u64) {
         let mut waiting = self.waiting.lock();
         if number <= waiting.reached {

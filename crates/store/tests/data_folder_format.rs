@@ -1,7 +1,8 @@
-//! A whole data folder of today's format, which every later version has to open: definitions, journal and queue segments.
+//! A whole data folder of the current format, which every later version has to open: definitions, journal and queue
+//! segments.
 //!
 //! A new version of the format gets a fixture beside the old ones, by
-//! `LEVERET_FIXTURE=write cargo test -p store --test data_folder_format`; those that are there are never written again.
+//! `LEVERET_FIXTURE=write cargo test -p store --test data_folder_format`; existing ones are never written again.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -58,7 +59,7 @@ fn holds_what_was_put_in(disk: &SimDisk) {
     assert_eq!(store.catalogue().new_id(), 3);
 }
 
-/// Messages in queue segments and in the journal; of both some are settled, some delivered, some expire.
+/// Messages in queue segments and in the journal; some of each are settled, some delivered, some expire.
 fn filled() -> SimDisk {
     let disk = SimDisk::new(1, 1 << 30);
     let (store, mut rounds, _) = open(&disk);
@@ -103,7 +104,7 @@ fn open(disk: &SimDisk) -> (Arc<Store>, Rounds, Recovered) {
     Store::open(Arc::new(disk.clone()), settings).expect("a store")
 }
 
-/// Each file's name and length, and its bytes but for zeros: where they stand, and how often they are repeated.
+/// Each file's name and length, and its bytes other than zeros: their offsets, and how often they are repeated.
 fn to_text(disk: &SimDisk) -> String {
     let mut text = String::new();
     for path in disk.files() {

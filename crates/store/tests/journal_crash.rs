@@ -1,5 +1,5 @@
-//! The journal over a disk that fails on purpose, against a model: after every crash exactly the log's first part is found,
-//! and that part has all that was ever said to be on disk.
+//! The journal on a disk that fails on purpose, against a model: after every crash exactly a prefix of the log is
+//! found, and it has everything that was ever reported to be on disk.
 //!
 //! `LEVERET_CRASH_SEEDS=10000` runs more seeds, `LEVERET_CRASH_FIRST=n` begins at another.
 

@@ -1,4 +1,4 @@
-//! The bytes of today's journal, which every later version has to read.
+//! The bytes of the current journal format, which every later version has to read.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use store::disk::Disk;
 use store::disk::simulated::SimDisk;
 use store::journal::{Committer, Entry, QueueId, Range, Recovered, Settings, Transfer, open};
 
-/// Version 1, which earlier releases wrote: where in the file bytes stand that are not zeros, and which.
+/// Version 1, which earlier releases wrote: offsets and contents of all bytes of the file that are not zeros.
 const JOURNAL_1: &[(usize, &str)] = &[(0, HEADER_1), (2048, HEADER_1), (4096, RECORDS_1)];
 const HEADER_1: &str = concat!(
     "6c7672746a726e6c010000009b5e86890100000000000000",
@@ -18,7 +18,7 @@ const RECORDS_1: &str = concat!(
     "0316000000000085f914338c045766",
 );
 
-/// The same of version 2, which knows transfers.
+/// The same of version 2, which has transfers.
 const JOURNAL: &[(usize, &str)] = &[(0, HEADER), (2048, HEADER), (4096, RECORDS)];
 const HEADER: &str = concat!(
     "6c7672746a726e6c020000003d16fef70100000000000000",

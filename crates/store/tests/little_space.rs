@@ -1,6 +1,6 @@
-//! A disk with little space: whatever is published until publishers are blocked, once all of it is consumed they go on, again
-//! and again, and what was settled stays away. The log never goes below the limit of free space by more than what had been
-//! taken in already.
+//! A disk with little space: however much is published until publishers are blocked, once all of it is consumed they
+//! go on, again and again, and settled messages stay away. The log never goes below the limit of free space by more
+//! than the messages already accepted.
 //!
 //! `LEVERET_SPACE_SEEDS=10000` runs more seeds.
 
@@ -34,7 +34,7 @@ fn what_others_take_of_the_disk_is_no_reason_to_hang() {
         let mut run = Run::with(seed, DEFINITIONS + 8 * SEGMENT, SEGMENT);
         run.work();
         run.fill(0);
-        // Another program takes all that is left.
+        // Another program uses up all remaining space.
         let (capacity, used) = (run.capacity, run.disk.used());
         run.disk.set_capacity(used);
         while run.live > 0 {
@@ -109,13 +109,13 @@ impl Run {
         format!("{free} free, limit {limit}, {used} used of {}, {files:?}, {segments:?}", self.capacity)
     }
 
-    /// As the alarm has it: once blocked, a little more than the limit is needed.
+    /// Like the alarm: once blocked, a little more than the limit is needed.
     fn is_blocked(&self, was: bool) -> bool {
         let limit = if was { self.limit + self.limit / 20 } else { self.limit };
         self.free() < limit || self.store.needs_space()
     }
 
-    /// Publishes until publishers are blocked, and returns how many messages that were.
+    /// Publishes until publishers are blocked, and returns the number of messages published.
     fn fill(&mut self, cycle: u64) -> u64 {
         let mut published = 0;
         while !self.is_blocked(false) {
@@ -153,7 +153,7 @@ impl Run {
         published
     }
 
-    /// Consumes everything, after which publishers must not be blocked any more.
+    /// Consumes everything, after which publishers must no longer be blocked.
     fn consume(&mut self, cycle: u64) {
         self.take(self.live, false);
         self.work();
@@ -162,7 +162,7 @@ impl Run {
         assert!(!self.is_blocked(true), "cycle {cycle}: {free} free, limit {}", self.limit);
     }
 
-    /// Settles so many messages, the oldest of a queue or any.
+    /// Settles `count` messages, the oldest of a queue or any.
     fn take(&mut self, count: usize, in_order: bool) {
         for _ in 0..count.min(self.live) {
             let with_some: Vec<_> =
@@ -175,7 +175,7 @@ impl Run {
         }
     }
 
-    /// What the store's threads do when they have time.
+    /// Does the work that the store's threads do when they have time.
     fn work(&mut self) {
         for _ in 0..200 {
             let stepped = matches!(self.rounds.step(), Step::Committed | Step::Failed(_));
@@ -211,5 +211,5 @@ fn open(disk: &SimDisk, limit: u64) -> (Arc<Store>, Rounds, Recovered) {
 
 const SEGMENT: u64 = 256 << 10;
 const QUEUES: u64 = 3;
-/// What the file of definitions takes of the disk from the beginning.
+/// Bytes of disk that the file of definitions takes from the beginning.
 const DEFINITIONS: u64 = 2 << 20;

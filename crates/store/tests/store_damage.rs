@@ -1,4 +1,5 @@
-//! Damage in each part of a data folder: it is told with its place, it costs only itself, and there is a way to go on.
+//! Damage in each part of a data folder: it is reported with its location, it costs only itself, and the folder can
+//! be opened again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +46,7 @@ fn a_damaged_byte_in_a_queues_segment_costs_that_message_while_the_broker_runs()
     while let Retirement::Done = rounds.retire() {}
     let (file, offset) = place_of(&disk, "queues/", 2);
     flip(&disk, &file, offset);
-    // It is read again before it is given up.
+    // It is read again before it is dropped.
     let queue = store.queue(QueueId(1));
     for _ in 0..2 {
         queue.read(2, usize::MAX, usize::MAX).expect_err("damaged");
@@ -71,7 +72,7 @@ fn damaged(folder: &str, position: u64) {
     let problem = &report.problems[0];
     let numbers: Vec<u64> =
         problem.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
-    // That of the record, which begins a few bytes earlier.
+    // The offset of the record, which begins a few bytes earlier.
     let near = numbers.iter().any(|number| (offset - 80..=offset).contains(number));
     assert!(problem.contains(&file) && near, "{problem} instead of {file}, {offset}");
     let Err(error) = open(&disk) else { panic!("opened") };
@@ -114,7 +115,7 @@ fn damage_in_the_definitions_is_told_and_the_messages_stay() {
         store.catalogue().scan(section, |_, _| count += 1).expect("readable");
         count
     };
-    // A byte of a value is no obstacle to reading: whoever knows what it means judges it.
+    // A changed byte of a value is no obstacle to reading: the code that interprets the value validates it.
     assert_eq!((count(Section::Queues), count(Section::Bindings)), (1, 300));
 }
 
@@ -187,7 +188,7 @@ fn a_file_that_is_gone_or_cut_off_is_refused_by_name() {
                 let file = segments(&disk, folder)[at].clone();
                 match cut {
                     false => disk.remove(&file).expect("removed"),
-                    // Half of what is in it.
+                    // Half of its contents.
                     true => disk.damage(&file, |bytes| {
                         let used = bytes.iter().rposition(|byte| *byte != 0).unwrap_or(0);
                         bytes.truncate(used / 2);
@@ -247,7 +248,7 @@ fn a_log_with_a_gap_that_was_given_up_is_retired_and_started_again() {
     assert!(retired > 1);
 }
 
-/// Not a file of the journal that waits to be written over: its header has the number that is its name.
+/// Whether this is no spare file of the journal: the header of a file in use has the number that is its name.
 fn is_in_use(disk: &SimDisk, file: &str) -> bool {
     let Some(name) = file.strip_prefix("journal/") else { return true };
     let Some(number) = name.strip_suffix(".segment") else { return false };
@@ -255,7 +256,7 @@ fn is_in_use(disk: &SimDisk, file: &str) -> bool {
     read(disk, file).get(16..24).is_some_and(|bytes| bytes == number.to_le_bytes())
 }
 
-/// Forty messages, some in each of several files.
+/// Forty messages, spread over several files.
 fn filled_and_closed() -> SimDisk {
     let disk = SimDisk::new(7, ROOM);
     let (store, mut rounds, _) = open(&disk).expect("a store");
@@ -308,11 +309,11 @@ fn fill(store: &Arc<Store>, rounds: &mut Rounds, count: u64) {
     }
 }
 
-/// The positions of the messages, which must be whole.
+/// The positions of the messages, which must be intact.
 fn positions(store: &Arc<Store>) -> Vec<u64> {
     let queue = store.queue(QueueId(1));
     let mut positions = Vec::new();
-    // What lies before a damaged place comes first.
+    // Messages before a damaged location come first.
     loop {
         let from = positions.last().map_or(0, |last| last + 1);
         let found = queue.read(from, usize::MAX, usize::MAX).expect("readable");
@@ -328,7 +329,7 @@ fn body(position: u64) -> Vec<u8> {
     format!("<message {position}>").repeat(50).into_bytes()
 }
 
-/// File in `folder`, and offset, of a byte of a message.
+/// The file in `folder`, and the offset, of a byte of a message.
 fn place_of(disk: &SimDisk, folder: &str, position: u64) -> (String, u64) {
     let body = body(position);
     for file in disk.files().into_iter().filter(|file| file.starts_with(folder)) {

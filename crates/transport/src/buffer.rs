@@ -1,4 +1,4 @@
-//! A queue of bytes to be written: small things copied together, large ones chained.
+//! A queue of bytes to be written: small pieces are copied together, large ones are chained.
 
 mod insert;
 
@@ -7,14 +7,15 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes};
 
-/// Pieces shorter than this are copied; copying them costs less than another entry in a vectored write. Well below the
-/// smallest frame that may be negotiated (4096), so that large bodies are never copied, however they are cut.
+/// Pieces shorter than this are copied; copying them costs less than another entry in a vectored write. The value is
+/// well below the smallest frame that may be negotiated (4096), so large bodies are never copied, however they are
+/// cut.
 const COPY_BELOW: usize = 2048;
 
 /// Most slices handed to one vectored write; Linux takes up to 1,024, and beyond 64 nothing is gained.
 const MAX_SLICES: usize = 64;
 
-/// A tail that has grown past this is sealed into the chain, so that no single allocation keeps doubling.
+/// A tail that has grown past this is sealed into the chain, so no single allocation keeps doubling.
 const SEAL_ABOVE: usize = 256 * 1024;
 
 /// Bytes waiting to be written, in order.
@@ -24,9 +25,9 @@ pub struct OutBuf {
     sealed: VecDeque<Bytes>,
     /// Bytes in `sealed`.
     sealed_len: usize,
-    /// Where small things are appended.
+    /// Small pieces are appended here.
     tail: Vec<u8>,
-    /// Bytes of `tail` that were written already.
+    /// Bytes of `tail` that are already written.
     tail_written: usize,
 }
 
@@ -52,7 +53,7 @@ impl OutBuf {
         }
     }
 
-    /// Bytes waiting.
+    /// Number of bytes waiting to be written.
     #[inline]
     pub fn len(&self) -> usize {
         self.sealed_len + self.tail.len() - self.tail_written
@@ -64,7 +65,7 @@ impl OutBuf {
         self.len() == 0
     }
 
-    /// The front of what waits, for a vectored write; returns how many of `slices` are filled.
+    /// Fills `slices` with the front of the buffer for a vectored write; returns how many of them are filled.
     pub(crate) fn fill_slices<'a>(&'a self, slices: &mut [IoSlice<'a>; MAX_SLICES]) -> usize {
         let mut used = 0;
         for piece in self.sealed.iter().take(MAX_SLICES - 1) {
@@ -78,7 +79,7 @@ impl OutBuf {
         used
     }
 
-    /// Appends everything that waits to `bytes`.
+    /// Appends all waiting bytes to `bytes`.
     pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>) {
         self.sealed.iter().for_each(|piece| bytes.extend_from_slice(piece));
         bytes.extend_from_slice(&self.tail[self.tail_written..]);
@@ -89,7 +90,7 @@ impl OutBuf {
         std::array::from_fn(|_| IoSlice::new(&[]))
     }
 
-    /// Forgets `written` bytes at the front.
+    /// Drops the first `written` bytes.
     pub(crate) fn advance(&mut self, mut written: usize) {
         while let Some(front) = self.sealed.front_mut() {
             let step = written.min(front.len());
@@ -108,7 +109,7 @@ impl OutBuf {
         }
     }
 
-    /// Gives all memory back. Only when empty.
+    /// Frees all memory. The buffer must be empty.
     pub(crate) fn release(&mut self) {
         debug_assert!(self.is_empty());
         *self = Self::default();

@@ -1,4 +1,4 @@
-//! The loop of a connection: read, let the protocol work, write what gathered.
+//! The loop of a connection: read, let the protocol work, write the gathered output.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -18,14 +18,14 @@ use crate::buffer::OutBuf;
 use crate::outbox::Outbox;
 use crate::turn::{next_busy_turn, turn_to_end};
 
-/// Bytes of the per-thread read buffer: what was left unconsumed in front, then what is read.
+/// Size of the per-thread read buffer in bytes: unconsumed input comes first, newly read bytes after it.
 const SCRATCH: usize = 256 * 1024;
 
-/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half of the scratch buffer is
-/// always there to read into.
+/// Most bytes that a protocol may leave unconsumed while it waits for more: a whole frame of 128 KiB fits, and half
+/// of the scratch buffer is always free to read into.
 pub const MAX_UNCONSUMED: usize = SCRATCH / 2;
 
-/// Fewest bytes that a read asks for, when what was read before could not be worked off in one turn: less would cost more
+/// Fewest bytes that a read asks for after an earlier read could not be processed in one turn: less would cost more
 /// in system calls than it saves in bytes that wait here and not with the peer.
 const MIN_READ: usize = 16 * 1024;
 
@@ -36,12 +36,12 @@ const WRITE_BYTE: u32 = 250;
 /// Nanoseconds charged for a system call that reads or writes.
 const SYSTEM_CALL: u32 = 1_500;
 
-/// What a connection is to do next, as its protocol sees it.
+/// The next action of a connection, as its protocol sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
     /// Read and write.
     Run,
-    /// Write, but do not read: what was read last cannot be taken any further now.
+    /// Write, but do not read: the protocol cannot take the last input any further now.
     Pause,
     /// Write what is in the outbox, then end.
     Finish,
@@ -49,30 +49,32 @@ pub enum Intent {
 
 /// The sans-IO side of a connection. Output goes to the connection's [`Outbox`].
 pub trait Protocol {
-    /// Takes bytes from the front of `input`, and returns how many. What it leaves is shown again: with more behind it
-    /// when it has arrived (it may leave at most [`MAX_UNCONSUMED`] for that), or as it is when the protocol left it
-    /// because it paused, because the backlog had reached the read limit, or because the connection's turn was over
-    /// ([`work::is_turn_over`], which it asks after each frame), and goes on.
+    /// Takes bytes from the front of `input`, and returns how many. Input that it leaves is shown again. It may leave
+    /// at most [`MAX_UNCONSUMED`] bytes to wait for more; they are then shown with the new bytes behind them. Input
+    /// is shown again as it is if the protocol left it because it paused, because the backlog had reached the read
+    /// limit, or because the connection's turn was over ([`work::is_turn_over`], which it checks after each frame),
+    /// and can go on.
     fn handle_input(&mut self, input: &[u8], now: Instant) -> usize;
     /// The peer will send nothing more.
     fn handle_eof(&mut self);
-    /// Somebody called [`Outbox::nudge`].
+    /// Some task called [`Outbox::nudge`].
     fn handle_nudge(&mut self, now: Instant);
-    /// Puts a batch, everything that the outbox has yielded at once, into the form in which the peer expects it, and adds
-    /// what the protocol has to say past the outbox. Called with an empty batch as well, before the connection goes idle.
+    /// Puts a batch (everything that the outbox has yielded at once) into the form in which the peer expects it, and
+    /// adds output of the protocol that bypasses the outbox. Also called with an empty batch, before the connection
+    /// goes idle.
     fn frame_output(&mut self, _batch: &mut OutBuf) {}
     /// The outbox has room again after it had none.
     fn handle_room(&mut self);
     /// Bytes were written to the peer.
     fn handle_written(&mut self, now: Instant);
-    /// The time of [`Protocol::next_deadline`] has come.
+    /// The deadline that [`Protocol::next_deadline`] returned has passed.
     fn handle_deadline(&mut self, now: Instant);
-    /// When to call [`Protocol::handle_deadline`], at the latest.
+    /// Latest time at which to call [`Protocol::handle_deadline`].
     fn next_deadline(&self) -> Option<Instant>;
-    /// What to do next. Asked after each of the calls above.
+    /// The next action. Queried after each of the calls above.
     fn intent(&self) -> Intent;
-    /// Whether the write time-out counts now. Not while the peer has said that it will not read for a time that only it
-    /// knows (AMQP's `connection.blocked`); once it counts again it starts from the beginning.
+    /// Whether the write time-out is running. It is not while the peer has said that it will not read for a time that
+    /// only it knows (AMQP's `connection.blocked`); when it applies again it starts from the beginning.
     fn write_timeout_applies(&self) -> bool {
         true
     }
@@ -95,8 +97,9 @@ thread_local! {
     static SCRATCH_BUFFER: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into_boxed_slice());
 }
 
-/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more;
-/// a peer that takes nothing for `write_timeout` is given up, unless [`Protocol::write_timeout_applies`] says otherwise.
+/// Runs a connection until it ends. Reading stops while the backlog of `outbox` is at `read_limit` bytes or more; a
+/// peer that takes nothing for `write_timeout` is disconnected, unless [`Protocol::write_timeout_applies`] says
+/// otherwise.
 pub async fn drive<S, P>(
     stream: &mut S,
     protocol: &mut P,
@@ -133,7 +136,7 @@ where
                 connection.busy_turn = Box::pin(next_busy_turn()).await;
             }
             Step::Eof => {
-                // Boxed: few connections are at their end at a time.
+                // Boxed: few connections end at the same time.
                 Box::pin(turn_to_end()).await;
                 connection.protocol.handle_eof();
             }
@@ -170,14 +173,14 @@ pub async fn linger<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) {
 
 /// How long [`linger`] waits for the peer.
 const LINGER: Duration = Duration::from_secs(1);
-/// Most bytes that [`linger`] reads and throws away.
+/// Most bytes that [`linger`] reads and discards.
 const LINGER_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes that [`linger`] reads at once.
 const LINGER_READ: usize = 4096;
 
-/// How far a connection has come when its loop has something for the outside to do.
+/// Result of a turn that needs action outside of the poll function.
 enum Step {
-    /// The peer closed its side, which the protocol is to be told.
+    /// The peer closed its side, and the protocol must be notified.
     Eof,
     /// There is more to do than fits into one turn.
     TurnOver,
@@ -192,24 +195,24 @@ struct Connection<'c, S, P> {
     write_timeout: Duration,
     /// Input that the protocol has not taken; empty, and without memory, between whole frames.
     unconsumed: BytesMut,
-    /// Bytes that a whole turn has lately been able to work off, as far as that is known to be less than the scratch
-    /// buffer: a read asks for no more than what is left of the turn is good for, so that the rest waits with the peer.
+    /// Bytes that a whole turn has lately been able to process, as far as that is known to be less than the scratch
+    /// buffer. A read asks for no more than the rest of the turn can process; the remaining bytes wait with the peer.
     read_size: usize,
-    /// The protocol may have left input because it could not go on, so it is to be shown that again when it can.
+    /// The protocol may have left input because it could not go on; that input is shown again when it can.
     held: bool,
-    /// What was taken from the outbox and not written yet.
+    /// Bytes taken from the outbox and not yet written.
     writing: OutBuf,
-    /// The stream may hold something that it has taken and not given to the socket.
+    /// The stream may have buffered bytes that it has not yet given to the socket.
     unflushed: bool,
-    /// Since when the socket has taken nothing of `writing`, or of what the stream holds.
+    /// Time since when the socket has taken nothing of `writing`, or of the stream's own buffer.
     stuck_since: Option<Instant>,
     /// The write time-out did not apply when last asked.
     write_timeout_suspended: bool,
     /// The peer closed its side.
     eof: bool,
-    /// Made when the first deadline is known, then reset.
+    /// Created when the first deadline is known, then reset.
     timer: Option<Pin<Box<Sleep>>>,
-    /// Set while the connection has more to do than fits into one turn: what it goes on by.
+    /// Permit under which the connection runs while it has more to do than fits into one turn.
     busy_turn: Option<SemaphorePermit<'static>>,
 }
 
@@ -218,7 +221,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
     P: Protocol,
 {
-    /// One turn.
+    /// Runs one turn.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Step> {
         let turn = work::Turn::begin();
         let step = self.poll_turn(cx);
@@ -313,9 +316,9 @@ where
         })
     }
 
-    /// Reads as much at once as a turn works off: less at once when a read was too much, and a little more each time that
-    /// the turn could have done with another. So a busy connection comes to have one read in each turn: several small ones
-    /// would cost it more in system calls than all else that bounds a turn.
+    /// Adapts the size of reads to the amount that a turn processes: smaller after a read that was too much, and a
+    /// little larger each time that the turn had time left for another. A busy connection thus settles at one read in
+    /// each turn; several small ones would cost it more in system calls than everything else that bounds a turn.
     fn adapt_read_size(&mut self, read: usize, consumed: usize) {
         if !work::is_turn_nearly_over() {
             self.read_size = SCRATCH.min(self.read_size + self.read_size / 8);
@@ -324,7 +327,7 @@ where
         }
     }
 
-    /// Shows the protocol what it left when it could not go on.
+    /// Shows the protocol the input that it left when it could not go on.
     fn show_again(&mut self) {
         let mut input = std::mem::take(&mut self.unconsumed);
         if !input.is_empty() {
@@ -344,7 +347,8 @@ where
                 || work::is_turn_over());
     }
 
-    /// Writes until nothing is left, the socket takes no more, or the turn is over; returns whether anything was written.
+    /// Writes until nothing is left, the socket takes no more, or the turn is over; returns whether anything was
+    /// written.
     fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut wrote = false;
         while !(wrote && work::is_turn_over()) && (!self.writing.is_empty() || self.next_batch()) {
@@ -372,7 +376,7 @@ where
             self.protocol.handle_written(Instant::now());
         }
         if self.unflushed {
-            // TLS takes more than the socket does; the rest has its turn here.
+            // TLS takes more bytes than the socket does; the rest is flushed here.
             match Pin::new(&mut *self.stream).poll_flush(cx) {
                 Poll::Ready(Ok(())) => {
                     self.unflushed = false;
@@ -389,7 +393,7 @@ where
         Ok(wrote)
     }
 
-    /// Takes what has gathered, in the form in which it is written; returns whether that is anything.
+    /// Takes the gathered output, framed as it is to be written; returns whether there is any.
     fn next_batch(&mut self) -> bool {
         self.outbox.take(&mut self.writing);
         let gathered = self.writing.len();
@@ -400,7 +404,7 @@ where
         !self.writing.is_empty()
     }
 
-    /// When the peer is given up, unless it takes something before.
+    /// Time at which the peer is disconnected unless it takes some bytes before.
     fn write_deadline(&mut self) -> Option<Instant> {
         let since = self.stuck_since?;
         let was_suspended = self.write_timeout_suspended;
@@ -442,7 +446,7 @@ where
     }
 }
 
-/// The shortest time to the timer's next firing, so that a protocol which leaves a deadline in the past cannot spin.
+/// The shortest time to the timer's next firing, so a protocol that leaves a deadline in the past cannot spin.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
@@ -459,7 +463,7 @@ mod tests {
         outbox: Arc<Outbox>,
         intent: Intent,
         deadline: Option<Instant>,
-        /// Backlog from which on no further line is taken.
+        /// Backlog, in bytes, at which no further line is taken.
         stop_at: usize,
     }
 
@@ -498,7 +502,7 @@ mod tests {
         }
     }
 
-    /// Knows no write time-out before its deadline.
+    /// Has no write time-out before its deadline.
     struct Suspended(Lines);
 
     impl Protocol for Suspended {
@@ -625,7 +629,7 @@ mod tests {
         drop(peers);
         let mut before = 0;
         while before < LOST {
-            // Everybody else who is ready has a turn here.
+            // All other ready tasks run here.
             tokio::task::yield_now().await;
             let now = ended.load(Relaxed);
             assert!(now - before <= 2 * AT_ONCE, "{} at a time", now - before);

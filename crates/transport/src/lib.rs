@@ -1,22 +1,22 @@
-//! Byte streams and their buffers: what every connection of Leveret, to a client or to an upstream, is made of.
+//! Byte streams and their buffers, on which every connection of Leveret, to a client or to an upstream, is built.
 //!
 //! - [`Stream`]: TCP, Unix sockets and TLS behind one type.
-//! - [`TcpListeners`]: TCP sockets that are listened on together.
-//! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing little pieces.
+//! - [`TcpListeners`]: several TCP listening sockets behind one `accept`.
+//! - [`Paced`]: a stream that is read every other millisecond while its peer is busy writing small pieces.
 //! - [`tls`]: TLS for listeners and for connections to servers.
 //! - [`Outbox`]: the out-buffer of a connection. Any task appends to it; the connection's own task writes it out.
-//! - [`Tally`]: what waits in several of them together.
-//! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO protocol,
-//!   and writes what gathered in the outbox, once per batch.
+//! - [`Tally`]: the sum of the bytes waiting in several outboxes.
+//! - [`Protocol`] and [`drive`]: the loop that reads into a per-thread scratch buffer, hands input to a sans-IO
+//!   protocol, and writes the gathered output once per batch.
 //! - [`limit_busy_turns`]: connections that have much to do leave room for those that have little.
 //! - [`turn_to_end`]: connections that are lost all at once do not hold up the others.
 //!
-//! What always holds: an idle connection holds neither a read nor a write buffer; reading stops while the peer does
-//! not take what was written to it; a peer that takes nothing for the write time-out is given up.
+//! Invariants: an idle connection holds neither a read nor a write buffer; reading stops while the peer does not take
+//! the bytes written to it; a peer that takes nothing for the write time-out is disconnected.
 //!
-//! Lock order: an outbox's lock is a leaf. Nothing else is locked, and nothing waits, while it is held.
+//! Lock order: an outbox's lock is a leaf. No other lock is taken, and nothing waits, while it is held.
 //!
-//! What must never be added: knowledge of any protocol.
+//! Never add knowledge of any protocol here.
 
 mod buffer;
 mod drive;

@@ -1,4 +1,4 @@
-//! TCP sockets that are listened on together.
+//! Several TCP listening sockets behind one `accept`.
 
 use std::future::poll_fn;
 use std::io;
@@ -8,24 +8,25 @@ use std::task::{Context, Poll};
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-/// Connections that the kernel completes ahead of us; a burst of a few thousand clients must not meet a refusal.
+/// Connections that the kernel completes ahead of us; a burst of a few thousand clients must not be refused.
 const BACKLOG: u32 = 4096;
 
-/// How often another port is chosen for several addresses that are to share one the system chooses: it may be taken on one of
-/// them.
+/// How often another port is chosen for several addresses that are to share one chosen by the system: the port may
+/// already be in use on one of them.
 const ATTEMPTS: usize = 16;
 
 /// Several TCP sockets, from which connections are taken in turn. One task at a time may accept.
 #[derive(Debug, Default)]
 pub struct TcpListeners {
     sockets: Vec<TcpListener>,
-    /// The socket that is asked first next time.
+    /// Index of the socket that is polled first next time.
     next: AtomicUsize,
 }
 
 impl TcpListeners {
-    /// Listens at each of these hosts and ports, on every address of the host that this machine has; `localhost` is
-    /// 127.0.0.1 and `[::1]` (RFC 6761, 6.3). With port 0 the system chooses one, the same for all addresses of that host.
+    /// Listens on each of these hosts and ports, on every address of the host that this machine has; `localhost` is
+    /// 127.0.0.1 and `[::1]` (RFC 6761, 6.3). With port 0 the system chooses one, the same for all addresses of that
+    /// host.
     ///
     /// # Errors
     /// A host has no address that can be bound, or one that is in use or not allowed.
@@ -46,7 +47,7 @@ impl TcpListeners {
     /// Waits for the next connection to any of them.
     ///
     /// # Errors
-    /// Of that one connection, or a shortage of descriptors; the listeners remain usable.
+    /// The error of that one connection, or a shortage of file descriptors; the listeners remain usable.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|context| self.poll_accept(context)).await
     }
@@ -56,7 +57,7 @@ impl TcpListeners {
         for step in 0..self.sockets.len() {
             let at = (first + step) % self.sockets.len();
             if let Poll::Ready(accepted) = self.sockets[at].poll_accept(context) {
-                // One that is never empty must not keep the others from their turn.
+                // A socket that always has connections must not starve the others.
                 self.next.store(at + 1, Ordering::Relaxed);
                 return Poll::Ready(accepted);
             }
@@ -114,7 +115,7 @@ fn bind_once(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
         }
         match bind(address) {
             Ok(socket) => sockets.push(socket),
-            // A name may have addresses of other machines, and this one may know nothing of IPv6.
+            // A name may have addresses of other machines, and this machine may not support IPv6.
             Err(error) if is_not_here(&error) => missing = error,
             Err(error) => return Err(error),
         }
@@ -123,7 +124,7 @@ fn bind_once(addresses: &[SocketAddr]) -> io::Result<Vec<TcpListener>> {
 }
 
 fn is_not_here(error: &io::Error) -> bool {
-    // Of a family that the kernel was built without there is no kind of its own.
+    // There is no `ErrorKind` for a family that the kernel was built without.
     error.kind() == io::ErrorKind::AddrNotAvailable || error.raw_os_error() == Some(EAFNOSUPPORT)
 }
 

@@ -1,6 +1,6 @@
-//! The out-buffer of one connection, shared by everybody who has something to say to its peer.
+//! The out-buffer of one connection, shared by all tasks that send to its peer.
 
-// A count that nothing waits for need not be tried in every order.
+// A counter that nothing waits for need not be tested in every interleaving.
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
@@ -11,36 +11,35 @@ use sync::{AtomicWaker, Mutex};
 use crate::buffer::OutBuf;
 use crate::tally::Tally;
 
-/// Where tasks leave bytes for a connection's peer; the connection's own task writes them out ([`crate::drive`]).
+/// Tasks leave bytes for a connection's peer here; the connection's own task writes them out ([`crate::drive`]).
 ///
 /// The connection's task is woken only when the buffer turns from empty to non-empty, so a burst of messages costs one
 /// wake-up and few writes.
 #[derive(Debug)]
 pub struct Outbox {
     inner: Mutex<Inner>,
-    /// Bytes in `inner` and with the writer.
+    /// Bytes in `inner` and in the writer's batch.
     backlog: AtomicUsize,
     /// Bytes that the peer's socket has ever taken.
     sent: AtomicU64,
-    /// Where the backlog is added up with that of others.
+    /// Sum of the backlogs of several outboxes, if this one counts in it.
     tally: OnceLock<Arc<Tally>>,
     /// Wakes the connection's task.
     waker: AtomicWaker,
-    /// Somebody wants the connection's task to look at its protocol, without bytes to write.
+    /// The connection's task is to call its protocol, without bytes to write.
     nudged: AtomicBool,
-    /// Somebody was told that there is no room, and waits to hear that there is again: the highest limit that was asked
-    /// about, or 0.
+    /// The highest limit, in bytes, that a sender has found exceeded and so waits for room; 0 if none waits.
     starved: AtomicUsize,
-    /// Bytes of backlog from which on [`Outbox::has_room`] says no.
+    /// Backlog, in bytes, from which on [`Outbox::has_room`] returns false.
     limit: usize,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     buf: OutBuf,
-    /// The connection's task has been told, or is busy writing, and will look here again by itself.
+    /// The connection's task has been woken, or is busy writing, and will look here again by itself.
     scheduled: bool,
-    /// The connection has ended: whatever is appended goes nowhere.
+    /// The connection has ended: appended bytes are discarded.
     closed: bool,
 }
 
@@ -59,18 +58,19 @@ impl Outbox {
         }
     }
 
-    /// Has the backlog counted in `tally` as well, from now on until the connection ends. The first call counts; nothing may
-    /// be being written at that time.
+    /// Also counts the backlog in `tally`, from now on until the connection ends. Only the first call has an effect;
+    /// no write may be in progress at that time.
     pub fn count_in(&self, tally: &Arc<Tally>) {
-        // Under the lock, so that what is there already is counted once, and nothing when the connection has ended.
+        // Under the lock, so that the present backlog is counted once, and not at all if the connection has ended.
         let inner = self.inner.lock();
         if !inner.closed && self.tally.set(tally.clone()).is_ok() {
             tally.add(self.backlog());
         }
     }
 
-    /// Appends what `write` appends, and sees to it that it gets written. `write` runs under the outbox's lock: it
-    /// must be short and lock nothing. Not called when the connection has ended, whence `None`.
+    /// Runs `write` to append to the buffer, and schedules the connection's task to write it out. `write` runs under
+    /// the outbox's lock: it must be short and take no lock. Returns `None`, without calling `write`, if the
+    /// connection has ended.
     #[inline]
     pub fn append<R>(&self, write: impl FnOnce(&mut OutBuf) -> R) -> Option<R> {
         let mut inner = self.inner.lock();
@@ -96,22 +96,24 @@ impl Outbox {
         self.backlog.load(Ordering::Relaxed)
     }
 
-    /// Whether the backlog is within the limit. Who can wait (a queue with deliveries, a relay) appends only then;
-    /// after a no, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the limit.
+    /// Whether the backlog is below the limit. A sender that can wait (a queue with deliveries, a relay) appends only
+    /// then; after a `false`, [`crate::Protocol::handle_room`] is called once the backlog has fallen to half the
+    /// limit.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.has_room_below(self.limit)
     }
 
-    /// The same with a lower limit than the outbox's own; after a no the backlog has to fall to half of it.
+    /// Like `has_room` with a lower limit than the outbox's own; after a `false` the backlog has to fall to half of
+    /// it.
     #[inline]
     pub fn has_room_below(&self, limit: usize) -> bool {
         if self.backlog() < limit {
             return true;
         }
-        // First leave word, then look again: the writer first writes, then looks for word. Both change the backlog in
-        // between, this side by nothing. Whose change is second sees what the other did before, so nobody waits for a
-        // call that never comes.
+        // Set `starved` first, then look again: the writer writes first, then checks `starved`. Both sides change the
+        // backlog in between, this side by nothing. The side whose change comes second sees what the other did
+        // before, so no sender waits for a call that never comes.
         self.starved.fetch_max(limit.max(1), Ordering::Relaxed);
         self.backlog.fetch_add(0, Ordering::AcqRel) < limit
     }
@@ -138,8 +140,7 @@ impl Outbox {
         self.inner.lock().closed
     }
 
-    /// Takes everything that has gathered, as a peer that reads at once would: for sessions that are driven without a
-    /// socket.
+    /// Takes all gathered bytes, as a peer that reads at once would, for sessions that are driven without a socket.
     pub fn read_all(&self) -> Vec<u8> {
         let mut taken = OutBuf::default();
         let mut bytes = Vec::new();
@@ -156,7 +157,7 @@ impl Outbox {
         self.nudged.load(Ordering::Relaxed) && self.nudged.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether somebody waits for room and there is some now.
+    /// Whether a sender waits for room and there is room now.
     pub(crate) fn take_starved(&self) -> bool {
         let limit = self.starved.load(Ordering::Relaxed);
         limit > 0
@@ -169,8 +170,8 @@ impl Outbox {
         self.waker.register(waker);
     }
 
-    /// Gives the writer what has gathered, for its empty `taken`, whose memory serves the next burst. Returns false,
-    /// and re-arms the wake-up, when there is nothing.
+    /// Moves the gathered bytes into the writer's empty `taken`, whose memory serves the next burst. Returns false,
+    /// and re-arms the wake-up, when there are none.
     pub(crate) fn take(&self, taken: &mut OutBuf) -> bool {
         debug_assert!(taken.is_empty());
         let mut inner = self.inner.lock();
@@ -186,12 +187,12 @@ impl Outbox {
         true
     }
 
-    /// The writer put what it took into another form, of another length.
+    /// The writer has reframed its batch, which changed the length from `before` to `after` bytes.
     pub(crate) fn reframed(&self, before: usize, after: usize) {
         self.add_to_backlog(after.wrapping_sub(before));
     }
 
-    /// The writer got rid of `bytes`.
+    /// The writer has written `bytes` to the socket.
     pub(crate) fn written(&self, bytes: usize) {
         self.backlog.fetch_sub(bytes, Ordering::AcqRel);
         if let Some(tally) = self.tally.get() {
@@ -200,7 +201,7 @@ impl Outbox {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The connection has ended.
+    /// Marks the connection as ended and frees the buffer.
     pub(crate) fn close(&self) {
         let mut inner = self.inner.lock();
         if let (false, Some(tally)) = (inner.closed, self.tally.get()) {
@@ -210,7 +211,7 @@ impl Outbox {
         inner.buf = OutBuf::default();
     }
 
-    /// Adds to the backlog, or takes from it if `bytes` has wrapped around.
+    /// Adds to the backlog, or subtracts from it if `bytes` has wrapped around.
     #[inline]
     fn add_to_backlog(&self, bytes: usize) {
         self.backlog.fetch_add(bytes, Ordering::Relaxed);
@@ -222,7 +223,7 @@ impl Outbox {
 
 impl Drop for Outbox {
     fn drop(&mut self) {
-        // A connection whose task was dropped has not closed it.
+        // A connection whose task was dropped has not closed its outbox.
         if self.tally.get().is_some() {
             self.close();
         }

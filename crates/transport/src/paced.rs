@@ -1,9 +1,9 @@
-//! A stream whose reading waits a moment, while its peer writes so often and so little that waking up costs more than
-//! the work.
+//! A stream whose reads are delayed a moment while its peer writes so often and so little that waking up costs more
+//! than the work.
 //!
-//! As a network card gathers packets before it interrupts: what a busy broker sends in thousands of small writes is read
-//! every other millisecond, and goes on to clients in as few. Meanwhile the socket is taken off the runtime's poll, for
-//! each of those writes would wake a thread, whoever waits or not.
+//! This is interrupt coalescing as in a network card: thousands of small writes of a busy broker are read every other
+//! millisecond, and go on to clients in as few writes. Meanwhile the socket is removed from the runtime's poll, since
+//! each of the peer's writes would otherwise wake a thread, even with no reader waiting.
 
 mod pace;
 
@@ -22,16 +22,16 @@ use tokio::time::{Sleep, sleep};
 use crate::Stream;
 use pace::{Pace, WAIT};
 
-/// A stream that is read at a pace. Only TCP is: the others are read as they come.
+/// A stream that is read at a pace. Only TCP is; other streams are read as data arrives.
 ///
-/// While it is busy, what arrives may wait for two milliseconds, and the end of the stream too. It is busy when its peer
-/// itself gathers several things in each of many writes, and sends as much when it is waited for.
+/// While it is busy, received data may wait for two milliseconds, and so may the end of the stream. It is busy when
+/// its peer itself gathers several things in each of many writes, and sends as much while reads are delayed.
 #[derive(Debug)]
 pub struct Paced {
     source: Source,
     pace: Pace,
     taken: Arc<AtomicU64>,
-    /// Set while reading waits; kept for the next time.
+    /// Set while reading waits; reused for the next wait.
     timer: Option<Pin<Box<Sleep>>>,
     waits: bool,
 }
@@ -39,20 +39,20 @@ pub struct Paced {
 #[derive(Debug)]
 enum Source {
     Polled(Stream),
-    /// Off the runtime's poll. It does not block.
+    /// Removed from the runtime's poll. The socket is non-blocking.
     Unpolled(std::net::TcpStream),
-    /// The runtime did not take it, or did not give it back.
+    /// The runtime failed to register or to release the socket.
     Lost,
 }
 
 impl Paced {
-    /// Reads `stream` at a pace. `taken` counts whatever the reader takes from it, such as frames.
+    /// Reads `stream` at a pace. `taken` counts the items, such as frames, that the reader takes from it.
     pub fn new(stream: Stream, taken: Arc<AtomicU64>) -> Self {
         let pace = Pace::new(Instant::now());
         Self { source: Source::Polled(stream), pace, taken, timer: None, waits: false }
     }
 
-    /// The stream, on the runtime's poll.
+    /// The stream, registered with the runtime's poll.
     fn polled(&mut self) -> io::Result<Pin<&mut Stream>> {
         if let Source::Unpolled(_) = self.source
             && let Source::Unpolled(stream) = mem::replace(&mut self.source, Source::Lost)
@@ -65,7 +65,7 @@ impl Paced {
         }
     }
 
-    /// Lets the next read wait, if the stream can.
+    /// Delays the next read, if the stream supports it.
     fn wait(&mut self) -> io::Result<()> {
         if !matches!(self.source, Source::Polled(Stream::Tcp(_))) {
             return Ok(());
@@ -122,7 +122,7 @@ impl AsyncWrite for Paced {
     ) -> Poll<io::Result<usize>> {
         if let Source::Unpolled(stream) = &mut self.source {
             match stream.write_vectored(bufs) {
-                // Only the runtime's poll tells when there is room.
+                // Only the runtime's poll reports when there is room.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 written => return Poll::Ready(written),

@@ -24,7 +24,7 @@ pub enum Stream {
     Tls(Box<TlsStream<Stream>>),
 }
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// A host and port.
@@ -34,7 +34,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Whether the peer is on this machine: what the `guest` user is restricted to.
+    /// Whether the peer is on this machine, as is required of the `guest` user.
     pub fn is_loopback(&self) -> bool {
         match self {
             Self::Ip(address) => address.ip().to_canonical().is_loopback(),
@@ -63,10 +63,10 @@ impl std::fmt::Display for Peer {
 /// How to reach a server.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectOptions {
-    /// Gives up on one address after this long.
+    /// Time after which an attempt to connect to one address is abandoned.
     pub timeout: Duration,
-    /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would end
-    /// a connection whose peer lives but does not read for a while, as a RabbitMQ in a memory alarm.
+    /// A connection that is silent for this long is probed (TCP keepalive). There is no TCP_USER_TIMEOUT: it would
+    /// end a connection whose peer lives but does not read for a while, such as a RabbitMQ in a memory alarm.
     pub keepalive: Duration,
 }
 
@@ -74,7 +74,7 @@ impl Stream {
     /// Wraps an accepted TCP connection.
     ///
     /// # Errors
-    /// When the socket is gone already.
+    /// If the socket is already gone.
     pub fn from_tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self::Tcp(stream))
@@ -103,11 +103,11 @@ impl Stream {
         Err(last_error)
     }
 
-    /// The first byte that the peer has sent, which stays to be read: waits for it. `None` at the end of the stream, and
+    /// Waits for the first byte that the peer sends, and leaves it to be read. `None` at the end of the stream, and
     /// where the system cannot tell (anything but TCP).
     ///
     /// # Errors
-    /// When the socket fails.
+    /// If the socket fails.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
         let Self::Tcp(stream) = self else { return Ok(None) };
         let mut first = [0];
@@ -115,7 +115,7 @@ impl Stream {
         Ok((bytes > 0).then_some(first[0]))
     }
 
-    /// The two ends of a TCP connection, ours first, as the socket has them.
+    /// The local and the remote address of a TCP connection, as the socket has them.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Self::Tcp(stream) => Some((stream.local_addr().ok()?, stream.peer_addr().ok()?)),
@@ -135,8 +135,8 @@ macro_rules! delegate {
     };
 }
 
-/// Most AMQP clients close their socket without TLS's own goodbye. What they send has its own ends, so that nothing can be
-/// cut off unnoticed: it is an end like any other.
+/// Most AMQP clients close their socket without a TLS close_notify. AMQP marks its own end, so nothing can be cut off
+/// unnoticed: this is an end of stream like any other.
 fn end_as_such(read: io::Result<()>) -> io::Result<()> {
     match read {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),

@@ -1,21 +1,21 @@
-//! What waits in many outboxes together.
+//! The sum of the bytes that wait in several outboxes.
 
-// Nobody waits for it, so that it need not be tried in every order.
+// Nothing waits for it, so it need not be tested in every interleaving.
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that wait in all outboxes that [count in it](crate::Outbox::count_in).
+/// Bytes waiting in all outboxes that [count in it](crate::Outbox::count_in).
 #[derive(Debug, Default)]
 pub struct Tally(AtomicUsize);
 
 impl Tally {
-    /// How many there are now.
+    /// The current sum.
     #[inline]
     pub fn bytes(&self) -> usize {
-        // What is taken away may be seen before it was added.
+        // A subtraction may be seen before the addition that it belongs to.
         usize::try_from(self.0.load(Ordering::Relaxed) as isize).unwrap_or(0)
     }
 
-    /// So many more, or fewer if `bytes` has wrapped around.
+    /// Adds `bytes`, or subtracts if `bytes` has wrapped around.
     pub(crate) fn add(&self, bytes: usize) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A connection whose peer never stops sending lets others have their turn.
+//! A connection whose peer never stops sending gives others their turn.
 
 use std::future::Future;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Intent, Outbox, Protocol, drive};
 
-/// Has something to read whenever it is asked, and takes whatever it is given.
+/// Always has something to read, and accepts all writes.
 struct Endless;
 
 impl AsyncRead for Endless {
@@ -34,7 +34,7 @@ impl AsyncWrite for Endless {
     }
 }
 
-/// Counts what it takes, and answers some of it.
+/// Counts the bytes that it takes, and answers some of them.
 struct Counter {
     taken: Arc<AtomicUsize>,
     outbox: Arc<Outbox>,
@@ -68,7 +68,8 @@ impl Wake for Wakes {
     }
 }
 
-/// More than a turn's worth of bytes, which cost 0.15 ns each to read and half of them 0.25 ns to write, and the last read.
+/// More bytes than a turn processes, at 0.15 ns for each byte read and 0.25 ns for each written (half of them), plus
+/// the last read.
 const AT_MOST: usize = 2_200_000;
 
 #[test]

@@ -1,6 +1,6 @@
-//! The outbox and the loop that writes it out, in every order in which their threads can meet (`make loom`).
+//! The outbox and the loop that writes it out, in every interleaving of their threads (`make loom`).
 //!
-//! A wake-up that is lost leaves the connection's thread waiting for ever, which the model reports.
+//! A lost wake-up leaves the connection's thread waiting for ever, which the model reports.
 
 use std::io;
 use std::pin::Pin;
@@ -14,11 +14,11 @@ use sync::{Mutex, explore};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Ended, Intent, Outbox, Protocol, drive};
 
-/// A peer that takes what it gets, and goes away when it has got `goal` bytes.
+/// A peer that takes all bytes it gets, and goes away when it has got `goal` bytes.
 struct Peer {
     got: Arc<Mutex<Vec<u8>>>,
     goal: usize,
-    /// Bytes that it takes before it makes the connection wait for its turn.
+    /// Most bytes that it takes at a time; offered more, it returns `Pending` every other time.
     gulp: usize,
     waited: bool,
 }
@@ -56,7 +56,7 @@ impl AsyncWrite for Peer {
     }
 }
 
-/// Does `on_nudge` and `on_room`, and ends with its peer.
+/// Calls `on_nudge` and `on_room`, and ends with its peer.
 struct Simple<N, R> {
     on_nudge: N,
     on_room: R,
@@ -153,7 +153,7 @@ fn a_nudge_is_followed_by_a_look_at_what_it_was_for() {
                 outbox.nudge();
             })
         });
-        // The last nudge must find both, and then lets the peer go.
+        // The last nudge must find both wishes, and then lets the peer go.
         let look = || {
             if *wishes.lock() == 3 {
                 write(&outbox, b"x");
@@ -168,7 +168,7 @@ fn a_nudge_is_followed_by_a_look_at_what_it_was_for() {
 fn who_found_no_room_is_called_when_there_is_some() {
     explore(3, || {
         let outbox = Arc::new(Outbox::new(2));
-        // What is left to write, by a side that writes only when there is room.
+        // Pieces left to write, by a side that writes only when there is room.
         let rest = Arc::new(Mutex::new(vec![b"ab", b"cd", b"ef"]));
         let write_some = {
             let (outbox, rest) = (Arc::clone(&outbox), Arc::clone(&rest));

@@ -1,4 +1,4 @@
-//! Files behind a trait: the real ones, and for tests a disk that fails on purpose.
+//! Files behind a trait: the real file system, and for tests a disk that fails on purpose.
 
 mod real;
 #[cfg(any(test, feature = "simulation"))]
@@ -8,7 +8,7 @@ use std::io;
 
 pub use real::RealDisk;
 
-/// Whether the file system says that there is no room.
+/// Whether the error means that the disk or a quota is full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
@@ -19,42 +19,42 @@ pub trait Disk: Send + Sync {
     /// [`Disk::sync_folder`].
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn open(&self, path: &str) -> io::Result<Box<dyn DiskFile>>;
     /// Names of the files and folders in a folder, in no order. A missing folder has none.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn list(&self, folder: &str) -> io::Result<Vec<String>>;
     /// Creates a folder, and those above it.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn create_folder(&self, folder: &str) -> io::Result<()>;
     /// Removes a file. A missing one is no error.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn remove(&self, path: &str) -> io::Result<()>;
     /// Removes a folder with everything in it. A missing one is no error.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn remove_folder(&self, folder: &str) -> io::Result<()>;
-    /// Gives a file another name, in place of whatever had it.
+    /// Renames a file; it replaces any file that had the new name.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Makes names that were created, removed or changed in a folder durable.
+    /// Makes created, removed and changed names in a folder durable.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn sync_folder(&self, folder: &str) -> io::Result<()>;
-    /// Bytes that are free.
+    /// Bytes free on the file system.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn free_space(&self) -> io::Result<u64>;
 }
 
@@ -64,32 +64,32 @@ pub trait DiskFile: Send + Sync {
     /// Writes all of `bytes` at `offset`. After an error any part of them may have been written.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Reads up to `into.len()` bytes at `offset`, and returns how many: fewer only at the end of the file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// Makes what was written durable. After an error nothing is known of what was written since the last success, and
-    /// it has to be written again, elsewhere (a second call may well succeed without having written anything).
+    /// Makes written data durable. After an error the state of all data written since the last success is unknown,
+    /// and it has to be written again, elsewhere (a second call may well succeed without having written anything).
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn sync(&self) -> io::Result<()>;
-    /// Length in bytes.
+    /// Length of the file in bytes.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts, or lengthens with zeros.
+    /// Truncates the file, or extends it with zeros.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Reserves space up to `len` bytes, so that writing there later cannot fail for want of it.
+    /// Reserves space up to `len` bytes, so that writing there later cannot fail for lack of it.
     ///
     /// # Errors
-    /// What the file system says; `StorageFull` when there is not enough.
+    /// The file system's error; `StorageFull` if there is not enough space.
     fn reserve(&self, len: u64) -> io::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! The file system.
+//! The disk of the operating system.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -20,7 +20,7 @@ impl RealDisk {
     /// hashes.
     ///
     /// # Errors
-    /// When it cannot be created.
+    /// If it cannot be created.
     pub fn new(root: impl Into<PathBuf>) -> io::Result<Self> {
         let disk = Self { root: root.into() };
         disk.create_folder("")?;
@@ -117,7 +117,7 @@ fn ignore_missing(outcome: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Nobody but the owner reads messages.
+/// Only the owner may read messages.
 const FILE_MODE: u32 = 0o600;
 /// The same for folders.
 const FOLDER_MODE: u32 = 0o700;

@@ -1,5 +1,6 @@
-//! Holds publishers back while the journal is far longer than its budget: a disk that takes what is published may be too busy
-//! with that to take it a second time, in the queues' own segments. Without a bound the next start would have to read it all.
+//! Pauses publishers while the journal is far longer than its budget: a disk that keeps up with publishing may be too
+//! busy with it to write the messages a second time, to the queues' own segments. Without a bound the next start
+//! would have to read all of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,9 +9,9 @@ use parking_lot::Mutex;
 
 use crate::waiters::Waiter;
 
-/// Whether publishers are to pause, and those who do.
+/// Whether publishers are to pause, and the publishers that wait.
 pub(super) struct Brake {
-    /// Segments of the journal from which they pause.
+    /// Number of segments of the journal from which on publishers pause.
     limit: usize,
     on: AtomicBool,
     waiting: Mutex<Waiting>,
@@ -19,7 +20,7 @@ pub(super) struct Brake {
 #[derive(Default)]
 struct Waiting {
     publishers: Vec<Arc<dyn Waiter>>,
-    /// Retirement does not get on by itself, so that there is nothing to wait for.
+    /// Retirement makes no progress by itself, so there is nothing to wait for.
     idle: bool,
 }
 
@@ -34,22 +35,22 @@ impl Brake {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// The journal has so many segments now.
+    /// Updates the brake: the journal has `segments` segments now.
     pub(super) fn look(&self, segments: usize) {
         self.change(segments, |_| {});
     }
 
-    /// The same after an attempt to retire one, which failed or did not.
+    /// The same after an attempt to retire a segment, which may have failed.
     pub(super) fn tried(&self, segments: usize, failed: bool) {
         self.change(segments, |waiting| waiting.idle = failed);
     }
 
-    /// Nothing is retired any more.
+    /// Releases the brake: no further segment is retired.
     pub(super) fn give_up(&self) {
         self.tried(0, true);
     }
 
-    /// Wakes the waiter when publishers may go on; gives it back if they may.
+    /// Wakes `waiter` when publishers may go on; returns it if they already may.
     pub(super) fn wait(&self, waiter: Arc<dyn Waiter>) -> Option<Arc<dyn Waiter>> {
         let mut waiting = self.waiting.lock();
         if !self.is_on() {
@@ -70,8 +71,8 @@ impl Brake {
     }
 }
 
-/// Budgets that the journal may have: a burst is taken at the journal's own pace, and a start still reads half a gigabyte at
-/// most.
+/// Multiple of its budget that the journal may reach: a burst is accepted at the journal's own pace, and a start
+/// still reads half a gigabyte at most.
 const LEEWAY: usize = 2;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Verifying a data folder that nobody has open, and giving up what is damaged in it.
+//! Verifies a data folder that no process has open, and discards damaged parts of it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,20 +11,20 @@ use crate::disk::Disk;
 use crate::journal;
 use crate::pages::{Damage, FolderReport, Kind, Pages, Repair};
 
-/// What was found in a data folder.
+/// Findings about a data folder.
 #[derive(Debug, Clone, Default)]
 pub struct CheckReport {
-    /// What there is, a line for each part.
+    /// The contents, a line for each part.
     pub facts: Vec<String>,
-    /// What is damaged, a line for each place. A broker does not start on it.
+    /// The damage, a line for each location. A broker does not start on it.
     pub problems: Vec<String>,
 }
 
-/// Reads everything in a data folder and verifies all checksums. Changes nothing. The folder must be
-/// [had](crate::FolderLock).
+/// Reads everything in a data folder and verifies all checksums. Changes nothing. The caller must hold the
+/// [lock](crate::FolderLock) of the folder.
 ///
 /// # Errors
-/// What cannot be read at all. Damage is no error: the report tells it.
+/// A part that cannot be read at all. Damage is no error: it is in the report.
 pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     let mut report = CheckReport::default();
     report.add_definitions(catalogue::check(&**disk));
@@ -47,11 +47,11 @@ pub fn check(disk: &Arc<dyn Disk>) -> Result<CheckReport, StoreError> {
     Ok(report)
 }
 
-/// Gives up what is damaged in a data folder, and nothing else, so that a broker starts on it again. The folder must be
-/// [had](crate::FolderLock). Returns what was done, a line for each thing.
+/// Discards the damaged parts of a data folder, and nothing else, so that a broker starts on it again. The caller
+/// must hold the [lock](crate::FolderLock) of the folder. Returns a line for each change.
 ///
 /// # Errors
-/// What cannot be read or written, and definitions that cannot be mended.
+/// A part that cannot be read or written, and definitions that cannot be repaired.
 pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
     let mut done = Vec::new();
     match catalogue::repair(disk.clone())? {
@@ -86,9 +86,9 @@ pub fn repair(disk: &Arc<dyn Disk>) -> Result<Vec<String>, StoreError> {
         done.extend(recovered.damaged.iter().map(|damage| format!("queue {queue}: gave up {damage}")));
     }
     if !done.is_empty() {
-        // What is left is all there is from now on: the next start lists it anew.
+        // The remaining files are complete from now on: the next start lists them anew.
         let catalogue = Catalogue::open(disk.clone())?;
-        // One that was just made is to stay as a new one is.
+        // A catalogue that was just created is to stay as a new one is.
         if !catalogue.was_empty() {
             catalogue.delete_all(Section::StoreFiles, Vec::new());
             catalogue.commit_pending()?;
@@ -109,12 +109,12 @@ fn missing_segments(pages: &Pages, inventory: &Inventory) -> Result<Vec<Damage>,
     Ok(missing)
 }
 
-/// Told when a repair has found no user to keep.
+/// Reported if a repair has found no user to keep.
 const NO_USERS: &str = "definitions: no user is left, so the next start adds what a new broker has (guest, from this machine \
                         only); messages of queues that are not declared go then: put definitions.redb back from a backup now if there is one";
 
 impl CheckReport {
-    /// Whether nothing is damaged.
+    /// Whether there is no damage.
     pub fn is_sound(&self) -> bool {
         self.problems.is_empty()
     }
@@ -164,7 +164,7 @@ impl CheckReport {
     }
 }
 
-/// What becomes of a torn end.
+/// Explains what happens to a torn end.
 const CUT_OFF: &str = ", as a crash leaves it: cut off at the next start";
 
 impl fmt::Display for CheckReport {

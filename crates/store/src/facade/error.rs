@@ -1,4 +1,4 @@
-//! Why a store is not opened.
+//! Errors of opening a store.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use crate::catalogue::CatalogueError;
 use crate::journal::{OpenError, ReadError};
 use crate::pages::PagesError;
 
-/// Why a data folder cannot be opened, or its messages not be read.
+/// The reason why a data folder cannot be opened, or its messages cannot be read.
 #[derive(Debug)]
 pub enum StoreError {
-    /// The definitions.
+    /// The definitions cannot be read.
     Definitions(CatalogueError),
-    /// The journal.
+    /// The journal cannot be opened.
     Journal(OpenError),
-    /// A message in it.
+    /// A message in the journal cannot be read.
     Message(ReadError),
-    /// A queue's own segments.
+    /// A queue's own segments cannot be read.
     Segments(PagesError),
 }
 
 impl StoreError {
-    /// Whether what was on disk once is not as it was written: a repair may help.
+    /// Whether data that was once on disk has changed: a repair may help.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Definitions(error) => error.is_damage(),

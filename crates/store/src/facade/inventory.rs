@@ -1,15 +1,17 @@
-//! Which files the store has, for the next start to miss one that is gone or has become shorter: what is left would pass for
-//! everything.
+//! Lists the store's files, so that the next start notices one that is missing or has become shorter: otherwise the
+//! rest would pass for everything.
 //!
-//! The list lies in the catalogue. A file is listed once what is promised of it is on disk, and before the journal gives up the
-//! only other copy of it; it leaves the list, durably, before it is removed. So there may be more than is listed, never less.
+//! The list lies in the catalogue. A file is listed once its promised content is on disk, and before the journal
+//! drops the only other copy of it; it leaves the list, durably, before it is removed. So there may be more files
+//! than are listed, never fewer.
 //!
 //! | key | value |
 //! |---|---|
-//! | `journal` | LSN of the first record that is needed; LSN up to which all were on disk; first LSN and number of each file |
+//! | `journal` | LSN of the first record that is needed; LSN up to which all records were on disk; first LSN and
+//! number of each file |
 //! | queue and number of a segment | bytes of the segment's file that were on disk |
 //!
-//! Numbers have eight bytes, the highest first.
+//! Numbers have eight bytes, in big-endian order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +20,16 @@ use super::StoreError;
 use crate::catalogue::{Catalogue, CatalogueError, Change, Section, Ticket};
 use crate::journal::{self, Journal, JournalFiles, Lsn, QueueId};
 
-/// The list.
+/// The list of files.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     pub(super) journal: Option<JournalFiles>,
-    /// Bytes, by queue and number of the segment.
+    /// Length in bytes, by queue and number of the segment.
     segments: BTreeMap<(u64, u64), u64>,
 }
 
 impl Inventory {
-    /// What the catalogue has of it; nothing in a folder of an earlier version.
+    /// Reads the list from the catalogue; empty in a folder of an earlier version.
     ///
     /// # Errors
     /// A catalogue that cannot be read.
@@ -37,7 +39,7 @@ impl Inventory {
         Ok(inventory)
     }
 
-    /// Takes an entry of the catalogue.
+    /// Adds an entry of the catalogue.
     pub(super) fn take(&mut self, key: &[u8], value: &[u8]) {
         let value = numbers(value);
         if key == JOURNAL {
@@ -50,7 +52,7 @@ impl Inventory {
         }
     }
 
-    /// Adds to what was found of a journal what is missing of it.
+    /// Adds missing records to the report about a journal.
     pub(super) fn compare_journal(&self, mut found: journal::Report) -> journal::Report {
         self.journal.iter().for_each(|promised| found.compare(promised));
         found
@@ -61,13 +63,13 @@ impl Inventory {
         self.segments.keys().map(|(queue, _)| *queue)
     }
 
-    /// A queue's segments and how long they are at least.
+    /// A queue's segments and their minimum lengths in bytes.
     pub(super) fn segments_of(&self, queue: u64) -> impl Iterator<Item = (u64, u64)> {
         let all = self.segments.range((queue, 0)..=(queue, u64::MAX));
         all.map(|((_, sequence), bytes)| (*sequence, *bytes))
     }
 
-    /// Lists what the journal consists of; nothing is to be committed if that is known.
+    /// Lists the journal's files; returns `None` if they are already listed.
     pub(super) fn list_journal(&mut self, files: JournalFiles) -> Option<Change> {
         if self.journal.as_ref() == Some(&files) {
             return None;
@@ -78,7 +80,7 @@ impl Inventory {
         Some(Change::put(Section::StoreFiles, JOURNAL.to_vec(), value))
     }
 
-    /// Lists segments of a queue with the bytes that are on disk.
+    /// Lists segments of a queue with their length in bytes on disk.
     pub(super) fn list_segments(&mut self, queue: u64, found: Vec<(u64, u64)>) -> Vec<Change> {
         let new = found.into_iter().filter(|&(sequence, length)| {
             self.segments.insert((queue, sequence), length).is_none_or(|before| before != length)
@@ -88,20 +90,20 @@ impl Inventory {
         new.map(put).collect()
     }
 
-    /// Takes segments off the list that are to be removed.
+    /// Removes segments from the list that are to be deleted.
     pub(super) fn strike(&mut self, queue: u64, sequences: &[u64]) -> Vec<Change> {
         let known = sequences.iter().filter(|sequence| self.segments.remove(&(queue, **sequence)).is_some());
         known.map(|sequence| Change::delete(Section::StoreFiles, bytes([queue, *sequence]))).collect()
     }
 }
 
-/// Keeps the list while the store is open. The one who moves messages and gives up files has it.
+/// Maintains the list while the store is open. Owned by the mover, which also removes files.
 pub(super) struct Keeper {
     catalogue: Arc<Catalogue>,
     inventory: Inventory,
-    /// Not given to the catalogue yet.
+    /// Changes not yet passed to the catalogue.
     changes: Vec<Change>,
-    /// The last change that was.
+    /// Ticket of the last change that was passed to it.
     noted: Ticket,
 }
 
@@ -110,10 +112,10 @@ impl Keeper {
         Self { catalogue, inventory, changes, noted: Ticket::default() }
     }
 
-    /// Lists the journal's files if there are others than before, and how far they were on disk by then.
+    /// Lists the journal's files if they have changed, and how far they were on disk by then.
     ///
     /// # Errors
-    /// When the catalogue cannot be written.
+    /// If the catalogue cannot be written.
     pub(super) fn list_new_files(&mut self, journal: &Journal) -> Result<(), StoreError> {
         let found = journal.files_on_disk(None, false);
         let known = self.inventory.journal.as_ref();
@@ -124,26 +126,27 @@ impl Keeper {
         self.commit()
     }
 
-    /// The journal is about to begin at `first` only; all that was copied from what is before is listed, too.
+    /// Lists that the journal is about to begin only at `first`, and commits that with all copies of messages before
+    /// it.
     ///
     /// # Errors
-    /// When the catalogue cannot be written: the files may not be given up then.
+    /// If the catalogue cannot be written: the files may not be removed then.
     pub(super) fn let_go(&mut self, journal: &Journal, first: Lsn) -> Result<(), StoreError> {
         self.changes.extend(self.inventory.list_journal(journal.files_on_disk(Some(first), false)));
         self.commit()
     }
 
-    /// A queue's segments are on disk.
+    /// Lists segments of a queue that are on disk.
     pub(super) fn list_segments(&mut self, queue: QueueId, found: Vec<(u64, u64)>) {
         self.changes.extend(self.inventory.list_segments(queue.0, found));
     }
 
-    /// Segments are about to be removed, after the next [`Keeper::commit`].
+    /// Takes segments off the list that are to be removed after the next [`Keeper::commit`].
     pub(super) fn strike(&mut self, queue: QueueId, sequences: &[u64]) {
         self.changes.extend(self.inventory.strike(queue.0, sequences));
     }
 
-    /// All of a queue are.
+    /// Takes all segments of a queue off the list.
     pub(super) fn strike_all(&mut self, queue: QueueId) {
         let all: Vec<_> = self.inventory.segments_of(queue.0).map(|(sequence, _)| sequence).collect();
         self.strike(queue, &all);
@@ -152,7 +155,7 @@ impl Keeper {
     /// Makes all changes durable.
     ///
     /// # Errors
-    /// When the catalogue cannot be written. To be called again.
+    /// If the catalogue cannot be written. Call it again then.
     pub(super) fn commit(&mut self) -> Result<(), StoreError> {
         if !self.changes.is_empty() {
             self.noted = self.catalogue.note(std::mem::take(&mut self.changes));

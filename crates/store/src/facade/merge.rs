@@ -1,4 +1,4 @@
-//! What a restart finds of each queue, in the journal and in segments, becomes one again.
+//! Merges the parts of each queue that a restart finds in the journal and in segments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use crate::pages::{Kind, Pages, PagesError, QueueSegments, Repair, Survey};
 /// A queue as a restart finds it.
 pub(super) struct Found {
     pub(super) shelf: Arc<Shelf>,
-    /// Higher than any position that anything on disk names.
+    /// Higher than any position that a record on disk names.
     pub(super) next_position: u64,
-    /// What its segments hold.
+    /// The contents of its segments.
     pub(super) survey: Survey,
 }
 
-/// Opens the segments of all queues, and settles there what the journal says. Queues that nobody knows any more are among
-/// them.
+/// Opens the segments of all queues, and settles there what the journal has settled. Includes queues that the
+/// catalogue no longer has.
 ///
 /// # Errors
-/// Segments that cannot be read, or are damaged, or missing although the inventory has them.
+/// Segments that cannot be read, that are damaged, or that are missing although the inventory lists them.
 pub(super) fn merge(
     journal: Arc<Journal>,
     pages: Pages,
@@ -71,13 +71,13 @@ pub(super) fn merge(
     Ok((Arc::new(shelves), found))
 }
 
-/// Repeats in the segments what the journal tells, and takes from the journal what is in the segments.
+/// Repeats the journal's events in the segments, and removes from the journal the messages that the segments have.
 fn repeat(journal: &Journal, queue: &RecoveredQueue, segments: &QueueSegments, last: Option<u64>) {
     segments.settle(queue.settled.iter().map(inclusive));
     for (range, count) in &queue.delivered {
         segments.mark_delivered([inclusive(range)], *count);
     }
-    // Messages are copied in order: up to the last one all were, and those that are not there any more were settled.
+    // Messages are copied in order: all up to the last one were copied, and those no longer there were settled.
     let copied = last.map_or_else(Vec::new, |last| {
         let messages = queue.queue.messages_from(0, usize::MAX).into_iter();
         messages.map(|live| live.position).take_while(|position| *position <= last).collect()

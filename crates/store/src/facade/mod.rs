@@ -1,7 +1,8 @@
 //! The store as the broker sees it: definitions, and the messages of durable queues.
 //!
-//! [`Store::open`] brings back what a data folder holds; [`Rounds::start`] starts the thread that writes. In each round the
-//! definitions are committed before the journal is synced: a message in a new queue is never on disk before the queue is.
+//! [`Store::open`] recovers the contents of a data folder; [`Rounds::start`] starts the thread that writes. In each
+//! round the definitions are committed before the journal is synced: a message in a new queue is never on disk before
+//! the queue is.
 
 mod brake;
 mod check;
@@ -40,7 +41,7 @@ use retire::Mover;
 use rounds::Definitions;
 use shelf::{Shelf, Shelves};
 
-/// A data folder that is open. Its methods are for all threads, and none of them waits for the disk.
+/// An open data folder. All threads may call its methods, none of which waits for the disk except where noted.
 pub struct Store {
     journal: Arc<Journal>,
     shelves: Arc<Shelves>,
@@ -48,24 +49,25 @@ pub struct Store {
     brake: Arc<Brake>,
 }
 
-/// One durable queue's part of the store. The queue keeps it at hand.
+/// One durable queue's part of the store. The queue holds it.
 pub struct StoredQueue {
     shelves: Arc<Shelves>,
     catalogue: Arc<Catalogue>,
     shelf: Arc<Shelf>,
 }
 
-/// What a message got when it was appended.
+/// Result of appending a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Appended {
-    /// Its place, for [`Entry`].
+    /// The message's location, for [`Entry`].
     pub message: MessageRef,
-    /// Too much waits to be written, or to be moved from the journal: whoever publishes is to pause, see [`Store::wait_for_room`].
+    /// Too much waits to be written, or to be moved from the journal: the publisher is to pause, see
+    /// [`Store::wait_for_room`].
     pub full: bool,
 }
 
 impl Store {
-    /// Opens what lies on a disk. Nothing is written before the first round, but for the definitions' own file.
+    /// Opens the store on a disk. Nothing is written before the first round, except to the file of the definitions.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -112,7 +114,7 @@ impl Store {
         let mover = Mover::new(shelves.clone(), brake.clone(), keeper, &settings);
         let rounds = Rounds::new(committer, mover, catalogue.clone());
         let recovered = Recovered::new(shelves.clone(), found);
-        // The definitions may be those of a backup, or new: a queue is not to get the messages of one that is lost.
+        // The definitions may come from a backup, or be new: a queue must not get the messages of one that is lost.
         recovered.queues().for_each(|queue| catalogue.reserve_ids(queue.id.0));
         Ok((Arc::new(Self { journal, shelves, catalogue, brake }), rounds, recovered))
     }
@@ -122,22 +124,22 @@ impl Store {
         &self.catalogue
     }
 
-    /// Appends a message, given in parts: it is taken in any case. It must be given to [`StoredQueue::enqueue`] with `last`
-    /// set once, or else to [`Store::release`].
+    /// Appends a message, given in parts, whether or not there is room. It must be passed to [`StoredQueue::enqueue`]
+    /// with `last` set once, or else to [`Store::release`].
     ///
     /// # Panics
-    /// When the message has 4 GiB or more.
+    /// If the message has 4 GiB or more.
     pub fn append(&self, parts: &[&[u8]]) -> Appended {
         let (message, full) = self.journal.append_regardless(parts);
         Appended { message, full: full || self.brake.is_on() }
     }
 
-    /// A message goes to no (further) queue after all.
+    /// Drops a message's reference: it goes to no (further) queue after all.
     pub fn release(&self, message: MessageRef) {
         self.journal.release(message);
     }
 
-    /// The part of a queue, which is empty for a new one.
+    /// A queue's part of the store, empty for a new queue.
     pub fn queue(&self, id: QueueId) -> StoredQueue {
         StoredQueue {
             shelves: self.shelves.clone(),
@@ -146,38 +148,38 @@ impl Store {
         }
     }
 
-    /// Segments for messages that are to leave memory and need not survive a restart.
+    /// Segments for messages that are paged out of memory and need not survive a restart.
     pub fn transient_segments(&self) -> QueueSegments {
         self.shelves.transient_segments()
     }
 
-    /// A queue is gone, and that is on disk: so are its messages.
+    /// Drops the messages of a deleted queue. The deletion must be on disk.
     pub fn forget(&self, id: QueueId) {
         self.shelves.forget(id);
     }
 
-    /// While it is held no round begins: what is done to definitions and messages gets to the disk together, definitions
-    /// first. For a moment only, in front of any queue's lock, and not twice in one thread.
+    /// While the guard is held no round begins: changes to definitions and messages get to the disk together,
+    /// definitions first. Take it before any queue's lock, hold it briefly, and never twice in one thread.
     pub fn together(&self) -> RwLockReadGuard<'_, ()> {
         self.journal.together()
     }
 
-    /// Where the log of messages ended when it was opened: what was to be on disk beyond this has been lost.
+    /// End of the log of messages when it was opened: anything that was expected on disk beyond this has been lost.
     pub fn opened_at(&self) -> Lsn {
         self.journal.opened_at()
     }
 
-    /// What to wait for so that all that was appended so far is on disk.
+    /// LSN to wait for so that everything appended so far is on disk.
     pub fn end(&self) -> Lsn {
         self.journal.end()
     }
 
-    /// How far all is on disk.
+    /// LSN up to which everything is on disk.
     pub fn durable(&self) -> Lsn {
         self.journal.durable()
     }
 
-    /// Wakes `waiter` once all up to `lsn` is on disk, at once if it is; and lets a round begin now.
+    /// Wakes `waiter` once everything up to `lsn` is on disk, at once if it already is; and lets a round begin now.
     pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
         self.journal.wait(lsn, waiter);
     }
@@ -187,78 +189,80 @@ impl Store {
         self.journal.has_room() && !self.brake.is_on()
     }
 
-    /// Wakes `waiter` when it is worth to ask again whether publishers [need not pause](Self::has_room); at once if they
-    /// need not.
+    /// Wakes `waiter` when it is worth checking again whether publishers [need not pause](Self::has_room); at once if
+    /// they need not.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         if let Some(waiter) = self.brake.wait(waiter) {
             self.journal.wait_for_room(waiter);
         }
     }
 
-    /// Since when and why nothing can be written; `None` while all is well. Nothing is confirmed meanwhile.
+    /// Since when and why nothing can be written; `None` while writing works. Nothing is confirmed meanwhile.
     pub fn failing(&self) -> Option<Failing> {
         self.journal.failing()
     }
 
-    /// Whether whoever publishes must wait: nothing can be written, so that nothing is confirmed, or the disk is full and
-    /// acknowledgements are written to what was reserved for them.
+    /// Whether publishers must wait: nothing can be written, so nothing is confirmed, or the disk is full and
+    /// acknowledgements are written to the space reserved for them.
     pub fn needs_space(&self) -> bool {
         self.journal.needs_space()
     }
 
-    /// From now on so many bytes of the disk are to stay free: the store prepares and keeps no segment that leaves less, and
-    /// gives back early what it can do without. What has been taken in is written nevertheless.
+    /// Sets how many bytes of the disk are to stay free: the store prepares and keeps no segment that leaves less,
+    /// and frees dispensable space early. Messages that it has accepted are written nevertheless.
     pub fn set_disk_free_limit(&self, bytes: u64) {
         self.journal.set_disk_free_limit(bytes);
     }
 
-    /// The journal, for its figures.
+    /// The journal, for its counters.
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal
     }
 }
 
 impl StoredQueue {
-    /// Which queue it is.
+    /// The queue's number.
     pub fn id(&self) -> QueueId {
         self.shelf.log.id()
     }
 
-    /// Messages enter the queue, at ascending positions behind all that it has had. Call it under the queue's own lock.
-    /// Returns what to [wait](Store::wait) for.
+    /// Adds messages to the queue, at ascending positions behind all that it has had. Call it under the queue's own
+    /// lock. Returns the LSN to [wait](Store::wait) for.
     pub fn enqueue(&self, entries: &[Entry]) -> Lsn {
         self.shelves.journal.enqueue(&self.shelf.log, entries)
     }
 
-    /// [Enqueues](Self::enqueue) messages that leave another queue for this one. They are here after a crash only if
-    /// [`StoredQueue::transfer`] of that queue was called, as it must be, and what it wrote is on disk.
+    /// [Enqueues](Self::enqueue) messages that leave another queue for this one. After a crash they are here only if
+    /// [`StoredQueue::transfer`] of that queue was called, as it must be, and its record is on disk.
     pub fn enqueue_in_transfer(&self, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
         self.shelves.journal.enqueue_in_transfer(&self.shelf.log, entries, transfer)
     }
 
-    /// Messages leave the queue for those that the transfer has [put](Self::enqueue_in_transfer) them into. After a crash they
-    /// are in one place or the other, never in both. To be called for a deleted queue, too: a transfer must be completed.
+    /// Removes messages that the transfer has [put](Self::enqueue_in_transfer) into other queues. After a crash they
+    /// are in one queue or the other, never in both. Call it for a deleted queue, too: a transfer must be completed.
     pub fn transfer(&self, ranges: &[Range], transfer: &Transfer) -> Lsn {
         self.shelf.transfer(&self.shelves.journal, ranges, transfer)
     }
 
-    /// A message that was to enter does not, and no other queue needs it.
+    /// Drops a message that was to enter the queue and does not, and that no other queue needs.
     pub fn release(&self, message: MessageRef) {
         self.shelves.journal.release(message);
     }
 
-    /// Messages leave the queue for good. Returns what to [wait](Store::wait) for if they must not come back after a crash.
+    /// Removes messages from the queue for good. Returns the LSN to [wait](Store::wait) for if they must not come
+    /// back after a crash.
     pub fn settle(&self, ranges: &[Range]) -> Lsn {
         self.shelf.settle(&self.shelves.journal, ranges)
     }
 
-    /// Messages were delivered, so many times by now. It gets to the disk within some milliseconds.
+    /// Records that messages were delivered, each `count` times by now. The record gets to the disk within some
+    /// milliseconds.
     pub fn delivered(&self, ranges: &[Range], count: u32) {
         self.shelf.delivered(&self.shelves.journal, ranges, count);
     }
 
-    /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but one in
-    /// any case. It waits for the disk: not to be called under a lock.
+    /// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` of payloads allow, but
+    /// at least one. It waits for the disk: do not call it under a lock.
     ///
     /// # Errors
     /// A message that cannot be read.
@@ -266,7 +270,7 @@ impl StoredQueue {
         read::read(&self.shelf, &self.shelves.journal, from, max_messages, max_bytes)
     }
 
-    /// The queue was deleted, which was noted in the catalogue before this call: its messages go once that is on disk.
+    /// Drops the messages of a deleted queue, once the deletion, noted in the catalogue before this call, is on disk.
     pub fn forget(&self) {
         let forget = Forget { shelves: self.shelves.clone(), id: self.id() };
         self.catalogue.wait(self.deleted(), Arc::new(forget));

@@ -1,4 +1,4 @@
-//! The thread that retires. All it decides is when.
+//! The thread that retires segments. It decides only when.
 
 use std::io;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use super::retire::{Mover, Retirement};
 use crate::journal::{Journal, Lsn};
 use crate::waiters::Waiter;
 
-/// The thread. Dropping it stops it, between two messages at the latest.
+/// Handle of the thread. Dropping it stops the thread, between two messages at the latest.
 pub(super) struct MoverThread {
     bell: Arc<Bell>,
     brake: Arc<Brake>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Tells the thread that there may be something to do.
+/// Notifies the thread that there may be something to do.
 #[derive(Default)]
 pub(super) struct Bell {
     rung: Mutex<Rung>,
@@ -33,10 +33,10 @@ struct Rung {
 }
 
 impl MoverThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// If the system cannot start a thread.
     pub(super) fn start(mover: Mover, journal: Arc<Journal>) -> io::Result<Self> {
         let (bell, brake) = (mover.bell().clone(), mover.brake().clone());
         let theirs = (bell.clone(), brake.clone(), Arc::downgrade(&journal));
@@ -45,7 +45,7 @@ impl MoverThread {
             bell.ring();
             journal.upgrade().into_iter().for_each(|journal| brake.look(journal.length_in_segments()));
         }));
-        // What a restart has found may be too much.
+        // The journal found by a restart may be over its budget.
         bell.ring();
         let theirs = bell.clone();
         let thread = Builder::new().name("retirement".into()).spawn(move || run(mover, &journal, &theirs))?;
@@ -57,7 +57,7 @@ impl Drop for MoverThread {
     fn drop(&mut self) {
         self.bell.change(|rung| rung.stop = true);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been told already.
+            // A panic there has already been reported.
             drop(thread.join());
         }
         self.brake.give_up();
@@ -80,7 +80,7 @@ impl Bell {
         self.changed.notify_all();
     }
 
-    /// Waits until there is something to do, or for this time. `false` when it is time to stop.
+    /// Waits until there is something to do, at most for `time`. `false` when it is time to stop.
     fn wait(&self, time: Duration) -> bool {
         let mut rung = self.rung.lock();
         let idle = |rung: &mut Rung| !rung.work && !rung.stop;
@@ -128,9 +128,9 @@ fn run(mut mover: Mover, journal: &Journal, bell: &Arc<Bell>) {
     }
 }
 
-/// A segment that is still needed is looked at again after this time.
+/// A segment that is still needed is tried again after this time.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-/// Free space is looked at as often, since others may take it.
+/// Interval at which free space is measured, since other programs may use it up.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// After many failures: a disk that has room again is noticed within this time.
+/// The pause after many failures: a disk that has room again is noticed within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);

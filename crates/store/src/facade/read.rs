@@ -1,4 +1,4 @@
-//! Reading a queue's messages back, wherever they are.
+//! Reads a queue's messages back from wherever they are.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -8,7 +8,7 @@ use super::shelf::Shelf;
 use crate::journal::{Journal, LiveMessage, ReadError};
 use crate::pages::{Damage, PagesError, QueueSegments, Stored};
 
-/// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` allow, but one in any case.
+/// Live messages from a position on, in order: as many as `max_messages` and `max_bytes` allow, but at least one.
 pub(super) fn read(
     shelf: &Shelf,
     journal: &Journal,
@@ -17,7 +17,7 @@ pub(super) fn read(
     max_bytes: usize,
 ) -> Result<Vec<Stored>, StoreError> {
     loop {
-        // The journal first: what moves to the segments meanwhile is found twice, and not missed.
+        // The journal first: messages that move to the segments meanwhile are found twice, and not missed.
         let live = shelf.log.messages_from(from, max_messages);
         let mut moved = BTreeMap::new();
         let mut limit = u64::MAX;
@@ -32,15 +32,15 @@ pub(super) fn read(
             moved = stored.into_iter().map(|stored| (stored.position, stored)).collect();
         }
         match merge(live, moved, limit, journal, (max_messages, max_bytes)) {
-            // Moved and retired since it was listed, or settled.
+            // Settled, or moved and retired, since it was listed.
             Err(ReadError::Gone) => {}
             outcome => return Ok(outcome?),
         }
     }
 }
 
-/// Lets go of what lies in a damaged place, as the journal does: it costs these messages, and not all behind them. Whether there
-/// was any; none as long as it is worth to read the place again.
+/// Drops the messages at a damaged location, as the journal does: the damage costs these messages, and not all behind
+/// them. Returns whether it dropped any; it does not while reading the location again may help.
 fn gives_up(shelf: &Shelf, segments: &QueueSegments, journal: &Journal, damage: &Damage) -> bool {
     if shelf.found_damaged(*damage.lost.start()) < DAMAGED_READS {
         return false;
@@ -53,10 +53,11 @@ fn gives_up(shelf: &Shelf, segments: &QueueSegments, journal: &Journal, damage: 
     lost > 0
 }
 
-/// How often a place is read before what lies there is given up: what a disk once reads wrong it may read right a moment later.
+/// How often a damaged location is read before its messages are dropped: a disk may return wrong data once and the
+/// right data a moment later.
 const DAMAGED_READS: u32 = 3;
 
-/// Puts both parts in order, up to `limit`, where the segments have something that was not read.
+/// Merges both parts in order, up to `limit`, from which on the segments have messages that were not read.
 fn merge(
     live: Vec<LiveMessage>,
     mut moved: BTreeMap<u64, Stored>,
@@ -92,7 +93,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// Takes a message if there is room.
+    /// Adds a message if there is room.
     fn take(&mut self, message: Stored) -> bool {
         let bytes = self.bytes + message.payload.len();
         let fits = self.messages.is_empty() || bytes <= self.max_bytes;
@@ -115,7 +116,7 @@ fn stored(message: &LiveMessage, payload: &[u8]) -> Stored {
     }
 }
 
-/// A call costs more than reading so little in vain.
+/// A call costs more than reading this many bytes in vain.
 const MIN_READ_AHEAD: usize = 4 << 10;
 /// Larger reads are no faster.
 const MAX_READ_AHEAD: usize = 1 << 20;

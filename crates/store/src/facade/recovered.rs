@@ -1,4 +1,4 @@
-//! What was there when the store was opened.
+//! The contents of a store when it was opened.
 
 use std::sync::Arc;
 
@@ -14,23 +14,23 @@ pub struct Recovered {
     queues: Vec<Found>,
 }
 
-/// A queue that the store knows, though the catalogue may not any more: see [`super::Store::forget`].
+/// A queue in the store, which may no longer be in the catalogue: see [`super::Store::forget`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecoveredQueue {
     /// Its number.
     pub id: QueueId,
     /// Higher than any position that it has used.
     pub next_position: u64,
-    /// What it has in segments of its own. All else is in the journal, at later positions.
+    /// Summary of its messages in segments of its own. All others are in the journal, at later positions.
     pub segments: Survey,
 }
 
-/// Where a message is.
+/// A message's entry in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// In which queue.
+    /// The queue.
     pub queue: QueueId,
-    /// Its place there.
+    /// Its position there.
     pub position: u64,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,
@@ -53,8 +53,9 @@ impl Recovered {
         })
     }
 
-    /// Shows each message of the queues that are not forgotten, with all its places, in no order: all that are in the
-    /// journal, and those in segments of the queues that `whole` names, one that was moved there once for each queue.
+    /// Calls `each` with every message of the queues that are not forgotten, and all its entries, in no order: all
+    /// that are in the journal, and those in segments of the queues that `whole` names; a message that was moved
+    /// there comes once for each queue.
     ///
     /// # Errors
     /// A message that cannot be read.
@@ -71,7 +72,7 @@ impl Recovered {
             let messages = shelf.log.messages_from(0, usize::MAX);
             live.extend(messages.into_iter().map(|message| (shelf.log.id(), message)));
         }
-        // In the order of the log, which is read from one end to the other.
+        // In the order of the log, which is read sequentially.
         live.sort_unstable_by_key(|(queue, live)| (live.message, *queue, live.position));
         let mut reader = self.shelves.journal.reader(READ_AHEAD);
         let mut places = Vec::new();
@@ -104,5 +105,5 @@ fn read_segments(shelf: &Shelf, each: &mut impl FnMut(&[u8], &[Place])) -> Resul
     }
 }
 
-/// So that the log is read at the disk's pace.
+/// Large enough that the log is read at the disk's pace.
 const READ_AHEAD: usize = 1 << 20;

@@ -1,11 +1,11 @@
-//! Retirement: when the journal is longer than its budget, what is still live in its oldest segment moves to the queues' own
-//! segments, and the file is written over.
+//! Retirement: when the journal is longer than its budget, live messages in its oldest segment move to the queues'
+//! own segments, and the file is overwritten.
 //!
-//! What was settled reaches the segments' files, and messages go with a retired file, only when the records that say so are
-//! on disk: a message that was dead-lettered is on disk elsewhere before it is gone here.
+//! Settled positions are written to the segments' files, and messages are dropped with a retired file, only when the
+//! records that say so are on disk: a dead-lettered message is on disk elsewhere before it is gone here.
 //!
-//! A message that cannot be read any more is told to the log, counted, and given up: it would keep the journal from ever
-//! getting shorter, and with that fill the disk.
+//! A message that has become unreadable is logged, counted, and dropped: otherwise it would keep the journal from
+//! ever getting shorter, and so fill the disk.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,28 +20,28 @@ use super::shelf::{Shelf, Shelves};
 use crate::journal::{LiveMessage, Lsn, MessageRef, OpenError, QueueLog, ReadError, RetireError, Segment};
 use crate::pages::{QueueSegments, Record};
 
-/// Retires the journal's segments. There is one of it for each store.
+/// Retires the journal's segments. Each store has one.
 pub(super) struct Mover {
     shelves: Arc<Shelves>,
-    /// Segments that the journal may have.
+    /// Number of segments that the journal may have.
     budget: usize,
     weigh: fn(&[u8]) -> u32,
     brake: Arc<Brake>,
     keeper: Keeper,
-    /// The message that the disk would not give out, and how often it was asked in a row.
+    /// The message that the disk failed to read, and how many attempts in a row have failed.
     refused: Option<(MessageRef, u32)>,
 }
 
-/// What a step of retirement came to.
+/// Outcome of a retirement step.
 #[derive(Debug)]
 pub enum Retirement {
     /// The journal is within its budget.
     Idle,
     /// The oldest segment is gone.
     Done,
-    /// The oldest segment is still needed: to be tried again later.
+    /// The oldest segment is still needed: try again later.
     Busy,
-    /// Something failed, and nothing is lost: to be tried again later.
+    /// A step failed, and nothing is lost: try again later.
     Failed(StoreError),
 }
 
@@ -56,7 +56,7 @@ impl Mover {
         Self { shelves, budget, weigh, brake, keeper, refused: None }
     }
 
-    /// Told how long the journal is.
+    /// Receives the length of the journal.
     pub(super) fn brake(&self) -> &Arc<Brake> {
         &self.brake
     }
@@ -66,12 +66,12 @@ impl Mover {
         &self.shelves.bell
     }
 
-    /// Retires the oldest segment if there are too many. `wait` is to return whether the log is on disk up to an LSN, and may
-    /// wait for that.
+    /// Retires the oldest segment if there are too many. `wait` returns whether the log is on disk up to an LSN, and
+    /// may wait for that.
     pub(super) fn step(&mut self, mut wait: impl FnMut(Lsn) -> bool) -> Retirement {
         let outcome = self.retire(&mut wait).unwrap_or_else(Retirement::Failed);
         let failed = matches!(outcome, Retirement::Failed(_));
-        // While space is short what is not retired may have to wait for consumers.
+        // While space is short, a segment that is not retired may have to wait for consumers.
         let idle = failed || self.shelves.journal.is_short() && matches!(outcome, Retirement::Idle);
         self.brake.tried(self.shelves.journal.length_in_segments(), idle);
         outcome
@@ -80,7 +80,7 @@ impl Mover {
     fn retire(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<Retirement, StoreError> {
         let shelves = self.shelves.clone();
         let journal = &shelves.journal;
-        // First, since all else may fail for want of the space that this gives back.
+        // First, since everything else may fail for lack of the space that this frees.
         let short = journal.look_at_space();
         if short {
             journal.leave_large_segment();
@@ -104,7 +104,7 @@ impl Mover {
         }
         if oldest.live > 0 {
             for (log, live) in journal.live_messages(*oldest) {
-                // What is not listed was settled, and the copies will say so.
+                // Messages that are not listed were settled, and the copies will say so.
                 if !wait(journal.end()) {
                     return Ok(Retirement::Busy);
                 }
@@ -118,7 +118,7 @@ impl Mover {
         if needed || !wait(journal.end()) {
             return Ok(Retirement::Busy);
         }
-        // Behind a gap that `store repair` gave up, the log goes on later than the oldest segment ends.
+        // After a gap that `store repair` has accepted, the log continues later than the oldest segment ends.
         let next = journal.segments().get(1).map_or(oldest.end, |next| next.first);
         self.keeper.let_go(journal, next)?;
         match journal.retire(*oldest) {
@@ -128,8 +128,8 @@ impl Mover {
         }
     }
 
-    /// Makes durable in the queues' segments what was settled, and removes those of which nothing is left. `false` if the log
-    /// is not on disk as far as that takes.
+    /// Makes settled positions durable in the queues' segments, and removes segments without live messages. `false`
+    /// if the log is not on disk as far as that requires.
     fn persist_settled(&mut self, wait: &mut dyn FnMut(Lsn) -> bool) -> Result<bool, StoreError> {
         let journal = &self.shelves.journal;
         let shelves = self.shelves.with_segments();
@@ -154,7 +154,7 @@ impl Mover {
         Ok(true)
     }
 
-    /// Removes the files of queues that are gone. After a failure the next call goes on.
+    /// Removes the files of deleted queues. After a failure the next call continues.
     fn sweep(&mut self) -> Result<(), StoreError> {
         let mut gone = self.shelves.take_forgotten();
         gone.iter().for_each(|shelf| self.keeper.strike_all(shelf.log.id()));
@@ -169,7 +169,7 @@ impl Mover {
         outcome
     }
 
-    /// Whether to retire a segment gives back much more than the copies of its messages take; or, if the log is `over` its
+    /// Whether retiring a segment frees much more than the copies of its messages take; or, if the log is `over` its
     /// budget, whether there is enough space for all of them.
     fn frees(&self, oldest: Segment, over: bool) -> bool {
         let journal = &self.shelves.journal;
@@ -185,7 +185,7 @@ impl Mover {
         let mut bytes = 0;
         for (_, live) in journal.live_messages(oldest) {
             for message in live {
-                // What cannot be read now is judged when it is moved.
+                // Messages that cannot be read now are handled when they are moved.
                 bytes += reader.read(message.message).map_or(0, |payload| payload.len() as u64) + RECORD;
                 if bytes > most {
                     return false;
@@ -195,8 +195,8 @@ impl Mover {
         journal.free_space() / 2 > bytes
     }
 
-    /// Copies messages of a queue to its segments. After a failure the next attempt lists anew what is live: what was copied
-    /// is passed over, and what was settled meanwhile is not listed.
+    /// Copies messages of a queue to its segments. After a failure the next attempt lists the live messages anew: it
+    /// skips those already copied, and those settled meanwhile are not listed.
     fn move_out(&mut self, log: &QueueLog, live: &[LiveMessage]) -> Result<(), StoreError> {
         let Some(shelf) = self.shelves.find(log.id()) else { return Ok(()) };
         let shelves = self.shelves.clone();
@@ -235,7 +235,7 @@ impl Mover {
         self.remove_if_forgotten(&shelf)
     }
 
-    /// Whether asking for a message again is of no use.
+    /// Whether reading a message again is of no use.
     fn gives_up(&mut self, message: MessageRef, error: &ReadError) -> bool {
         let asked = match self.refused {
             Some((refused, times)) if refused == message => times + 1,
@@ -254,11 +254,11 @@ impl Mover {
     }
 }
 
-/// While space is short a segment is retired early if this part of it, or less, has to be copied.
+/// While space is short a segment is retired early if at most one part in this many has to be copied.
 const MOST_COPIED: u64 = 4;
-/// Bytes that a message takes in a queue's segment beside its payload.
+/// Bytes that a message takes in a queue's segment besides its payload.
 const RECORD: u64 = 32;
-/// Of the journal, which is read in order: few calls, and little is read in vain.
+/// Read-ahead in the journal, which is read in order: few calls, and few bytes read in vain.
 const READ_AHEAD: usize = 256 << 10;
-/// With the pauses in between, well over half a minute in which a disk may come to itself.
+/// With the pauses in between, well over half a minute in which a disk may recover.
 const MOST_ATTEMPTS: u32 = 16;

@@ -1,4 +1,4 @@
-//! Who writes.
+//! Drives the committer and the mover.
 
 use std::io;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use super::retire::{Mover, Retirement};
 use crate::catalogue::{Catalogue, CatalogueError};
 use crate::journal::{self, Committer, Hooks, Journal, Step};
 
-/// Does the rounds of a store: one by one, or in a thread. What gathers meanwhile goes to disk together.
+/// Runs the rounds of a store: one by one, or in a thread. Records that gather meanwhile go to disk together.
 pub struct Rounds {
     committer: Committer,
     mover: Mover,
     catalogue: Arc<Catalogue>,
 }
 
-/// The threads of a store. Dropping it stops them without writing what is left.
+/// The threads of a store. Dropping it stops them without writing pending records.
 pub struct Running {
     mover: MoverThread,
     running: journal::Running,
@@ -29,7 +29,7 @@ impl Rounds {
         Self { committer, mover, catalogue }
     }
 
-    /// Does one round.
+    /// Runs one round.
     pub fn step(&mut self) -> Step {
         self.committer.step()
     }
@@ -45,10 +45,10 @@ impl Rounds {
         })
     }
 
-    /// Writes what is left, as at the end.
+    /// Writes all remaining records, as at shutdown.
     ///
     /// # Errors
-    /// When something cannot be written.
+    /// If something cannot be written.
     pub fn close(&mut self) -> io::Result<()> {
         self.committer.close()?;
         note_end(self.committer.journal(), &self.catalogue)
@@ -57,7 +57,7 @@ impl Rounds {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// If the system cannot start a thread.
     pub fn start(self) -> io::Result<Running> {
         let journal = self.committer.journal().clone();
         let running = self.committer.start()?;
@@ -67,10 +67,10 @@ impl Rounds {
 }
 
 impl Running {
-    /// Stops the threads, and writes what is left.
+    /// Stops the threads, and writes the remaining records.
     ///
     /// # Errors
-    /// When something cannot be written.
+    /// If something cannot be written.
     pub fn close(self) -> io::Result<()> {
         drop(self.mover);
         self.running.close()?;
@@ -78,7 +78,7 @@ impl Running {
     }
 }
 
-/// Notes where the log ends, after all of it was written.
+/// Records in the catalogue where the log ends, after all of it was written.
 fn note_end(journal: &Journal, catalogue: &Catalogue) -> io::Result<()> {
     catalogue.note(Inventory::default().list_journal(journal.files_on_disk(None, true)));
     catalogue.commit_pending().map_err(as_io)
@@ -113,7 +113,7 @@ impl Hooks for Definitions {
     }
 }
 
-/// Whether there is no room must still be seen.
+/// Keeps the information whether the disk is full.
 fn as_io(error: CatalogueError) -> io::Error {
     match error {
         CatalogueError::Database(redb::Error::Io(error)) => error,

@@ -1,4 +1,4 @@
-//! Sizes that can be chosen.
+//! Configurable sizes of a store.
 
 use crate::journal;
 use crate::pages::SEGMENT_BYTES;
@@ -6,15 +6,16 @@ use crate::pages::SEGMENT_BYTES;
 /// Sizes of a store.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreSettings {
-    /// The journal's.
+    /// Sizes of the journal.
     pub journal: journal::Settings,
     /// Segments that the journal may have before the oldest is retired.
     pub journal_segments: usize,
     /// Bytes of a queue's own segments.
     pub queue_segment_size: u64,
-    /// Files of queues' own segments that are held open together.
+    /// Files of queues' own segments that are kept open, for all queues together.
     pub open_files: usize,
-    /// How many bytes a message counts for, up to the length of its payload: what [`super::RecoveredQueue`] sums up.
+    /// How many bytes a message counts for, up to the length of its payload: the weight that
+    /// [`super::RecoveredQueue`] sums up.
     pub weigh: fn(&[u8]) -> u32,
 }
 
@@ -36,8 +37,8 @@ impl From<journal::Settings> for StoreSettings {
     }
 }
 
-/// 256 MiB: what is settled within about a second of the fastest publishing is never written twice, and a restart reads it in
-/// about a second.
+/// 256 MiB: messages that are settled within about a second of the fastest publishing are never written twice, and a
+/// restart reads the journal in about a second.
 const JOURNAL_SEGMENTS: usize = 4;
 /// A small part of the 1,024 that a process may have by default; few queues are read or written at the same moment.
 const OPEN_FILES: usize = 64;

@@ -1,4 +1,4 @@
-//! What the store has of each queue: a part in the journal, and a part in segments of its own, which change as one.
+//! The store's state of each queue: a part in the journal, and a part in segments of its own, which change together.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -11,14 +11,14 @@ use super::mover_thread::Bell;
 use crate::journal::{Journal, Lsn, QueueId, QueueLog, Range, Transfer};
 use crate::pages::{Kind, Pages, QueueSegments};
 
-/// The queues.
+/// All queues of the store.
 pub(super) struct Shelves {
     pub(super) journal: Arc<Journal>,
     pub(super) pages: Pages,
     known: Mutex<HashMap<QueueId, Arc<Shelf>>>,
     /// Number of the next transient segments.
     next_transient: AtomicU64,
-    /// Queues that are gone, and have files.
+    /// Deleted queues that have files.
     forgotten: Mutex<Vec<Arc<Shelf>>>,
     /// Rings when files can be removed.
     pub(super) bell: Arc<Bell>,
@@ -27,13 +27,14 @@ pub(super) struct Shelves {
 /// A queue's messages on disk.
 pub(super) struct Shelf {
     pub(super) log: Arc<QueueLog>,
-    /// Most queues never have any.
+    /// Unset for most queues, which never have any.
     segments: OnceLock<Box<QueueSegments>>,
-    /// Held while the journal and then the segments are told what happened to messages: so a record that is in the journal
-    /// is known to the segments when this is had. Comes after the queue's own lock and before those of either part.
+    /// Locked while first the journal and then the segments are updated with an event: after taking it, the segments
+    /// know every record that is in the journal. Taken after the queue's own lock and before those of either part.
     order: Mutex<()>,
     forgotten: AtomicBool,
-    /// The first message of the place in the segments that was read last and found damaged, and how often in a row.
+    /// The first message at the location in the segments that was read last and found damaged, and how often in a
+    /// row.
     damaged: Mutex<(u64, u32)>,
 }
 
@@ -53,12 +54,12 @@ impl Shelves {
         self.known.lock().get(&id).cloned()
     }
 
-    /// Those that have segments.
+    /// The queues that have segments.
     pub(super) fn with_segments(&self) -> Vec<Arc<Shelf>> {
         self.known.lock().values().filter(|shelf| shelf.segments().is_some()).cloned().collect()
     }
 
-    /// A queue is gone, and that is on disk. Its files are removed with the next step of the mover.
+    /// Forgets a deleted queue; the deletion must be on disk. Its files are removed with the next step of the mover.
     pub(super) fn forget(&self, id: QueueId) {
         self.journal.forget(id);
         let Some(shelf) = self.known.lock().remove(&id) else { return };
@@ -69,7 +70,7 @@ impl Shelves {
         }
     }
 
-    /// Takes in a queue that a restart has found.
+    /// Adds a queue that a restart has found.
     pub(super) fn add(&self, log: Arc<QueueLog>, segments: Option<QueueSegments>) -> Arc<Shelf> {
         let id = log.id();
         let shelf = Arc::new(Shelf::new(log));
@@ -80,7 +81,7 @@ impl Shelves {
         shelf
     }
 
-    /// The segments of a queue, to append to.
+    /// The queue's segments, to append to; created if it has none.
     pub(super) fn segments<'s>(&self, shelf: &'s Shelf) -> &'s QueueSegments {
         let new = || Box::new(self.pages.queue(Kind::Durable, shelf.log.id().0));
         shelf.segments.get_or_init(new)
@@ -90,12 +91,12 @@ impl Shelves {
         self.pages.queue(Kind::Transient, self.next_transient.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Queues that are gone, whose files are to be removed.
+    /// Takes the deleted queues whose files are to be removed.
     pub(super) fn take_forgotten(&self) -> Vec<Arc<Shelf>> {
         std::mem::take(&mut *self.forgotten.lock())
     }
 
-    /// They could not be removed yet.
+    /// Puts back queues whose files could not be removed yet.
     pub(super) fn put_forgotten_back(&self, shelves: Vec<Arc<Shelf>>) {
         self.forgotten.lock().extend(shelves);
     }
@@ -107,7 +108,8 @@ impl Shelf {
         Self { log, segments, order, forgotten, damaged }
     }
 
-    /// Notes that the place of the message at `position` was read and found damaged; how often that happened in a row.
+    /// Counts that the location of the message at `position` was read and found damaged; returns how often that
+    /// happened in a row.
     pub(super) fn found_damaged(&self, position: u64) -> u32 {
         let mut damaged = self.damaged.lock();
         damaged.1 = if damaged.0 == position { damaged.1 + 1 } else { 1 };
@@ -149,8 +151,8 @@ impl Shelf {
         }
     }
 
-    /// Messages that the journal has, with these counts of deliveries, have a copy in the segments that is on disk. What
-    /// happened to them since is repeated there.
+    /// Removes messages from the journal that have a copy in the segments that is on disk, given with the delivery
+    /// counts of the copies. Events since the copy are repeated there.
     pub(super) fn moved(&self, journal: &Journal, messages: &[(u64, u32)]) {
         let Some(segments) = self.segments() else { return };
         for chunk in messages.chunks(CHUNK) {
@@ -165,7 +167,7 @@ impl Shelf {
         }
     }
 
-    /// Waits until what is being told to the journal is known to the segments too.
+    /// Waits until events that are being written to the journal are known to the segments too.
     pub(super) fn catch_up(&self) {
         drop(self.order.lock());
     }
@@ -175,5 +177,5 @@ pub(super) fn inclusive(range: &Range) -> RangeInclusive<u64> {
     range.first..=range.last
 }
 
-/// Messages that change hands under one lock, for which the queue's publishers and consumers wait: some microseconds.
+/// Messages that are moved under one lock, for which the queue's publishers and consumers wait: some microseconds.
 const CHUNK: usize = 256;

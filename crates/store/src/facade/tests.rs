@@ -13,7 +13,7 @@ fn entry(position: u64, message: MessageRef, last: bool) -> Entry {
     Entry { position, message, expires: 0, last }
 }
 
-/// Payloads and their places.
+/// Payloads and their entries.
 fn read(recovered: Recovered) -> Vec<(Vec<u8>, Vec<Place>)> {
     let mut found = Vec::new();
     recovered
@@ -80,7 +80,7 @@ fn the_thread_retires_what_is_too_long_and_messages_outlive_it() {
     let first = store.append(&[&body]).message;
     queue.enqueue(&[entry(0, first, true)]);
     let mut position = 0;
-    // It is gone from the journal once its segment is.
+    // It is no longer in the journal once its segment is retired.
     while store.journal().read(first).is_ok() {
         position += 1;
         let lsn = queue.enqueue(&[entry(position, store.append(&[&body]).message, true)]);
@@ -122,7 +122,7 @@ struct Told(std::sync::mpsc::SyncSender<()>);
 
 impl Waiter for Told {
     fn wake(&self) {
-        // Somebody waits for each.
+        // A receiver waits for each.
         let _ = self.0.send(());
     }
 }

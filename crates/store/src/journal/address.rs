@@ -1,18 +1,18 @@
-//! Places in the log, and whose they are.
+//! Positions in the log, and the identifiers of queues and messages.
 
-/// A place in the log: the number of bytes before it, since the log began.
+/// A position in the log: the number of bytes before it, since the log began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
 
-/// Where a message's record is. It stays the same for as long as the message lives in the journal.
+/// The location of a message's record. It stays the same for as long as the message lives in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageRef(u64);
 
-/// A durable queue. The catalogue gives the number, and never again.
+/// A durable queue. The catalogue assigns the number, and never reuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId(pub u64);
 
-/// A message's place in a queue.
+/// A message's entry in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Ascends in publishing order, below [`MAX_POSITION`].
@@ -35,12 +35,12 @@ pub struct Range {
 }
 
 impl MessageRef {
-    /// The reference as a number, to be kept in little space; never 0.
+    /// The reference as a number, for compact storage; never 0.
     pub fn to_u64(self) -> u64 {
         self.0
     }
 
-    /// The reverse of [`MessageRef::to_u64`]. A number that is no message's is found out when it is read.
+    /// The reverse of [`MessageRef::to_u64`]. A number that belongs to no message is detected when it is read.
     pub fn from_u64(number: u64) -> Self {
         Self(number)
     }
@@ -57,5 +57,5 @@ impl Range {
 /// gets there in 142 years.
 pub const MAX_POSITION: u64 = 1 << 52;
 
-/// Where the log begins. Not 0, so that 0 can stand for no message.
+/// LSN at which the log begins. Not 0, so that 0 can stand for no message.
 pub(super) const LOG_START: u64 = 4096;

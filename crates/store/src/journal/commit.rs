@@ -1,4 +1,4 @@
-//! Rounds: what was gathered goes to disk, and those who wait are told.
+//! Rounds: a round writes the gathered records to disk and wakes those that wait for them.
 
 use std::io;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use super::writer::Writer;
 use super::{Failing, Journal};
 use crate::disk::is_full;
 
-/// What else is done in each round.
+/// Additional work of each round.
 pub trait Hooks: Send {
-    /// Called before a round's records are written, and after they were gathered: what it makes durable is durable before
-    /// they are. A message in a new queue is thus never on disk before the queue.
+    /// Called after a round's records were gathered and before they are written, so that everything it makes durable
+    /// is durable before they are. A message in a new queue is thus never on disk before the queue.
     ///
     /// # Errors
     /// The round fails, and is repeated.
     fn before_sync(&mut self) -> io::Result<()>;
 }
 
-/// Nothing else is done.
+/// No additional work.
 impl Hooks for () {
     fn before_sync(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Does the rounds of a journal, one with each [`Committer::step`]. There is one of it; mostly a thread has it, see
+/// Runs the rounds of a journal, one with each [`Committer::step`]. A journal has one; usually a thread owns it, see
 /// [`Committer::start`].
 pub struct Committer {
     pub(super) journal: Arc<Journal>,
@@ -39,12 +39,12 @@ pub struct Committer {
     files: usize,
 }
 
-/// What a step came to.
+/// The outcome of a step.
 #[derive(Debug)]
 pub enum Step {
-    /// Nothing was to be done.
+    /// There was nothing to do.
     Idle,
-    /// All that was gathered before the step is on disk.
+    /// Everything gathered before the step is on disk.
     Committed,
     /// Nothing more is on disk. The next step tries the same group again, in another file; wait a while before it.
     Failed(io::Error),
@@ -56,13 +56,13 @@ impl Committer {
         Self { journal, writer, hooks, files }
     }
 
-    /// The journal whose rounds these are.
+    /// The journal that this committer writes.
     pub fn journal(&self) -> &Arc<Journal> {
         &self.journal
     }
 
-    /// Does one round: gathers, calls the hook, writes, syncs, and wakes those who wait. After a failure it goes on with the
-    /// group that failed.
+    /// Runs one round: gathers, calls the hook, writes, syncs, and wakes the waiters. After a failure it continues
+    /// with the group that failed.
     pub fn step(&mut self) -> Step {
         let Some(group) = self.gather() else { return Step::Idle };
         match self.commit(&group) {
@@ -77,10 +77,11 @@ impl Committer {
         }
     }
 
-    /// Writes what is left, and a mark behind it, so that damage to any record before can be told from a torn end.
+    /// Writes the remaining records, and a mark behind them, so that damage to any record before can be told from a
+    /// torn end.
     ///
     /// # Errors
-    /// When something cannot be written; it may be called again.
+    /// If something cannot be written; it may be called again.
     pub fn close(&mut self) -> io::Result<()> {
         let mut marked = false;
         loop {
@@ -139,7 +140,7 @@ impl Committer {
         {
             ring();
         }
-        // A reader may still hold the group; then its buffer goes when the reader does.
+        // If a reader still holds the group, the buffer is freed with it.
         if let Ok(group) = Arc::try_unwrap(group) {
             journal.pending.lock().keep(group);
         }
@@ -147,12 +148,12 @@ impl Committer {
 }
 
 impl Journal {
-    /// How far the log is on disk: all records that end at or before this LSN.
+    /// End of the durable part of the log: all records that end at or before this LSN are on disk.
     pub fn durable(&self) -> Lsn {
         Lsn(self.durable.load(Ordering::Acquire))
     }
 
-    /// Since when and why nothing can be written; `None` while all is well. Nothing is confirmed meanwhile.
+    /// Since when and why nothing can be written; `None` while writing works. Nothing is confirmed meanwhile.
     pub fn failing(&self) -> Option<Failing> {
         self.failing.lock().clone()
     }
@@ -168,7 +169,7 @@ impl Journal {
         now.attempts += 1;
         if now.full {
             self.spares.give_back();
-            // The first failure may be that of a file that was to become longer; the next one gets a reserved one.
+            // The first failure may be that of a file that was to grow; the next attempt gets a reserved file.
             if now.attempts > 1 {
                 self.spares.release_reserve();
             }

@@ -1,4 +1,4 @@
-//! Which of a queue's messages are in the journal: sixteen bytes for each.
+//! Index of a queue's messages in the journal: sixteen bytes for each.
 
 use std::collections::VecDeque;
 
@@ -10,26 +10,26 @@ pub(super) struct Index {
     slots: VecDeque<Slot>,
     /// Settled slots that are still there.
     settled: usize,
-    /// Position and time of those that expire, in order of position; most queues have none.
+    /// Position and expiry time of the messages that expire, in order of position; most queues have none.
     expiries: VecDeque<(u64, u64)>,
 }
 
 /// A message that the journal holds for a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveMessage {
-    /// Its place in the queue.
+    /// Its position in the queue.
     pub position: u64,
-    /// Its place in the log.
+    /// Its position in the log.
     pub message: MessageRef,
     /// When it expires, in milliseconds since 1970; 0 for never.
     pub expires: u64,
-    /// How often it was delivered, as far as the journal was told, up to [`MAX_DELIVERIES`].
+    /// How often it was delivered, as far as the journal was notified, up to [`MAX_DELIVERIES`].
     pub deliveries: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// Position, and above it the delivery count.
+    /// The position in the lower bits, the delivery count above it.
     key: u64,
     /// 0 once settled.
     message: u64,
@@ -46,7 +46,8 @@ impl Slot {
 }
 
 impl Index {
-    /// Takes a message in. One whose position is not behind all others is put in its place; it is ignored if that is taken.
+    /// Adds a message. If its position is not behind all others it is inserted in order; it is ignored if that
+    /// position is taken.
     pub(super) fn push(&mut self, entry: &Entry) -> bool {
         let slot = Slot { key: entry.position, message: entry.message.to_u64() };
         let at = match self.slots.back() {
@@ -68,7 +69,7 @@ impl Index {
         true
     }
 
-    /// Settles positions, and tells which messages were among them.
+    /// Settles positions, and calls `each` with the messages among them.
     pub(super) fn settle(&mut self, range: Range, mut each: impl FnMut(MessageRef)) {
         let from = match self.slots.front() {
             None => return,
@@ -132,7 +133,7 @@ impl Index {
         self.slots.binary_search_by_key(&position, |slot| slot.position())
     }
 
-    /// Lets go of settled slots: in front at once, elsewhere when they are half of all.
+    /// Drops settled slots: in front at once, elsewhere when they are half of all.
     fn tidy(&mut self) {
         while self.slots.front().is_some_and(|slot| slot.message == 0) {
             self.slots.pop_front();
@@ -152,11 +153,11 @@ impl Index {
     }
 }
 
-/// Delivery counts stop here: there are twelve bits for them.
+/// Delivery counts stop here: they have twelve bits.
 pub const MAX_DELIVERIES: u32 = 4095;
-/// Below this, settled slots are not worth the moving of others.
+/// With fewer settled slots than this it is not worth moving the others.
 const MIN_TIDY: usize = 64;
-/// An empty queue keeps room for this many, 64 KiB.
+/// Number of slots whose memory an empty queue keeps, 64 KiB.
 const KEPT_CAPACITY: usize = 4096;
 
 #[cfg(test)]

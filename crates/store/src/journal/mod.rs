@@ -1,16 +1,17 @@
-//! The journal: one append-only log for the messages of all durable queues, and for what happens to them.
+//! The journal: one append-only log for the messages of all durable queues, and for the events that affect them.
 //!
-//! - Appending ([`Journal::append`], [`Journal::enqueue`], [`Journal::settle`], [`Journal::delivered`]) copies into memory
-//!   and returns at once. A [`Committer`] writes what has gathered, syncs, and wakes who [waits](Journal::wait): all that
-//!   gathers during one sync is in the next group.
+//! - Appending ([`Journal::append`], [`Journal::enqueue`], [`Journal::settle`], [`Journal::delivered`]) copies into
+//!   memory and returns at once. A [`Committer`] writes the gathered records, syncs, and wakes every caller that
+//!   [waits](Journal::wait): everything appended during one sync is in the next group.
 //! - An LSN is a number of bytes since the log began. The log lies in segment files; the oldest is retired once its
-//!   messages are settled or live elsewhere, and its file is written over.
-//! - After a failure to write or sync nothing of the group counts as written, and all of it goes to a new file, which begins
-//!   at the LSN where the old one is known to be good. Where files overlap, the later one counts.
-//! - [`open`] reads it all back. A torn end is cut off; damage before it is refused, or with [`repair`] given up.
+//!   messages are settled or live elsewhere, and its file is overwritten.
+//! - After a failure to write or sync, nothing of the group counts as written, and all of it goes to a new file,
+//!   which begins at the LSN up to which the old one is known to be good. Where files overlap, the later one counts.
+//! - [`open`] reads it all back. A torn end is cut off; damage before it is an error, or discarded by [`repair`].
 //!
-//! Locks: the rounds ([`Journal::together`], in front of any queue's lock), a queue's index, then the pending records; the latter two are leaves to everybody else, and neither is held while the disk
-//! works. An enqueue record is appended under the lock of the queue that it is for, so that a queue's positions ascend.
+//! Locks: the rounds ([`Journal::together`], before any queue's lock), a queue's index, then the pending records; the
+//! latter two are leaves to all other code, and neither is held during disk operations. An enqueue record is appended
+//! under the lock of the queue that it is for, so a queue's positions ascend.
 
 mod address;
 mod commit;
@@ -60,16 +61,16 @@ use space::Space;
 use spares::{Room, Spares};
 use writer::Files;
 
-/// A journal. Its methods are for all threads; a [`Committer`] does the writing.
+/// A journal. All threads may call its methods; a [`Committer`] does the writing.
 pub struct Journal {
     settings: Settings,
     incarnation: u64,
-    /// Where the log ended when it was opened.
+    /// End of the log when it was opened.
     opened_at: Lsn,
-    /// Held for writing while a round takes what has gathered, see [`Journal::together`].
+    /// Locked for writing while a round takes the gathered records, see [`Journal::together`].
     rounds: RwLock<()>,
     pending: Mutex<Pending>,
-    /// The committer waits here for work.
+    /// The committer waits on this for work.
     work: Condvar,
     waiters: Waiters,
     durable: AtomicU64,
@@ -83,42 +84,43 @@ pub struct Journal {
     new_segment: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// What the journal knows of a queue. The queue keeps it at hand.
+/// The journal's state of a queue. The queue holds a reference to it.
 pub struct QueueLog {
     id: QueueId,
     index: Mutex<Index>,
 }
 
-/// Messages that leave one queue for others, from the first [`Journal::enqueue_in_transfer`] to [`Journal::transfer`].
+/// Messages that move from one queue to others, from the first [`Journal::enqueue_in_transfer`] to
+/// [`Journal::transfer`].
 #[derive(Debug, Default)]
 pub struct Transfer {
-    /// The records that say what enters.
+    /// The records of the messages that enter.
     enqueued: SmallVec<[Lsn; 4]>,
 }
 
-/// Sizes.
+/// Size limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Bytes of a segment file.
     pub segment_size: u64,
-    /// No message is taken in while more bytes than this wait to be written.
+    /// No message is accepted while more bytes than this wait to be written.
     pub pending_limit: usize,
 }
 
-/// The log cannot be written.
+/// Writing the log has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failing {
-    /// Since when.
+    /// Time of the first failure.
     pub since: SystemTime,
-    /// What the file system said last.
+    /// The file system's last error.
     pub error: String,
-    /// Whether it said that there is no room.
+    /// Whether the last error was that the disk is full.
     pub full: bool,
-    /// How often it was tried in vain.
+    /// How many attempts have failed.
     pub attempts: u64,
 }
 
-/// Too much waits to be written: see [`Journal::wait_for_room`].
+/// Too many bytes wait to be written: see [`Journal::wait_for_room`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
@@ -131,7 +133,7 @@ pub struct Figures {
     pub bytes: AtomicU64,
     /// Attempts to write or sync that failed.
     pub failures: AtomicU64,
-    /// Messages that were given up, since they could not be read when their segment was to be retired.
+    /// Messages lost because they could not be read when their segment was to be retired.
     pub unreadable: AtomicU64,
 }
 
@@ -142,30 +144,30 @@ impl Default for Settings {
 }
 
 impl Transfer {
-    /// Whether no queue that keeps messages has got any.
+    /// Whether no queue that persists messages has received any.
     pub fn is_empty(&self) -> bool {
         self.enqueued.is_empty()
     }
 }
 
 impl Journal {
-    /// Appends a message, given in parts. Its segment stays until the message has reached its queues: whoever appends
-    /// it must give it to [`Journal::enqueue`] with `last` set once, or else to [`Journal::release`].
+    /// Appends a message, given in parts. Its segment stays until the message has reached its queues: the caller must
+    /// pass the message to [`Journal::enqueue`] with `last` set once, or else to [`Journal::release`].
     ///
     /// # Errors
-    /// [`Full`] when too much waits to be written; nothing was appended.
+    /// [`Full`] if too much waits to be written; nothing was appended.
     ///
     /// # Panics
-    /// When the message has 4 GiB or more.
+    /// If the message has 4 GiB or more.
     pub fn append(&self, parts: &[&[u8]]) -> Result<MessageRef, Full> {
         if self.has_room() { Ok(self.append_regardless(parts).0) } else { Err(Full) }
     }
 
-    /// [Appends](Journal::append) a message even when too much waits to be written, and tells whether it does. For those who
-    /// have a message already and cannot keep it, and whoever sent it waiting.
+    /// [Appends](Journal::append) a message even if too much waits to be written, and returns whether it does. For
+    /// callers that already have a message and can neither keep it nor make its sender wait.
     ///
     /// # Panics
-    /// When the message has 4 GiB or more.
+    /// If the message has 4 GiB or more.
     pub fn append_regardless(&self, parts: &[&[u8]]) -> (MessageRef, bool) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         assert!(u32::try_from(len).is_ok(), "a message of 4 GiB");
@@ -179,13 +181,13 @@ impl Journal {
         (MessageRef::from_u64(lsn), full)
     }
 
-    /// Whether [`Journal::append`] takes messages.
+    /// Whether [`Journal::append`] accepts messages.
     pub fn has_room(&self) -> bool {
         self.pending.lock().bytes() <= self.pending_limit()
     }
 
-    /// Messages enter a queue, at ascending positions behind all that it has had. Call it under the queue's own lock. Returns
-    /// what to [wait](Journal::wait) for; the messages themselves are on disk then too.
+    /// Adds messages to a queue, at ascending positions behind all that it has had. Call it under the queue's own
+    /// lock. Returns the LSN to [wait](Journal::wait) for; the messages themselves are on disk then too.
     pub fn enqueue(&self, queue: &QueueLog, entries: &[Entry]) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
@@ -197,13 +199,13 @@ impl Journal {
         lsn
     }
 
-    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one: after a crash they are here only if
-    /// [`Journal::transfer`] has been called with the same transfer, and that is on disk. It must be called.
+    /// [Enqueues](Journal::enqueue) messages that leave another queue for this one: after a crash they are here only
+    /// if [`Journal::transfer`] has been called with the same transfer, and its record is on disk. It must be called.
     pub fn enqueue_in_transfer(&self, queue: &QueueLog, entries: &[Entry], transfer: &mut Transfer) -> Lsn {
         let mut index = queue.index.lock();
         let mut pending = self.pending.lock();
         let record = pending.put_enqueue(Kind::EnqueueInTransfer, queue.id, entries);
-        // Until the transfer's last record is appended, so that this one is not retired before.
+        // Until the transfer's last record is appended, so that this one is not retired earlier.
         pending.add_live(record);
         transfer.enqueued.push(Lsn(record));
         let lsn = self.nudge(pending);
@@ -213,8 +215,8 @@ impl Journal {
         lsn
     }
 
-    /// [Settles](Journal::settle) the messages that leave a queue with a transfer, and completes it: after a crash either all of
-    /// it has happened or nothing.
+    /// [Settles](Journal::settle) the messages that leave a queue with a transfer, and completes it: after a crash
+    /// either all of it has happened or none of it.
     pub fn transfer(&self, queue: &QueueLog, ranges: &[Range], transfer: &Transfer) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();
@@ -226,13 +228,14 @@ impl Journal {
         self.nudge(pending)
     }
 
-    /// A message goes to no (further) queue after all.
+    /// Drops a message's reference: it goes to no (further) queue after all.
     pub fn release(&self, message: MessageRef) {
         self.pending.lock().drop_live(message.to_u64());
     }
 
-    /// Messages leave a queue for good. Positions that the journal does not know (they live elsewhere, or are not persistent)
-    /// do no harm, and are found in [`Recovered`] if the journal still has the record.
+    /// Removes messages from a queue for good. Positions that the journal does not know (messages that live
+    /// elsewhere, or are not persistent) do no harm, and are reported in [`Recovered`] if the journal still has the
+    /// record.
     pub fn settle(&self, queue: &QueueLog, ranges: &[Range]) -> Lsn {
         let messages = queue.take_settled(ranges);
         let mut pending = self.pending.lock();
@@ -241,7 +244,7 @@ impl Journal {
         self.nudge(pending)
     }
 
-    /// Messages of a queue were delivered, so many times by now.
+    /// Records that messages of a queue were delivered, each `count` times by now.
     pub fn delivered(&self, queue: &QueueLog, ranges: &[Range], count: u32) -> Lsn {
         let mut index = queue.index.lock();
         ranges.iter().for_each(|range| index.delivered(*range, count));
@@ -251,7 +254,7 @@ impl Journal {
         self.nudge(pending)
     }
 
-    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it is; and lets a round begin now.
+    /// Wakes `waiter` once the log is on disk up to `lsn`, at once if it already is; and lets a round begin now.
     pub fn wait(&self, lsn: Lsn, waiter: Arc<dyn Waiter>) {
         self.waiters.wait(lsn.0, waiter);
         let pending = self.pending.lock();
@@ -260,28 +263,28 @@ impl Journal {
         }
     }
 
-    /// Lets a round begin as soon as may be, for the sake of its hook also when nothing was appended.
+    /// Lets a round begin as soon as possible, for the sake of its hook even if nothing was appended.
     pub fn demand_round(&self) {
         self.demand(self.pending.lock());
     }
 
-    /// While it is held no round begins: what is appended, and what is noted for [`Hooks::before_sync`], is all of one round.
-    /// For a moment only, and not twice in one thread.
+    /// While the guard is held no round begins: everything appended, and everything noted for [`Hooks::before_sync`],
+    /// is part of one round. Hold it briefly, and never twice in one thread.
     pub fn together(&self) -> RwLockReadGuard<'_, ()> {
         self.rounds.read()
     }
 
-    /// Where the log ended when it was opened: what was to be on disk beyond this has been lost.
+    /// End of the log when it was opened: anything that was expected on disk beyond this has been lost.
     pub fn opened_at(&self) -> Lsn {
         self.opened_at
     }
 
-    /// LSN of the next record: waiting for it is waiting for all that was appended so far.
+    /// LSN of the next record: waiting for it is waiting for everything appended so far.
     pub fn end(&self) -> Lsn {
         Lsn(self.pending.lock().end())
     }
 
-    /// Wakes `waiter` when [`Journal::append`] takes messages again; at once if it does.
+    /// Wakes `waiter` when [`Journal::append`] accepts messages again; at once if it does.
     pub fn wait_for_room(&self, waiter: Arc<dyn Waiter>) {
         let mut pending = self.pending.lock();
         if pending.bytes() > self.pending_limit() {
@@ -292,13 +295,13 @@ impl Journal {
         waiter.wake();
     }
 
-    /// What the journal knows of a queue: nothing if it is new.
+    /// The journal's state of a queue: empty if the queue is new.
     pub fn queue(&self, id: QueueId) -> Arc<QueueLog> {
         let new = || Arc::new(QueueLog { id, index: Mutex::default() });
         self.queues.lock().entry(id).or_insert_with(new).clone()
     }
 
-    /// A queue was deleted, and that is on disk: its messages are not needed any more. Nothing is written.
+    /// Forgets a queue whose deletion is on disk: its messages are no longer needed. Nothing is written.
     pub fn forget(&self, id: QueueId) {
         let Some(queue) = self.queues.lock().remove(&id) else { return };
         let index = std::mem::take(&mut *queue.index.lock());
@@ -323,7 +326,7 @@ impl Journal {
         self.reader(READ_AHEAD).read(message).map(<[u8]>::to_vec)
     }
 
-    /// Bytes that wait to be written.
+    /// Bytes waiting to be written.
     pub fn pending_bytes(&self) -> usize {
         self.pending.lock().bytes()
     }
@@ -333,21 +336,21 @@ impl Journal {
         &self.figures
     }
 
-    /// Puts a segment file aside for later, if there is none; the threads of [`Committer::start`] do so by themselves.
+    /// Prepares a spare segment file, if there is none; the threads of [`Committer::start`] do so by themselves.
     /// `false` if there was one.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn prepare_segment(&self) -> std::io::Result<bool> {
         self.spares.prepare(Room::Zeros)
     }
 
-    /// From now on so many bytes of the disk are to stay free: no segment is prepared or kept for later that leaves less.
+    /// Sets how many bytes of the disk are to stay free: no segment is prepared or kept for later that leaves less.
     pub fn set_disk_free_limit(&self, bytes: u64) {
         self.space.set_limit(bytes);
     }
 
-    /// Measures the free space, gives back what the log can do without if that is short, and tells whether it is.
+    /// Measures the free space, releases dispensable files of the log if it is short, and returns whether it is.
     pub(crate) fn look_at_space(&self) -> bool {
         let short = self.space.look();
         if short {
@@ -357,27 +360,28 @@ impl Journal {
         short
     }
 
-    /// Whether publishers must wait for space: nothing can be written, or only what was reserved for acknowledgements.
+    /// Whether publishers must wait for space: nothing can be written, or only into the space reserved for
+    /// acknowledgements.
     pub(crate) fn needs_space(&self) -> bool {
         self.failing.lock().is_some() || self.spares.is_reserve_used()
     }
 
-    /// Whether space was short when it was last looked at.
+    /// Whether space was short at the last measurement.
     pub(crate) fn is_short(&self) -> bool {
         self.space.is_short()
     }
 
-    /// Bytes that may be taken of the disk without going below the limit.
+    /// Bytes of disk that may be used without going below the limit.
     pub(crate) fn space_above_limit(&self) -> u64 {
         self.space.above_limit()
     }
 
-    /// Bytes that are free on the disk.
+    /// Bytes free on the disk.
     pub(crate) fn free_space(&self) -> u64 {
         self.space.free()
     }
 
-    /// Lets the next record begin a segment if the one in use is larger than a small one, so that it can be retired.
+    /// Lets the next record begin a segment if the current one is larger than a small one, so that it can be retired.
     pub(crate) fn leave_large_segment(&self) {
         let mut pending = self.pending.lock();
         let last = pending.extents().last().map_or(0, |last| last.end - last.first);
@@ -387,7 +391,7 @@ impl Journal {
         }
     }
 
-    /// How long the log is, in segments of the ordinary size while space is short and small ones are used.
+    /// Length of the log in segments; in segments of the ordinary size while space is short and small ones are used.
     pub(crate) fn length_in_segments(&self) -> usize {
         let pending = self.pending.lock();
         if !self.space.is_short() {
@@ -400,15 +404,15 @@ impl Journal {
     fn pending_limit(&self) -> usize {
         let limit = self.settings.pending_limit;
         match self.space.is_short() {
-            // What is taken in must get to the disk, too.
+            // Accepted messages must get to the disk, too.
             true => limit.min(usize::try_from(self.space.small_segment()).unwrap_or(limit)),
             false => limit,
         }
     }
 
-    /// Calls `ring` whenever the log has begun another segment, from the thread that writes and without locks.
+    /// Calls `ring` whenever the log has begun another segment, from the writing thread and without locks.
     pub(crate) fn on_new_segment(&self, ring: Box<dyn Fn() + Send + Sync>) {
-        // There is one who wants to know.
+        // There is only one subscriber.
         let _ = self.new_segment.set(ring);
     }
 
@@ -454,7 +458,7 @@ impl QueueLog {
         self.index.lock().from(position).take(most).collect()
     }
 
-    /// Takes messages out, and returns those that the journal had.
+    /// Removes messages from the index, and returns those that the journal had.
     fn take_settled(&self, ranges: &[Range]) -> SmallVec<[MessageRef; 64]> {
         let mut messages = SmallVec::new();
         let mut index = self.index.lock();
@@ -475,13 +479,13 @@ impl QueueLog {
     }
 }
 
-/// Long enough that the change of files costs nothing, short enough that retiring gets to be done.
+/// Long enough that changing files costs nothing, short enough that segments get retired.
 pub const SEGMENT_SIZE: u64 = 64 << 20;
 /// A third of a second of the fastest publishing: a sync that takes longer pauses publishers.
 pub const PENDING_LIMIT: usize = 64 << 20;
-/// A round begins without anybody's demand once so much has gathered.
+/// A round begins without a request once this number of bytes has gathered.
 const EAGER_BYTES: usize = 1 << 20;
-/// Messages of a deleted queue that are counted off under one lock: some tens of microseconds.
+/// Messages of a deleted queue that are released under one lock: some tens of microseconds.
 const FORGOTTEN_AT_ONCE: usize = 4 << 10;
-/// Most messages are shorter, and come with one read.
+/// Most messages are shorter, so one read loads them.
 const READ_AHEAD: usize = 4 << 10;

@@ -1,7 +1,7 @@
-//! What was appended and is not on disk yet, and how many messages of each extent of the log are still needed.
+//! Records that are appended and not yet on disk, and how many messages of each extent of the log are still needed.
 //!
-//! An extent is a stretch of the log that is retired as one. It has a segment file, and one more for each failure to write.
-//! All of this is under one mutex, which is never held across input or output.
+//! An extent is a stretch of the log that is retired as one. It has a segment file, and one more for each failure to
+//! write. All of this is under one mutex, which is never held during I/O.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use super::record::{HEADER, Header, Kind, Place, put_enqueue};
 use super::space::Space;
 use crate::Waiter;
 
-/// Under the journal's leaf mutex.
+/// State under the journal's leaf mutex.
 pub(super) struct Pending {
     incarnation: u64,
     space: Arc<Space>,
     /// Records that no round has taken yet.
     buffer: Vec<u8>,
-    /// An empty buffer that the next group is gathered in.
+    /// An empty buffer for the next group.
     spare: Vec<u8>,
     /// LSN of the buffer's first byte.
     base: u64,
     /// Where extents begin within the buffer.
     cuts: Vec<u64>,
-    /// All extents, oldest first. Accounts of those that are retired are gone.
+    /// All extents, oldest first, without those that are retired.
     extents: VecDeque<Extent>,
-    /// What the running round writes.
+    /// The group that the running round writes.
     pub(super) flight: Option<Arc<Group>>,
-    /// Somebody waits for a round.
+    /// A waiter has asked for a round.
     pub(super) demanded: bool,
     /// The committer sleeps until it is woken.
     pub(super) asleep: bool,
@@ -36,7 +36,7 @@ pub(super) struct Pending {
     pub(super) for_room: Vec<Arc<dyn Waiter>>,
 }
 
-/// What one round writes.
+/// The records that one round writes.
 pub(super) struct Group {
     /// LSN of the first byte.
     pub(super) base: u64,
@@ -49,15 +49,15 @@ pub(super) struct Group {
 pub(super) struct Extent {
     pub(super) first: u64,
     pub(super) end: u64,
-    /// Messages that a queue needs, once for each queue, and messages on their way to their queues.
+    /// Messages that a queue needs, counted once for each queue, and messages on their way to their queues.
     pub(super) live: u64,
-    /// LSN beyond which no record of it may reach.
+    /// LSN beyond which no record of the extent may reach.
     limit: u64,
 }
 
 impl Pending {
-    /// After a start: `tail` are the records from `base` on, which are written again since nobody knows whether they were
-    /// synced; `extents` are those before.
+    /// The state after a start: `tail` are the records from `base` on, which are written again since nobody knows
+    /// whether they were synced; `extents` are those before.
     pub(super) fn new(
         incarnation: u64,
         space: Arc<Space>,
@@ -91,7 +91,7 @@ impl Pending {
         self.base + self.buffer.len() as u64
     }
 
-    /// Bytes that are not on disk.
+    /// Bytes that are not yet on disk.
     pub(super) fn bytes(&self) -> usize {
         self.buffer.len() + self.flight.as_ref().map_or(0, |group| group.bytes.len())
     }
@@ -100,12 +100,12 @@ impl Pending {
         self.buffer.is_empty()
     }
 
-    /// Bytes that wait for a round.
+    /// Bytes waiting for a round.
     pub(super) fn waiting(&self) -> usize {
         self.buffer.len()
     }
 
-    /// Appends a message of `len` bytes with this checksum, and counts it as on its way.
+    /// Appends a message of `len` bytes with this checksum, and counts it as on its way to its queues.
     pub(super) fn put_message(&mut self, parts: &[&[u8]], len: usize, crc: u32) -> u64 {
         let (lsn, start) = (self.end(), self.buffer.len());
         let header = Header::new(Kind::Message, start == 0, len, crc);
@@ -117,7 +117,7 @@ impl Pending {
         lsn
     }
 
-    /// Appends an enqueue record, which may be part of a transfer, and counts its messages. Returns where it stands.
+    /// Appends an enqueue record, which may be part of a transfer, and counts its messages. Returns its LSN.
     pub(super) fn put_enqueue(&mut self, kind: Kind, queue: QueueId, entries: &[Entry]) -> u64 {
         let lsn = self.end();
         self.put(kind, |buffer| put_enqueue(buffer, lsn, queue, entries));
@@ -139,7 +139,7 @@ impl Pending {
         self.extend(start);
     }
 
-    /// The next record begins an extent. Returns whether that is anything new.
+    /// Lets the next record begin an extent. Returns `false` if the last extent is still empty.
     pub(super) fn cut(&mut self) -> bool {
         let end = self.end();
         self.extents.back_mut().is_some_and(|last| {
@@ -148,14 +148,14 @@ impl Pending {
         })
     }
 
-    /// One queue less needs the message at `lsn`.
+    /// One queue fewer needs the message at `lsn`.
     pub(super) fn drop_live(&mut self, lsn: u64) {
         if let Some(extent) = self.extent_mut(lsn) {
             extent.live = extent.live.saturating_sub(1);
         }
     }
 
-    /// Gives all that was gathered to a round.
+    /// Passes everything gathered to a round.
     pub(super) fn take(&mut self) -> Arc<Group> {
         let base = self.base;
         self.base = self.end();
@@ -165,7 +165,7 @@ impl Pending {
         group
     }
 
-    /// Keeps the buffer of a group that nobody needs any more: memory that was used before costs no page faults.
+    /// Keeps the buffer of a group that is no longer needed: memory that was used before costs no page faults.
     pub(super) fn keep(&mut self, group: Group) {
         if group.bytes.capacity() <= KEPT_BUFFER {
             self.spare = group.bytes;
@@ -173,7 +173,7 @@ impl Pending {
         }
     }
 
-    /// Gives back what busy times have needed, since now nothing is to be done.
+    /// Frees the memory that busy times have needed, since there is nothing to do now.
     pub(super) fn rest(&mut self) {
         for buffer in [&mut self.buffer, &mut self.spare] {
             if buffer.is_empty() && buffer.capacity() > RESTING_BUFFER {
@@ -182,7 +182,7 @@ impl Pending {
         }
     }
 
-    /// The bytes from `lsn` on, if they are in memory and nobody has taken them yet.
+    /// The bytes from `lsn` on, if they are in memory and no round has taken them yet.
     pub(super) fn gathered(&self, lsn: u64) -> Option<&[u8]> {
         self.buffer.get(usize::try_from(lsn.checked_sub(self.base)?).ok()?..)
     }
@@ -206,7 +206,8 @@ impl Pending {
         Place { lsn, incarnation: self.incarnation }
     }
 
-    /// Counts the record that begins at `start` of the buffer to an extent: the last one, or a new one if that is full.
+    /// Assigns the record that begins at `start` of the buffer to an extent: the last one, or a new one if that is
+    /// full.
     fn extend(&mut self, start: usize) {
         let (lsn, end) = (self.base + start as u64, self.end());
         match self.extents.back_mut() {
@@ -247,7 +248,7 @@ impl Pending {
 }
 
 impl Extent {
-    /// An extent of an earlier run, to which nothing is added.
+    /// An extent of an earlier run, to which no record is added.
     pub(super) fn of_old(first: u64, end: u64) -> Self {
         Self { first, end, live: 0, limit: end }
     }
@@ -263,7 +264,7 @@ impl Group {
         self.cuts.contains(&lsn)
     }
 
-    /// How far to write in one go from `lsn` on: to the next extent, or to the end.
+    /// Where to end a single write that starts at `lsn`: at the next extent, or at the end.
     pub(super) fn chunk_end(&self, lsn: u64) -> u64 {
         self.cuts.iter().copied().find(|cut| *cut > lsn).unwrap_or(self.end())
     }
@@ -273,7 +274,7 @@ impl Group {
     }
 }
 
-/// What gathers while a fast disk syncs at full load; a larger buffer was needed for a stall only.
+/// Enough for what gathers while a fast disk syncs at full load; only a stall needs a larger buffer.
 const KEPT_BUFFER: usize = 32 << 20;
-/// Enough for a group of ordinary times, little enough to be held for nothing.
+/// Enough for a group of ordinary times, and little enough to keep while idle.
 const RESTING_BUFFER: usize = 256 << 10;

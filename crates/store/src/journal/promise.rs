@@ -1,11 +1,11 @@
-//! What a journal is known to have had, held against what a start finds.
+//! Compares the records that a journal is known to have had with those that a start finds.
 
 use super::Journal;
 use super::address::Lsn;
 use super::scan::{GAP, Problem, Report};
 use super::segment::{self, DATA_START};
 
-/// The files of a journal, as they are noted elsewhere.
+/// The files of a journal, as they are recorded elsewhere.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct JournalFiles {
     /// The first record that is needed.
@@ -17,10 +17,10 @@ pub(crate) struct JournalFiles {
 }
 
 impl Journal {
-    /// The files there are, for a journal that begins at `first`, or where it begins now. Of the last one it is said only that
-    /// there is something in it, unless the log has been `closed`: where it is torn by a crash, that is no damage.
+    /// The present files, for a journal that begins at `first`, or where it begins now. Of the last one only the
+    /// presence of some record is promised, unless the log has been `closed`: a torn end after a crash is no damage.
     pub(crate) fn files_on_disk(&self, first: Option<Lsn>, closed: bool) -> JournalFiles {
-        // Before the list: what is durable now lies in files that are listed.
+        // Before the list: records that are durable now lie in files that are listed.
         let durable = self.durable();
         let first = first.unwrap_or_else(|| {
             let pending = self.pending.lock();
@@ -39,8 +39,8 @@ impl Journal {
 }
 
 impl Report {
-    /// Adds what was there once and is not any more; what is missing between two files was found without this, and gets the name
-    /// of the file that is to blame.
+    /// Adds records that were there once and no longer are; a hole between two files was found without this, and is
+    /// attributed to the file that is to blame.
     pub(crate) fn compare(&mut self, promised: &JournalFiles) {
         let Self { problems, files, .. } = self;
         let is_there = |sequence: u64| files.iter().any(|(_, found)| *found == sequence);
@@ -68,7 +68,8 @@ impl Report {
         }
     }
 
-    /// Records from one LSN to another are not there: with a file, if one is, and otherwise at the end of the last one.
+    /// Reports records between two LSNs as missing: in a file, if there is one, and otherwise at the end of the last
+    /// one.
     fn miss(&mut self, promised: &JournalFiles, from: Lsn, to: Lsn) {
         let gone =
             promised.files.iter().rev().find(|(first, sequence)| {

@@ -1,4 +1,4 @@
-//! Positions as ranges: settling is mostly in order, so that they grow together.
+//! Positions as ranges: messages are mostly settled in order, so ranges grow together.
 
 use std::collections::BTreeMap;
 

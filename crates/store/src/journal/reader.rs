@@ -1,4 +1,4 @@
-//! Reads messages back, wherever they are: gathered, being written, or in a segment.
+//! Reads messages back from wherever they are: gathered, being written, or in a segment.
 
 use std::sync::Arc;
 use std::{fmt, io};
@@ -8,19 +8,19 @@ use super::address::MessageRef;
 use super::record::{self, HEADER, Header, Kind, Place};
 use super::segment::{self, DATA_START, SharedFile};
 
-/// Reads messages, and more of the file than was asked for: the next message is mostly close behind.
+/// Reads messages, and more of the file than was asked for: the next message is usually close behind.
 pub struct Reader<'a> {
     journal: &'a Journal,
     read_ahead: usize,
     window: Vec<u8>,
-    /// Where the window comes from, and the LSN of its first byte.
+    /// The file that the window was read from, and the LSN of its first byte.
     source: Option<(SharedFile, u64)>,
 }
 
 /// Why a message could not be read.
 #[derive(Debug)]
 pub enum ReadError {
-    /// It is not in the journal, or not any more: its segment was retired, and it lives in the queue's segments.
+    /// It is not, or no longer, in the journal: its segment was retired, and it lives in the queue's segments.
     Gone,
     /// Its record is damaged.
     Damaged {
@@ -29,7 +29,7 @@ pub enum ReadError {
         /// Where the record begins, in bytes.
         offset: u64,
     },
-    /// The file system's answer.
+    /// The file system's error.
     Disk(io::Error),
 }
 
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         self.payload(lsn, 0)
     }
 
-    /// Where in the window the record at `lsn` begins, if all of it is there.
+    /// Offset in the window at which the record at `lsn` begins, if all of it is there.
     fn in_window(&self, lsn: u64) -> Option<usize> {
         let (file, first) = self.source.as_ref()?;
         let start = usize::try_from(lsn.checked_sub(*first)?).ok()?;
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A file that was retired meanwhile may have been written over already.
+    /// Distinguishes damage from a file that was retired meanwhile, which may already have been overwritten.
     fn why(&self, file: &SharedFile, lsn: u64) -> ReadError {
         match self.journal.file_of(lsn) {
             Some((now, _)) if Arc::ptr_eq(&now, file) => ReadError::Damaged {
@@ -134,7 +134,7 @@ fn place(file: &SharedFile, lsn: u64) -> Place {
     Place { lsn, incarnation: file.header.incarnation }
 }
 
-/// The record at the front of bytes in memory, which are whole and right. (Its payload is checked by its reader.)
+/// The record at the front of bytes in memory, which are complete and intact. (The caller checks its payload.)
 fn record_at(bytes: &[u8]) -> &[u8] {
     let len = bytes.first_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize);
     &bytes[..bytes.len().min(HEADER.saturating_add(len))]

@@ -1,4 +1,4 @@
-//! Records: what the log consists of.
+//! Records, of which the log consists.
 //!
 //! ```text
 //! 0   u32  length of the payload, in bytes
@@ -7,18 +7,18 @@
 //! 8   u32  CRC-32 of the payload, mixed with the place
 //! 12       payload
 //! ```
-//! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that bytes of
-//! earlier days in a recycled file are nobody's record.
+//! Numbers are little-endian. The place is the record's LSN and the incarnation of the log that wrote it, so that old
+//! bytes in a recycled file never pass for a record.
 //!
-//! A group begins only when all before it is on disk. So a damaged record is the torn end of the log if no group begins
-//! after it, and damage otherwise.
+//! A group begins only when everything before it is on disk. So a damaged record is the torn end of the log if no
+//! group begins after it, and damage otherwise.
 
 use smallvec::SmallVec;
 
 use super::address::{Entry, Lsn, MAX_POSITION, MessageRef, QueueId, Range};
 use super::varint;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A message; its payload is opaque.
@@ -29,17 +29,17 @@ pub(super) enum Kind {
     Settle = 3,
     /// Messages were delivered.
     Delivered = 4,
-    /// Nothing: all before it is on disk.
+    /// Empty: everything before it is on disk.
     Mark = 5,
-    /// Its payload is damaged beyond repair and counts for nothing.
+    /// Its payload is damaged beyond repair and is ignored.
     Skip = 6,
     /// Messages enter a queue, as part of a transfer: this counts only if a later [`Kind::Transfer`] names this record.
     EnqueueInTransfer = 7,
-    /// Messages leave a queue, and the records that it names begin to count.
+    /// Messages leave a queue, and the records that it names take effect.
     Transfer = 8,
 }
 
-/// Where a record is, and who wrote it.
+/// A record's LSN, and the incarnation that wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) lsn: u64,
@@ -73,7 +73,7 @@ impl Header {
         bytes
     }
 
-    /// The header at the front of `bytes`, if there is one that belongs there.
+    /// The header at the front of `bytes`, if there is one that was written for this place.
     pub(super) fn parse(bytes: &[u8], place: Place) -> Option<Self> {
         let bytes: &[u8; HEADER] = bytes.first_chunk()?;
         let kind = Kind::from_byte(bytes[4] & !BEGINS_GROUP)?;
@@ -86,12 +86,12 @@ impl Header {
         Some(Self { kind, begins_group, len: len as usize, crc: word(8) ^ mixed as u32 })
     }
 
-    /// Whether `payload` is what was written.
+    /// Whether `payload` is as it was written.
     pub(super) fn fits(self, payload: &[u8]) -> bool {
         if self.kind == Kind::Skip { self.crc == 0 } else { crc32fast::hash(payload) == self.crc }
     }
 
-    /// Length of the record.
+    /// Length of the whole record in bytes.
     pub(super) fn record_len(self) -> usize {
         HEADER + self.len
     }
@@ -118,14 +118,14 @@ pub(super) fn may_be_kind(byte: u8) -> bool {
     Kind::from_byte(byte & !BEGINS_GROUP).is_some()
 }
 
-/// The whole record at the front of `bytes`: its header and payload, if both are as they were written.
+/// The whole record at the front of `bytes`: its header and payload, if both are intact.
 pub(super) fn parse(bytes: &[u8], place: Place) -> Option<(Header, &[u8])> {
     let header = Header::parse(bytes, place)?;
     let payload = bytes.get(HEADER..header.record_len())?;
     header.fits(payload).then_some((header, payload))
 }
 
-/// Appends the payload of an enqueue record that will stand at `lsn`.
+/// Appends the payload of an enqueue record that will be at `lsn`.
 pub(super) fn put_enqueue(into: &mut Vec<u8>, lsn: u64, queue: QueueId, entries: &[Entry]) {
     let expires = entries.iter().any(|entry| entry.expires != 0);
     varint::put(into, queue.0);
@@ -166,7 +166,7 @@ pub(super) fn put_ranges(into: &mut Vec<u8>, queue: QueueId, count: Option<u32>,
     }
     let mut from = 0;
     for range in ranges {
-        // Positions that were settled out of order give a distance below zero, which wraps.
+        // Positions that were settled out of order give a negative distance, which wraps.
         varint::put(into, zigzag(range.first.wrapping_sub(from) as i64));
         varint::put(into, range.last - range.first);
         from = range.last + 1;
@@ -191,15 +191,16 @@ pub(super) fn take_ranges(mut from: &[u8], counted: bool) -> Option<(QueueId, u3
     Some((queue, count, ranges))
 }
 
-/// Appends the payload of a transfer record that will stand at `lsn`: the records that begin to count, then what leaves.
+/// Appends the payload of a transfer record that will be at `lsn`: the records that take effect, then the ranges that
+/// leave.
 pub(super) fn put_transfer(into: &mut Vec<u8>, lsn: u64, enqueued: &[Lsn], queue: QueueId, ranges: &[Range]) {
     varint::put(into, enqueued.len() as u64);
     enqueued.iter().for_each(|record| varint::put(into, lsn.wrapping_sub(record.0)));
     put_ranges(into, queue, None, ranges);
 }
 
-/// Reads the first part of a transfer record's payload: the records that begin to count. What is left of `from` is a settle
-/// record's payload.
+/// Reads the first part of a transfer record's payload: the records that take effect. The rest of `from` is then a
+/// settle record's payload.
 pub(super) fn take_transfer(from: &mut &[u8], lsn: u64) -> Option<SmallVec<[Lsn; 4]>> {
     let count = varint::take(from)?;
     (0..count).map(|_| lsn.checked_sub(varint::take(from)?).map(Lsn)).collect()

@@ -1,4 +1,4 @@
-//! Opening a journal: what it holds comes back, or it says why not.
+//! Opening a journal: recovers its contents, or reports why it cannot.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -21,22 +21,22 @@ use super::{Figures, Journal, QueueLog, Settings};
 use crate::disk::Disk;
 use crate::waiters::Waiters;
 
-/// What a journal held.
+/// The recovered contents of a journal.
 #[derive(Default)]
 pub struct Recovered {
-    /// Every queue that a record names, also those that were deleted since: see `Journal::forget`.
+    /// Every queue that a record names, including those deleted since: see `Journal::forget`.
     pub queues: Vec<RecoveredQueue>,
-    /// What was read.
+    /// What the scan has found.
     pub report: Report,
 }
 
-/// What a journal held for one queue.
+/// The recovered contents of a journal for one queue.
 pub struct RecoveredQueue {
     /// The queue, with its live messages.
     pub queue: Arc<QueueLog>,
-    /// All positions that were settled, ascending: to be settled wherever else they live.
+    /// All positions that were settled, ascending: to be settled wherever else they are stored.
     pub settled: Vec<Range>,
-    /// All that was told of deliveries, in order: for messages that live elsewhere.
+    /// All recorded deliveries, in order: for messages that are stored elsewhere.
     pub delivered: Vec<(Range, u32)>,
     /// Higher than any position that a record names.
     pub next_position: u64,
@@ -45,7 +45,7 @@ pub struct RecoveredQueue {
 /// Why a journal was not opened.
 #[derive(Debug)]
 pub enum OpenError {
-    /// The file system's answer.
+    /// The file system's error.
     Disk(io::Error),
     /// Written by another version of this program.
     UnknownVersion {
@@ -54,7 +54,7 @@ pub enum OpenError {
         /// The version it names.
         version: u32,
     },
-    /// Records that were on disk once are damaged; [`repair`] gives them up, and only them.
+    /// Records that were once on disk are damaged; [`repair`] discards them, and only them.
     Damaged(Box<Report>),
 }
 
@@ -79,23 +79,23 @@ pub fn open(
     Ok((Committer::new(journal, writer, hooks), Recovered { queues, report }))
 }
 
-/// Reads the journal of a data folder and reports what is wrong with it. Changes nothing.
+/// Reads the journal of a data folder and reports its faults. Changes nothing.
 ///
 /// # Errors
-/// When it cannot be read at all.
+/// If it cannot be read at all.
 pub fn check(disk: &dyn Disk) -> Result<Report, OpenError> {
     scan(disk, |_| {}).map(|scan| scan.report)
 }
 
-/// Gives up damaged records, so that the journal can be opened, and reports what that was. What is whole is not touched, and
-/// what is damaged is not overwritten but for a record's first bytes. A file without a header is kept under another name.
+/// Discards damaged records, so that the journal can be opened, and reports them. Intact records are not touched, and
+/// of damaged ones only the first bytes are overwritten. A file without a header is kept under another name.
 ///
 /// # Errors
-/// When something cannot be read or written.
+/// If something cannot be read or written.
 pub fn repair(disk: &dyn Disk) -> Result<Report, OpenError> {
     let found = scan(disk, |_| {})?;
     let (report, mut fixes) = (found.report, found.fixes);
-    // A file that has lost all its records leaves a gap that shows only once it counts for nothing.
+    // A file that has lost all its records leaves a gap that shows only once the file is ignored.
     for _ in 0..REPAIR_PASSES {
         for fix in &fixes {
             fix.apply(disk)?;
@@ -108,9 +108,9 @@ pub fn repair(disk: &dyn Disk) -> Result<Report, OpenError> {
     Ok(report)
 }
 
-/// The last group may be in the kernel's memory only, after a failed sync even if it can be read. So it is taken back into
-/// memory, as if it had just been appended, and goes to the first segment of this run. Until all of it is there, the old copy
-/// is what counts.
+/// After a failed sync the last group may be in the kernel's memory only, even if it can be read. So it is taken back
+/// into memory, as if it had just been appended, and goes to the first segment of this run. Until all of it is there,
+/// the old copy counts.
 fn build(disk: Arc<dyn Disk>, settings: Settings, mut scan: Scan) -> (Arc<Journal>, Writer) {
     let incarnation = scan.incarnation + 1;
     let (mut base, mut tail) = (LOG_START, Vec::new());
@@ -158,7 +158,7 @@ struct Replay {
     queues: HashMap<QueueId, Replayed>,
     entries: Vec<Entry>,
     lost: RangeSet,
-    /// What entered which queue with a transfer that is not complete, by the LSN of the record.
+    /// Queues and ranges that an incomplete transfer has entered, by the LSN of the record.
     unfinished: HashMap<u64, (QueueId, Vec<Range>)>,
     /// LSN of the first record.
     start: Option<u64>,
@@ -195,14 +195,14 @@ impl Replay {
         }
     }
 
-    /// Returns the queue that [`Replay::entries`] entered.
+    /// Adds the entries of a record to their queue, which is returned; [`Replay::entries`] then has them.
     fn enqueue(&mut self, payload: &[u8], lsn: u64, start: u64) -> Option<QueueId> {
         let id = take_enqueue(payload, lsn, &mut self.entries)?;
         let queue = self.queues.entry(id).or_default();
         for entry in &self.entries {
             queue.next_position = queue.next_position.max(entry.position + 1);
             let message = entry.message.to_u64();
-            // A message of a retired segment was moved to the queue's own segments.
+            // The messages of a retired segment have been moved to the queue's own segments.
             if (start..lsn).contains(&message) && !self.lost.contains(message) {
                 queue.index.push(entry);
             }
@@ -217,7 +217,7 @@ impl Replay {
         self.settle(rest);
     }
 
-    /// The log ended before these transfers were complete: what they moved is still where it was.
+    /// Undoes transfers that were not complete when the log ended: their messages are still in the source queue.
     fn undo_unfinished(&mut self) {
         for (id, entered) in std::mem::take(&mut self.unfinished).into_values() {
             let queue = self.queues.entry(id).or_default();
@@ -294,5 +294,5 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// Each pass closes the gap before one file at least; more files than this do not lose all their records at once.
+/// Each pass closes the gap before at least one file; more files than this do not lose all their records at once.
 const REPAIR_PASSES: usize = 16;

@@ -1,4 +1,4 @@
-//! Retiring: the oldest part of the log is given up, once its messages are settled or live elsewhere.
+//! Retiring: the oldest part of the log is dropped once its messages are settled or stored elsewhere.
 
 use std::sync::Arc;
 use std::{fmt, io};
@@ -15,7 +15,8 @@ pub struct Segment {
     pub first: Lsn,
     /// LSN behind its last record.
     pub end: Lsn,
-    /// How many messages are still needed from it: once for each queue, and those on their way to their queues.
+    /// How many messages are still needed from it: counted once for each queue, and those on their way to their
+    /// queues.
     pub live: u64,
     /// Whether all of it is on disk and nothing will be added.
     pub sealed: bool,
@@ -26,7 +27,8 @@ pub struct Segment {
 pub enum RetireError {
     /// It is not the oldest, it is still written to, or messages are on their way: try again later.
     Busy(Segment),
-    /// The log has let it go, but its file could not be recycled. The next call does it; until then nothing more is retired.
+    /// The log has dropped it, but its file could not be recycled. The next call does so; until then no other segment
+    /// is retired.
     Disk(io::Error),
 }
 
@@ -42,13 +44,14 @@ impl Journal {
             first: Lsn(extent.first),
             end: Lsn(extent.end),
             live: extent.live,
-            // Something behind it must be on disk too: what was found at the start behind an extent is yet to be repeated.
+            // Some record behind it must be on disk too: records found at the start behind an extent are yet to be
+            // repeated.
             sealed: Some(extent.first) != last && extent.end < durable.0,
         })
     }
 
-    /// What queues still need of a segment, queue by queue: their messages in order of position, and all that are before them.
-    /// The bodies come from [`Journal::reader`].
+    /// The messages of a segment that queues still need, by queue: in order of position, with all messages before
+    /// them. The bodies come from [`Journal::reader`].
     pub fn live_messages(&self, segment: Segment) -> impl Iterator<Item = (Arc<QueueLog>, Vec<LiveMessage>)> {
         let mut queues: Vec<_> = self.queues.lock().values().cloned().collect();
         queues.sort_unstable_by_key(|queue| queue.id());
@@ -58,8 +61,9 @@ impl Journal {
         })
     }
 
-    /// Messages of a queue have a copy elsewhere that is on disk, and are not the journal's any more. Returns the positions
-    /// that were settled since [`Journal::live_messages`] listed them: they are to be settled in the copy too.
+    /// Removes messages of a queue from the journal once they have a copy elsewhere that is on disk. Returns the
+    /// positions that were settled since [`Journal::live_messages`] listed them: they are to be settled in the copy
+    /// too.
     pub fn moved(&self, queue: &QueueLog, positions: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut settled = Vec::new();
         let mut messages = Vec::new();
@@ -77,8 +81,8 @@ impl Journal {
         settled
     }
 
-    /// Gives up the oldest segment. All its messages must be settled or [moved](Journal::moved), and what was settled of
-    /// other places by its records must be on disk there.
+    /// Drops the oldest segment. All its messages must be settled or [moved](Journal::moved); where its records
+    /// settled messages that are stored elsewhere, that must be on disk there.
     ///
     /// # Errors
     /// See [`RetireError`].
@@ -102,8 +106,8 @@ impl Journal {
 }
 
 impl QueueLog {
-    /// All messages up to the last one that lies before `end`: a queue's order may differ a little from the log's, and they
-    /// are to be moved in the queue's.
+    /// All messages up to the last one that lies before `end`: a queue's order may differ a little from the log's,
+    /// and messages are moved in the queue's order.
     fn live_before(&self, end: Lsn) -> Vec<LiveMessage> {
         let mut last = None;
         self.each(|live| {
@@ -124,7 +128,8 @@ impl QueueLog {
         found
     }
 
-    /// Shows the live messages in order as long as `each` wants more. In steps, since the queue's publishers wait meanwhile.
+    /// Calls `each` with the live messages in order until it returns `false`. Works in steps, since the queue's
+    /// publishers wait meanwhile.
     fn each(&self, mut each: impl FnMut(LiveMessage) -> bool) {
         let mut from = 0;
         loop {
@@ -145,7 +150,7 @@ impl QueueLog {
 }
 
 impl QueueLog {
-    /// Which queue it is.
+    /// The queue's number.
     pub fn id(&self) -> QueueId {
         self.id
     }
@@ -162,5 +167,5 @@ impl fmt::Display for RetireError {
 
 impl std::error::Error for RetireError {}
 
-/// Entries looked at under a queue's lock, in well under a millisecond.
+/// Entries looked at under one lock of a queue, in well under a millisecond.
 const STEP: usize = 16 << 10;

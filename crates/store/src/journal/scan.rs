@@ -1,4 +1,4 @@
-//! Reads the segment files, in the order of the log, and finds what is wrong with them.
+//! Reads the segment files, in the order of the log, and finds damage in them.
 
 use std::sync::Arc;
 use std::{fmt, io};
@@ -10,7 +10,7 @@ use super::recovery::OpenError;
 use super::segment::{self, DATA_START, FOLDER, FileUse, SegmentFile, SegmentHeader, SharedFile};
 use crate::disk::Disk;
 
-/// What was found in a journal.
+/// Findings about a journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// Segment files with records.
@@ -21,45 +21,45 @@ pub struct Report {
     pub end: Lsn,
     /// LSN of the first record, and number, of each of these files.
     pub(crate) files: Vec<(Lsn, u64)>,
-    /// Bytes of records.
+    /// Number of bytes in all records.
     pub bytes: u64,
-    /// Records.
+    /// Number of records.
     pub records: u64,
     /// Set if the log ends in the middle of a record, as a crash leaves it.
     pub torn: Option<Torn>,
-    /// What is damaged: bytes that were on disk once and are not, or not as they were.
+    /// Damage: bytes that were once on disk and are now missing or changed.
     pub problems: Vec<Problem>,
 }
 
-/// A torn end: what was being written when the process or the machine stopped, and had not been confirmed to anybody.
+/// A torn end: data being written when the process or the machine stopped, none of which was confirmed to any client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Torn {
     /// Path of the last file, in the data folder.
     pub file: String,
-    /// Where in the file it begins, in bytes.
+    /// Offset in the file at which it begins, in bytes.
     pub offset: u64,
-    /// How many bytes are cut off, as far as can be told.
+    /// How many bytes are cut off, as far as is known.
     pub bytes: u64,
-    /// How many records they begin, as far as can be told.
+    /// How many records begin in them, as far as is known.
     pub records: u64,
 }
 
-/// A damaged place.
+/// A damaged location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// Path of the file, in the data folder.
     pub file: String,
-    /// Where in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Where in the log.
+    /// LSN of the damage.
     pub at: Lsn,
     /// How many bytes cannot be read.
     pub lost: u64,
-    /// What is wrong.
+    /// Description of the fault.
     pub what: &'static str,
 }
 
-/// What a scan has found.
+/// The result of a scan.
 #[derive(Default)]
 pub(super) struct Scan {
     pub(super) report: Report,
@@ -67,44 +67,44 @@ pub(super) struct Scan {
     pub(super) extents: Vec<Extent>,
     /// Numbers of spare files, ascending.
     pub(super) spares: Vec<u64>,
-    /// Numbers of files that hold nothing of use: their records are in other files too, or they were given up.
+    /// Numbers of files without useful contents: their records are in other files too, or they were abandoned.
     pub(super) superseded: Vec<u64>,
     pub(super) next_sequence: u64,
     /// The highest incarnation of any header.
     pub(super) incarnation: u64,
-    /// Where the log ends.
+    /// LSN at which the log ends.
     pub(super) end: u64,
-    /// Where its last group begins, and that group's records.
+    /// LSN at which its last group begins, and that group's records.
     pub(super) tail_first: u64,
     pub(super) tail: Vec<u8>,
     pub(super) fixes: Vec<Fix>,
 }
 
-/// What a repair does.
+/// A step of a repair.
 pub(super) enum Fix {
-    /// Makes one record that counts for nothing of some bytes.
+    /// Turns damaged bytes into one record that is ignored.
     Skip { file: SharedFile, lsn: u64, len: usize },
-    /// Lets the log go on at a file's first record, though it ended earlier.
+    /// Lets the log continue at a file's first record, although it ended earlier.
     Bridge { file: SharedFile, previous_end: u64 },
-    /// Puts a file aside.
+    /// Renames a file so that it no longer belongs to the log.
     PutAside { sequence: u64 },
 }
 
-/// What a scan comes across.
+/// An item that a scan comes across.
 pub(super) enum Found<'a> {
     Record {
         lsn: u64,
         kind: Kind,
         payload: &'a [u8],
     },
-    /// Bytes from one LSN to another that hold nothing.
+    /// Bytes from one LSN to another that hold no record.
     Lost {
         from: u64,
         to: u64,
     },
 }
 
-/// Reads everything, and tells each record in order.
+/// Reads everything, and calls `each` with the records in order.
 pub(super) fn scan(disk: &dyn Disk, mut each: impl FnMut(Found<'_>)) -> Result<Scan, OpenError> {
     let mut scan = Scan::default();
     let mut files = scan.open_files(disk)?;
@@ -162,7 +162,7 @@ impl Scan {
             match segment::file_use(&bytes, sequence) {
                 FileUse::Segment(header) => {
                     self.incarnation = self.incarnation.max(header.incarnation);
-                    // Files are used in the order of their numbers, so a spare one before this was given up.
+                    // Files are used in the order of their numbers, so a spare one before this was abandoned.
                     self.superseded.append(&mut self.spares);
                     let len = file.len()?;
                     files.push(Arc::new(SegmentFile { header, file, len }));
@@ -248,8 +248,8 @@ impl Scan {
     }
 }
 
-/// Whether a file was to repeat the end of the log, and does not have all of that: the power failed before, and the copy in an
-/// earlier file is still good.
+/// Whether a file was to repeat the end of the log, and does not have all of it: the power failed before, and the
+/// copy in an earlier file is still good.
 fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
     let SegmentHeader { first, incarnation, repeats_until, .. } = file.header;
     if repeats_until <= first {
@@ -269,21 +269,21 @@ fn is_unfinished(file: &SharedFile) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Told of a file when the one before it ends too early.
+/// Reported for a file if the one before it ends too early.
 pub(super) const GAP: &str = "records before this file are damaged or missing";
 
-/// What is behind the last record that is whole.
+/// Contents behind the last intact record.
 enum Behind {
-    /// A damaged record, and whole ones from here on.
+    /// A damaged record, and intact ones from this offset on.
     Records(usize),
-    /// Some of what was about to be written when it ended.
+    /// Part of what was about to be written when the log ended.
     Torn { bytes: u64, records: u64 },
-    /// Zeros, or bytes of earlier days.
+    /// Zeros, or old bytes of a recycled file.
     Nothing,
 }
 
-/// Looks for whole records after a damaged one. In the last file they mean nothing unless a group begins among them: then the
-/// damaged record was on disk once, and else it is where the log was torn.
+/// Looks for intact records after a damaged one. In the last file they mean nothing unless a group begins among them:
+/// then the damaged record was once on disk, and otherwise it is the point at which the log was torn.
 fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind {
     let place = |start: usize| Place { lsn: header.first + start as u64, incarnation: header.incarnation };
     let mut next = None;
@@ -292,7 +292,7 @@ fn behind(bytes: &[u8], bad: usize, header: SegmentHeader, last: bool) -> Behind
         (end, records) = (bytes.len().min(bad + record.record_len()), 1);
     }
     for start in bad + HEADER..bytes.len().saturating_sub(HEADER - 1) {
-        // Most of what is looked at is zeros or text.
+        // Most of the bytes looked at are zeros or text.
         if !record::may_be_kind(bytes[start + 4]) {
             continue;
         }
@@ -332,7 +332,7 @@ pub(super) fn rewrite(tail: &[u8], first: u64, from: u64, to: u64) -> Vec<u8> {
 }
 
 impl Fix {
-    /// Does it, and makes it durable.
+    /// Applies the fix, and makes it durable.
     pub(super) fn apply(&self, disk: &dyn Disk) -> io::Result<()> {
         match self {
             Self::Skip { file, lsn, len } => {

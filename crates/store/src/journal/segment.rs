@@ -1,8 +1,9 @@
-//! Segment files: their names and what they begin with.
+//! Segment files: their names and headers.
 //!
-//! A file's name is its number in the order of writing. A header says where in the log its records begin; a file whose header
-//! names another number (or that begins with zeros) is spare: it is kept to be written over, since bytes that are allocated
-//! already are synced faster. The header is there twice, in two sectors, so that a damaged byte does not cost a segment.
+//! A file's name is its number in the order of writing. A header says where in the log its records begin; a file
+//! whose header names another number (or that begins with zeros) is spare: it is kept to be overwritten, since syncs
+//! are faster into bytes that are already allocated. The header exists twice, in two sectors, so that a damaged byte
+//! does not cost a segment.
 
 use std::io;
 use std::sync::Arc;
@@ -14,27 +15,28 @@ use crate::disk::{Disk, DiskFile};
 pub(super) struct SegmentHeader {
     /// The file's number.
     pub(super) sequence: u64,
-    /// Which run of the log wrote it; each run has a higher number than any that a header has.
+    /// The run of the log that wrote it; each run has a higher number than any that a header has.
     pub(super) incarnation: u64,
     /// LSN of the first record.
     pub(super) first: u64,
-    /// Where the log ended before: the same LSN, unless a repair gave up what was between.
+    /// End of the log before this file: the same LSN, unless a repair discarded the records between.
     pub(super) previous_end: u64,
-    /// Up to here the records repeat what an earlier file may have; the file counts only if all of them are there.
+    /// Up to this LSN the records repeat those that an earlier file may have; the file counts only if all of them are
+    /// there.
     pub(super) repeats_until: u64,
 }
 
-/// What a file's first bytes say.
+/// The use of a file, according to its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileUse {
     /// It holds records.
     Segment(SegmentHeader),
-    /// It waits to be used, and may hold records of that incarnation and earlier ones.
+    /// It is ready to be used, and may hold records of that incarnation and earlier ones.
     Spare {
-        /// 0 for one that was never used.
+        /// 0 for a file that was never used.
         incarnation: u64,
     },
-    /// It cannot be told.
+    /// Its use cannot be determined.
     Damaged,
 }
 
@@ -42,11 +44,11 @@ pub(super) enum FileUse {
 pub(super) struct SegmentFile {
     pub(super) header: SegmentHeader,
     pub(super) file: Box<dyn DiskFile>,
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub(super) len: u64,
 }
 
-/// Shared by those who write and who read.
+/// Shared by the writer and the readers.
 pub(super) type SharedFile = Arc<SegmentFile>;
 
 impl SegmentHeader {
@@ -87,20 +89,20 @@ impl SegmentHeader {
     }
 }
 
-/// Tells from its first bytes what the file of number `sequence` is.
+/// Determines from its first bytes the use of the file of number `sequence`.
 pub(super) fn file_use(bytes: &[u8], sequence: u64) -> FileUse {
     let copies = COPIES.map(|at| SegmentHeader::parse(bytes.get(at..).unwrap_or_default()));
     if let Some(header) = copies.iter().flatten().find(|header| header.sequence == sequence) {
         return FileUse::Segment(*header);
     }
     let blank = |at: usize| bytes.iter().skip(at).take(LENGTH).all(|byte| *byte == 0);
-    // A write that failed half way tears one copy at most, and only while the file is not in use.
+    // A write that failed half way tears at most one copy, and only while the file is not in use.
     let spare = COPIES.iter().zip(copies).any(|(&at, copy)| blank(at) || copy.is_some());
     let incarnation = copies.iter().flatten().map(|copy| copy.incarnation).max().unwrap_or(0);
     if spare { FileUse::Spare { incarnation } } else { FileUse::Damaged }
 }
 
-/// Whether the header names a version of the format that is not known here.
+/// The format version that the header names, if it is not known here.
 pub(super) fn unknown_version(bytes: &[u8]) -> Option<u32> {
     let copy = bytes.get(..LENGTH)?;
     let version = u32::from_le_bytes(*copy[8..].first_chunk()?);
@@ -113,7 +115,7 @@ pub(super) fn path(sequence: u64) -> String {
     format!("{FOLDER}/{sequence:016x}{SUFFIX}")
 }
 
-/// Whether there is a segment file.
+/// Whether there is any segment file.
 pub(crate) fn has_segments(disk: &dyn Disk) -> io::Result<bool> {
     Ok(disk.list(FOLDER)?.iter().any(|name| sequence_of(name).is_some()))
 }
@@ -124,14 +126,14 @@ pub(super) fn sequence_of(name: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 16)
 }
 
-/// Makes a file so long, and its room its own, without writing it.
+/// Extends a file to `len` bytes and allocates them, without writing.
 pub(super) fn reserve(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     file.reserve(len)?;
     file.set_len(len)?;
     file.sync()
 }
 
-/// Fills a file with zeros, so that its room is its own and later syncs have only bytes to write.
+/// Fills a file with zeros, so that its space is allocated and later syncs have only bytes to write.
 pub(super) fn fill(file: &dyn DiskFile, len: u64) -> io::Result<()> {
     file.reserve(len)?;
     let zeros = vec![0; FILL_STEP.min(len) as usize];
@@ -153,15 +155,15 @@ fn crc(copy: &[u8]) -> u32 {
 
 /// The folder of the segments.
 pub(super) const FOLDER: &str = "journal";
-/// Where in a file the records begin: the header's page is never written again with them.
+/// Offset in a file at which the records begin: the header's page is never rewritten with them.
 pub(super) const DATA_START: u64 = 4096;
-/// Changes with the meaning of anything on disk. Version 1 knew no transfers.
+/// Changes with the meaning of anything on disk. Version 1 had no transfers.
 const VERSION: u32 = 2;
 const KNOWN_VERSIONS: std::ops::RangeInclusive<u32> = 1..=VERSION;
 const MAGIC: &[u8; 8] = b"lvrtjrnl";
 const SUFFIX: &str = ".segment";
 const LENGTH: usize = 56;
-/// Where the header's copies begin: in different sectors, also where sectors have 4096 bytes one of them is enough.
+/// Offsets of the header's copies: in different sectors, even with sectors of 4096 bytes, of which one is enough.
 const COPIES: [usize; 2] = [0, 2048];
 /// Large enough to be fast, small enough to be no burden.
 const FILL_STEP: u64 = 1 << 20;

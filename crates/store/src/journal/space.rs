@@ -1,13 +1,13 @@
-//! How much of the disk the log may take for itself.
+//! How much of the disk the log may use.
 //!
 //! | free space above the limit | the log |
 //! |---|---|
-//! | more than three segments | puts a segment aside in advance, and keeps retired ones to be written over |
+//! | free space above the limit | what the log does |
 //! | less than two segments ("short") | gives those back, and takes small segments as it needs them |
 //! | nothing | publishers are blocked by the alarm; what settles messages and declares goes on |
 //!
-//! Besides there is a reserve of small segments, which are used when the disk is full although it should not be:
-//! acknowledgements must get to the disk, or nothing that is consumed could ever be given back.
+//! There is also a reserve of small segments, which are used when the disk is full although it should not be:
+//! acknowledgements must get to the disk, or the space of consumed messages could never be freed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::segment::DATA_START;
 use crate::disk::Disk;
 
-/// Shared by those who append, write, prepare and retire.
+/// Shared by the code that appends, writes, prepares and retires.
 pub(super) struct Space {
     disk: Arc<dyn Disk>,
     segment_size: u64,
@@ -33,7 +33,7 @@ impl Space {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Measures, and tells whether space is short.
+    /// Measures the free space, and returns whether it is short.
     pub(super) fn look(&self) -> bool {
         let enough = if self.is_short() { ENOUGH_AGAIN } else { ENOUGH };
         let short = self.above_limit() < self.segment_size.saturating_mul(enough);
@@ -41,12 +41,12 @@ impl Space {
         short
     }
 
-    /// Whether space was short when it was last measured.
+    /// Whether space was short at the last measurement.
     pub(super) fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)
     }
 
-    /// Bytes that may be taken without going below the limit. A disk that does not tell has enough.
+    /// Bytes that may be used without going below the limit. A disk that does not report its free space has enough.
     pub(super) fn above_limit(&self) -> u64 {
         self.free().saturating_sub(self.limit.load(Ordering::Relaxed))
     }
@@ -68,9 +68,10 @@ impl Space {
     }
 }
 
-/// Segments that fit above the limit: the one in use may be given up for another at any time, and one is put aside.
+/// Segments that must fit above the limit: the current one may have to be replaced at any time, and one is put aside.
 const ENOUGH: u64 = 2;
 /// One more, so that giving one back is not the reason to put it aside again.
 const ENOUGH_AGAIN: u64 = 3;
-/// A small segment is this part of a segment: 4 MiB. It is given back soon, and still holds thousands of messages.
+/// A small segment is this fraction of a segment: 4 MiB. It is given back soon, and still holds thousands of
+/// messages.
 const SMALL: u64 = 16;

@@ -1,8 +1,8 @@
-//! Segment files that wait to be written over, and retired ones on their way there.
+//! Segment files that are ready to be overwritten, and retired ones that will be.
 //!
-//! Numbers are given out in the order of use, so that the order of names is the order of the log. A name is durable before
-//! its file is used, and a retired file is gone for good before the next one goes: after a crash at most the one that was
-//! retired last is there again, never one from the middle.
+//! Numbers are assigned in the order of use, so that the order of names is the order of the log. A name is durable
+//! before its file is used, and the removal of a retired file is durable before the next one is removed: after a
+//! crash at most the one that was retired last is there again, never one from the middle.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use super::segment::{self, FOLDER, SharedFile};
 use super::space::Space;
 use crate::disk::{Disk, DiskFile, is_full};
 
-/// Spare files, shared by those who write, prepare and retire.
+/// Spare files, shared by the code that writes, prepares and retires.
 pub(super) struct Spares {
     disk: Arc<dyn Disk>,
     space: Arc<Space>,
@@ -26,9 +26,9 @@ pub(super) struct Spares {
 /// How a file is prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
-    /// Written once: later syncs have only bytes to write.
+    /// Filled with zeros: later syncs have only bytes to write.
     Zeros,
-    /// Set aside: later syncs have to note what is in use, too, which costs large groups next to nothing.
+    /// Allocated: later syncs also have to record which blocks are in use, which costs large groups next to nothing.
     Reserved,
 }
 
@@ -38,14 +38,14 @@ struct State {
     next_sequence: u64,
     /// The folder must be synced before any file in it is used.
     unsynced: bool,
-    /// Small segments that are reserved, see [`RESERVED_SEGMENTS`].
+    /// Number of small segments that are reserved, see [`RESERVED_SEGMENTS`].
     reserved: usize,
-    /// One had to be used or given free, and has not been replaced.
+    /// A reserved segment had to be used or freed, and has not been replaced.
     is_reserve_used: bool,
-    /// Numbers of files that came to nothing and could not be removed yet.
+    /// Numbers of abandoned files that could not be removed yet.
     leftover: Vec<u64>,
     retiring: VecDeque<SharedFile>,
-    /// What was done to the first of those that retire: its new number if it got one.
+    /// Progress with the first file of `retiring`: set once it is renamed, to its new number if it got one.
     renamed: Option<Option<u64>>,
     stopping: bool,
 }
@@ -59,7 +59,7 @@ impl Spares {
         leftover: Vec<u64>,
         next_sequence: u64,
     ) -> Self {
-        // Those of an earlier run. In a copy of its folder they hold nothing.
+        // Those of an earlier run. In a copy of its folder they are empty.
         let names = disk.list(FOLDER).unwrap_or_default();
         let size = space.small_segment();
         let is_there = |path: &String| names.iter().any(|name| *path == format!("{FOLDER}/{name}"));
@@ -80,8 +80,9 @@ impl Spares {
         Self { disk, space, segment_size, state: Mutex::new(state), used_one: Condvar::new() }
     }
 
-    /// Opens a file with room for `needed` bytes to begin a segment in, under a durable name. If it is not used, it must be
-    /// removed. While space is short the file is small, and only becomes as long as what is written to it.
+    /// Opens a file with room for `needed` bytes to begin a segment in, under a durable name. If it is not used, it
+    /// must be removed. While space is short the file is small, and grows only with the records that are written to
+    /// it.
     pub(super) fn take(&self, needed: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut size = self.segment_size;
         if self.space.look() {
@@ -99,8 +100,8 @@ impl Spares {
         }
     }
 
-    /// The same in a reserved segment, after an error: the disk is full. The file gets another name and is never given free in
-    /// between, when others might take its place.
+    /// Like `take` in a reserved segment, after an error: the disk is full. The file is renamed and its space is
+    /// never freed in between, when another process might take it.
     fn begin_reserved(&self, needed: u64, error: io::Error) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let size = self.space.small_segment();
         let mut state = self.state.lock();
@@ -116,7 +117,7 @@ impl Spares {
         self.opened(sequence, size, true)
     }
 
-    /// Opens a file that is ready, or a new one, of so many bytes.
+    /// Opens a file that is ready, or a new one of `size` bytes.
     fn begin(&self, size: u64) -> io::Result<(u64, Box<dyn DiskFile>, u64)> {
         let mut state = self.state.lock();
         if state.unsynced {
@@ -152,7 +153,7 @@ impl Spares {
         Ok((file, len.max(needed)))
     }
 
-    /// Lets go of a file that came to nothing. That it comes back after a crash does no harm as long as the file that took its
+    /// Removes an abandoned file. If it comes back after a crash that does no harm, as long as the file that took its
     /// place is there.
     pub(super) fn remove(&self, sequence: u64) {
         let mut state = self.state.lock();
@@ -162,13 +163,13 @@ impl Spares {
         }
     }
 
-    /// Removes files that are put aside. The log takes what it needs then as it goes.
+    /// Removes files that are put aside. The log then takes space as it needs it.
     pub(super) fn give_back(&self) {
         let ready = std::mem::take(&mut self.state.lock().ready);
         ready.into_iter().for_each(|sequence| self.remove(sequence));
     }
 
-    /// Reserves small segments for the day on which the disk is full, if that is not done and there is enough space.
+    /// Reserves small segments for the time when the disk is full, if that is not done and there is enough space.
     pub(super) fn keep_reserve(&self) {
         let mut state = self.state.lock();
         let size = self.space.small_segment();
@@ -180,7 +181,8 @@ impl Spares {
             let path = reserve_path(state.reserved);
             if let Err(error) = self.disk.open(&path).and_then(|file| file.reserve(size)) {
                 drop(self.disk.remove(&path));
-                // Some file systems cannot, and then there is none; others are full though they tell of space.
+                // Some file systems cannot, and then there is no reserve; others are full though they report free
+                // space.
                 state.is_reserve_used &= is_full(&error);
                 return;
             }
@@ -189,10 +191,10 @@ impl Spares {
         state.is_reserve_used = false;
     }
 
-    /// Gives the reserve free: the disk is full, and what is to be written does not fit into a reserved segment.
+    /// Frees the reserve: the disk is full, and the records to be written do not fit into a reserved segment.
     pub(super) fn release_reserve(&self) {
         let mut state = self.state.lock();
-        // There may be one of an earlier run.
+        // An earlier run may have left one.
         let names = self.disk.list(FOLDER).unwrap_or_default();
         for name in names.iter().filter(|name| name.starts_with(RESERVE_NAME)) {
             if self.disk.remove(&format!("{FOLDER}/{name}")).is_ok() {
@@ -202,12 +204,12 @@ impl Spares {
         state.reserved = 0;
     }
 
-    /// Whether something of the reserve had to be used, and there is not enough space to replace it.
+    /// Whether some of the reserve had to be used, and there is not enough space to replace it.
     pub(super) fn is_reserve_used(&self) -> bool {
         self.state.lock().is_reserve_used
     }
 
-    /// Puts a file aside if there is none, and space is not short. `false` if it did not.
+    /// Puts a file aside if there is none, and space is not short. Returns `false` if it did not.
     pub(super) fn prepare(&self, room: Room) -> io::Result<bool> {
         if !self.state.lock().ready.is_empty() || self.space.look() {
             return Ok(false);
@@ -231,11 +233,12 @@ impl Spares {
         Ok(true)
     }
 
-    /// Takes files that the log needs no more, and those that an earlier call could not deal with.
+    /// Takes files that the log no longer needs, and those that an earlier call could not deal with.
     pub(super) fn recycle(&self, files: impl IntoIterator<Item = SharedFile>) -> io::Result<()> {
         let mut state = self.state.lock();
         state.retiring.extend(files);
-        // What went before must be gone for good: else it may be back after a crash when this file is not.
+        // The removal of earlier files must be durable first, or they may be back after a crash when this file is
+        // not.
         if !state.retiring.is_empty() {
             while let Some(sequence) = state.leftover.last() {
                 self.disk.remove(&segment::path(*sequence))?;
@@ -257,7 +260,7 @@ impl Spares {
             self.disk.sync_folder(FOLDER)?;
             state.renamed = None;
             state.retiring.pop_front();
-            // If a number was given out since, this one would be used out of order.
+            // If a number was assigned since, this one would be used out of order.
             match new {
                 Some(new) if state.next_sequence == new + 1 => state.ready.push_back(new),
                 Some(new) => state.leftover.push(new),
@@ -318,7 +321,8 @@ fn reserve_path(number: usize) -> String {
 const PREPARING: &str = "journal/preparing";
 /// Reserved segments are `reserve-0` and so on.
 const RESERVE_NAME: &str = "reserve";
-/// Small segments that are reserved: for what waits to be written when the disk is full, and acknowledgements after it.
+/// Small segments that are reserved: for records waiting to be written when the disk is full, and acknowledgements
+/// after it.
 const RESERVED_SEGMENTS: usize = 2;
-/// So many retired segments are kept to be written over; more would only take room.
+/// Number of retired segments that are kept to be overwritten; more would only take space.
 const SPARES_KEPT: usize = 3;

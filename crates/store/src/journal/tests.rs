@@ -87,7 +87,7 @@ fn a_torn_end_is_told_with_its_place_and_is_no_damage() {
     let (file, last) = (disk.files()[0].clone(), offsets[2]);
     disk.damage(&file, |bytes| bytes[last as usize + 20] ^= 1);
     let report = check(&disk).unwrap();
-    // The message of 700 bytes and what puts it into its queue, each with a header of 12.
+    // The message of 700 bytes and its enqueue record, each with a header of 12.
     let torn = report.torn.expect("torn");
     assert_eq!((&torn.file, torn.offset, torn.records), (&file, last, 2));
     assert!((725..740).contains(&torn.bytes), "{torn}");
@@ -213,7 +213,7 @@ fn start(disk: &SimDisk) -> Committer {
     open(Arc::new(disk.clone()), settings, Box::new(())).unwrap().0
 }
 
-/// What an opened journal has for the queue; every one of its messages is read.
+/// The messages that an opened journal has for the queue; every one of them is read.
 fn open_again(disk: &SimDisk) -> Result<Vec<LiveMessage>, OpenError> {
     let settings = Settings { segment_size: 12 << 10, pending_limit: LIMIT };
     let (committer, _) = open(Arc::new(disk.clone()), settings, Box::new(()))?;

@@ -1,4 +1,4 @@
-//! The threads that drive rounds and prepare files. All they decide is when.
+//! The threads that run rounds and prepare files. They decide only when.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::pending::Pending;
 use super::spares::{Room, Spares};
 use super::{EAGER_BYTES, Journal};
 
-/// A journal's threads. Dropping it stops them without writing what is left; see [`Running::close`].
+/// A journal's threads. Dropping it stops them without writing pending records; see [`Running::close`].
 pub struct Running {
     journal: Arc<Journal>,
     committer: Option<JoinHandle<Committer>>,
@@ -23,7 +23,7 @@ impl Committer {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// If the system cannot start a thread.
     pub fn start(self) -> io::Result<Running> {
         let journal = self.journal.clone();
         let spares = journal.spares.clone();
@@ -37,10 +37,10 @@ impl Committer {
 }
 
 impl Running {
-    /// Stops the threads, and writes what is left.
+    /// Stops the threads, and writes the remaining records.
     ///
     /// # Errors
-    /// When something cannot be written.
+    /// If something cannot be written.
     pub fn close(mut self) -> io::Result<()> {
         self.stop().map_or(Ok(()), |mut committer| committer.close())
     }
@@ -76,8 +76,8 @@ fn rounds(mut committer: Committer) -> Committer {
     committer
 }
 
-/// A file that will be full soon anyway is not filled with zeros first: that would be written twice, in the way of what
-/// is to be written now.
+/// A file that will be full soon anyway is not filled with zeros first: it would be written twice, and delay the
+/// records that are to be written now.
 fn prepare(spares: &Spares) {
     let mut ready_since = None::<Instant>;
     while spares.wait_until_used() {
@@ -91,8 +91,8 @@ fn prepare(spares: &Spares) {
 }
 
 impl Journal {
-    /// Sleeps until somebody waits, much was gathered, or what was gathered has waited long enough. `false` when it is time
-    /// to stop.
+    /// Sleeps until there is a waiter, much was gathered, or the gathered records have waited long enough. `false`
+    /// when it is time to stop.
     fn wait_for_work(&self) -> bool {
         let mut pending = self.pending.lock();
         loop {
@@ -112,11 +112,11 @@ impl Journal {
         }
     }
 
-    /// Until somebody appends or waits. After a while, memory is given back.
+    /// Sleeps until a record is appended or a round is demanded. After a while, memory is freed.
     fn sleep(&self, pending: &mut MutexGuard<'_, Pending>) {
         pending.asleep = true;
         let timed_out = self.work.wait_for(pending, REST_AFTER).timed_out();
-        // Whoever came at that moment has notified nobody.
+        // A caller that came at that moment has notified nobody.
         if timed_out && pending.asleep && !pending.demanded && !pending.stopping {
             pending.rest();
             self.work.wait(pending);
@@ -132,13 +132,14 @@ impl Journal {
     }
 }
 
-/// What nobody waits for is on disk within twice this time: publishing without confirms, and acks.
+/// Records without a waiter (publishes without confirms, and acks) are on disk within twice this time.
 const LAZY_ROUND: Duration = Duration::from_millis(5);
-/// Buffers outlive a pause of the publishers: to get and clear memory anew costs more than to write it.
+/// Buffers outlive a pause of the publishers: allocating and clearing memory anew costs more than writing it.
 const REST_AFTER: Duration = Duration::from_secs(2);
-/// A segment that lasts less takes messages by the hundred with each sync; one that single publishers wait for lasts longer.
+/// A segment that lasts less takes messages by the hundred with each sync; with single publishers that wait for each
+/// message it lasts longer.
 const SOON_FULL: Duration = Duration::from_secs(4);
-/// After a failure, the first time.
+/// The first pause after a failure.
 const MIN_BACK_OFF: Duration = Duration::from_millis(10);
-/// After many failures: a disk that has room again is noticed within this time.
+/// The pause after many failures: a disk that has room again is noticed within this time.
 const MAX_BACK_OFF: Duration = Duration::from_secs(1);

@@ -9,25 +9,25 @@ use super::pending::Group;
 use super::segment::{DATA_START, SegmentFile, SegmentHeader, SharedFile};
 use super::spares::Spares;
 
-/// The files of the log, in order; where two overlap the later one counts.
+/// The files of the log, in order; where two overlap, the later one counts.
 pub(super) type Files = RwLock<Vec<SharedFile>>;
 
-/// Writes one group after the other. There is one of it.
+/// Writes one group after the other. A journal has one.
 pub(super) struct Writer {
     pub(super) incarnation: u64,
     pub(super) spares: Arc<Spares>,
     pub(super) files: Arc<Files>,
-    /// The file in use, and where in the log it goes on. `None` at first and after a failure: what a failed sync has left in
-    /// a file nobody knows, so the same records go to another one.
+    /// The current file, and the LSN at which it continues. `None` at first and after a failure: nobody knows what a
+    /// failed sync has left in a file, so the same records go to another one.
     current: Option<Current>,
-    /// Records up to here were there at the start, perhaps in the kernel's memory only.
+    /// Records up to this LSN were there at the start, perhaps in the kernel's memory only.
     repeats_until: u64,
 }
 
 struct Current {
     file: SharedFile,
     next: u64,
-    /// Something in it is on disk, so it is one of the log's files.
+    /// Some of it is on disk, so it is one of the log's files.
     listed: bool,
 }
 
@@ -36,7 +36,7 @@ impl Writer {
         Self { incarnation, spares, files, current: None, repeats_until }
     }
 
-    /// Writes a group from `from` on and tells how far the log is on disk, extent by extent.
+    /// Writes a group from `from` on and reports how far the log is on disk, extent by extent.
     pub(super) fn write(&mut self, group: &Group, from: u64, mut reached: impl FnMut(u64)) -> io::Result<()> {
         let mut at = from;
         while at < group.end() {
@@ -70,8 +70,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins a segment. Its header is on disk before any record is written: else a later run might take the same
-    /// incarnation, and find records of this one.
+    /// Begins a segment. Its header is on disk before any record is written: otherwise a later run might take the
+    /// same incarnation, and find records of this one.
     fn begin(&self, first: u64, needed: u64) -> io::Result<SharedFile> {
         let (sequence, file, len) = self.spares.take(needed)?;
         let (incarnation, repeats_until) = (self.incarnation, self.repeats_until);

@@ -1,4 +1,4 @@
-//! What the journal should hold, beside what it does.
+//! A model of the journal's contents, to compare with the real ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use store::journal::{
     Step, open,
 };
 
-/// A run that its seed decides.
+/// A run determined by its seed.
 pub(crate) struct Run {
     dice: Dice,
     disk: SimDisk,
     committer: Committer,
     queues: BTreeMap<u64, Queue>,
-    /// Messages that were appended and have no queue yet, with their bodies.
+    /// Messages that were appended and have no queue yet, with the serial number and length of their bodies.
     on_their_way: Vec<(MessageRef, u64, usize)>,
     serial: u64,
-    /// The highest LSN that was ever said to be on disk.
+    /// The highest LSN that was ever reported to be on disk.
     sure: u64,
     outcome: Outcome,
     lying: bool,
 }
 
-/// What a run went through.
+/// Counts of the events of a run.
 #[derive(Default)]
 pub(crate) struct Outcome {
     pub(crate) confirmed: u64,
@@ -43,13 +43,13 @@ struct Message {
     expires: u64,
     enqueued: u64,
     settled: Option<u64>,
-    /// Counts, and the LSNs from which on they hold.
+    /// LSNs from which on delivery counts hold, and the counts.
     delivered: Vec<(u64, u32)>,
     /// It has a copy elsewhere.
     moved: bool,
-    /// And there it is known to be settled.
+    /// Whether that copy is known to be settled.
     persisted: bool,
-    /// It was settled when a segment retired: it may be gone even if the settling itself was not on disk.
+    /// It was settled when a segment retired: it may be gone even if its settle record was not on disk.
     given_up: bool,
 }
 
@@ -129,7 +129,7 @@ impl Run {
         }
     }
 
-    /// Gives what is on its way to one queue, or each message to two.
+    /// Routes the messages on their way to one queue, or each to two.
     fn route(&mut self) {
         let journal = self.journal();
         let on_their_way = std::mem::take(&mut self.on_their_way);
@@ -273,7 +273,7 @@ impl Run {
         self.compare(&recovered)
     }
 
-    /// The journal must hold what the log's first part says, up to where it was cut.
+    /// The journal must hold the state of a prefix of the log, up to where it was cut.
     fn compare(&mut self, recovered: &Recovered) -> Checked {
         let journal = self.journal();
         let end = journal.end().0;

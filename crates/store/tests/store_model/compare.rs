@@ -1,4 +1,4 @@
-//! After a crash: what must be there, what must not, and what may be either way.
+//! Compares after a crash: messages that must be there, must not be, or may be either way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use store::{Place, Recovered, StoredQueue};
 
 use super::{Checked, Message, Run, check};
 
-/// Numbers of the queues whose declaration, and of those whose deletion, was said to be on disk.
+/// Numbers of the queues whose declaration, and of those whose deletion, was reported to be on disk.
 pub(super) struct Commits {
     declared: BTreeSet<u64>,
     deleted: BTreeSet<u64>,
@@ -77,7 +77,7 @@ impl Run {
                     .map_err(|what| wrong(format!("{position} {what}")))?;
             }
             check(back.is_empty(), || wrong(format!("invented {:?}", back.keys())))?;
-            // What was found behind this may yet be lost: it was not said to be on disk.
+            // Settle records found behind this may yet be lost: they were not reported to be on disk.
             let durable = self.store.durable().0;
             queue.messages.retain(|_, message| message.settled.is_none_or(|lsn| lsn > durable));
             // Positions below were named by records that are lost.
@@ -121,12 +121,12 @@ impl Run {
 }
 
 impl Message {
-    /// The highest count of deliveries in the log up to an LSN.
+    /// The highest delivery count in the log up to an LSN.
     fn count(&self, end: u64) -> u32 {
         self.delivered.iter().filter(|(lsn, _)| *lsn <= end).map(|(_, count)| *count).max().unwrap_or(0)
     }
 
-    /// Compares with what is there, and goes on as that.
+    /// Compares with the recovered message, and continues from its state.
     fn check(&mut self, back: Option<Stored>, end: u64) -> Checked {
         let settled = self.settled.is_some_and(|lsn| lsn <= end);
         let Some(back) = back else {

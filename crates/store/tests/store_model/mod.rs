@@ -1,4 +1,4 @@
-//! What the store should hold, beside what it does.
+//! A model of the store's contents, to compare with the real ones.
 
 mod compare;
 
@@ -10,7 +10,7 @@ use store::disk::simulated::{Dice, Faults, SimDisk};
 use store::journal::{Entry, MessageRef, QueueId, Range, Settings, Transfer};
 use store::{Recovered, Retirement, Rounds, Store, StoreSettings, StoredQueue};
 
-/// A run that its seed decides.
+/// A run determined by its seed.
 pub(crate) struct Run {
     dice: Dice,
     disk: SimDisk,
@@ -21,13 +21,13 @@ pub(crate) struct Run {
     on_their_way: Vec<(MessageRef, Body)>,
     serial: u64,
     deliveries: u32,
-    /// The highest LSN that was ever said to be on disk.
+    /// The highest LSN that was ever reported to be on disk.
     sure: u64,
     outcome: Outcome,
     lying: bool,
 }
 
-/// What a run went through.
+/// Counts of the events of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) confirmed: u64,
@@ -47,10 +47,10 @@ struct Message {
     body: Body,
     expires: u64,
     enqueued: u64,
-    /// It came with a transfer that was complete at `enqueued`, and must not be there without that.
+    /// It came with a transfer that was complete at `enqueued`, and must not be there without it.
     transferred: bool,
     settled: Option<u64>,
-    /// Counts, and the LSNs from which on they hold.
+    /// LSNs from which on delivery counts hold, and the counts.
     delivered: Vec<(u64, u32)>,
 }
 
@@ -162,7 +162,8 @@ impl Run {
         }
     }
 
-    /// Gives what is on its way to one queue or to two, some of it later than what came after it.
+    /// Routes the messages on their way to one queue or to two, some of them later than messages that came after
+    /// them.
     fn route(&mut self) {
         let Some(first) = self.any_queue() else { return self.change_queues() };
         let mut targets = vec![first];
@@ -212,7 +213,7 @@ impl Run {
         let Some(id) = self.any_queue() else { return };
         let Some(queue) = self.queues.get_mut(&id) else { return };
         let mut ranges = Vec::new();
-        // Mostly the oldest, as consumers do.
+        // Usually the oldest, as consumers do.
         let front = queue.messages.iter().find(|(_, message)| message.settled.is_none());
         let front = front.map_or(0, |(position, _)| *position);
         for _ in 0..=self.dice.below(3) {
@@ -228,8 +229,8 @@ impl Run {
         }
     }
 
-    /// Moves the first message of a queue to one or two others: after a crash it must be in one place or in the other, not
-    /// in both.
+    /// Moves the first message of a queue to one or two others: after a crash it must be in either the first queue or
+    /// the others, not in both.
     fn dead_letter(&mut self) -> Checked {
         let (Some(from), Some(to)) = (self.any_queue(), self.any_queue()) else { return Ok(()) };
         let Some(queue) = self.queues.get(&from) else { return Ok(()) };

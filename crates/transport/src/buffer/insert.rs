@@ -1,4 +1,4 @@
-//! Putting a batch into another form just before it is written: headers in front of what waits.
+//! Reframing a batch just before it is written: headers are inserted in front of the waiting bytes.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use super::OutBuf;
 const MOVE_BELOW: usize = 16 * 1024;
 
 impl OutBuf {
-    /// What waits, in order, in pieces.
+    /// The waiting bytes, in order, in pieces.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let tail = &self.tail[self.tail_written..];
         self.sealed.iter().map(|piece| &piece[..]).chain(std::iter::once(tail))
@@ -49,7 +49,7 @@ impl OutBuf {
         self.sealed.append(&mut rest);
     }
 
-    /// Throws away what waits.
+    /// Discards all waiting bytes.
     pub fn clear(&mut self) {
         *self = Self::default();
     }

@@ -1,4 +1,4 @@
-//! How often a busy connection reads: what bounds its turns must not cost more than the work.
+//! How often a busy connection reads: bounding its turns must not cost more than the work itself.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::{Ended, Intent, Protocol, drive};
 use crate::outbox::Outbox;
 
-/// A peer that has more to say until our side is closed; it counts the reads.
+/// A peer that has more to send until our side is closed; it counts the reads.
 #[derive(Default)]
 struct Endless {
     reads: u64,
@@ -48,7 +48,7 @@ impl AsyncWrite for Endless {
     }
 }
 
-/// Takes messages, each at a cost, until there were enough.
+/// Takes messages, each at a cost, until `left` is 0.
 struct Messages {
     size: usize,
     /// Nanoseconds.

@@ -1,41 +1,41 @@
-//! When reading is to wait: found out by trying.
+//! Decides when reads are delayed, by trial.
 
 use std::time::{Duration, Instant};
 
-/// For how long what arrives is watched before it is decided whether to wait: long enough for a rate to compare with.
+/// How long arriving data is measured before the decision whether to wait: long enough for a rate to compare with.
 const WATCH: Duration = Duration::from_millis(8);
-/// Reads in that time from which on waiting saves wake-ups.
+/// Reads within that time from which on waiting saves wake-ups.
 const BUSY_READS: u32 = 32;
-/// Things, such as frames, that a read brings on average from which on the sender itself is gathering them: each waits for
-/// others anyway. Eight small AMQP deliveries.
+/// Average number of things, such as frames, per read from which on the sender itself is gathering them: each waits
+/// for others anyway. Eight small AMQP deliveries.
 const GATHERED: u64 = 24;
-/// Bytes that a read brings on average from which on it is worth its wake-up by itself.
+/// Average bytes per read from which on a read is worth its own wake-up.
 const WORTHWHILE: u64 = 16 * 1024;
-/// How long reading waits. The runtime's timer knows no shorter time, and makes up to twice as much of it.
+/// How long a read is delayed. The runtime's timer has no shorter interval, and may take up to twice as long.
 pub(super) const WAIT: Duration = Duration::from_millis(1);
-/// Reads, each after a wait, over which it is found out whether as much arrives as before.
+/// Delayed reads over which the rate is measured and compared with the rate before.
 const TRIAL: u32 = 8;
-/// Reads after a wait until what arrives without waiting is measured again.
+/// Delayed reads after which the rate without waiting is measured again.
 const RENEW: u32 = 256;
-/// A smaller share of the former rate means that the sender waits for answers, which wait for us: a prefetch window.
+/// A smaller share of the former rate means that the sender waits for our answers, as with a prefetch window.
 const AS_MUCH: f64 = 0.85;
-/// For how long waiting is not tried again after that, at first and at most: each time twice as long.
+/// How long waiting is not tried again after that: the first value, then twice as long each time up to the second.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
 /// The pace at which one stream is read.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Since when what arrives is counted.
+    /// Start of the current measurement.
     since: Instant,
     reads: u32,
     bytes: u64,
-    /// How many things had been taken at that time.
+    /// Value of the reader's counter at that time.
     taken: u64,
-    /// Bytes a second that arrived when nothing waited; `None` while nothing waits.
+    /// Rate in bytes a second without waiting; `None` while reads are not delayed.
     before: Option<f64>,
-    /// Reads after a wait, since `before` was measured.
+    /// Delayed reads since `before` was measured.
     waited: u32,
-    /// Waiting is not tried before.
+    /// Earliest time at which waiting is tried again.
     not_before: Instant,
     back_off: Duration,
 }
@@ -54,8 +54,8 @@ impl Pace {
         }
     }
 
-    /// So many bytes were read, and so many things had been taken from what was read before. Returns whether the next
-    /// read is to wait.
+    /// Records a read of `bytes` bytes; `taken` is the number of things taken from the data read before. Returns
+    /// whether the next read is to wait.
     pub(super) fn read(&mut self, bytes: usize, taken: u64, now: Instant) -> bool {
         self.reads += 1;
         self.bytes += bytes as u64;
@@ -73,7 +73,7 @@ impl Pace {
         }
         let reads = u64::from(self.reads);
         let gathered = taken.saturating_sub(self.taken) >= GATHERED * reads;
-        // A longer time has seen a silence, or a thread that was held up: there is nothing to compare with.
+        // A longer time included a silence, or a thread that was held up: there is no rate to compare with.
         let whole = elapsed < 2 * WATCH;
         let worthwhile = self.bytes >= WORTHWHILE * reads;
         if self.reads >= BUSY_READS && gathered && whole && !worthwhile && now >= self.not_before {
@@ -114,12 +114,12 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A sender whose stream is read by a clock of its own.
+    /// A sender whose stream is read by a simulated clock.
     struct Simulation {
         pace: Pace,
         now: Instant,
         taken: u64,
-        /// Reads that waited, and all.
+        /// Delayed reads; `reads` counts all.
         waits: u32,
         reads: u32,
     }

@@ -17,16 +17,16 @@ use super::files::{CertificateFiles, CertificateInfo, read_authorities, read_pai
 use super::provider;
 use crate::stream::Stream;
 
-/// Whom to believe, and who we are.
+/// The trusted authorities and our own identity.
 #[derive(Debug, Clone)]
 pub struct ClientTlsConfig {
-    /// The certificates of the authorities that are believed, as PEM; those of the system when there are none.
+    /// The certificates of the trusted authorities, as PEM; `None` for those of the system.
     pub authorities: Option<PathBuf>,
-    /// What we show to a server that asks.
+    /// The certificate shown to a server that asks for one.
     pub certificate: Option<CertificateFiles>,
-    /// The name that the server's certificate has to be for, where it is not the host that is connected to.
+    /// The name that the server's certificate has to be for, if it is not the host that is connected to.
     pub server_name: Option<String>,
-    /// Whether the server's certificate is judged at all. Without, anybody can pretend to be the server and read
+    /// Whether the server's certificate is validated at all. If not, anybody can pretend to be the server and read
     /// everything, passwords included.
     pub verify: bool,
 }
@@ -38,7 +38,7 @@ pub struct ClientTls {
 }
 
 impl ClientTls {
-    /// Reads the files. Also tells what our certificate is, if there is one.
+    /// Reads the files. Also returns a description of our certificate, if there is one.
     ///
     /// # Errors
     /// The first file that cannot be used.
@@ -50,22 +50,23 @@ impl ClientTls {
     /// Reads the files again, for connections from now on.
     ///
     /// # Errors
-    /// The first file that cannot be used; everything stays as it was then.
+    /// The first file that cannot be used; the configuration then stays as it was.
     pub fn reload(&self) -> Result<Option<CertificateInfo>, TlsError> {
         let (config, certificate) = make(&self.files)?;
         *self.current.write() = config;
         Ok(certificate)
     }
 
-    /// Whether a server that asks is shown a certificate.
+    /// Whether there is a certificate to show to a server that asks for one.
     pub fn has_certificate(&self) -> bool {
         self.files.certificate.is_some()
     }
 
-    /// The handshake with a server at `host`, over `stream`. It takes as long as the server wants it to: bound it.
+    /// Runs the handshake with a server at `host`, over `stream`. It takes as long as the server lets it: the caller
+    /// must bound it.
     ///
     /// # Errors
-    /// Why there is no TLS connection, in plain words.
+    /// The reason why there is no TLS connection, in plain words.
     pub async fn connect(&self, stream: Stream, host: &str) -> io::Result<Stream> {
         let expected = self.files.server_name.as_deref().unwrap_or(host);
         let name = ServerName::try_from(expected.to_owned()).map_err(|_| {
@@ -109,7 +110,7 @@ fn make(files: &ClientTlsConfig) -> Result<(Arc<ClientConfig>, Option<Certificat
 fn system_authorities() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // Some systems carry certificates that nobody can use any more; the others count.
+    // Some systems have certificates that are no longer usable; the others count.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
         return Err(TlsError::new(TlsFile::Authorities, &system_store(), "none found; name a file"));
@@ -117,7 +118,7 @@ fn system_authorities() -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-/// Believes every certificate.
+/// Accepts every certificate.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! What goes wrong with certificates, in words for whoever has to put it right.
+//! Errors about certificates, worded for the administrator who has to fix them.
 
 use std::fmt;
 use std::io;
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// What a file of a TLS configuration is for.
+/// The purpose of a file of a TLS configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsFile {
     /// A certificate and its chain.
     Certificate,
     /// The certificate's private key.
     Key,
-    /// The authorities that are believed.
+    /// The trusted authorities.
     Authorities,
 }
 
 /// A file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsError {
-    /// What the file is for.
+    /// The purpose of the file.
     pub file: TlsFile,
-    /// The file and what is wrong with it, or what is missing.
+    /// The file and its fault, or that it is missing.
     pub reason: String,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-/// What failed in a handshake with a client, as an error whose text says it.
+/// Turns the failure of a handshake with a client into an error that explains it.
 pub(super) fn explain_client(error: io::Error) -> io::Error {
     explain(error, |error| match error {
         Error::InvalidMessage(_) => Some("the client does not speak TLS".to_owned()),
@@ -50,7 +50,7 @@ pub(super) fn explain_client(error: io::Error) -> io::Error {
     })
 }
 
-/// What failed in a handshake with the server that is to be called `name`.
+/// Turns the failure of a handshake with the server named `name` into an error that explains it.
 pub(super) fn explain_server(error: io::Error, name: &str) -> io::Error {
     explain(error, |error| match error {
         Error::InvalidMessage(_) => Some("the server does not speak TLS".to_owned()),
@@ -62,7 +62,8 @@ pub(super) fn explain_server(error: io::Error, name: &str) -> io::Error {
     })
 }
 
-/// What failed on a connection that is open already: a client hears only then what the server has against it (TLS 1.3).
+/// Explains a failure on a connection that is already open: with TLS 1.3 a client learns only then why the server
+/// refuses it.
 pub(crate) fn explain_open(error: io::Error) -> io::Error {
     explain(error, |_| None)
 }
@@ -84,10 +85,10 @@ fn explain(error: io::Error, text: impl Fn(&Error) -> Option<String>) -> io::Err
     }
 }
 
-/// What is wrong with a certificate: the end of a sentence.
+/// Describes the fault of a certificate, as the end of a sentence.
 fn fault(error: &CertificateError) -> String {
     match error {
-        // An authority that has the name of one that is believed, and another key.
+        // An authority with the name of a trusted one, and another key.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "was not issued by an authority that is believed".to_owned()
         }
@@ -117,7 +118,7 @@ fn alert_text(alert: AlertDescription) -> String {
     known.to_owned()
 }
 
-/// A path, for errors about something that is not in a file.
+/// Stands for the path in errors about certificates that are not in a file.
 pub(super) fn system_store() -> PathBuf {
     PathBuf::from("the system's certificates")
 }

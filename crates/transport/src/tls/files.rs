@@ -21,36 +21,36 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// What a certificate says of itself, for logs.
+/// Description of a certificate, for logs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateInfo {
-    /// Where it was read from.
+    /// The file it was read from.
     pub path: PathBuf,
     /// The DNS names and addresses that it is for.
     pub names: Vec<String>,
-    /// When its time is over, as text.
+    /// When it expires, as text.
     pub expires: String,
-    /// It is valid now.
+    /// Whether it is valid now.
     pub in_time: bool,
-    /// When each certificate of the file ends: its own time first, then that of its chain.
+    /// When each certificate of the file expires: the certificate itself first, then its chain.
     pub ends: Vec<Expiry>,
 }
 
-/// When a certificate's time is over.
+/// When a certificate expires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expiry {
     /// Seconds since 1970.
     pub at: i64,
-    /// The same as RabbitMQ's health check tells it, in UTC: `2026-01-31 9:05:00`.
+    /// The same in the form of RabbitMQ's health check, in UTC: `2026-01-31 9:05:00`.
     pub text: String,
 }
 
-/// A file of authorities that are believed.
+/// A file of trusted authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthoritiesInfo {
-    /// Where they were read from.
+    /// The file they were read from.
     pub path: PathBuf,
-    /// When each of them ends.
+    /// When each of them expires.
     pub ends: Vec<Expiry>,
 }
 
@@ -106,7 +106,7 @@ fn pem_fault(error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => format!("cannot be read: {error}"),
         pem::Error::NoItemsFound => "holds no certificate in PEM form".to_owned(),
-        // The error's own form may quote the line.
+        // The error's own text may quote the line.
         _ => "is not valid PEM".to_owned(),
     }
 }
@@ -123,7 +123,7 @@ fn parse<'c>(certificate: &'c CertificateDer<'_>) -> Result<X509Certificate<'c>,
     parsed.map(|(_, parsed)| parsed).map_err(|_| "is not a certificate".to_owned())
 }
 
-/// When each of these ends. Without those that only TLS itself can read: it decides what can be used.
+/// When each of these expires. Leaves out those that only rustls can parse: it decides which can be used.
 fn ends(certificates: &[CertificateDer<'_>]) -> Vec<Expiry> {
     let end = |certificate| Some(expiry(parse(certificate).ok()?.validity().not_after));
     certificates.iter().filter_map(end).collect()

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{AttributeTypeAndValue, FromDer, GeneralName, X509Certificate, X509Name};
 
-/// Which part of a certificate is the user name.
+/// The part of a certificate that is the user name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoginFrom {
-    /// The subject as text, such as `CN=client,OU=test,O=example`: the last part of the certificate comes first
-    /// (RFC 4514), and what is not printable ASCII is escaped.
+    /// The subject as text, such as `CN=client,OU=test,O=example`: the last part of the certificate comes first (RFC
+    /// 4514), and characters other than printable ASCII are escaped.
     DistinguishedName,
     /// The subject's CN; several are joined by commas.
     CommonName,
@@ -37,7 +37,7 @@ impl LoginFrom {
             Self::CommonName => common_name(certificate.subject()),
             Self::SubjectAlternativeName(san) => alternative_name(&certificate, san)?,
         };
-        // Nobody is called nothing, and names are at most as long as AMQP's short strings.
+        // A user name is never empty, and at most as long as AMQP's short strings.
         (!name.is_empty() && name.len() <= LONGEST_NAME).then_some(name)
     }
 }
@@ -64,7 +64,7 @@ fn attribute(attribute: &AttributeTypeAndValue<'_>) -> Option<String> {
     })
 }
 
-/// The types that have names in a subject's text; others stand there as numbers.
+/// The attribute types that have names in a subject's text; others are written as numbers.
 const NAMES: [(&str, &str); 17] = [
     ("2.5.4.4", "SN"),
     ("2.5.4.42", "GIVENNAME"),
@@ -103,7 +103,7 @@ fn text(attribute: &AttributeTypeAndValue<'_>) -> Option<String> {
     None
 }
 
-/// RFC 4514, section 2.4, and like RabbitMQ the bytes of everything that is not printable ASCII as well.
+/// Escapes as in RFC 4514, section 2.4, and like RabbitMQ also the bytes of everything that is not printable ASCII.
 fn escape(value: &str) -> String {
     let last = value.len().saturating_sub(1);
     let mut escaped = String::with_capacity(value.len());

@@ -2,11 +2,11 @@
 //!
 //! - [`ServerTls`]: for listeners: certificates chosen by the name that a client asks for, client certificates, and a
 //!   [`reload`](ServerTls::reload) that leaves connections as they are.
-//! - [`ClientTls`]: for connections to servers: whom to believe, and who we are.
+//! - [`ClientTls`]: for connections to servers: the trusted authorities and our own certificate.
 //! - [`LoginFrom`]: the user name that a verified client certificate stands for.
 //!
-//! What always holds: files are read when a configuration is made, never during a handshake; a reload that fails
-//! changes nothing; no text shows a piece of a private key.
+//! Invariants: files are read when a configuration is made, never during a handshake; a reload that fails changes
+//! nothing; no text shows a piece of a private key.
 
 mod client;
 mod error;
@@ -28,7 +28,7 @@ pub use files::{AuthoritiesInfo, CertificateFiles, CertificateInfo, Expiry};
 pub use login::{LoginFrom, SanType};
 pub use server::{ClientCertificates, InUse, ServerTls, ServerTlsConfig, TlsAccepted};
 
-/// The one provider of cryptography; named here, so that no other crate's choice can change it.
+/// The one cryptography provider; named here, so that no other crate's choice can change it.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }

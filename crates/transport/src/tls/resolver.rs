@@ -1,4 +1,4 @@
-//! Which certificate a client is shown.
+//! Chooses the certificate that a client is shown.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-/// Certificates by the names that they are for; the first of all for clients that ask for another name, or none.
+/// Certificates by the names that they are for; the first one serves clients that ask for another name, or none.
 #[derive(Debug)]
 pub(super) struct CertificatesByName {
     first: Arc<CertifiedKey>,
@@ -15,7 +15,7 @@ pub(super) struct CertificatesByName {
 }
 
 impl CertificatesByName {
-    /// The first certificate with a name gets the clients that ask for it.
+    /// If several certificates have a name, the first one serves the clients that ask for it.
     pub(super) fn new(first: CertifiedKey, first_names: Vec<String>) -> Self {
         let mut this = Self { first: Arc::new(first), by_name: HashMap::new() };
         this.insert(Arc::clone(&this.first), first_names);

@@ -16,11 +16,11 @@ use super::provider;
 use super::resolver::CertificatesByName;
 use crate::stream::Stream;
 
-/// What a listener is to show and to ask for.
+/// The certificates that a listener shows, and those that it asks for.
 #[derive(Debug, Clone)]
 pub struct ServerTlsConfig {
     /// At least one. A client that asks for a name (SNI) is shown the first certificate for that name; one that asks
-    /// for another name, or for none, the first of all.
+    /// for another name, or for none, is shown the first of all.
     pub certificates: Vec<CertificateFiles>,
     /// Whether clients have to show certificates.
     pub client_certificates: ClientCertificates,
@@ -28,17 +28,17 @@ pub struct ServerTlsConfig {
     pub login_from: LoginFrom,
 }
 
-/// What is asked of clients.
+/// Whether clients are asked for a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// Nothing.
+    /// Clients are not asked for one.
     Off,
-    /// A certificate, if they have one. One that is shown has to be good.
+    /// A certificate, if they have one. One that is shown must be valid.
     Optional {
-        /// The certificates of the authorities that are believed, as PEM.
+        /// The certificates of the trusted authorities, as PEM.
         authorities: PathBuf,
     },
-    /// A good certificate.
+    /// A valid certificate.
     Required {
         /// As for `Optional`.
         authorities: PathBuf,
@@ -48,7 +48,7 @@ pub enum ClientCertificates {
 /// TLS for the connections of listeners.
 pub struct ServerTls {
     files: ServerTlsConfig,
-    /// Replaced by a reload; handshakes that have begun keep the one they began with.
+    /// Replaced by a reload; handshakes in progress keep the configuration that they began with.
     current: RwLock<Current>,
 }
 
@@ -57,22 +57,22 @@ struct Current {
     in_use: Arc<InUse>,
 }
 
-/// What a listener shows and believes.
+/// The certificates of a listener and the authorities that it trusts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InUse {
     /// The certificates, in the order of their configuration.
     pub certificates: Vec<CertificateInfo>,
-    /// The authorities of client certificates, where these are asked for.
+    /// The authorities of client certificates, if these are asked for.
     pub authorities: Option<AuthoritiesInfo>,
 }
 
 /// A connection after its TLS handshake.
 #[derive(Debug)]
 pub struct TlsAccepted {
-    /// The stream inside of TLS.
+    /// The stream inside TLS.
     pub stream: Stream,
-    /// The user name that the client's certificate stands for. `None` when the client has shown none, or one without
-    /// a name of the configured kind.
+    /// The user name that the client's certificate stands for. `None` if the client has shown none, or one without a
+    /// name of the configured kind.
     pub login: Option<Arc<str>>,
 }
 
@@ -86,26 +86,26 @@ impl ServerTls {
         Ok(Self { files, current })
     }
 
-    /// What the files that are in effect hold.
+    /// The contents of the files that are in effect.
     pub fn in_use(&self) -> Arc<InUse> {
         Arc::clone(&self.current.read().in_use)
     }
 
-    /// Reads the files again. New connections get what they hold now; others stay as they are. Sessions are not resumed
-    /// across it.
+    /// Reads the files again. New connections use their present contents; established ones stay as they are. Sessions
+    /// are not resumed across a reload.
     ///
     /// # Errors
-    /// The first file that cannot be used; everything stays as it was then.
+    /// The first file that cannot be used; the configuration then stays as it was.
     pub fn reload(&self) -> Result<(), TlsError> {
         let made = make(&self.files)?;
         *self.current.write() = made;
         Ok(())
     }
 
-    /// The handshake with a client that has connected. It takes as long as the client wants it to: bound it.
+    /// Runs the handshake with a connected client. It takes as long as the client lets it: the caller must bound it.
     ///
     /// # Errors
-    /// Why there is no TLS connection, in plain words.
+    /// The reason why there is no TLS connection, in plain words.
     pub async fn accept(&self, stream: Stream) -> io::Result<TlsAccepted> {
         let config = Arc::clone(&self.current.read().config);
         let accepting = tokio_rustls::TlsAcceptor::from(config).accept(stream);
@@ -159,8 +159,9 @@ fn make(files: &ServerTlsConfig) -> Result<Current, TlsError> {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     if files.client_certificates == ClientCertificates::Off {
-        // What the client needs to resume is kept by the client, encrypted: nothing is kept here. A resumed session
-        // would not show its client's certificate again, so where there are any, every connection starts anew.
+        // The client keeps its resumption state itself, encrypted: the server keeps nothing. A resumed session would
+        // not show its client's certificate again, so where client certificates are asked for, every connection
+        // starts anew.
         config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new().map_err(internal)?;
         config.send_tls13_tickets = 1;
     }

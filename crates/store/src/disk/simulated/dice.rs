@@ -1,16 +1,16 @@
-//! Random numbers that a seed decides.
+//! Random numbers from a seed.
 
 /// A small generator (splitmix64): the same seed gives the same run on every machine.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// A generator that `seed` decides.
+    /// A generator with the given seed.
     pub fn new(seed: u64) -> Self {
         Self(seed ^ 0x5851_f42d_4c95_7f2d)
     }
 
-    /// Any number.
+    /// A random number of 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -19,12 +19,12 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, and 0 for a limit of 0.
+    /// A random number below `limit`, and 0 for a limit of 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         if limit == 0 { 0 } else { self.next_u64() % limit }
     }
 
-    /// Whether something happens that does so `thousandths` times in a thousand.
+    /// Returns `true` with a probability of `thousandths` in a thousand.
     pub fn chance(&mut self, thousandths: u64) -> bool {
         self.below(1000) < thousandths
     }

@@ -1,4 +1,4 @@
-//! A file of the simulated disk: what is seen, what is safe, and what lies between.
+//! A file of the simulated disk: its visible content, its durable content, and the sectors between.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,14 +19,14 @@ pub(super) struct SimFile {
 /// A file's content.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Content {
-    /// What is read.
+    /// The content that reads see.
     seen: Vec<u8>,
-    /// What is on the medium.
+    /// The content on the medium.
     safe: Vec<u8>,
-    /// Versions of sectors that were written since the last sync, oldest first. Any of them, or the safe one, may be
-    /// found after a crash.
+    /// Versions of sectors that were written since the last sync, oldest first. After a crash any of them, or the
+    /// safe one, may be found.
     dirty: BTreeMap<u64, Vec<Vec<u8>>>,
-    /// The shortest that it has been since the last sync, if it was cut.
+    /// The smallest length since the last sync, if the file was cut.
     cut: Option<usize>,
     reserved: u64,
 }
@@ -77,7 +77,7 @@ impl Content {
         self.reserved = self.reserved.min(len);
     }
 
-    /// What is dirty is written, and nothing else: what a failed sync has left out is taken for clean.
+    /// Writes the dirty sectors, and nothing else: sectors that a failed sync has left out count as clean.
     pub(super) fn sync(&mut self) {
         self.safe.truncate(self.cut.take().unwrap_or(usize::MAX));
         self.safe.resize(self.seen.len(), 0);
@@ -88,13 +88,13 @@ impl Content {
         }
     }
 
-    /// Some of the dirty sectors reach the medium, and all of them are taken for clean.
+    /// Writes some of the dirty sectors to the medium, and marks all of them clean.
     pub(super) fn fail_sync(&mut self, dice: &mut Dice) {
         self.safe = self.found(dice);
         self.dirty.clear();
     }
 
-    /// What is on the medium after the power has failed.
+    /// The content of the medium after a power failure.
     pub(super) fn after_power_loss(&self, dice: &mut Dice) -> Self {
         let safe = self.found(dice);
         Self { seen: safe.clone(), safe, dirty: BTreeMap::new(), cut: None, reserved: self.reserved }
@@ -118,7 +118,7 @@ impl Content {
             if !dice.chance(odds) {
                 continue;
             }
-            // Mostly the newest version; at times an older one.
+            // Usually the newest version, sometimes an older one.
             let newest = versions.len() as u64 - 1;
             let chosen = if dice.chance(700) { newest } else { dice.below(newest + 1) };
             put_sector(&mut found, *sector, &versions[chosen as usize]);
@@ -153,7 +153,7 @@ impl DiskFile for SimFile {
     }
 }
 
-/// Writes a sector, as far as the file is that long.
+/// Writes the part of a sector that lies within the file.
 fn put_sector(into: &mut [u8], sector: u64, bytes: &[u8]) {
     let start = ((sector * SECTOR) as usize).min(into.len());
     let len = (into.len() - start).min(bytes.len());
@@ -168,5 +168,5 @@ fn sector_of(bytes: &[u8], sector: u64) -> Sector {
     copy
 }
 
-/// What a disk writes whole or not at all.
+/// Size of a sector in bytes, which a disk writes whole or not at all.
 const SECTOR: u64 = 512;

@@ -1,9 +1,9 @@
-//! A disk in memory that behaves as badly as real ones may.
+//! An in-memory disk that behaves as badly as real ones may.
 //!
-//! What was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any version since
-//! the last sync may be found, in any combination, and names that were created, changed or removed since the folder was
-//! synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does: a second call succeeds
-//! without having written them. Everything is decided by a seed.
+//! Data that was written but not synced is at the mercy of [`SimDisk::crash`]: of each sector of 512 bytes any
+//! version since the last sync may be found, in any combination, and names that were created, changed or removed
+//! since the folder was synced may be found or not. A failed sync forgets that the sectors were dirty, as Linux does:
+//! a second call succeeds without having written them. A seed determines everything.
 
 mod dice;
 mod file;
@@ -42,13 +42,13 @@ impl SimDisk {
         Self(Arc::new(Mutex::new(State::new(seed, capacity))))
     }
 
-    /// The disk as found after the power failed. This one lives on, as if nothing had happened.
+    /// The disk as found after a power failure. This one remains usable, as if nothing had happened.
     #[must_use]
     pub fn crash(&self) -> Self {
         Self(Arc::new(Mutex::new(self.0.lock().after_power_loss())))
     }
 
-    /// The disk as found after the process was killed: all that was written is there, though not yet synced.
+    /// The disk as found after the process was killed: all written data is there, even if not yet synced.
     #[must_use]
     pub fn kill(&self) -> Self {
         Self(Arc::new(Mutex::new(self.0.lock().clone())))
@@ -59,12 +59,12 @@ impl SimDisk {
         self.0.lock().faults = faults;
     }
 
-    /// Lets `after` calls of `sync` pass and fails the next one.
+    /// Lets `after` calls of `sync` succeed and fails the next one.
     pub fn fail_sync(&self, after: u64) {
         self.0.lock().fail_sync = Some(after);
     }
 
-    /// Changes how many bytes there is room for. Less than is in use means: full.
+    /// Changes the capacity in bytes. If it is less than is in use, the disk is full.
     pub fn set_capacity(&self, capacity: u64) {
         self.0.lock().capacity = capacity;
     }
@@ -79,7 +79,7 @@ impl SimDisk {
         self.0.lock().syncs
     }
 
-    /// Makes `sync` and `sync_folder` do nothing and say that all is well: shows that a test notices.
+    /// Makes `sync` and `sync_folder` do nothing and report success, to show that a test notices.
     pub fn lie_about_syncs(&self) {
         self.0.lock().lies = true;
     }
@@ -89,7 +89,7 @@ impl SimDisk {
         self.0.lock().names.keys().cloned().collect()
     }
 
-    /// Changes a file behind everybody's back: the wear of the medium. Nothing happens if there is no such file.
+    /// Changes a file without a write, like wear of the medium. Nothing happens if there is no such file.
     pub fn damage(&self, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
         self.0.lock().damage(path, change);
     }

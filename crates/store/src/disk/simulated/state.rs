@@ -1,4 +1,4 @@
-//! Names, room and faults of the simulated disk.
+//! Names, capacity and faults of the simulated disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,13 +7,13 @@ use super::Faults;
 use super::dice::Dice;
 use super::file::Content;
 
-/// What a disk consists of.
+/// The state of a simulated disk.
 #[derive(Debug, Clone)]
 pub(super) struct State {
-    /// Path to file, as seen.
+    /// Path to file, as programs see it.
     pub(super) names: BTreeMap<String, u64>,
     pub(super) faults: Faults,
-    /// How many calls of `sync` may yet succeed before one fails.
+    /// How many calls of `sync` succeed before one fails.
     pub(super) fail_sync: Option<u64>,
     pub(super) capacity: u64,
     pub(super) syncs: u64,
@@ -103,7 +103,7 @@ impl State {
         paths.filter(|path| parent(path) == folder).map(|path| name(path).to_owned()).collect()
     }
 
-    /// Folders are taken to be durable at once: they are created at the first start only.
+    /// Folders count as durable at once: they are created only at the first start.
     pub(super) fn create_folder(&mut self, folder: &str) -> io::Result<()> {
         self.fail_at(self.faults.names)?;
         let mut folder = folder;
@@ -251,7 +251,7 @@ impl Change {
         }
     }
 
-    /// Whether it is about a name that another change is about too.
+    /// Whether the two changes have a name in common.
     fn touches(&self, other: &Self) -> bool {
         self.names().iter().any(|name| other.names().contains(name))
     }

@@ -1,4 +1,4 @@
-//! What the simulated disk promises to tests.
+//! The guarantees of the simulated disk.
 
 use std::io;
 
